@@ -144,7 +144,7 @@ def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
             watch.progress,
         )
     sandbox.api.delete(place)
-    wait("all GPUs are free", lambda: not any(map(replicas.held, made.running)) or None, DEADLINE_S)
+    wait("all GPUs are free", lambda: not any(map(replicas.held_gpus, made.running)) or None, DEADLINE_S)
     summary = _summary(watch)
     report_progress_line(
         f"round {number + 1}: {summary:.1f} pods bound per second, {len(watch.rejected)} rejected at first"

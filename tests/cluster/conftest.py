@@ -112,7 +112,7 @@ def measuring(
         monitoring.running(
             prometheus_programs, plane.folder / "monitoring", health_example.NODES
         ) as scraping,
-        metrics_pipeline.adapting(plane, adapter_program, scraping.url) as adapting,
+        metrics_pipeline.running_adapter(plane, adapter_program, scraping.url) as adapting,
     ):
         yield MetricsServices(scraping, adapting)
 
@@ -125,7 +125,7 @@ def _pipeline(measuring: MetricsServices, sandbox: Sandbox) -> Iterator[MetricsP
 
 
 @pytest.fixture
-def double() -> Iterator[FakeExtenderServer]:
+def fake_extender() -> Iterator[FakeExtenderServer]:
     """An extender that does nothing until it is told to do otherwise."""
     with extender_double.serving() as serving:
         yield serving

@@ -1,4 +1,4 @@
-"""A scheduler extender that does nothing, or what a test tells it to: reject, fail, hang, spare victims.
+"""A fake scheduler extender: it accepts everything, or rejects, fails, hangs or spares victims as a test sets it.
 
 The real scheduler is watched against it, and it is the floor that nodewise is measured against: the same
 server stack, the same bytes in and as many out. `python -m tests.cluster.extender_double --port 9100` serves
@@ -191,13 +191,13 @@ def serving(
     tls: ServerTls | None = None, port: int = 0, *, records: bool = True
 ) -> Iterator[FakeExtenderServer]:
     """A double that answers at its `url` until the block is left."""
-    double = FakeExtenderServer(records=records)
-    with loopback.serving(double, tls, port) as url:
-        double.url = url
+    fake_extender = FakeExtenderServer(records=records)
+    with loopback.serving(fake_extender, tls, port) as url:
+        fake_extender.url = url
         try:
-            yield double
+            yield fake_extender
         finally:
-            double.calm()  # the server would wait for who hangs
+            fake_extender.calm()  # the server would wait for who hangs
 
 
 def main() -> None:
@@ -208,8 +208,8 @@ def main() -> None:
         parser.add_argument(name, type=Path, help="with all three it serves mutual TLS")
     options = parser.parse_args()
     tls = ServerTls(CertificatePair(options.cert, options.key), options.cacert) if options.cert else None
-    with serving(tls, options.port, records=False) as double, contextlib.suppress(KeyboardInterrupt):
-        print(double.url, flush=True)
+    with serving(tls, options.port, records=False) as fake_extender, contextlib.suppress(KeyboardInterrupt):
+        print(fake_extender.url, flush=True)
         threading.Event().wait()
 
 

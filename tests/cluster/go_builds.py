@@ -62,7 +62,7 @@ class GoModule(NamedTuple):
         """
         home = self.home()
         if self.lacks(home):
-            with alone(home.with_suffix(".lock"), self.what):
+            with exclusive_lock(home.with_suffix(".lock"), self.what):
                 if self.lacks(home):
                     self._build_into(home)
         return home
@@ -73,12 +73,12 @@ class GoModule(NamedTuple):
         for stale in (part, home):
             shutil.rmtree(stale, ignore_errors=True)
         part.mkdir()
-        say(f"building {self.what} with {go}, once, into {home}")
+        print_progress(f"building {self.what} with {go}, once, into {home}")
         for number, name in enumerate(self.packages, start=1):
             start_s = time.monotonic()
             with _shown(f"{name} ({number} of {len(self.packages)})"):
                 self._build_one(go, name, part / name)
-            say(f"built {name} in {time.monotonic() - start_s:.0f} s")
+            print_progress(f"built {name} in {time.monotonic() - start_s:.0f} s")
         part.rename(home)
 
     def _build_one(self, go: str, name: str, out: Path) -> None:
@@ -97,14 +97,14 @@ class GoModule(NamedTuple):
 
 
 @contextlib.contextmanager
-def alone(lock: Path, what: str) -> Iterator[None]:
+def exclusive_lock(lock: Path, what: str) -> Iterator[None]:
     """One process at a time; who waits says for what."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another run is getting {what}; waiting for it")
+            print_progress(f"another run is getting {what}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -122,6 +122,6 @@ def _shown(what: str) -> Iterator[None]:
         yield
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Progress goes to stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -70,7 +70,7 @@ def cards_of(pod: Object) -> list[str]:
     return [card for part in text.split("|") for card in part.split(",") if card]
 
 
-def ledger(sandbox: Sandbox, node: str, namespace: str = OWN_NAMESPACE) -> Mapping[str, Any]:
+def allocation_record(sandbox: Sandbox, node: str, namespace: str = OWN_NAMESPACE) -> Mapping[str, Any]:
     """The entries of a node's ledger, by pod uid; none where there is none."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/gpu-{node}"
     pod = sandbox.api.find(path) or {"metadata": {}}

@@ -1,4 +1,4 @@
-"""The files of `examples/health-metric` as objects for the namespace of a test."""
+"""The manifests of `examples/health-metric`, adapted to the namespace of a test."""
 
 from pathlib import Path
 from typing import Any

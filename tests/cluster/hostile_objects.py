@@ -1,4 +1,4 @@
-"""What tenants, adapters and strangers may write or answer, to harm who looks at a cluster or reads what is said of it.
+"""Objects and responses that tenants or foreign servers may use to attack `nodewise doctor` and its readers.
 
 Escapes that a terminal would obey, line breaks that would forge lines, texts and lists without end, YAML that unfolds.
 """

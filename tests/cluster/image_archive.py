@@ -1,4 +1,4 @@
-"""The image of nodewise, made once of the tree that there is.
+"""The container image of nodewise, built once from the current tree.
 
 archive = imaging.archive()   # an OCI archive; pods find its image as imaging.NAME once it was imported
 """

@@ -1,4 +1,4 @@
-"""Plays the kubelets of a namespace's pods: says what becomes of them, and lets them go when they are deleted.
+"""A fake for the kubelets of a namespace: sets the status of pods, and removes pods that are deleted.
 
 It places pods of DaemonSets where these want them.
 """
@@ -108,7 +108,7 @@ class FakeKubelets:
 
 
 @contextlib.contextmanager
-def playing(api: ClusterApi, namespace: str) -> Iterator[FakeKubelets]:
+def running_kubelets(api: ClusterApi, namespace: str) -> Iterator[FakeKubelets]:
     """The kubelets of a namespace, while the context lasts."""
     kubelets = FakeKubelets(api, namespace)
     thread = threading.Thread(target=kubelets.work)

@@ -1,4 +1,4 @@
-"""Every change of a node's labels, from a watch of the API server."""
+"""All changes of node labels, from a watch of the API server."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ class LabelWatch:
 
 
 @contextlib.contextmanager
-def watching(plane: ControlPlane) -> Iterator[LabelWatch]:
+def watch_labels(plane: ControlPlane) -> Iterator[LabelWatch]:
     """A watch on all nodes, from now until the block is left."""
     seen = LabelWatch()
     context = plane.authority.client_context(plane.admin.pair)

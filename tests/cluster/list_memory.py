@@ -1,4 +1,4 @@
-"""A list of thousands of nodes, watched from within: a process of its own, which holds nothing else.
+"""Measures memory and loop steps while thousands of nodes are listed, in a process that does nothing else.
 
     python -m tests.cluster.list_memory KUBECONFIG
 
@@ -95,7 +95,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-async def found(kubeconfig: str) -> ListMeasurement:
+async def measure_list(kubeconfig: str) -> ListMeasurement:
     api = connect(KubeOptions(kubeconfig=kubeconfig), MetricsRegistry())
     await api.get("/version")
     target = ReflectorTarget(NODES, field_merge.merge("Node", ListedNode))
@@ -115,4 +115,4 @@ async def found(kubeconfig: str) -> ListMeasurement:
 if __name__ == "__main__":
     looks = itertools.count()
     cooperative_scheduling.time = SimpleNamespace(perf_counter=looks.__next__)
-    print(json.dumps(asyncio.run(found(sys.argv[1]))._asdict()))
+    print(json.dumps(asyncio.run(measure_list(sys.argv[1]))._asdict()))

@@ -1,4 +1,4 @@
-"""A Service in front of replicas, as kube-proxy and a kubelet's readiness probe make one, on loopback.
+"""A load balancer on loopback that forwards connections to ready replicas, as a Service does.
 
 A new connection goes to one of the endpoints that were ready when they were looked at last. One that is open stays
 where it is, also when its endpoint is no longer ready. Nothing is tried again: whoever meets an endpoint that is gone

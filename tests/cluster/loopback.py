@@ -1,4 +1,4 @@
-"""Serves an ASGI application on loopback, from a thread: the same server stack as nodewise itself."""
+"""Serves an ASGI application on loopback from a thread, with the server stack that nodewise uses."""
 
 import contextlib
 import json

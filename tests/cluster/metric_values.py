@@ -1,4 +1,4 @@
-"""What is true of the nodes at a time, and which of the truths so far may still be told.
+"""The history of metric values of nodes, and checks that a decision rests on values that are not outdated.
 
 Each change is kept with its time, so that an answer can be held against what was true when: it must be one truth as a
 whole, and none older than what was known before.
@@ -63,7 +63,7 @@ class MetricValues(NamedTuple):
         return MetricValues({**self.heat, **heat}, {**self.load, **load})
 
 
-def first_truth(nodes: Sequence[str], chance: random.Random) -> MetricValues:
+def initial_values(nodes: Sequence[str], chance: random.Random) -> MetricValues:
     """A third of the nodes is hot, half of them are busy, or so."""
     heat = {node: chance.choice((20, 40, 95)) for node in nodes}
     return MetricValues(heat, {node: chance.randrange(100) for node in nodes})

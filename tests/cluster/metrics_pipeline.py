@@ -1,4 +1,4 @@
-"""The whole way of a value: node exporter, Prometheus, prometheus-adapter, and the API server's custom metrics.
+"""The pipeline of a metric: node exporter, Prometheus, prometheus-adapter, and the custom metrics API.
 
 What is expensive runs for the whole session (`measuring`); the API is registered for one test (`registered`), since a
 control plane has one custom metrics API and other tests serve it themselves.
@@ -43,7 +43,7 @@ class MetricsServices(NamedTuple):
 
 
 @contextlib.contextmanager
-def adapting(
+def running_adapter(
     plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = health_example.ADAPTER_RULES
 ) -> Iterator[PrometheusAdapter]:
     """prometheus-adapter as a user of the control plane with no more rights than it needs."""

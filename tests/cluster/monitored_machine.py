@@ -1,4 +1,4 @@
-"""A virtual machine with a node exporter and a load that can be switched on: a node whose figures are its own.
+"""A virtual machine with a node exporter and a load that can be switched on: a node with metrics of its own.
 
 It has busybox and the exporter; two of its ports lead to ports of this machine's loopback.
 """

@@ -1,4 +1,4 @@
-"""Real measuring: a node exporter for each node, fed by text files, and a Prometheus that scrapes them all.
+"""A Prometheus and one node exporter for each node, which reads its values from text files.
 
 A test says what a node measures (`set`, `set_health`); the value then travels as it does in a cluster. Prometheus
 looks at its list of targets every five seconds only, so a node that is to be scraped at once is named at the start.

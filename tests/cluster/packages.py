@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.cluster import go_builds, toolchain
-from tests.cluster.go_builds import say
+from tests.cluster.go_builds import print_progress
 from tests.cluster.toolchain import MissingError
 
 PACKAGES = ("prometheus", "prometheus-node-exporter")
@@ -48,7 +48,7 @@ class UnpackedPackages(NamedTuple):
     def get(self) -> Path:
         """The folder that is kept, fetched now where it must be: about ten seconds. Raises MissingError."""
         if not self.find():
-            with go_builds.alone(Path(f"{self.home()}.lock"), self.name):
+            with go_builds.exclusive_lock(Path(f"{self.home()}.lock"), self.name):
                 if not self.find():
                     self._fetch()
         return self.home()
@@ -56,7 +56,7 @@ class UnpackedPackages(NamedTuple):
     def _fetch(self) -> None:
         if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
             raise MissingError(f"there is no {self.packages[0]} and no apt-get to fetch it", self.remedy)
-        say(f"fetching Debian's {' and '.join(self.packages)}, once, into {self.home()}")
+        print_progress(f"fetching Debian's {' and '.join(self.packages)}, once, into {self.home()}")
         with tempfile.TemporaryDirectory(dir=self.home().parent) as name:
             part = Path(name)
             for file in self._download(part):

@@ -1,4 +1,4 @@
-"""Programs that are killed at random moments and started again, while somebody asks nodewise and looks at labels.
+"""Kills programs at random moments and restarts them, while other threads check decisions and labels.
 
 Every answer must tell one of the truths that may be told (`truths`), or reject all nodes because nobody knows.
 """

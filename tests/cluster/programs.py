@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster import image_archive, packages
-from tests.cluster.go_builds import GoModule, say
+from tests.cluster.go_builds import GoModule, print_progress
 from tests.cluster.toolchain import MissingError
 
 VERSION = "v1.36.3"
@@ -90,7 +90,7 @@ def folder() -> Path:
     """
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets and (lacking := CONTROL_PLANE.lacks(Path(assets))):
-        say(f"KUBEBUILDER_ASSETS={assets} lacks {', '.join(lacking)}; taking our own")
+        print_progress(f"KUBEBUILDER_ASSETS={assets} lacks {', '.join(lacking)}; taking our own")
     return find() or CONTROL_PLANE.built()
 
 
@@ -164,7 +164,7 @@ def main() -> int:
         try:
             print(get(), flush=True)
         except MissingError as missing:
-            say(f"not run: {missing}")
+            print_progress(f"not run: {missing}")
             code = 1
     return code
 

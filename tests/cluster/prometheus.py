@@ -102,7 +102,7 @@ class PrometheusProcess:
 
 
 @contextlib.contextmanager
-def holding(
+def prometheus_with_series(
     programs: packages.PrometheusPrograms,
     folder: Path,
     series: SeriesSamples,

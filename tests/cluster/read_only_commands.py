@@ -21,7 +21,7 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return forks.run([forks.NODEWISE, *arguments], env=environment, input=stdin)
 
 
-def told(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
+def parse_report(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
     """The JSON that a command printed."""
     assert done.returncode == code, f"{done.returncode}: {done.stderr}\n{done.stdout}"
     return json.loads(done.stdout)

@@ -112,18 +112,18 @@ class PodHistory:
     def most_held(self, resource: str) -> Mapping[tuple[str, str], int]:
         """By node and card, the most of a resource that pods held of it at any instant of the history."""
         most: dict[tuple[str, str], int] = {}
-        held: dict[tuple[str, str], int] = {}
+        held_gpus: dict[tuple[str, str], int] = {}
         by_uid: dict[str, Mapping[tuple[str, str], int]] = {}
         for kind, pod in self.events:
             uid = pod["metadata"]["uid"]
             for place, amount in by_uid.pop(uid, {}).items():
-                held[place] -= amount
+                held_gpus[place] -= amount
             if kind == "DELETED" or "nodeName" not in pod["spec"]:
                 continue
             by_uid[uid] = charge(pod, resource)
             for place, amount in by_uid[uid].items():
-                held[place] = held.get(place, 0) + amount
-                most[place] = max(most.get(place, 0), held[place])
+                held_gpus[place] = held_gpus.get(place, 0) + amount
+                most[place] = max(most.get(place, 0), held_gpus[place])
         return most
 
 
@@ -135,14 +135,14 @@ def charge(pod: Object, resource: str) -> dict[tuple[str, str], int]:
 
 
 @contextlib.contextmanager
-def recorded(sandbox: Sandbox) -> Iterator[PodHistory]:
+def record_history(sandbox: Sandbox) -> Iterator[PodHistory]:
     """The history of a namespace's pods while the block lasts."""
     history = PodHistory(sandbox)
-    with scheduler_calls.watched(sandbox.plane, history):
+    with scheduler_calls.watch_pods(sandbox.plane, history):
         yield history
 
 
-def held(replica: ExtenderProcess) -> dict[str, Any]:
+def held_gpus(replica: ExtenderProcess) -> dict[str, Any]:
     """Who holds cards, by this replica's books: pods by node, of nodes where somebody does."""
     state = httpx2.get(f"{replica.health}/state/gpu", timeout=30).json()["nodes"]
     return {name: node["pods"] for name, node in state.items() if node["pods"]}

@@ -1,4 +1,4 @@
-"""Calls as kube-scheduler makes them, without end, and pods without end; what became of each.
+"""Continuous calls as from kube-scheduler, continuously created pods, and what became of each.
 
 A caller keeps one connection, as Go's net/http does (transport.go, shouldRetryRequest): one that was closed while it
 was idle is left and a new one opened; a call whose first byte was written is never made again, because a POST is not
@@ -104,7 +104,7 @@ class SchedulerCaller(threading.Thread):
 
 
 @contextlib.contextmanager
-def calling(count: int, make: Callable[[], SchedulerCaller]) -> Iterator[Sequence[SchedulerCaller]]:
+def continuous_calls(count: int, make: Callable[[], SchedulerCaller]) -> Iterator[Sequence[SchedulerCaller]]:
     """So many callers until the block is left."""
     callers = [make() for _ in range(count)]
     try:
@@ -170,13 +170,13 @@ class PodStream:
 
 
 @contextlib.contextmanager
-def coming(
+def continuous_pods(
     sandbox: Sandbox, pod: Callable[[str], Object], prefix: str, most_unbound: int, pause_s: float = 0.0
 ) -> Iterator[PodStream]:
     """Pods until the block is left."""
     pods = PodStream(sandbox, most_unbound, pause_s)
     maker = threading.Thread(target=pods.make, args=(pod, prefix), daemon=True)
-    with watched(sandbox.plane, pods):
+    with watch_pods(sandbox.plane, pods):
         maker.start()
         try:
             yield pods
@@ -196,7 +196,7 @@ class PodObserver(Protocol):
 
 
 @contextlib.contextmanager
-def watched(plane: ControlPlane, pods: PodObserver) -> Iterator[None]:
+def watch_pods(plane: ControlPlane, pods: PodObserver) -> Iterator[None]:
     """A watch on the pods. Whoever reads is gone before its socket is closed: another would be given its number."""
     context = plane.authority.client_context(plane.admin.pair)
     version = plane.api.get(pods.place, limit="1")["metadata"]["resourceVersion"]

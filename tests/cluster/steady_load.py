@@ -106,7 +106,7 @@ class ConnectionCaller(threading.Thread):
         began_s = time.monotonic()
         opened = connection(self._served, self._identity.context(self._version))
         with contextlib.closing(opened):
-            self.serial = shown(opened)
+            self.serial = running_caller(opened)
             for _ in range(self._per_connection):
                 stays = ask(opened)
                 self.calls += 1
@@ -115,7 +115,7 @@ class ConnectionCaller(threading.Thread):
                     return
 
 
-def shown(opened: http.client.HTTPSConnection) -> str:
+def running_caller(opened: http.client.HTTPSConnection) -> str:
     """The serial number of the certificate that the server shows on this connection."""
     assert isinstance(opened.sock, ssl.SSLSocket)
     return str((opened.sock.getpeercert() or {})["serialNumber"]).lstrip("0")

@@ -26,7 +26,7 @@ def power(plane: ControlPlane, sandbox: Sandbox, measuring: MetricsServices) -> 
     sandbox.nodes(*(objects.node(name) for name in DRAWN))
     program, url = programs.prometheus_adapter(), measuring.monitoring.url
     with (
-        metrics_pipeline.adapting(plane, program, url, FOLDER / "adapter-rules.yaml") as adapter,
+        metrics_pipeline.running_adapter(plane, program, url, FOLDER / "adapter-rules.yaml") as adapter,
         metrics_pipeline.registered(sandbox.api, measuring.monitoring, adapter, APIS) as both_ends,
     ):
         both_ends.monitoring.set(SERIES, DRAWN)

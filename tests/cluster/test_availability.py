@@ -1,4 +1,4 @@
-"""Replicas that end, are killed or stopped, and an API server that is away, under a real kube-scheduler.
+"""Replicas that are stopped or killed, and an API server that is unavailable, under a real kube-scheduler.
 
 What kube-scheduler does, and the Go client in it, cannot be changed by an extender: a call is made once, and one that
 gets no answer fails the attempt; the pod is tried again after its back-off of a second, at most ten. So:
@@ -176,8 +176,8 @@ def test_a_rolling_update_fails_no_call_and_delays_no_pod(
     body = asked(sandbox.namespace, "pol", "a", "b", "c")
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
-        scheduler_calls.calling(CALLERS, lambda: replicas.caller(body)) as callers,
-        scheduler_calls.coming(sandbox, pod, "web", most_unbound=20, pause_s=0.02) as pods,
+        scheduler_calls.continuous_calls(CALLERS, lambda: replicas.caller(body)) as callers,
+        scheduler_calls.continuous_pods(sandbox, pod, "web", most_unbound=20, pause_s=0.02) as pods,
     ):
         until_bound(pods, 20)
         leader = replicas.leader()
@@ -209,11 +209,11 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
     replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [filtering]}),
-        scheduler_calls.coming(sandbox, pod, "web", most_unbound=20) as pods,
+        scheduler_calls.continuous_pods(sandbox, pod, "web", most_unbound=20) as pods,
     ):
         until_bound(pods, 20)
         replicas.service.only = None
-        with scheduler_calls.calling(CALLERS, lambda: replicas.caller(body)) as callers:
+        with scheduler_calls.continuous_calls(CALLERS, lambda: replicas.caller(body)) as callers:
             until_bound(pods, 50)
             killed_s = time.monotonic()
             with stopped(leader.process):
@@ -292,7 +292,7 @@ class BindRates:
         self._rounds += 1
         with self._plane.start_scheduler(POD_SCHEDULER | {"extenders": extenders}):
             first()
-            with scheduler_calls.coming(
+            with scheduler_calls.continuous_pods(
                 self._corner, plain, f"plain-{self._rounds}", most_unbound=40
             ) as pods:
                 until_bound(pods, 40)
@@ -452,7 +452,7 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
     scene.until_rejected("far", "a")
     scene.until_rejected("near", "b")
     names = iter(("far", "near"))
-    with scheduler_calls.calling(2, lambda: scene.caller(next(names))) as callers:
+    with scheduler_calls.continuous_calls(2, lambda: scene.caller(next(names))) as callers:
         began_s = time.monotonic()
         with scene.stand_still():
             wait("it is said", lambda: nodewise.events("kube_silent") or None)

@@ -1,4 +1,4 @@
-"""`nodewise certs` with those who use what it writes: nodewise under load, kube-scheduler, an API server."""
+"""`nodewise certs`, with the users of its certificates: nodewise under load, kube-scheduler, an API server."""
 
 import base64
 import contextlib

@@ -735,7 +735,7 @@ def test_the_demo_of_metrics_names_each_nodes_value(
         monitoring.running(
             prometheus_programs, tmp_path / "monitoring", ["chart-a", "chart-b"], [job]
         ) as scraping,
-        metrics_pipeline.adapting(plane, adapter_program, scraping.url, rules) as adapter,
+        metrics_pipeline.running_adapter(plane, adapter_program, scraping.url, rules) as adapter,
         metrics_pipeline.registered(sandbox.api, scraping, adapter) as ends,
     ):
         ends.set_health("chart-a", 0)

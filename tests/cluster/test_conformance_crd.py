@@ -1,4 +1,4 @@
-"""The policies of crd.yaml, offered to a real API server: what it takes, refuses and stores."""
+"""The policies of crd.yaml on a real API server: whether it accepts them, and what it stores."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""The stories of `tests/conformance/tas`, told to a real process on a real API server: labels, metrics, policies."""
+"""The stories of `tests/conformance/tas` with a real process on a real API server: labels, metrics, policies."""
 
 from collections.abc import Iterator
 
@@ -9,37 +9,37 @@ from tests.conformance.tas import stories, story_environment, story_rounds
 from tests.conformance.tas.story_environment import TasEnvironment
 from tests.conformance.tas.story_runner import TasStoryRun
 
-STORIES = stories.every()
+STORIES = stories.all_stories()
 
 
 class StoryResults:
     """The stage after the end, and every story, in the order of the tables."""
 
-    def __init__(self, stage: TasEnvironment, tellings: list[TasStoryRun]) -> None:
-        self.stage, self.tellings = stage, tellings
+    def __init__(self, environment: TasEnvironment, story_runs: list[TasStoryRun]) -> None:
+        self.environment, self.story_runs = environment, story_runs
 
 
 @pytest.fixture(scope="module")
 def results(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoryResults]:
-    with story_environment.opened(plane, tmp_path_factory.mktemp("stories")) as opened:
-        yield StoryResults(opened, story_rounds.tell(STORIES, opened))
+    with story_environment.open_environment(plane, tmp_path_factory.mktemp("stories")) as opened:
+        yield StoryResults(opened, story_rounds.run_stories(STORIES, opened))
 
 
 @pytest.mark.parametrize(
     "number", range(len(STORIES)), ids=[f"{story.number} {story.name}".strip() for story in STORIES]
 )
 def test_stories(results: StoryResults, number: int) -> None:
-    assert results.tellings[number].failures == []
+    assert results.story_runs[number].failures == []
 
 
 def test_no_write_of_a_node_was_idle(results: StoryResults) -> None:
-    assert results.stage.between.idle == []
+    assert results.environment.proxy.idle == []
 
 
 def test_a_metric_is_one_plain_request(results: StoryResults) -> None:
     requests = [
         request
-        for request in results.stage.between.requests
+        for request in results.environment.proxy.requests
         if "/nodes/" in request.path and "metrics" in request.path
     ]
     assert requests
@@ -52,7 +52,7 @@ def test_a_metric_is_one_plain_request(results: StoryResults) -> None:
 def test_nodes_are_not_listed_once_a_period(results: StoryResults) -> None:
     gets = [
         request
-        for request in results.stage.between.requests
+        for request in results.environment.proxy.requests
         if (request.method, request.path) == ("GET", "/api/v1/nodes")
     ]
     # a list of one, for its version, is how a watch that ended is seen to have missed nothing

@@ -1,4 +1,4 @@
-"""The control plane that the other tests stand on."""
+"""Tests of the control plane that the other cluster tests use."""
 
 import contextlib
 from pathlib import Path

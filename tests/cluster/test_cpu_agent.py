@@ -1,4 +1,4 @@
-"""Node agents against a real API server, with the rights that ship, and what they may not do with them."""
+"""Node agents with the shipped rights on a real API server, and writes that the rights do not allow."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""`isolate` without a node agent, against a real API server: its book, its requests, and the real process."""
+"""`isolate` without a node agent on a real API server: allocations in the ConfigMap, requests, the real process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A node's own commands of the CPU manager, with a real API server: pools, what the node says, reports."""
+"""The CPU manager's commands for one node on a real API server: pools, reconciliation and reports."""
 
 import json
 import os

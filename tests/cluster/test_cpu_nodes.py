@@ -1,4 +1,4 @@
-"""Nodes are prepared, reconfigured and left through a real API server, with the controllers that DaemonSets need."""
+"""Preparing, reconfiguring and uninstalling nodes on a real API server, with the controllers for DaemonSets."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def account(sandbox: Sandbox) -> None:
 
 @pytest.fixture
 def kubelets(sandbox: Sandbox, nodes: list[str], account: None) -> Iterator[FakeKubelets]:
-    with kubelet_double.playing(sandbox.api, sandbox.namespace) as playing:
+    with kubelet_double.running_kubelets(sandbox.api, sandbox.namespace) as playing:
         yield playing
         for kind in ("daemonsets", "deployments"):
             sandbox.api.delete(f"/apis/apps/v1/namespaces/{sandbox.namespace}/{kind}")

@@ -1,4 +1,4 @@
-"""The rights of the commands that prepare and leave nodes that ship are those that were needed: the audit log tells."""
+"""The shipped rights of the commands that set up nodes are exactly those that the audit log shows as used."""
 
 import os
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def run(
     controllers = "daemonset-controller,garbage-collector-controller"
     with (
         plane.start_controller_manager(controllers),
-        kubelet_double.playing(plane.api, NAMESPACE) as kubelets,
+        kubelet_double.running_kubelets(plane.api, NAMESPACE) as kubelets,
     ):
         yield CpuCommands(plane, audit_log, kubelets, tmp_path_factory.mktemp("cpu-rights"))
 

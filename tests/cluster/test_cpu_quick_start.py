@@ -1,4 +1,4 @@
-"""The quick start of docs/cpu.md, as it stands there, in an empty cluster with the kubelets of two nodes played."""
+"""The quick start of docs/cpu.md, run literally in an empty cluster with two fake kubelets."""
 
 import json
 from collections.abc import Iterator
@@ -42,7 +42,10 @@ def plane(control_plane_programs: Path, tmp_path: Path) -> Iterator[ControlPlane
         for name in NODES:
             plane.api.create(objects.node(name))
         controllers = "daemonset-controller,garbage-collector-controller"
-        with plane.start_controller_manager(controllers), kubelet_double.playing(plane.api, NAMESPACE):
+        with (
+            plane.start_controller_manager(controllers),
+            kubelet_double.running_kubelets(plane.api, NAMESPACE),
+        ):
             yield plane
 
 

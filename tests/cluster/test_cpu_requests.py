@@ -1,4 +1,4 @@
-"""The API server as the CPU manager asks it, against a real one."""
+"""The CPU manager's API client on a real API server."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite, item
 
 
 @pytest.fixture
-def asked(plane: ControlPlane) -> Iterator[BlockingApiClient]:
+def api_client(plane: ControlPlane) -> Iterator[BlockingApiClient]:
     options = KubeOptions(kubeconfig=str(plane.admin.kubeconfig), kube_qps=1000, kube_burst=1000)
     with BlockingApiClient(options) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""`nodewise cpu validate` against a real API server, on nodes that are right and on such that are not."""
+"""`nodewise cpu validate` on a real API server, on correctly and incorrectly set up nodes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real API server calls the webhook, over TLS, and mutates the pods that it makes."""
+"""A real API server calls the webhook over TLS, and creates the pods that it mutates."""
 
 import base64
 import contextlib

@@ -1,4 +1,4 @@
-"""The custom metrics double, asked through the real API server's aggregation layer."""
+"""The fake custom metrics server behind the aggregation layer of the real API server."""
 
 import httpx2
 import pytest

@@ -1,4 +1,4 @@
-"""`nodewise decide --cluster` on a real API server, as a user who can only look; a real scheduler then agrees."""
+"""`nodewise decide --cluster` on a real API server with read-only rights; a real scheduler decides the same."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, pod
-from tests.cluster.read_only_commands import run, told, warm
+from tests.cluster.read_only_commands import parse_report, run, warm
 from tests.cluster.test_namespaces import Sandbox, wait
 
 LEAST = [
@@ -58,7 +58,7 @@ def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
 ) -> None:
     cluster.pods(*(pod(f"web-{number}") for number in range(3)))
     before = versions(cluster)
-    decisions = told(run(*given(plane, cluster, "-o", "json")))["decisions"]
+    decisions = parse_report(run(*given(plane, cluster, "-o", "json")))["decisions"]
     assert versions(cluster) == before
     assert [decision["pod"] for decision in decisions] == [
         f"{cluster.namespace}/web-{number}" for number in range(3)
@@ -78,13 +78,13 @@ def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, 
         objects.running_on("c", pod("warm")), objects.running_on("b", pod("cool")), objects.pod("plain")
     )
     stricter = read_only_commands.policy_file(tmp_path, cluster.namespace, HOT | {"target": 50})
-    calm = told(run(*given(plane, cluster, "--running", "-o", "json")))["decisions"]
+    calm = parse_report(run(*given(plane, cluster, "--running", "-o", "json")))["decisions"]
     assert {(decision["pod"].rpartition("/")[2], decision["stays"]) for decision in calm} == {
         ("warm", True),
         ("cool", True),
         ("plain", None),
     }
-    tried = told(run(*given(plane, cluster, "--running", "--policy", str(stricter), "-o", "json")), 3)
+    tried = parse_report(run(*given(plane, cluster, "--running", "--policy", str(stricter), "-o", "json")), 3)
     decisions = {decision["pod"].rpartition("/")[2]: decision for decision in tried["decisions"]}
     assert (decisions["warm"]["node"], decisions["warm"]["stays"], decisions["warm"]["feasible"]) == (
         "c",
@@ -99,7 +99,7 @@ def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, 
 def test_nobody_waits(plane: ControlPlane, cluster: Sandbox) -> None:
     done = run(*given(plane, cluster))
     assert (done.returncode, done.stdout) == (0, "no pod waits\n")
-    assert told(run(*given(plane, cluster, "-o", "json"))) == {"decisions": []}
+    assert parse_report(run(*given(plane, cluster, "-o", "json"))) == {"decisions": []}
 
 
 def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(
@@ -108,7 +108,7 @@ def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(
     cluster.pods(pod("web"))
     metrics.fail("heat")
     done = run(*given(plane, cluster, "-o", "json"))
-    (decision,) = told(done, 3)["decisions"]
+    (decision,) = parse_report(done, 3)["decisions"]
     assert decision["error"] == f"telemetry policy {cluster.namespace}/pol: metric heat was never fetched"
     assert "told to fail with 503" in done.stderr
 
@@ -119,7 +119,7 @@ def test_files_beside_the_cluster_win(plane: ControlPlane, cluster: Sandbox, tmp
     table.write_text(
         "".join(f"{node},heat,{value}\n" for node, value in zip("abcd", (1, 99, 99, 2), strict=True))
     )
-    (decision,) = told(run(*given(plane, cluster, str(table), "-o", "json")))["decisions"]
+    (decision,) = parse_report(run(*given(plane, cluster, str(table), "-o", "json")))["decisions"]
     assert decision["feasible"] == ["a", "d"]
 
 
@@ -131,7 +131,7 @@ def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster:
         plane.api, user.name, [rule("list", "nodes namespaces"), rule("get", "*", "custom.metrics.k8s.io")]
     )
     command = ["decide", "--cluster", f"--kubeconfig={user.kubeconfig}", "-o", "json"]
-    (decision,) = told(run(*command, "-n", cluster.namespace))["decisions"]
+    (decision,) = parse_report(run(*command, "-n", cluster.namespace))["decisions"]
     assert decision["feasible"] == ["b", "c"]
     assert run(*command).returncode == 1
 

@@ -1,4 +1,4 @@
-"""The real descheduler takes the health example's pods off a node that is labelled as violating, and only then.
+"""The real descheduler evicts the health example's pods from a node that is labelled as violating, and from no other.
 
 The label is set by hand here; kube-scheduler and the controllers behind a Deployment are the real ones.
 """
@@ -25,10 +25,10 @@ def replicas(plane: ControlPlane) -> Iterator[None]:
 
 
 @pytest.fixture
-def scheduled(plane: ControlPlane, double: FakeExtenderServer) -> Iterator[None]:
+def scheduled(plane: ControlPlane, fake_extender: FakeExtenderServer) -> Iterator[None]:
     """kube-scheduler, which leaves telemetry/scheduling to an extender, as nodewise has it do."""
     with plane.start_scheduler(
-        {"extenders": [extender_double.entry(double.url, managedResources=extender_process.MANAGED)]}
+        {"extenders": [extender_double.entry(fake_extender.url, managedResources=extender_process.MANAGED)]}
     ):
         yield
 

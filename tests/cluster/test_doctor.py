@@ -1,4 +1,4 @@
-"""`nodewise doctor` in a real cluster: it finds nothing in a healthy one, and each defect by its name."""
+"""`nodewise doctor` in a real cluster: no findings in a healthy one, and one finding for each defect."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""`nodewise explain` on a real API server: several replicas, found by their Service, and what a real scheduler did."""
+"""`nodewise explain` on a real API server: several replicas behind a Service, and decisions for a real scheduler."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.cluster import extender_process, objects, processes, read_only_comman
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess, pod
-from tests.cluster.read_only_commands import run, told, warm
+from tests.cluster.read_only_commands import parse_report, run, warm
 from tests.cluster.test_namespaces import Sandbox, wait
 
 
@@ -68,7 +68,7 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
             cluster.pods(pod("web"))
             assert cluster.expect_bound("web") == "b"
         command = through_the_cluster(plane, cluster, "web", *certificates(papers))
-        report = told(run(*command, "-o", "json"))
+        report = parse_report(run(*command, "-o", "json"))
         assert {replica_report["url"]: replica_report["found"] for replica_report in report["replicas"]} == {
             first.url: 1,
             other.url: 1,
@@ -108,7 +108,7 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
         assert lines[0].endswith("web waits: none of the 4 nodes asked about passes")
         assert f"kube-scheduler: {event}" in lines
         assert "  heat GreaterThan: 1 more node passes at 82 instead of 80, 3 at 85, 4 at 90" in lines
-        attempt = told(run(*command, "-o", "json"))["attempt"]
+        attempt = parse_report(run(*command, "-o", "json"))["attempt"]
         (group,) = attempt["groups"]
         assert f"{len(group['nodes'])} {group['reason']}" in event
         assert attempt["changes"][0]["more"][-1] == {"target": 90, "nodes": 4}

@@ -1,4 +1,4 @@
-"""A real kube-scheduler obeys nodewise: policies from a real API server, metrics through its aggregation layer."""
+"""A real kube-scheduler follows nodewise, with policies and metrics from a real API server."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The numbered cases of GPU Aware Scheduling, asked of real processes over mutual TLS, on a real API server.
+"""The numbered cases of GPU Aware Scheduling with real processes over mutual TLS on a real API server.
 
 Every row of where pods go is asked twice, of cards of the i915 driver and of the xe driver.
 """
@@ -15,16 +15,16 @@ from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
 
 
 @pytest.fixture(scope="module")
-def stage(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GasEnvironment]:
-    with stages.on(plane) as ground:
-        yield from case_requests.staged(ground, tmp_path_factory.mktemp("gas"))
+def environment(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GasEnvironment]:
+    with stages.on_control_plane(plane) as api_server:
+        yield from case_requests.environment_with_cases(api_server, tmp_path_factory.mktemp("gas"))
 
 
 @pytest.mark.parametrize("case", case_requests.CASES, ids=str)
-def test_where_a_pod_goes(stage: GasEnvironment, case: PlacementCase) -> None:
-    case_requests.place(stage, case)
+def test_where_a_pod_goes(environment: GasEnvironment, case: PlacementCase) -> None:
+    case_requests.check_placement(environment, case)
 
 
 @pytest.mark.parametrize("row", case_requests.REQUESTS, ids=str)
-def test_requests(stage: GasEnvironment, row: GasHttpRow) -> None:
-    case_requests.call(stage, row)
+def test_requests(environment: GasEnvironment, row: GasHttpRow) -> None:
+    case_requests.check_request(environment, row)

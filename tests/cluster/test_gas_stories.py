@@ -1,4 +1,4 @@
-"""The numbered cases of GPU Aware Scheduling that tell what happens step by step, on a real API server.
+"""The numbered cases of GPU Aware Scheduling that have several steps, on a real API server.
 
 The process reaches the API server through somebody who can keep pods from it and have its writes fail.
 """
@@ -18,20 +18,20 @@ TOLD: list[GasStory] = [story for table in STORIES for story in table_rows.stori
 
 
 @pytest.fixture(scope="module")
-def tellings(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[GasStoryRun]]:
+def story_runs(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[GasStoryRun]]:
     """All stories begun before the process starts."""
-    with stages.on(plane) as ground:
-        stage = FaultyGasEnvironment(ground, tmp_path_factory.mktemp("gas"), plane)
+    with stages.on_control_plane(plane) as api_server:
+        environment = FaultyGasEnvironment(api_server, tmp_path_factory.mktemp("gas"), plane)
         try:
-            begun = [GasStoryRun(story, f"s{number:02}", stage) for number, story in enumerate(TOLD)]
-            for telling in begun:
-                telling.begin()
-            stage.light()
+            begun = [GasStoryRun(story, f"s{number:02}", environment) for number, story in enumerate(TOLD)]
+            for story_run in begun:
+                story_run.begin()
+            environment.light()
             yield begun
         finally:
-            stage.close()
+            environment.close()
 
 
 @pytest.mark.parametrize("number", range(len(TOLD)), ids=[str(story) for story in TOLD])
-def test_stories(tellings: list[GasStoryRun], number: int) -> None:
-    tellings[number].tell()
+def test_stories(story_runs: list[GasStoryRun], number: int) -> None:
+    story_runs[number].tell()

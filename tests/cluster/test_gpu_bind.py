@@ -1,4 +1,4 @@
-"""A pod that wants a card goes where one is free, and is told which: real API server, real kube-scheduler."""
+"""Binding of pods with GPUs by a real kube-scheduler: the pod goes to a node with a free GPU and is annotated."""
 
 import contextlib
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running:
     assert annotations["cards.nodewise.io/main"] == "0,1"
     assert annotations["gas-ts"].isdecimal()
     assert "gas-container-tiles" not in annotations
-    entry = gpu.ledger(sandbox, "g1")[pod["metadata"]["uid"]]
+    entry = gpu.allocation_record(sandbox, "g1")[pod["metadata"]["uid"]]
     assert entry["cards"] == "card0,card1"
     assert [event["holds"] for event in running.events("bound")] == ["main: card0, card1"]
 

@@ -1,4 +1,4 @@
-"""What nodewise's leader does about ledgers, and each replica about its books, on a real API server."""
+"""Garbage collection by the leader and the allocations of each replica, on a real API server."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def test_a_claim_whose_bind_never_came_is_cleared_and_the_bind_refused_when_it_c
     meta = (sandbox.pod("waiting") or {})["metadata"]
     put_ledger(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/waiting", meta["resourceVersion"])})
     with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
-        wait("the entry is taken out", lambda: not gpu.ledger(sandbox, "g1") or None)
+        wait("the entry is taken out", lambda: not gpu.allocation_record(sandbox, "g1") or None)
         assert RESERVATION_DROPPED_ANNOTATION in (sandbox.pod("waiting") or {})["metadata"]["annotations"]
         [event] = served.events("claim_dropped")
         assert (event["pod"], event["why"]) == (f"{sandbox.namespace}/waiting", "unbound")
@@ -84,7 +84,7 @@ def test_the_ledger_of_a_node_that_is_gone_goes(
     put_ledger(sandbox, "gone", somebody=entry(f"{sandbox.namespace}/left", "1"))
     with gpu.extender(plane, tmp_path):
         wait("it goes", lambda: sandbox.api.find(f"{LEASES}/gpu-gone") is None or None)
-    assert list(gpu.ledger(sandbox, "g1")) == [meta["uid"]]
+    assert list(gpu.allocation_record(sandbox, "g1")) == [meta["uid"]]
 
 
 def counted(sandbox: Sandbox) -> int:
@@ -172,17 +172,17 @@ def test_an_event_that_was_missed_is_found_and_mended(
 
     sandbox.pods(objects.running_on("g2", objects.pod("other")))
     with through(plane, tmp_path, "--gpu-check-period=3s") as (served, lossy):
-        assert "g1" in replicas.held(served)
+        assert "g1" in replicas.held_gpus(served)
         lossy.swallows = [b'"DELETED"', b'"missed"']
         sandbox.api.delete(path(sandbox, "missed"))
         sandbox.expect_gone("missed")
         wait("the line is lost", lambda: lossy.swallowed or None)
-        assert "g1" in replicas.held(served)
+        assert "g1" in replicas.held_gpus(served)
         count = [0]
 
         def mended() -> bool | None:
             stir(count)
-            return "g1" not in replicas.held(served) or None
+            return "g1" not in replicas.held_gpus(served) or None
 
         wait("the books are mended", mended, 180)
         assert {event["node"] for event in served.events("books_differ")} == {"g1"}

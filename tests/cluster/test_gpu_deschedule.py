@@ -1,4 +1,4 @@
-"""Pods that hold a card which is to be left carry the label for the descheduler, on a real API server.
+"""Pods on GPUs that are to be vacated get the label for the descheduler, on a real API server.
 
 Labels of nodes, which are a telemetry policy's, are set by hand here.
 """

@@ -1,4 +1,4 @@
-"""What a pod is told that gets no card: `kubectl describe pod` shows each reason once, with its number of nodes."""
+"""The events of a pod that gets no GPU: `kubectl describe pod` shows each reason once, with its number of nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path

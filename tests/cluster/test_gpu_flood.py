@@ -1,4 +1,4 @@
-"""Many pods on nodes of 8 cards, two replicas of which one is killed: no card is ever given twice, none is lost."""
+"""Many pods, two replicas, one of which is killed: no GPU is allocated twice, and none is lost."""
 
 import functools
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class PodWaves:
 
     def expect_nothing_held(self) -> None:
         for replica in self.replicas.running:
-            held = functools.partial(replicas.held, replica)
+            held = functools.partial(replicas.held_gpus, replica)
             wait("no card is held", lambda held=held: not held() or None, show=held)
 
 
@@ -55,7 +55,7 @@ def flood(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[Pod
     sandbox.nodes(*(gpu.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(NODES)))
     with (
         replicas.behind_a_service(plane, tmp_path, 2) as made,
-        replicas.recorded(sandbox) as history,
+        replicas.record_history(sandbox) as history,
         plane.start_scheduler({"extenders": [made.entry()], "podInitialBackoffSeconds": 1}),
     ):
         yield PodWaves(sandbox, made, history)
@@ -70,7 +70,9 @@ def test_no_card_is_ever_given_twice_and_none_is_lost(flood: PodWaves) -> None:
     history.wait_bound(PODS)
     flood.delete_all(30)
     for replica in made.running:
-        assert sum(map(len, replicas.held(replica).values())) == PODS, "who terminates still uses its cards"
+        assert sum(map(len, replicas.held_gpus(replica).values())) == PODS, (
+            "who terminates still uses its cards"
+        )
     flood.delete_all(0)
     history.wait_empty()
     flood.expect_nothing_held()

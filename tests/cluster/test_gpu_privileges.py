@@ -1,4 +1,4 @@
-"""The rights of the gpu agent that ship are those that a run with everything needed: the audit log tells."""
+"""The shipped rights of the gpu agent are exactly those that the audit log shows as used."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +73,7 @@ class GpuRightsScenario(NamedTuple):
         sandbox.api.delete(self._path(sandbox, name))
         assert "being deleted" in self.bind(self.replicas[0], sandbox, name, node)
         uid = (sandbox.pod(name) or {})["metadata"]["uid"]
-        wait("its entry is gone", lambda: uid not in gpu.ledger(sandbox, node, NAMESPACE) or None)
+        wait("its entry is gone", lambda: uid not in gpu.allocation_record(sandbox, node, NAMESPACE) or None)
         sandbox.api.patch(self._path(sandbox, name), {"metadata": {"finalizers": None}})
 
     def cards_are_emptied(self) -> None:

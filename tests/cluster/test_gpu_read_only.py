@@ -1,4 +1,4 @@
-"""What people see of cards: `decide --cluster` with the right to list, and `explain` from real decisions."""
+"""GPU allocations in `decide --cluster` with read-only rights, and in `explain` of real decisions."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tests.cluster import gpu, read_only_commands
 from tests.cluster.access import rule
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.read_only_commands import run, told
+from tests.cluster.read_only_commands import parse_report, run
 from tests.cluster.test_decide import given
 from tests.cluster.test_namespaces import Sandbox, wait
 
@@ -31,7 +31,7 @@ def test_running_pods_hold_their_cards_in_a_decision(plane: ControlPlane, sandbo
     sandbox.pods(gpu.pod("large", millicores=600), gpu.pod("small", millicores=300))
     decisions = {
         decision["pod"].partition("/")[2]: decision
-        for decision in told(run(*given(plane, sandbox, "-o", "json")), 3)["decisions"]
+        for decision in parse_report(run(*given(plane, sandbox, "-o", "json")), 3)["decisions"]
     }
     assert set(decisions) == {"large", "small"}
     assert (decisions["large"]["feasible"], decisions["large"]["details"]) == ([], {"g1": {"gpu": SHORT}})
@@ -47,7 +47,7 @@ def test_the_pods_of_other_namespaces_hold_cards_too(plane: ControlPlane, sandbo
     other = running(sandbox, "elsewhere", "card0")
     other["metadata"]["namespace"] = "default"
     sandbox.create(other)
-    (decision,) = told(run(*given(plane, sandbox, "-o", "json")))["decisions"]
+    (decision,) = parse_report(run(*given(plane, sandbox, "-o", "json")))["decisions"]
     assert decision["details"] == {"g1": {"gpu": "main: card1"}}
 
 

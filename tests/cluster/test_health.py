@@ -1,4 +1,4 @@
-"""The health example from end to end, as its page tells it: measured, placed, labelled, drained, healed.
+"""The health example from end to end, as its page describes it: measured, placed, labelled, drained, recovered.
 
 Only the kubelet is missing: node exporter, Prometheus, prometheus-adapter, kube-scheduler, the controllers behind a
 Deployment and the descheduler are the real ones, with the files that an operator applies.
@@ -131,7 +131,7 @@ def until_suspended(sandbox: Sandbox, wanted: str) -> None:
 def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
     plane: ControlPlane, sandbox: Sandbox, nodes: Monitoring, application: str, descheduler_program: Path
 ) -> None:
-    with label_watch.watching(plane) as labels:
+    with label_watch.watch_labels(plane) as labels:
         nodes.set_health(application, 2)
         until_labelled(sandbox, application)
         assert descheduling.once(plane, descheduler_program).evicted == 1
@@ -160,7 +160,7 @@ def test_without_prometheus_verdicts_and_labels_hold_and_the_policy_says_so(
 ) -> None:
     with (
         serving(plane, sandbox, way, tmp_path, "--max-age=5s", *source) as running,
-        label_watch.watching(plane) as labels,
+        label_watch.watch_labels(plane) as labels,
     ):
         nodes.set_health(NODES[1], 2)
         until_labelled(sandbox, NODES[1])

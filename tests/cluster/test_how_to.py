@@ -1,4 +1,4 @@
-"""How to install on kubeadm, and how to come from TAS, their parts for a host of the control plane, to the letter.
+"""The parts for a control-plane host of the pages about kubeadm and migration from TAS, run literally.
 
 The Secret is one that `nodewise certs` made on a real API server; the host is this machine with an `/etc` of its own,
 in which kubeadm's kube-scheduler.yaml lies. That the kubelet runs what it says is for tests/node/test_static_pod.py.

@@ -1,4 +1,4 @@
-"""kube/ against a real API server: the suite that the fake passes, and what only the real one can show."""
+"""The API client on a real API server: the suite that the fake passes, and behaviour that only the real one has."""
 
 import asyncio
 import base64

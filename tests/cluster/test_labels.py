@@ -1,4 +1,4 @@
-"""Node labels on a real API server: set on fresh evidence, never flapping, never somebody else's."""
+"""Node labels on a real API server: set for fresh values only, never flapping, never a foreign label."""
 
 import time
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ PREFIX = "telemetry.aware.scheduling.pol"
 @pytest.fixture
 def labels(plane: ControlPlane, sandbox: Sandbox) -> Iterator[LabelWatch]:
     """Every change of the labels of the test's nodes."""
-    with label_watch.watching(plane) as seen:
+    with label_watch.watch_labels(plane) as seen:
         yield seen
 
 

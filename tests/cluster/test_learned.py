@@ -1,4 +1,4 @@
-"""What pods come to teaches a real kube-scheduler where to put the next ones, and a restart forgets nothing."""
+"""The learned agent with a real kube-scheduler: outcomes of pods change later placements, also after a restart."""
 
 import json
 from collections.abc import Iterator

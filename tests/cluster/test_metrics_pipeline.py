@@ -1,4 +1,4 @@
-"""Values on their whole way: a text file, node exporter, Prometheus, prometheus-adapter, the API server, nodewise."""
+"""Metric values from a text file through node exporter, Prometheus, prometheus-adapter and API server to nodewise."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A right that is missing costs what it is for and nothing else, and nodewise says which one it is."""
+"""A missing right disables its own feature only, and nodewise names the right."""
 
 from collections.abc import Iterator
 from pathlib import Path

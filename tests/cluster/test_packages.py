@@ -1,4 +1,4 @@
-"""Finding and fetching what Debian packages, with stand-ins for apt-get and dpkg-deb that ask no network."""
+"""Finding and fetching of Debian packages, with fakes for apt-get and dpkg-deb that use no network."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pods are packed by what is requested of nodes this very moment, and what pods ask for outlives the process."""
+"""Pods are packed by current requests, and the statistics of requests survive a restart."""
 
 import json
 from collections import Counter

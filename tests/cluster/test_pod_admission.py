@@ -1,4 +1,4 @@
-"""`deploy/pod-admission.yaml` on a real API server: pods and workloads that would be scheduled without their policy."""
+"""`deploy/pod-admission.yaml` on a real API server: it rejects pods and workloads whose policy would be ignored."""
 
 import contextlib
 import subprocess

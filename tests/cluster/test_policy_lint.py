@@ -1,4 +1,4 @@
-"""`nodewise policy lint` and a real API server agree about what is refused of a policy."""
+"""`nodewise policy lint` and a real API server reject the same policies."""
 
 from collections.abc import Iterator
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""The rights that ship are those that a run with everything on needed: the API server's audit log tells."""
+"""The shipped rights are exactly those that the audit log shows as used when every feature is enabled."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -101,11 +101,13 @@ class RightsScenario(NamedTuple):
             done = read_only_commands.run(
                 "explain", named, by, *installation.shown(self.shipped.papers), "-o", "json"
             )
-            assert [replica["found"] > 0 for replica in read_only_commands.told(done)["replicas"]] == [
+            assert [
+                replica["found"] > 0 for replica in read_only_commands.parse_report(done)["replicas"]
+            ] == [
                 True,
                 True,
             ]
-        report = read_only_commands.told(
+        report = read_only_commands.parse_report(
             read_only_commands.run("decide", "--cluster", "--running", by, "-o", "json")
         )
         assert {decision["stays"] for decision in report["decisions"]} == {True}

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of all programs on a value's way: etcd, kube-apiserver, Prometheus, its adapter, nodewise.
+"""SIGKILL at random moments for every program of the pipeline: etcd, kube-apiserver, Prometheus, adapter, nodewise.
 
 What is shown, with the period (`--sync-period`) of 10 s and all other settings as they ship:
 
@@ -92,7 +92,7 @@ class KillTestCluster:
         self._chance = random.Random(SEED)
         self._late = 0
         self.took_s: list[float] = []
-        self.history = MetricHistory(metric_values.first_truth(NODES, self._chance))
+        self.history = MetricHistory(metric_values.initial_values(NODES, self._chance))
         self.parts = _parts(plane, scraping, adapter, nodewise)
         self.storm = ProcessKiller(self.parts, self._chance)
         self.caller = DecisionChecker(nodewise.url, self._client(), self.history, self.parts[-1])
@@ -325,7 +325,7 @@ def scene(
         scraping = stack.enter_context(
             monitoring.running(prometheus_programs, tmp_path / "monitoring", [EXPORTER], [JOB])
         )
-        adapter = stack.enter_context(metrics_pipeline.adapting(plane, adapter_program, scraping.url))
+        adapter = stack.enter_context(metrics_pipeline.running_adapter(plane, adapter_program, scraping.url))
         _populate(plane, adapter)
         ports = [f"--port={processes.free_port()}", f"--health-port={processes.free_port()}"]
         own = [f"--sync-period={PERIOD_S:g}s", "--identity=nodewise-0"]

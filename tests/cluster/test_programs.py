@@ -1,4 +1,4 @@
-"""Finding and building the programs, with a stand-in for go that takes no time."""
+"""Finding and building of programs, with a fake for the go command."""
 
 import os
 import stat

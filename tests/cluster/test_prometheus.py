@@ -1,4 +1,4 @@
-"""The Prometheus source on a real Prometheus: the suite that its double passes too, and who may ask."""
+"""The Prometheus source on a real Prometheus: the suite that the fake passes too, and authentication."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,9 @@ class TestReal(PrometheusSuite):
         with contextlib.ExitStack() as stack:
 
             def holding(series: SeriesSamples) -> str:
-                return stack.enter_context(prometheus.holding(prometheus_programs, tmp_path, series)).url
+                return stack.enter_context(
+                    prometheus.prometheus_with_series(prometheus_programs, tmp_path, series)
+                ).url
 
             yield holding
 
@@ -77,7 +79,7 @@ def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
     prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     """Without an aggregation no node has a value: every node was accepted, the one at 97 °C included."""
-    with prometheus.holding(prometheus_programs, tmp_path / "held", HOT) as server:
+    with prometheus.prometheus_with_series(prometheus_programs, tmp_path / "held", HOT) as server:
         decision = decide(server.url, tmp_path)
         assert decision["feasible"] == []
         assert decision["error"].startswith(
@@ -192,7 +194,7 @@ def guarded(
 ) -> Iterator[ProtectedPrometheus]:
     guarded = ProtectedPrometheus(tmp_path)
     series = {'temp{instance="a"}': "1"}
-    with prometheus.holding(
+    with prometheus.prometheus_with_series(
         prometheus_programs, tmp_path / "held", series, guarded.web(), guarded.client()
     ) as server:
         guarded.url = server.url

@@ -1,4 +1,4 @@
-"""A pod that every node was too bad for is bound soon after one heals; nothing is written while nobody waits."""
+"""A pod that every node rejected is bound soon after a node recovers; without waiting pods nothing is written."""
 
 import time
 from pathlib import Path

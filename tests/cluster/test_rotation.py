@@ -1,4 +1,4 @@
-"""Certificates are replaced under load, each of them, and no call of anybody who is entitled fails."""
+"""Each certificate is replaced under load, and no call of an authorized client fails."""
 
 import contextlib
 import http.client

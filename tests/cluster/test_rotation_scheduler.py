@@ -1,4 +1,4 @@
-"""What a real kube-scheduler and a real API server have to do with rotation: who reads which file anew."""
+"""Certificate rotation with a real kube-scheduler and API server: which program reads which file again."""
 
 import asyncio
 import json

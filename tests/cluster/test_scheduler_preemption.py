@@ -1,4 +1,4 @@
-"""Whom kube-scheduler evicts where an extender has a word in it.
+"""Which pods kube-scheduler evicts when an extender takes part in preemption.
 
 Each cluster is one node, full with a pod that a more important one would like to see gone.
 """
@@ -17,19 +17,21 @@ FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole no
 
 
 def full(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, **fields: object
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, **fields: object
 ) -> AbstractContextManager[ScheduledCluster]:
     """One node whose only pod, `small`, leaves no room; the double is the extender."""
     small = objects.running_on("a", objects.pod("small", cpu="3"))
-    return scheduler.cluster([objects.node("a")], [extender_double.entry(double.url, **fields)], [small])
+    return scheduler.cluster(
+        [objects.node("a")], [extender_double.entry(fake_extender.url, **fields)], [small]
+    )
 
 
 @FORMS
 def test_a_node_taken_out_of_the_victims_evicts_nobody(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool
 ) -> None:
-    double.spare = {"a"}
-    with full(scheduler, double, nodeCacheCapable=cached) as cluster:
+    fake_extender.spare = {"a"}
+    with full(scheduler, fake_extender, nodeCacheCapable=cached) as cluster:
         outcome = cluster.submit(LARGE)["large"]
         assert not cluster.is_gone("small")
     no_candidate = "no new claims to deallocate, preemption: no candidate node for preemption"
@@ -38,62 +40,62 @@ def test_a_node_taken_out_of_the_victims_evicts_nobody(
 
 @FORMS
 def test_victims_that_the_extender_leaves_are_evicted(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool
 ) -> None:
-    with full(scheduler, double, nodeCacheCapable=cached) as cluster:
+    with full(scheduler, fake_extender, nodeCacheCapable=cached) as cluster:
         assert cluster.submit(LARGE)["large"].node == "a"
         assert cluster.is_gone("small")
         assert cluster.event("large") == ONE_FULL
-    assert double.asked("preempt") == [RecordedCall("preempt", "large", ("a",), whole=not cached)]
+    assert fake_extender.asked("preempt") == [RecordedCall("preempt", "large", ("a",), whole=not cached)]
 
 
 def test_a_node_that_filter_would_reject_is_a_candidate_all_the_same(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     """Only plugins are asked whether the pod fits without its victims; hence the preempt verb."""
-    double.reject = {"a": "too hot"}
-    with full(scheduler, double) as cluster:
+    fake_extender.reject = {"a": "too hot"}
+    with full(scheduler, fake_extender) as cluster:
         cluster.submit(LARGE)
         assert cluster.is_gone("small")
 
 
 def test_without_a_preempt_verb_nobody_is_asked(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.reject, double.spare = {"a": "too hot"}, {"a"}
-    with full(scheduler, double, preemptVerb="") as cluster:
+    fake_extender.reject, fake_extender.spare = {"a": "too hot"}, {"a"}
+    with full(scheduler, fake_extender, preemptVerb="") as cluster:
         outcome = cluster.submit(LARGE)["large"]
         assert cluster.is_gone("small")
     assert outcome.node is None
-    assert double.asked("preempt") == []
+    assert fake_extender.asked("preempt") == []
 
 
 def test_an_ignorable_preempt_that_fails_evicts(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.fail(500, "preempt")
-    with full(scheduler, double, ignorable=True) as cluster:
+    fake_extender.fail(500, "preempt")
+    with full(scheduler, fake_extender, ignorable=True) as cluster:
         assert cluster.submit(LARGE)["large"].node == "a"
         assert cluster.is_gone("small")
 
 
 def test_a_preempt_that_fails_evicts_nobody(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.fail(500, "preempt")
-    with full(scheduler, double) as cluster:
+    fake_extender.fail(500, "preempt")
+    with full(scheduler, fake_extender) as cluster:
         outcome = cluster.submit(LARGE)["large"]
         assert not cluster.is_gone("small")
-    failed = f"failed preempt with extender at URL {double.url}/preempt, code 500"
+    failed = f"failed preempt with extender at URL {fake_extender.url}/preempt, code 500"
     assert outcome == SchedulingOutcome(None, "Unschedulable", f"{ONE_FULL} preemption: {failed}")
 
 
 def test_a_pod_of_no_greater_priority_evicts_nobody(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    with full(scheduler, double) as cluster:
+    with full(scheduler, fake_extender) as cluster:
         outcome = cluster.submit(objects.pod("large", cpu="3"))["large"]
         assert not cluster.is_gone("small")
-    assert double.calls == []
+    assert fake_extender.calls == []
     no_victims = "preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
     assert outcome.message == f"{ONE_FULL} no new claims to deallocate, {no_victims}"

@@ -1,4 +1,4 @@
-"""Whom kube-scheduler asks, what it makes of the answers, and of no answer.
+"""When kube-scheduler calls extenders, and how it treats responses, errors and timeouts.
 
 Every rule is held against each scheduler that the fixture `scheduler` knows.
 """
@@ -21,77 +21,77 @@ FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole no
 
 
 def plain(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, names: str = "a b c", **fields: object
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, names: str = "a b c", **fields: object
 ) -> AbstractContextManager[ScheduledCluster]:
     """Empty nodes, and the double as the only extender, with these fields of its entry."""
-    return scheduler.cluster(objects.nodes(names), [extender_double.entry(double.url, **fields)])
+    return scheduler.cluster(objects.nodes(names), [extender_double.entry(fake_extender.url, **fields)])
 
 
 @FORMS
 def test_filter_and_then_prioritize_are_asked_of_all_nodes(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool
 ) -> None:
-    with plain(scheduler, double, nodeCacheCapable=cached) as cluster:
+    with plain(scheduler, fake_extender, nodeCacheCapable=cached) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node in {"a", "b", "c"}
-    assert [call.verb for call in double.calls] == ["filter", "prioritize"]
-    assert all(sorted(call.nodes) == ["a", "b", "c"] for call in double.calls)
-    assert all(call.whole is not cached for call in double.calls)
+    assert [call.verb for call in fake_extender.calls] == ["filter", "prioritize"]
+    assert all(sorted(call.nodes) == ["a", "b", "c"] for call in fake_extender.calls)
+    assert all(call.whole is not cached for call in fake_extender.calls)
 
 
 def test_only_nodes_that_every_plugin_passes_are_asked_about(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     mixed = [objects.node("a", cpu="1"), *objects.nodes("b c", cpu="8")]
-    with scheduler.cluster(mixed, [extender_double.entry(double.url)]) as cluster:
+    with scheduler.cluster(mixed, [extender_double.entry(fake_extender.url)]) as cluster:
         cluster.submit(objects.pod("web", cpu="2"))
-    assert [sorted(call.nodes) for call in double.asked("filter")] == [["b", "c"]]
+    assert [sorted(call.nodes) for call in fake_extender.asked("filter")] == [["b", "c"]]
 
 
 def test_no_extender_is_asked_when_no_node_fits(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    with plain(scheduler, double) as cluster:
+    with plain(scheduler, fake_extender) as cluster:
         assert cluster.submit(objects.pod("web", cpu="99"))["web"].node is None
-    assert double.calls == []
+    assert fake_extender.calls == []
 
 
 def test_one_node_that_is_left_is_not_scored(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.reject = {"a": "hot", "b": "hot"}
-    with plain(scheduler, double) as cluster:
+    fake_extender.reject = {"a": "hot", "b": "hot"}
+    with plain(scheduler, fake_extender) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node == "c"
-    assert double.asked("prioritize") == []
+    assert fake_extender.asked("prioritize") == []
 
 
 def test_of_more_than_100_nodes_a_sample_is_asked_about(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     """50 % less a percent for each 125 nodes, at least 100: of 250 it is 48 %."""
-    with plain(scheduler, double, " ".join(f"n{i}" for i in range(250))) as cluster:
+    with plain(scheduler, fake_extender, " ".join(f"n{i}" for i in range(250))) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node
-    assert [len(call.nodes) for call in double.calls] == [120, 120]
+    assert [len(call.nodes) for call in fake_extender.calls] == [120, 120]
 
 
 def test_a_pod_without_a_managed_resource_passes_by(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.reject = dict.fromkeys("abc", "hot")
-    with plain(scheduler, double, managedResources=MANAGED) as cluster:
+    fake_extender.reject = dict.fromkeys("abc", "hot")
+    with plain(scheduler, fake_extender, managedResources=MANAGED) as cluster:
         outcomes = cluster.submit(
             objects.pod("plain"), objects.pod("web", limits={"telemetry/scheduling": "1"})
         )
     assert outcomes["plain"].node
     assert outcomes["web"].node is None
-    assert {call.pod for call in double.calls} == {"web"}
+    assert {call.pod for call in fake_extender.calls} == {"web"}
 
 
 def test_a_later_extender_sees_what_an_earlier_one_left(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.reject = {"a": "hot"}
+    fake_extender.reject = {"a": "hot"}
     with extender_double.serving() as second:
-        entries = [extender_double.entry(double.url), extender_double.entry(second.url)]
+        entries = [extender_double.entry(fake_extender.url), extender_double.entry(second.url)]
         with scheduler.cluster(objects.nodes("a b c"), entries) as cluster:
             cluster.submit(objects.pod("web"))
         assert [sorted(call.nodes) for call in second.asked("filter")] == [["b", "c"]]
@@ -99,63 +99,63 @@ def test_a_later_extender_sees_what_an_earlier_one_left(
 
 @FORMS
 def test_scores_decide_the_node(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool
 ) -> None:
-    with plain(scheduler, double, nodeCacheCapable=cached) as cluster:
+    with plain(scheduler, fake_extender, nodeCacheCapable=cached) as cluster:
         for best in ("c", "a", "b"):
-            double.scores = {"a": 1, "b": 1, "c": 1, best: 10}
+            fake_extender.scores = {"a": 1, "b": 1, "c": 1, best: 10}
             assert cluster.submit(objects.pod(f"likes-{best}"))[f"likes-{best}"].node == best
 
 
 def test_scores_are_multiplied_by_the_weight_and_not_clamped(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.scores = {"a": 10}
+    fake_extender.scores = {"a": 10}
     with extender_double.serving() as second:
         second.scores = {"b": 100, "c": -100}
-        entries = [extender_double.entry(double.url, weight=5), extender_double.entry(second.url)]
+        entries = [extender_double.entry(fake_extender.url, weight=5), extender_double.entry(second.url)]
         with scheduler.cluster(objects.nodes("a b c"), entries) as cluster:
             assert cluster.submit(objects.pod("web"))["web"].node == "b"
 
 
 @pytest.mark.parametrize(("cached", "chosen"), [(True, "empty"), (False, "large")], ids=["names", "whole"])
 def test_with_whole_nodes_the_default_scores_take_every_node_for_empty(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, *, cached: bool, chosen: str
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool, chosen: str
 ) -> None:
     large, empty = objects.node("large", cpu="100", memory="1000Gi"), objects.node("empty", cpu="4")
     load = objects.running_on("large", objects.pod("load", cpu="90", memory="900Gi"))
-    entry = extender_double.entry(double.url, nodeCacheCapable=cached)
+    entry = extender_double.entry(fake_extender.url, nodeCacheCapable=cached)
     with scheduler.cluster([large, empty], [entry], [load]) as cluster:
         assert cluster.submit(objects.pod("web", cpu="1", memory="4Gi"))["web"].node == chosen
 
 
 def test_an_ignorable_extender_that_fails_is_as_good_as_none(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.fail(500)
-    with plain(scheduler, double, ignorable=True) as cluster:
+    fake_extender.fail(500)
+    with plain(scheduler, fake_extender, ignorable=True) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node
-    assert [call.verb for call in double.calls] == ["filter", "prioritize"]
+    assert [call.verb for call in fake_extender.calls] == ["filter", "prioritize"]
 
 
 def test_an_ignorable_extender_that_nobody_serves_is_as_good_as_none(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    with plain(scheduler, double, urlPrefix="http://127.0.0.1:9", ignorable=True) as cluster:
+    with plain(scheduler, fake_extender, urlPrefix="http://127.0.0.1:9", ignorable=True) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node
 
 
 FAILURES: dict[str, tuple[Callable[[FakeExtenderServer], None], str]] = {
     "a status": (
-        lambda double: double.fail(503, "filter"),
+        lambda fake_extender: fake_extender.fail(503, "filter"),
         "failed filter with extender at URL {url}/filter, code 503",
     ),
     "an error in the answer": (
-        lambda double: setattr(double, "error", "cannot read the pod"),
+        lambda fake_extender: setattr(fake_extender, "error", "cannot read the pod"),
         "cannot read the pod",
     ),
     "no answer in time": (
-        lambda double: double.hang("filter"),
+        lambda fake_extender: fake_extender.hang("filter"),
         'Post "{url}/filter": context deadline exceeded (Client.Timeout exceeded while awaiting headers)',
     ),
 }
@@ -164,35 +164,35 @@ FAILURES: dict[str, tuple[Callable[[FakeExtenderServer], None], str]] = {
 @pytest.mark.parametrize(("fail", "message"), FAILURES.values(), ids=FAILURES)
 def test_without_ignorable_a_filter_that_fails_ends_the_attempt(
     scheduler: SchedulerUnderTest,
-    double: FakeExtenderServer,
+    fake_extender: FakeExtenderServer,
     fail: Callable[[FakeExtenderServer], None],
     message: str,
 ) -> None:
-    fail(double)
+    fail(fake_extender)
     patience = {"httpTimeout": "2s"} if "deadline" in message else {}
-    with plain(scheduler, double, **patience) as cluster:
+    with plain(scheduler, fake_extender, **patience) as cluster:
         outcome = cluster.submit(objects.pod("web"))["web"]
-    assert outcome == SchedulingOutcome(None, "SchedulerError", message.format(url=double.url))
+    assert outcome == SchedulingOutcome(None, "SchedulerError", message.format(url=fake_extender.url))
 
 
 def test_a_prioritize_that_fails_costs_the_scores_and_nothing_else(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.fail(500, "prioritize")
-    with plain(scheduler, double) as cluster:
+    fake_extender.fail(500, "prioritize")
+    with plain(scheduler, fake_extender) as cluster:
         assert cluster.submit(objects.pod("web"))["web"].node
 
 
 def test_a_hang_costs_each_pod_http_timeout_twice(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     """Once in filter, once in prioritize; and pods are decided one after the other, so everybody waits."""
-    double.hang()
-    with plain(scheduler, double, httpTimeout="500ms", ignorable=True) as cluster:
+    fake_extender.hang()
+    with plain(scheduler, fake_extender, httpTimeout="500ms", ignorable=True) as cluster:
         start_s = time.monotonic()
         outcomes = cluster.submit(objects.pod("one"), objects.pod("two"))
         assert time.monotonic() - start_s >= 2
-    assert [(call.pod, call.verb) for call in double.calls] == [
+    assert [(call.pod, call.verb) for call in fake_extender.calls] == [
         (pod, verb) for pod in ("one", "two") for verb in ("filter", "prioritize")
     ]
     assert all(outcome.node for outcome in outcomes.values())
@@ -201,11 +201,11 @@ def test_a_hang_costs_each_pod_http_timeout_twice(
 def test_mutual_tls(scheduler: SchedulerUnderTest, tmp_path: Path) -> None:
     ours = CertificateAuthority(tmp_path)
     tls = ServerTls(ours.issue("server", "127.0.0.1"), clients=ours.ca_file)
-    with extender_double.serving(tls) as double:
+    with extender_double.serving(tls) as fake_extender:
         fields = extender_double.tls_fields(ours.ca_file, ours.issue("client"))
-        with plain(scheduler, double, **fields) as cluster:
+        with plain(scheduler, fake_extender, **fields) as cluster:
             assert cluster.submit(objects.pod("web"))["web"].node
-        assert [call.verb for call in double.calls] == ["filter", "prioritize"]
+        assert [call.verb for call in fake_extender.calls] == ["filter", "prioritize"]
 
 
 @pytest.mark.parametrize("verified", [True, False], ids=["with a CA file", "without one"])
@@ -213,24 +213,24 @@ def test_a_server_is_verified_only_where_a_ca_file_is_named(
     scheduler: SchedulerUnderTest, tmp_path: Path, *, verified: bool
 ) -> None:
     ours, theirs = CertificateAuthority(tmp_path), CertificateAuthority(tmp_path, "theirs")
-    with extender_double.serving(ServerTls(theirs.issue("server", "127.0.0.1"))) as double:
+    with extender_double.serving(ServerTls(theirs.issue("server", "127.0.0.1"))) as fake_extender:
         fields = extender_double.tls_fields(ours.ca_file if verified else None, ours.issue("client"))
-        with plain(scheduler, double, **fields) as cluster:
+        with plain(scheduler, fake_extender, **fields) as cluster:
             outcome = cluster.submit(objects.pod("web"))["web"]
     assert outcome.message.endswith("x509: certificate signed by unknown authority" if verified else "")
     assert bool(outcome.node) is not verified
 
 
 def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.reject = dict.fromkeys("abc", "hot")
-    with plain(scheduler, double) as cluster:
+    fake_extender.reject = dict.fromkeys("abc", "hot")
+    with plain(scheduler, fake_extender) as cluster:
         cluster.submit(objects.pod("web"))
         # the pod's own new condition is an event, which has it tried once more at once
-        test_namespaces.wait("the second try", lambda: len(double.asked("filter")) > 1 or None)
+        test_namespaces.wait("the second try", lambda: len(fake_extender.asked("filter")) > 1 or None)
         cluster.pass_time(1)
-        double.reject = {}
+        fake_extender.reject = {}
         cluster.pass_time(3)
         assert cluster.outcome("web").node is None
         cluster.touch("a")

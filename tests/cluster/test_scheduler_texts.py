@@ -1,4 +1,4 @@
-"""The words in which kube-scheduler says why a pod is nowhere: its PodScheduled condition and its event.
+"""The messages of kube-scheduler for an unschedulable pod: its PodScheduled condition and its event.
 
     0/N nodes are available: <n reason>, <n reason>. <what preemption says>
 
@@ -22,10 +22,10 @@ BROKEN = "telemetry policy default/web: disk_health LessThan 1"
 
 
 def told(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, names: str = "a b c", cpu: str = "100m"
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, names: str = "a b c", cpu: str = "100m"
 ) -> tuple[SchedulingOutcome, str]:
     """What becomes of a pod on plain nodes with the double as extender, and its event."""
-    with scheduler.cluster(objects.nodes(names), [extender_double.entry(double.url)]) as cluster:
+    with scheduler.cluster(objects.nodes(names), [extender_double.entry(fake_extender.url)]) as cluster:
         return cluster.submit(objects.pod("web", cpu=cpu))["web"], cluster.event("web")
 
 
@@ -43,29 +43,31 @@ REJECTIONS = {
 
 @pytest.mark.parametrize(("reject", "message"), REJECTIONS.values(), ids=REJECTIONS)
 def test_reasons_are_counted_by_their_text(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer, reject: dict[str, str], message: str
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, reject: dict[str, str], message: str
 ) -> None:
-    double.reject = reject
-    outcome, event = told(scheduler, double)
+    fake_extender.reject = reject
+    outcome, event = told(scheduler, fake_extender)
     assert outcome == SchedulingOutcome(
         None, "Unschedulable", f"0/3 nodes are available: {message}. {NO_VICTIMS}"
     )
     assert event == outcome.message
 
 
-def test_numbers_are_sorted_as_text_too(scheduler: SchedulerUnderTest, double: FakeExtenderServer) -> None:
+def test_numbers_are_sorted_as_text_too(
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
+) -> None:
     names = [f"n{i:02}" for i in range(12)]
-    double.reject = dict.fromkeys(names[:10], "ten") | dict.fromkeys(names[10:], "two")
-    outcome, _ = told(scheduler, double, " ".join(names))
+    fake_extender.reject = dict.fromkeys(names[:10], "ten") | dict.fromkeys(names[10:], "two")
+    outcome, _ = told(scheduler, fake_extender, " ".join(names))
     assert outcome.message.startswith("0/12 nodes are available: 10 ten, 2 two. ")
 
 
 def test_plugins_and_extenders_share_one_text(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.reject = {"b": HOT}
+    fake_extender.reject = {"b": HOT}
     mixed = [objects.node("a", cpu="1"), objects.node("b", cpu="8")]
-    with scheduler.cluster(mixed, [extender_double.entry(double.url)]) as cluster:
+    with scheduler.cluster(mixed, [extender_double.entry(fake_extender.url)]) as cluster:
         outcome = cluster.submit(objects.pod("web", cpu="2"))["web"]
     assert outcome.message == (
         f"0/2 nodes are available: 1 Insufficient cpu, 1 {HOT}. {CLAIMS}preemption: 0/2 nodes are available: "
@@ -74,38 +76,38 @@ def test_plugins_and_extenders_share_one_text(
 
 
 def test_without_room_the_plugin_speaks_alone(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    outcome, event = told(scheduler, double, cpu="99")
+    outcome, event = told(scheduler, fake_extender, cpu="99")
     assert outcome.message == event == f"0/3 nodes are available: 3 Insufficient cpu. {NO_HELP}"
 
 
 def test_a_node_rejected_for_good_is_no_candidate_for_preemption(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.reject_for_good = dict.fromkeys("abc", HOT)
-    outcome, _ = told(scheduler, double)
+    fake_extender.reject_for_good = dict.fromkeys("abc", HOT)
+    outcome, _ = told(scheduler, fake_extender)
     assert outcome.message == f"0/3 nodes are available: 3 {HOT}. {NO_HELP}"
 
 
 def test_a_node_that_the_answer_forgets_is_out_without_a_word(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.lose = {"a", "b", "c"}
-    outcome, _ = told(scheduler, double)
+    fake_extender.lose = {"a", "b", "c"}
+    outcome, _ = told(scheduler, fake_extender)
     assert outcome == SchedulingOutcome(None, "Unschedulable", f"0/3 nodes are available: {NO_HELP}")
 
 
 def test_an_event_is_cut_at_1024_bytes_and_a_condition_is_not(
-    scheduler: SchedulerUnderTest, double: FakeExtenderServer
+    scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    double.reject = {name: f"{name} {'x' * 500}" for name in "abc"}
-    outcome, event = told(scheduler, double)
+    fake_extender.reject = {name: f"{name} {'x' * 500}" for name in "abc"}
+    outcome, event = told(scheduler, fake_extender)
     assert outcome.message.endswith(NO_VICTIMS)
     assert event == outcome.message[:1020] + " ..."
 
 
-def test_a_cluster_without_nodes(scheduler: SchedulerUnderTest, double: FakeExtenderServer) -> None:
-    outcome, event = told(scheduler, double, "")
+def test_a_cluster_without_nodes(scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer) -> None:
+    outcome, event = told(scheduler, fake_extender, "")
     assert outcome == SchedulingOutcome(None, "Unschedulable", "no nodes available to schedule pods")
     assert event == outcome.message

@@ -1,4 +1,4 @@
-"""What the health example tells Prometheus and the nodes: the scrape job names each series after its node.
+"""The scrape configuration of the health example: the job names each series after its node.
 
 Debian's Prometheus is built without Kubernetes' service discovery, so here a file says what the discovery would say of
 the pods; the relabelling is the example's, the exporters are real.

@@ -1,4 +1,4 @@
-"""What `nodewise configure --mode second-scheduler` prints, on a real control plane.
+"""The manifests of `nodewise configure --mode second-scheduler` on a real control plane.
 
 A pod that chooses it is placed by a policy, with the rights of the one service account that both containers have.
 """

@@ -1,4 +1,4 @@
-"""`explain` and `decide` say what kube-scheduler did: random policies and clusters, the real extender in between.
+"""`explain` and `decide` agree with kube-scheduler's decisions for random policies and clusters.
 
 The scheduler is the stand-in, which passes the real one's suite (tests/cluster/test_scheduler_rules.py).
 """
@@ -154,28 +154,28 @@ def extender(folder: Path) -> Iterator[ExtenderProcess]:
         yield running
 
 
-def said(*arguments: str) -> tuple[int, Json]:
+def command_output(*arguments: str) -> tuple[int, Json]:
     """Exit code and JSON of a command."""
     done = CliRunner().invoke(command, [*arguments, "-o", "json"])
     return done.exit_code, json.loads(done.stdout)
 
 
-def decided(files: list[str], *more: str) -> dict[str, Json]:
+def decide_all(files: list[str], *more: str) -> dict[str, Json]:
     """What `decide` says, by pod."""
-    code, report = said("decide", *files, *more)
+    code, report = command_output("decide", *files, *more)
     by_pod = {decision["pod"]: decision for decision in report["decisions"]}
     assert code == (0 if all(decision["feasible"] for decision in by_pod.values()) else 3)
     return by_pod
 
 
-def until_read(extender: ExtenderProcess, worlds: list[PrefixedCluster]) -> None:
+def until_read(extender: ExtenderProcess, clusters: list[PrefixedCluster]) -> None:
     """Until the extender's snapshot holds all of these worlds: their policies, and every metric there is."""
     wanted = {
-        metric for cluster_state in worlds for metric in cluster_state.named & cluster_state.metrics.keys()
+        metric for cluster_state in clusters for metric in cluster_state.named & cluster_state.metrics.keys()
     }
     end = time.monotonic() + 60
     while not all(
-        _knows_policy(extender, cluster_state) for cluster_state in worlds if cluster_state.draw.exists
+        _knows_policy(extender, cluster_state) for cluster_state in clusters if cluster_state.draw.exists
     ):
         assert time.monotonic() < end, "policies are not read"
         time.sleep(0.02)
@@ -213,14 +213,14 @@ def _knows_policy(extender: ExtenderProcess, cluster_state: PrefixedCluster) -> 
 def test_what_is_told_is_what_the_scheduler_did(
     folder: Path, extender: ExtenderProcess, draws: list[DrawnCluster]
 ) -> None:
-    worlds = [PrefixedCluster(draw, folder) for draw in draws]
-    files = [cluster_state.write() for cluster_state in worlds]
+    clusters = [PrefixedCluster(draw, folder) for draw in draws]
+    files = [cluster_state.write() for cluster_state in clusters]
     try:
-        until_read(extender, worlds)
-        for cluster_state, given_files in zip(worlds, files, strict=True):
+        until_read(extender, clusters)
+        for cluster_state, given_files in zip(clusters, files, strict=True):
             agree(cluster_state, given_files, extender)
     finally:
-        for cluster_state in worlds:
+        for cluster_state in clusters:
             cluster_state.remove()
 
 
@@ -234,21 +234,21 @@ def agree(cluster_state: PrefixedCluster, files: list[str], extender: ExtenderPr
         "nodeCacheCapable": True,
         "managedResources": [{"name": "telemetry/scheduling", "ignoredByScheduler": True}],
     }
-    decisions = decided(files)
+    decisions = decide_all(files)
     with Cluster(cluster_state.cluster, [entry]) as cluster:
         for pod in cluster_state.pods:
             name = f"{cluster_state.namespace}/{pod['metadata']['name']}"
             node = cluster.submit(pod).node
-            code, explained = said("explain", name, "--server", extender.health_url)
+            code, explained = command_output("explain", name, "--server", extender.health_url)
             assert code == 0
-            placed(node, decisions[name])
-            same(explained["attempt"], decisions[name])
+            check_placed(node, decisions[name])
+            check_same_decision(explained["attempt"], decisions[name])
             if node is None:
                 counted(cluster.event(name), explained["attempt"])
     changed(cluster_state, files, explained["attempt"])
 
 
-def placed(node: str | None, decision: Json) -> None:
+def check_placed(node: str | None, decision: Json) -> None:
     """The scheduler took one of the nodes that are told to be best, or none where none is."""
     assert (node is None) == (not decision["feasible"])
     if node is not None:
@@ -256,7 +256,7 @@ def placed(node: str | None, decision: Json) -> None:
         assert decision["scores"][node] == max(decision["scores"].values())
 
 
-def same(attempt: Json, decision: Json) -> None:
+def check_same_decision(attempt: Json, decision: Json) -> None:
     """`explain`, from what the extender decided, and `decide`, from the same files, tell one thing."""
     nodes = {node["node"]: node for node in attempt["nodes"]}
     assert {name for name, node in nodes.items() if node["passes"]} == set(decision["feasible"])
@@ -297,6 +297,6 @@ def changed(cluster_state: PrefixedCluster, files: list[str], attempt: Json) -> 
         steps += [({"when_missing": "pass"}, change["missing"])] if change["missing"] else []
         for fields, more in steps:
             file.write_text(json.dumps(cluster_state.policy(change["rule"], **fields)))
-            again = decided(files, "--policy", str(file))[name]
+            again = decide_all(files, "--policy", str(file))[name]
             assert len(again["feasible"]) == attempt["passing"] + more
     file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`nodewise annotate` as a user runs it: what it prints, where, and its exit codes."""
+"""`nodewise annotate` from the command line: output and exit codes."""
 
 import json
 import os

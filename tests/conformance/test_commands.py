@@ -1,4 +1,4 @@
-"""The commands, run as a user runs them: what they print, where, and their exit codes."""
+"""The commands from the command line: output and exit codes."""
 
 import json
 import re

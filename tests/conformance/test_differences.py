@@ -1,4 +1,4 @@
-"""`docs/differences.md` and the tables say the same, and the tables have every row there is.
+"""The tables hold every numbered case, and `docs/differences.md` lists every row that differs.
 
 The numbers are those of the cases that were written down when the older system was observed. They have gaps.
 """
@@ -33,9 +33,9 @@ NUMBER = r"(?:DS|[HFROVMKLEXS])\d+"
 
 def rows_of_tables() -> list[tuple[str, str]]:
     """The number of every row and how it departs; rows of what is new here have no number and are left out."""
-    requests = [(case.row.number, case.row.differs) for case in cases.every()]
-    story_rows = [(story.number, story.differs) for story in stories.every()]
-    others = [(row.number, row.differs) for row in single_rows.every()]
+    requests = [(case.row.number, case.row.differs) for case in cases.all_cases()]
+    story_rows = [(story.number, story.differs) for story in stories.all_stories()]
+    others = [(row.number, row.differs) for row in single_rows.all_rows()]
     return [(number, differs) for number, differs in requests + story_rows + others if number]
 
 

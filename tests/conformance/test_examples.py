@@ -1,4 +1,4 @@
-"""Each folder below `examples/` is decided as its README says: where the pod fits, how well, and why not elsewhere."""
+"""Each folder of `examples/` is decided as its README says: nodes that pass, scores, and reasons."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`nodewise explain`, run as a user runs it, against the real extender on files."""
+"""`nodewise explain` from the command line, with a real extender on files."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The page that builds an agent, followed to the letter: its blocks are run in their order, as a reader copies them.
+"""The page about building an agent, followed literally: its code blocks run in order.
 
 pip installs the package for good, into an environment of the test's own that sees this one's packages beside its own.
 """

@@ -1,4 +1,4 @@
-"""A real extender records, is ended or killed, and its recording is answered once more by the real command."""
+"""A recording of a real extender that was stopped or killed gives the same responses when it is replayed."""
 
 import http.client
 import itertools

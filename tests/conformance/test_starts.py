@@ -1,4 +1,4 @@
-"""One real start of each command, which does what the fork does in which the other tests run it; see `tests.forks`."""
+"""One real start of each command gives the same result as the fork that the other tests use; see `tests.forks`."""
 
 import subprocess
 from pathlib import Path

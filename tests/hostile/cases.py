@@ -1,4 +1,4 @@
-"""The corpus of hostile input: named cases in YAML, with bodies that are described instead of written out."""
+"""The corpus of hostile input: named cases in YAML with a compact notation for bodies."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The cluster that the process serves: three nodes, one of which is too hot for the policy d/demo."""
+"""The cluster of the extender under test: three nodes, one of which violates the policy d/demo."""
 
 import json
 from pathlib import Path

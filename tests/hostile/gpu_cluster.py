@@ -43,12 +43,12 @@ def pod(name: str, *containers: Any, uid: str = "", **annotations: Any) -> dict[
     return {"kind": "Pod", "metadata": meta, "spec": {"containers": list(containers)}}
 
 
-def modest(name: str, uid: str = "", **annotations: Any) -> dict[str, Any]:
+def one_gpu_pod(name: str, uid: str = "", **annotations: Any) -> dict[str, Any]:
     """A pod that asks for a tenth of one card."""
     return pod(name, container("main", amounts(i915=1, millicores=100)), uid=uid, **annotations)
 
 
-def asked(pod: Any, names: Sequence[str]) -> bytes:
+def request_body(pod: Any, names: Sequence[str]) -> bytes:
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": list(names)}).encode()
 
 
@@ -90,7 +90,7 @@ class GpuCluster(NamedTuple):
 
     def filter(self, pod: Any, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         with self.target.line() as line:
-            answer = line.ask("/scheduler/filter", asked(pod, names))
+            answer = line.ask("/scheduler/filter", request_body(pod, names))
         assert answer.status == 200, answer.body[:500]
         return responses.check_filtered(answer, names)
 
@@ -139,7 +139,7 @@ class GpuCluster(NamedTuple):
             ["n1", "n2"],
             {cluster_files.HOT: cluster_files.WHY},
         )
-        kept, failed = self.filter(modest("honest"), [*GOOD, "n1"])
+        kept, failed = self.filter(one_gpu_pod("honest"), [*GOOD, "n1"])
         assert kept == list(GOOD)
         assert "the node has no cards" in failed["n1"]
         for event in ("task_failed", "agent_failed", "request_failed"):
@@ -147,7 +147,7 @@ class GpuCluster(NamedTuple):
 
 
 @contextlib.contextmanager
-def staged(folder: Path) -> Iterator[GpuCluster]:
+def running_cluster(folder: Path) -> Iterator[GpuCluster]:
     """The process with both agents."""
     with malformed_api_server.serving() as server:
         for name in GOOD:

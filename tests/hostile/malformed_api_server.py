@@ -28,7 +28,7 @@ class MalformedResponse(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
 
-def whole(body: bytes, status: int = 200, **headers: str) -> MalformedResponse:
+def plain_response(body: bytes, status: int = 200, **headers: str) -> MalformedResponse:
     """An answer in one piece."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -39,17 +39,17 @@ def whole(body: bytes, status: int = 200, **headers: str) -> MalformedResponse:
     )
 
 
-def listed(*items: Any) -> MalformedResponse:
+def metric_list(*items: Any) -> MalformedResponse:
     """A MetricValueList."""
-    return whole(json.dumps({"kind": "MetricValueList", "items": items}).encode())
+    return plain_response(json.dumps({"kind": "MetricValueList", "items": items}).encode())
 
 
-def item(node: Any, value: Any, **more: Any) -> dict[str, Any]:
+def metric_item(node: Any, value: Any, **more: Any) -> dict[str, Any]:
     """One of its items."""
     return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
 
 
-def endless() -> MalformedResponse:
+def endless_response() -> MalformedResponse:
     """Spaces for ever."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -60,7 +60,7 @@ def endless() -> MalformedResponse:
     return MalformedResponse(pieces)
 
 
-def hanging() -> MalformedResponse:
+def hanging_response() -> MalformedResponse:
     """The beginning of an answer, and silence."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -70,9 +70,9 @@ def hanging() -> MalformedResponse:
     return MalformedResponse(pieces)
 
 
-def bomb() -> MalformedResponse:
+def compressed_response() -> MalformedResponse:
     """100 kB that become 100 MiB for who unpacks them."""
-    return whole(gzip.compress(b" " * 100 * 2**20), content_encoding="gzip")
+    return plain_response(gzip.compress(b" " * 100 * 2**20), content_encoding="gzip")
 
 
 class MalformedApiServer(ApiServer):

@@ -1,4 +1,4 @@
-"""Installed packages with an agent: made from the template, then broken."""
+"""Installs packages with an agent that is made from the template and then broken."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checks of what every response has to be, whatever the request was."""
+"""Checks that hold for every response, whatever the request was."""
 
 import json
 from collections.abc import Sequence

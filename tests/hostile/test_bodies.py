@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - rows of a table
-"""Bodies by chance against the running process: an answer to each, and a right one."""
+"""Generated request bodies: the running process answers each of them correctly."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -102,7 +102,7 @@ def test_a_client_of_the_cluster_ca_binds_no_pod(
         filtered = call(running, evil, "POST", "/scheduler/filter", body)
         assert filtered.status_code == (200 if flags else 403)
     assert [node_of(sandbox, pod) for pod in pods] == ["", ""]
-    assert gpu.ledger(sandbox, "g1") == {}
+    assert gpu.allocation_record(sandbox, "g1") == {}
 
 
 def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(

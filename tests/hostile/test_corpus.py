@@ -1,4 +1,4 @@
-"""The corpus against the running process: what one would try who wishes us ill."""
+"""The corpus of hostile input against the running process."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - rows of a table
-"""Many bodies about cards against the running process: an answer to each, and a right one."""
+"""Generated request bodies about GPUs: the running process answers each of them correctly."""
 
 import json
 from collections.abc import Iterator
@@ -103,17 +103,17 @@ def _body(verb: str) -> st.SearchStrategy[tuple[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuCluster]:
-    with gpu_cluster.staged(tmp_path_factory.mktemp("gpu-bodies")) as made:
-        made.put(PODS, gpu_cluster.modest("held"))
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuCluster]:
+    with gpu_cluster.running_cluster(tmp_path_factory.mktemp("gpu-bodies")) as made:
+        made.put(PODS, gpu_cluster.one_gpu_pod("held"))
         yield made
         made.check_others()
 
 
 @pytest.fixture(scope="module")
-def line(stage: GpuCluster) -> Iterator[RawConnection]:
+def line(cluster: GpuCluster) -> Iterator[RawConnection]:
     """The one connection over which all bodies go: no answer may cost it."""
-    with stage.target.line() as opened:
+    with cluster.target.line() as opened:
         yield opened
 
 

@@ -1,4 +1,4 @@
-"""What nodes and tenants write about cards, of every wrong shape: they get a reason, and everything else goes on."""
+"""Malformed GPU labels and annotations of nodes and tenants: each gets a reason, and other pods are unaffected."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from nodewise.agents.gpu import limits, resource_cap
 from nodewise.kube.resources import LEASES, NODES, PODS
 from tests.hostile import gpu_cluster, json_strategies
-from tests.hostile.gpu_cluster import GOOD, PREFIX, GpuCluster, amounts, container, modest, node, pod
+from tests.hostile.gpu_cluster import GOOD, PREFIX, GpuCluster, amounts, container, node, one_gpu_pod, pod
 
 NUMBERS = f"{PREFIX}gpu-numbers"
 CARDS = "nodewise.io/gpu-cards"
@@ -19,8 +19,8 @@ ROOM = amounts(i915=200, millicores=2000)
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuCluster]:
-    with gpu_cluster.staged(tmp_path_factory.mktemp("gpu")) as made:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuCluster]:
+    with gpu_cluster.running_cluster(tmp_path_factory.mktemp("gpu")) as made:
         yield made
         assert made.target.process.is_running
         made.check_others()
@@ -121,51 +121,51 @@ QUIET = {
 }
 
 
-def test_nodes_of_every_wrong_shape(stage: GpuCluster) -> None:
+def test_nodes_of_every_wrong_shape(cluster: GpuCluster) -> None:
     """Each passes or gets a reason; what is wrong with it is told where it is asked for."""
     fit = {f"fit-{at}": arguments for at, arguments in enumerate(FIT.values())}
     rest = {f"not-{at}": arguments for at, arguments in enumerate(NOT.values())}
     for name, arguments in (fit | rest).items():
-        stage.put(NODES, node(name, *arguments))
-    stage.settle()
-    kept, failed = stage.filter(modest("p"), [*fit, *rest, *GOOD])
+        cluster.put(NODES, node(name, *arguments))
+    cluster.settle()
+    kept, failed = cluster.filter(one_gpu_pod("p"), [*fit, *rest, *GOOD])
     names_by_node = dict(zip(fit, FIT, strict=True)) | dict(zip(rest, NOT, strict=True))
     assert [names_by_node[name] for name in failed if name in fit] == []
     assert [names_by_node[name] for name in kept if name in rest] == []
     assert all(why.startswith("Not enough GPU-resources") and len(why) < 300 for why in failed.values())
     for name in (*fit, *rest):
-        problems = stage.books(name).get("problems", ["has no cards, and says so"])
+        problems = cluster.books(name).get("problems", ["has no cards, and says so"])
         assert problems or names_by_node[name] in QUIET, names_by_node[name]
         assert len(problems) < 60
         assert all(len(text) < 500 for text in problems), (names_by_node[name], problems)
-    stage.check_others()
+    cluster.check_others()
     for name in (*fit, *rest):
-        stage.remove(NODES, name)
-    stage.settle()
-    stage.check_others()
+        cluster.remove(NODES, name)
+    cluster.settle()
+    cluster.check_others()
 
 
-def test_nodes_that_invent_resources_do_not_fill_the_memory(stage: GpuCluster) -> None:
+def test_nodes_that_invent_resources_do_not_fill_the_memory(cluster: GpuCluster) -> None:
     """150 nodes of 64 cards, each with 60 resources of its own."""
     cards = json.dumps([{"name": f"card{at}"} for at in range(64)])
     names = [f"inventive-{number}" for number in range(150)]
-    before = stage.target.rss_mib()
+    before = cluster.target.rss_mib()
     for name in names:
         own = {f"{PREFIX}{name}-{at}": "64" for at in range(60)}
-        stage.put(NODES, node(name, {}, amounts(i915=640, millicores=64_000) | own, {CARDS: cards}))
-    stage.settle()
-    assert stage.filter(modest("p"), [*names, *GOOD]) == ([*names, *GOOD], {})
+        cluster.put(NODES, node(name, {}, amounts(i915=640, millicores=64_000) | own, {CARDS: cards}))
+    cluster.settle()
+    assert cluster.filter(one_gpu_pod("p"), [*names, *GOOD]) == ([*names, *GOOD], {})
     events = [
-        name for name in names if any("count as absent" in text for text in stage.books(name)["problems"])
+        name for name in names if any("count as absent" in text for text in cluster.books(name)["problems"])
     ]
     assert len(events) >= len(names) - resource_cap.MOST // 60 - 1
     lost = pod("p", container("main", {f"{PREFIX}i915": "1", f"{PREFIX}{events[-1]}-59": "1"}))
-    assert events[-1] in stage.filter(lost, events)[1]
-    assert stage.target.rss_mib() < before + 300
-    stage.check_others()
+    assert events[-1] in cluster.filter(lost, events)[1]
+    assert cluster.target.rss_mib() < before + 300
+    cluster.check_others()
     for name in names:
-        stage.remove(NODES, name)
-    stage.settle()
+        cluster.remove(NODES, name)
+    cluster.settle()
 
 
 def _many(count: int, **each: Any) -> list[dict[str, Any]]:
@@ -204,10 +204,10 @@ ASKED: dict[str, tuple[Any, str]] = {
         pod("p", *_many(1, i915=1)) | {"spec": {"containers": [], "initContainers": _many(1, i915=1)}},
         "init container",
     ),
-    "models without a name": (modest("p", **{"nodewise.io/gpu-models": " , "}), "malformed"),
-    "a placement that is none": (modest("p", **{"nodewise.io/gpu-placement": "\x00"}), "malformed"),
-    "100,000 models": (modest("p", **{"nodewise.io/gpu-models": "m," * 100_000}), "malformed"),
-    "lists that nobody reads": (modest("p", gas_allow="," * 100_000, gas_deny="card0"), ""),
+    "models without a name": (one_gpu_pod("p", **{"nodewise.io/gpu-models": " , "}), "malformed"),
+    "a placement that is none": (one_gpu_pod("p", **{"nodewise.io/gpu-placement": "\x00"}), "malformed"),
+    "100,000 models": (one_gpu_pod("p", **{"nodewise.io/gpu-models": "m," * 100_000}), "malformed"),
+    "lists that nobody reads": (one_gpu_pod("p", gas_allow="," * 100_000, gas_deny="card0"), ""),
     **{
         f"an amount {text[:30]!r}": (pod("p", *_many(1, i915=1, millicores=text)), "bad args")
         for text in ("-1", "", "0.5", "1e999999999", "NaN", "9" * 300, "٣", "0x10", "5Kii")
@@ -223,22 +223,22 @@ UNREAD = {
 
 
 @pytest.mark.parametrize(("pod", "why"), ASKED.values(), ids=list(ASKED))
-def test_a_pod_that_asks_for_odd_things(stage: GpuCluster, pod: Any, why: str) -> None:
-    kept, failed = stage.filter(pod, GOOD)
+def test_a_pod_that_asks_for_odd_things(cluster: GpuCluster, pod: Any, why: str) -> None:
+    kept, failed = cluster.filter(pod, GOOD)
     if why:
         assert kept == []
         assert all(why in text and len(text) < 300 for text in failed.values()), failed
     else:
         assert (kept, failed) == (list(GOOD), {})
-    stage.check_others()
+    cluster.check_others()
 
 
 @pytest.mark.parametrize("pod", UNREAD.values(), ids=list(UNREAD))
-def test_a_pod_that_cannot_be_read(stage: GpuCluster, pod: Any) -> None:
-    with stage.target.line() as line:
-        answer = line.ask("/scheduler/filter", gpu_cluster.asked(pod, GOOD))
+def test_a_pod_that_cannot_be_read(cluster: GpuCluster, pod: Any) -> None:
+    with cluster.target.line() as line:
+        answer = line.ask("/scheduler/filter", gpu_cluster.request_body(pod, GOOD))
     assert answer.status == 400, answer.body[:300]
-    stage.check_others()
+    cluster.check_others()
 
 
 BOUND: dict[str, tuple[dict[str, str], int]] = {
@@ -256,20 +256,20 @@ BOUND: dict[str, tuple[dict[str, str], int]] = {
 }
 
 
-def test_pods_that_were_bound_with_odd_annotations(stage: GpuCluster) -> None:
+def test_pods_that_were_bound_with_odd_annotations(cluster: GpuCluster) -> None:
     """They hold what can be read of it, and the rest is a problem of their node."""
     for number, (notes, _) in enumerate(BOUND.values()):
-        stage.bound(modest(f"odd-{number}", **notes), "good1")
-    stage.settle()
-    assert stage.held("good1") == {"card0": sum(count for _, count in BOUND.values()), "card1": 0}
-    problems = stage.books("good1")["problems"]
+        cluster.bound(one_gpu_pod(f"odd-{number}", **notes), "good1")
+    cluster.settle()
+    assert cluster.held("good1") == {"card0": sum(count for _, count in BOUND.values()), "card1": 0}
+    problems = cluster.books("good1")["problems"]
     assert len(problems) >= len(BOUND) - 2
     assert all(len(text) < 500 for text in problems)
-    stage.check_others()
+    cluster.check_others()
     for number in range(len(BOUND)):
-        stage.remove(PODS, f"odd-{number}", "d")
-    stage.settle()
-    assert stage.held("good1") == {"card0": 0, "card1": 0}
+        cluster.remove(PODS, f"odd-{number}", "d")
+    cluster.settle()
+    assert cluster.held("good1") == {"card0": 0, "card1": 0}
 
 
 ENTRY = {"pod": "d/gone", "cards": "card0", "seen": "99999999999", "charged": [{f"{PREFIX}i915": 1}]}
@@ -295,75 +295,80 @@ LEDGERS: dict[str, tuple[str, int]] = {
 }
 
 
-def test_ledgers_of_every_wrong_shape(stage: GpuCluster) -> None:
+def test_ledgers_of_every_wrong_shape(cluster: GpuCluster) -> None:
     """Nobody but us may write there; whatever stands there, other nodes and the process go on."""
     for text, count in LEDGERS.values():
-        stage.ledger("good2", text)
+        cluster.ledger("good2", text)
         if count:  # soon, for the leader asks about pods that nobody knows and takes their entries out
-            stage.until(f"{count} of {text[:80]}", lambda count=count: stage.held("good2")["card0"] == count)
+            cluster.until(
+                f"{count} of {text[:80]}", lambda count=count: cluster.held("good2")["card0"] == count
+            )
             continue
-        stage.settle()
-        assert stage.held("good2")["card0"] == count, (text[:80], stage.books("good2")["problems"])
-    stage.remove(LEASES, "gpu-good2", gpu_cluster.OWN)
-    stage.settle()
-    stage.check_others()
+        cluster.settle()
+        assert cluster.held("good2")["card0"] == count, (text[:80], cluster.books("good2")["problems"])
+    cluster.remove(LEASES, "gpu-good2", gpu_cluster.OWN)
+    cluster.settle()
+    cluster.check_others()
 
 
-def test_who_writes_annotations_does_not_change_who_holds_what(stage: GpuCluster) -> None:
+def test_who_writes_annotations_does_not_change_who_holds_what(cluster: GpuCluster) -> None:
     """Before the pod is bound, and while it runs; the ledger counts."""
-    forged = modest("forged", gas_container_cards="card1", gas_container_tiles="card1:gt0", gas_ts="1")
-    made = stage.put(PODS, forged)
-    assert json.loads(stage.bind(made, "good1").body)["Error"] == ""
-    now = stage.find("forged")
+    forged = one_gpu_pod("forged", gas_container_cards="card1", gas_container_tiles="card1:gt0", gas_ts="1")
+    made = cluster.put(PODS, forged)
+    assert json.loads(cluster.bind(made, "good1").body)["Error"] == ""
+    now = cluster.find("forged")
     assert now["metadata"]["annotations"]["gas-container-cards"] == "card0"
     assert now["metadata"]["annotations"]["gas-container-tiles"] == ""
     for text in ("", "card1", "card0|card1", "," * 10_000):
         now["metadata"]["annotations"]["gas-container-cards"] = text
-        stage.put(PODS, now)
-        stage.settle()
-        assert stage.held("good1") == {"card0": 1, "card1": 0}
-    stage.remove(PODS, "forged", "d")
-    stage.settle()
-    assert stage.held("good1") == {"card0": 0, "card1": 0}
+        cluster.put(PODS, now)
+        cluster.settle()
+        assert cluster.held("good1") == {"card0": 1, "card1": 0}
+    cluster.remove(PODS, "forged", "d")
+    cluster.settle()
+    assert cluster.held("good1") == {"card0": 0, "card1": 0}
 
 
-def test_two_pods_of_one_name(stage: GpuCluster) -> None:
+def test_two_pods_of_one_name(cluster: GpuCluster) -> None:
     """The second one has nothing of the first one's, and a bind meant for the first one does not reach it."""
-    first = stage.put(PODS, modest("twin", uid="uid-first"))
-    assert json.loads(stage.bind(first, "good1").body)["Error"] == ""
-    stage.remove(PODS, "twin", "d")
-    second = stage.put(PODS, modest("twin", uid="uid-second"))
-    stage.settle()
-    assert stage.held("good1") == {"card0": 0, "card1": 0}
-    assert json.loads(stage.bind(first, "good2").body)["Error"]
-    assert not stage.find("twin")["spec"].get("nodeName")
-    assert json.loads(stage.bind(second, "good2").body)["Error"] == ""
-    stage.settle()
-    assert (stage.held("good1"), stage.held("good2")) == ({"card0": 0, "card1": 0}, {"card0": 1, "card1": 0})
-    stage.remove(PODS, "twin", "d")
-    stage.settle()
+    first = cluster.put(PODS, one_gpu_pod("twin", uid="uid-first"))
+    assert json.loads(cluster.bind(first, "good1").body)["Error"] == ""
+    cluster.remove(PODS, "twin", "d")
+    second = cluster.put(PODS, one_gpu_pod("twin", uid="uid-second"))
+    cluster.settle()
+    assert cluster.held("good1") == {"card0": 0, "card1": 0}
+    assert json.loads(cluster.bind(first, "good2").body)["Error"]
+    assert not cluster.find("twin")["spec"].get("nodeName")
+    assert json.loads(cluster.bind(second, "good2").body)["Error"] == ""
+    cluster.settle()
+    assert (cluster.held("good1"), cluster.held("good2")) == (
+        {"card0": 0, "card1": 0},
+        {"card0": 1, "card1": 0},
+    )
+    cluster.remove(PODS, "twin", "d")
+    cluster.settle()
 
 
-def test_thousands_of_victims(stage: GpuCluster) -> None:
+def test_thousands_of_victims(cluster: GpuCluster) -> None:
     """Most of them nobody knows; some are named on every node."""
     victims = {"Pods": [{"UID": f"nobody-{number}"} for number in range(5000)], "NumPDBViolations": 0}
     names = [*GOOD, "n1", *(f"nowhere-{number}" for number in range(30))]
-    body = {"Pod": modest("p"), "NodeNameToMetaVictims": dict.fromkeys(names, victims)}
-    with stage.target.line() as line:
+    body = {"Pod": one_gpu_pod("p"), "NodeNameToMetaVictims": dict.fromkeys(names, victims)}
+    with cluster.target.line() as line:
         answer = line.ask("/scheduler/preempt", json.dumps(body).encode())
     assert answer.status == 200
     assert set(json.loads(answer.body)["NodeNameToMetaVictims"]) == set(GOOD)
-    stage.check_others()
+    cluster.check_others()
 
 
-def test_a_pod_of_many_cards_fits_where_the_entry_is_still_small(stage: GpuCluster) -> None:
+def test_a_pod_of_many_cards_fits_where_the_entry_is_still_small(cluster: GpuCluster) -> None:
     """What the largest pod writes into the ledger leaves room for others."""
-    made = stage.put(PODS, pod("large", *_many(limits.MOST_CONTAINERS, i915=1, millicores=1)))
-    assert json.loads(stage.bind(made, "good1").body)["Error"] == ""
-    text = stage.server.call(
+    made = cluster.put(PODS, pod("large", *_many(limits.MOST_CONTAINERS, i915=1, millicores=1)))
+    assert json.loads(cluster.bind(made, "good1").body)["Error"] == ""
+    text = cluster.server.call(
         lambda api: api.objects(LEASES)[gpu_cluster.OWN, "gpu-good1"]["metadata"]["annotations"]
     )["nodewise.io/holdings"]
     assert len(text) < 32_000
-    stage.remove(PODS, "large", "d")
-    stage.settle()
-    stage.check_others()
+    cluster.remove(PODS, "large", "d")
+    cluster.settle()
+    cluster.check_others()

@@ -1,4 +1,4 @@
-"""A user of a control-plane host plants files for root's `nodewise configure`: root writes nothing of theirs."""
+"""A user of a control-plane host plants files for `nodewise configure`, which root runs: it writes none of them."""
 
 import json
 import os

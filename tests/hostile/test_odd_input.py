@@ -1,4 +1,4 @@
-"""Objects of every wrong shape, and metric answers of every wrong shape: only the pods that depend on them wait."""
+"""Malformed objects and metric responses: only pods that depend on them wait."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ from tests.hostile.malformed_api_server import (
     METRICS,
     MalformedApiServer,
     MalformedResponse,
-    item,
-    listed,
-    whole,
+    metric_item,
+    metric_list,
+    plain_response,
 )
 
 PROMETHEUS = "/api/v1/query"
@@ -65,11 +65,11 @@ def _one_rule(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MalformedCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MalformedCluster]:
     folder = tmp_path_factory.mktemp("tenants")
     with malformed_api_server.serving() as server:
-        server.odd[METRICS + ODD] = whole(b"nothing yet", 404)
-        server.odd[PROMETHEUS] = whole(b"nothing yet", 404)
+        server.odd[METRICS + ODD] = plain_response(b"nothing yet", 404)
+        server.odd[PROMETHEUS] = plain_response(b"nothing yet", 404)
         options = {
             "--kubeconfig": server.kubeconfig(folder),
             "--sync-period": "100ms",
@@ -87,35 +87,35 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MalformedCluster
 POLICIES = cases("policies")
 
 
-def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(stage: MalformedCluster) -> None:
+def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(cluster: MalformedCluster) -> None:
     """As an API server may hold them whose definition is an older one, or none."""
     names = {f"odd-{number}": case for number, case in enumerate(POLICIES.values())}
     for name, case in names.items():
-        stage.policy(name, case["spec"], **case.get("metadata", {}))
-    stage.policy("last", _one_rule(target="hot"))
-    stage.until("the last one is named", lambda: "d/last" in _named(stage))
-    named = _named(stage) | {
-        ":".join(event.get("name", ())) for event in stage.target.events("object_unreadable")
+        cluster.policy(name, case["spec"], **case.get("metadata", {}))
+    cluster.policy("last", _one_rule(target="hot"))
+    cluster.until("the last one is named", lambda: "d/last" in _named(cluster))
+    named = _named(cluster) | {
+        ":".join(event.get("name", ())) for event in cluster.target.events("object_unreadable")
     }
-    unreadable = len(stage.target.events("object_unreadable"))
+    unreadable = len(cluster.target.events("object_unreadable"))
     assert len(named & {f"d/{name}" for name in names}) + unreadable >= sum(
         case.get("problem", True) for case in names.values()
     )
     for name, case in names.items():
         if case["verdict"] == "none":
-            assert set(stage.failed(name)) == set(cluster_files.NODES), (name, case)
-        for why in stage.failed(name).values():
+            assert set(cluster.failed(name)) == set(cluster_files.NODES), (name, case)
+        for why in cluster.failed(name).values():
             assert len(why) < 1000
-    stage.check_others()
+    cluster.check_others()
     for name in [*names, "last"]:
-        stage.server.call(lambda api, name=name: api.remove(TASPOLICIES, name, "d"))  # type: ignore[misc]
+        cluster.server.call(lambda api, name=name: api.remove(TASPOLICIES, name, "d"))  # type: ignore[misc]
 
 
-def _named(stage: MalformedCluster) -> set[str]:
-    return {event["policy"] for event in stage.target.events("policy_problem")}
+def _named(cluster: MalformedCluster) -> set[str]:
+    return {event["policy"] for event in cluster.target.events("policy_problem")}
 
 
-def test_nodes_of_every_wrong_shape_stop_no_other(stage: MalformedCluster) -> None:
+def test_nodes_of_every_wrong_shape_stop_no_other(cluster: MalformedCluster) -> None:
     shapes: list[dict[str, Any]] = [
         {"metadata": {"name": "o1", "annotations": None}, "spec": None, "status": None},
         {"metadata": {"name": "o2", "annotations": {"a": "x" * 2**20}}},
@@ -131,22 +131,22 @@ def test_nodes_of_every_wrong_shape_stop_no_other(stage: MalformedCluster) -> No
         {"metadata": {"name": "o9"}, "spec": {"taints": {"a": "b"}}},
     ]
     for shape in shapes:
-        stage.server.call(lambda api, shape=shape: api.put(NODES, {"kind": "Node"} | shape))  # type: ignore[misc]
-    stage.server.call(lambda api: api.put(NODES, {"kind": "Node", "metadata": {"name": "seen"}}))
+        cluster.server.call(lambda api, shape=shape: api.put(NODES, {"kind": "Node"} | shape))  # type: ignore[misc]
+    cluster.server.call(lambda api: api.put(NODES, {"kind": "Node", "metadata": {"name": "seen"}}))
     many = len(cluster_files.NODES) + 1
-    stage.until("the last node is seen", lambda: _objects(stage, "Node") >= many)
-    stage.check_others()
-    assert _objects(stage, "Node") + len(stage.target.events("object_unreadable")) >= many
+    cluster.until("the last node is seen", lambda: _objects(cluster, "Node") >= many)
+    cluster.check_others()
+    assert _objects(cluster, "Node") + len(cluster.target.events("object_unreadable")) >= many
     for shape in shapes:
         name = shape["metadata"]["name"]
-        stage.server.call(lambda api, name=name: api.remove(NODES, name))  # type: ignore[misc]
-    stage.server.call(lambda api: api.remove(NODES, "seen"))
-    stage.until("they are gone", lambda: _objects(stage, "Node") == len(cluster_files.NODES))
-    stage.check_others()
+        cluster.server.call(lambda api, name=name: api.remove(NODES, name))  # type: ignore[misc]
+    cluster.server.call(lambda api: api.remove(NODES, "seen"))
+    cluster.until("they are gone", lambda: _objects(cluster, "Node") == len(cluster_files.NODES))
+    cluster.check_others()
 
 
-def _objects(stage: MalformedCluster, kind: str) -> float:
-    with stage.target.admin() as line:
+def _objects(cluster: MalformedCluster, kind: str) -> float:
+    with cluster.target.admin() as line:
         text = line.ask("/metrics", b"", "GET", {}).body.decode()
     return next(
         float(row.split()[1])
@@ -155,27 +155,30 @@ def _objects(stage: MalformedCluster, kind: str) -> float:
     )
 
 
-GOOD = listed(*(item(node, 70) for node in cluster_files.NODES))
+GOOD = metric_list(*(metric_item(node, 70) for node in cluster_files.NODES))
 ANSWERS: dict[str, tuple[MalformedResponse, str]] = {
     # what is answered, and what the log says of it: empty where it is read as far as it goes
-    "HTML": (whole(b"<html>Login</html>", content_type="text/html"), "metric answer"),
-    "no bytes": (whole(b""), "metric answer"),
-    "half an answer": (whole(b'{"items":[{"describedObject"'), "metric answer"),
-    "a list": (whole(b"[]"), "metric answer"),
-    "null": (whole(b"null"), "metric answer"),
-    "items that are an object": (whole(b'{"items":{}}'), "metric answer"),
-    "items that are null": (whole(b'{"items":null}'), "empty list"),
-    "nothing that is an item": (listed(1, "a", None, []), "empty list"),
-    "nested too deep": (whole(b'{"items":' + b"[" * 100_000), "metric answer"),
-    "bytes that are no UTF-8": (whole(b'{"items":[{"describedObject":{"name":"\xff"}}]}'), "empty list"),
-    "a server's defect that is nested too deep": (whole(b"[" * 100_000, 500), "[[["),
-    "too many calls": (whole(b"{}", 429, retry_after="9999999999999999999"), "429"),
-    "not allowed": (whole(b'{"kind":"Status","message":"no"}', 403), "no"),
-    "moved": (whole(b"", 302, location="http://127.0.0.1:1/"), "302"),
-    "no content": (whole(b"", 204), "metric answer"),
-    "packed": (malformed_api_server.bomb(), "Content-Encoding"),
-    "without end": (malformed_api_server.endless(), "answer"),
-    "half an answer and silence": (malformed_api_server.hanging(), "no answer within"),
+    "HTML": (plain_response(b"<html>Login</html>", content_type="text/html"), "metric answer"),
+    "no bytes": (plain_response(b""), "metric answer"),
+    "half an answer": (plain_response(b'{"items":[{"describedObject"'), "metric answer"),
+    "a list": (plain_response(b"[]"), "metric answer"),
+    "null": (plain_response(b"null"), "metric answer"),
+    "items that are an object": (plain_response(b'{"items":{}}'), "metric answer"),
+    "items that are null": (plain_response(b'{"items":null}'), "empty list"),
+    "nothing that is an item": (metric_list(1, "a", None, []), "empty list"),
+    "nested too deep": (plain_response(b'{"items":' + b"[" * 100_000), "metric answer"),
+    "bytes that are no UTF-8": (
+        plain_response(b'{"items":[{"describedObject":{"name":"\xff"}}]}'),
+        "empty list",
+    ),
+    "a server's defect that is nested too deep": (plain_response(b"[" * 100_000, 500), "[[["),
+    "too many calls": (plain_response(b"{}", 429, retry_after="9999999999999999999"), "429"),
+    "not allowed": (plain_response(b'{"kind":"Status","message":"no"}', 403), "no"),
+    "moved": (plain_response(b"", 302, location="http://127.0.0.1:1/"), "302"),
+    "no content": (plain_response(b"", 204), "metric answer"),
+    "packed": (malformed_api_server.compressed_response(), "Content-Encoding"),
+    "without end": (malformed_api_server.endless_response(), "answer"),
+    "half an answer and silence": (malformed_api_server.hanging_response(), "no answer within"),
 }
 VALUES: dict[str, Any] = {
     "NaN": "NaN",
@@ -195,55 +198,55 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize(("response", "message"), ANSWERS.values(), ids=list(ANSWERS))
 def test_an_answer_of_a_metric_server(
-    stage: MalformedCluster, response: MalformedResponse, message: str
+    cluster: MalformedCluster, response: MalformedResponse, message: str
 ) -> None:
     """The problem is named, the last good values hold, and no other metric waits."""
-    _answered(stage, GOOD)
-    stage.until("the metric is well", lambda: not stage.failed(ODD))
-    before = len(stage.target.events("metric_failed"))
-    _answered(stage, response)
-    stage.until(
+    _answered(cluster, GOOD)
+    cluster.until("the metric is well", lambda: not cluster.failed(ODD))
+    before = len(cluster.target.events("metric_failed"))
+    _answered(cluster, response)
+    cluster.until(
         f"it is named by {message}",
         lambda: [
-            event for event in stage.target.events("metric_failed")[before:] if message in event["error"]
+            event for event in cluster.target.events("metric_failed")[before:] if message in event["error"]
         ],
     )
-    assert stage.failed(ODD) == {}
-    stage.check_others()
-    assert stage.target.rss_mib() < 700
+    assert cluster.failed(ODD) == {}
+    cluster.check_others()
+    assert cluster.target.rss_mib() < 700
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
-def test_one_bad_value_is_named_and_spoils_its_own_node_only(stage: MalformedCluster, value: Any) -> None:
-    _answered(stage, listed(item("n1", 90), item("n2", 70), item("n3", 90)))
-    stage.until("all values are there", lambda: set(stage.failed(ODD)) == {"n1", "n3"})
-    before = len(stage.target.events("metric_values_bad"))
-    _answered(stage, listed(item("n1", 90), item("n2", 70), item("n3", value)))
-    stage.until("the value is gone", lambda: set(stage.failed(ODD)) == {"n1"})
-    (event,) = stage.target.events("metric_values_bad")[before:]
+def test_one_bad_value_is_named_and_spoils_its_own_node_only(cluster: MalformedCluster, value: Any) -> None:
+    _answered(cluster, metric_list(metric_item("n1", 90), metric_item("n2", 70), metric_item("n3", 90)))
+    cluster.until("all values are there", lambda: set(cluster.failed(ODD)) == {"n1", "n3"})
+    before = len(cluster.target.events("metric_values_bad"))
+    _answered(cluster, metric_list(metric_item("n1", 90), metric_item("n2", 70), metric_item("n3", value)))
+    cluster.until("the value is gone", lambda: set(cluster.failed(ODD)) == {"n1"})
+    (event,) = cluster.target.events("metric_values_bad")[before:]
     assert (event["metric"], event["nodes"]) == (ODD, 1)
     assert len(event["example"]) < 300
-    stage.check_others()
+    cluster.check_others()
 
 
-def test_values_that_can_be_read_are_exact_however_odd(stage: MalformedCluster) -> None:
+def test_values_that_can_be_read_are_exact_however_odd(cluster: MalformedCluster) -> None:
     """Negative, beyond 64 bits, of nodes that nobody has, of a node twice, of a time to come, of other kinds."""
     odd = [
-        item("n1", -5),
-        item("n2", "9" * 60),
-        item("n3", 90),
-        item("n3", 70, timestamp="9999-12-31T23:59:59Z"),
-        item("stranger", 99),
-        item("", 99),
-        item(None, 99),
+        metric_item("n1", -5),
+        metric_item("n2", "9" * 60),
+        metric_item("n3", 90),
+        metric_item("n3", 70, timestamp="9999-12-31T23:59:59Z"),
+        metric_item("stranger", 99),
+        metric_item("", 99),
+        metric_item(None, 99),
         {"value": "99"},
-        *(item(f"stranger-{number}", 99) for number in range(100_000)),
+        *(metric_item(f"stranger-{number}", 99) for number in range(100_000)),
     ]
-    _answered(stage, listed(*odd))
-    stage.until("the values are there", lambda: set(stage.failed(ODD)) == {"n2"})
-    _answered(stage, listed(item("n1", 5), item("n2", 5), item("n3", 90)))
-    stage.until("the time to come does not hold it", lambda: set(stage.failed(ODD)) == {"n3"})
-    stage.check_others()
+    _answered(cluster, metric_list(*odd))
+    cluster.until("the values are there", lambda: set(cluster.failed(ODD)) == {"n2"})
+    _answered(cluster, metric_list(metric_item("n1", 5), metric_item("n2", 5), metric_item("n3", 90)))
+    cluster.until("the time to come does not hold it", lambda: set(cluster.failed(ODD)) == {"n3"})
+    cluster.check_others()
 
 
 PROMETHEUS_ANSWERS: dict[str, MalformedResponse] = {
@@ -254,23 +257,23 @@ PROMETHEUS_ANSWERS: dict[str, MalformedResponse] = {
 
 
 @pytest.mark.parametrize("response", PROMETHEUS_ANSWERS.values(), ids=list(PROMETHEUS_ANSWERS))
-def test_an_answer_of_prometheus(stage: MalformedCluster, response: MalformedResponse) -> None:
+def test_an_answer_of_prometheus(cluster: MalformedCluster, response: MalformedResponse) -> None:
     """The policy's pods wait, for its metric was never fetched; the answer is named, and nobody else waits."""
     name = "asks"
-    stage.server.odd[PROMETHEUS] = response
-    before = len(stage.target.events("metric_failed"))
-    stage.policy(name, _one_rule(metricname="asked", query="up"))
-    stage.until("it is named", lambda: stage.target.events("metric_failed")[before:])
-    assert set(stage.failed(name)) == set(cluster_files.NODES)
-    stage.check_others()
-    stage.server.call(lambda api: api.remove(TASPOLICIES, name, "d"))
-    stage.until("it is gone", lambda: "does not exist" in next(iter(stage.failed(name).values())))
-    stage.server.odd[PROMETHEUS] = whole(b"nothing", 404)
+    cluster.server.odd[PROMETHEUS] = response
+    before = len(cluster.target.events("metric_failed"))
+    cluster.policy(name, _one_rule(metricname="asked", query="up"))
+    cluster.until("it is named", lambda: cluster.target.events("metric_failed")[before:])
+    assert set(cluster.failed(name)) == set(cluster_files.NODES)
+    cluster.check_others()
+    cluster.server.call(lambda api: api.remove(TASPOLICIES, name, "d"))
+    cluster.until("it is gone", lambda: "does not exist" in next(iter(cluster.failed(name).values())))
+    cluster.server.odd[PROMETHEUS] = plain_response(b"nothing", 404)
 
 
-def _answered(stage: MalformedCluster, response: MalformedResponse) -> None:
+def _answered(cluster: MalformedCluster, response: MalformedResponse) -> None:
     """Have the metric answered so from now on, and asked for so at least once."""
     path = METRICS + ODD
-    stage.server.odd[path] = response
-    wanted = stage.server.asked[path] + 1
-    stage.until("the metric is asked for", lambda: stage.server.asked[path] >= wanted)
+    cluster.server.odd[path] = response
+    wanted = cluster.server.asked[path] + 1
+    cluster.until("the metric is asked for", lambda: cluster.server.asked[path] >= wanted)

@@ -1,4 +1,4 @@
-"""Agents of other packages beside our own, in the real process: a good one, and all kinds of bad ones at once."""
+"""Agents of other packages in the real process: a correct one beside every kind of broken one."""
 
 import json
 import os
@@ -91,7 +91,7 @@ def target(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Att
             assert not made.events("task_failed")
 
 
-def asked(target: AttackedExtender, verb: str, *agents: str, policy: str | None = None) -> Any:
+def ask_agents(target: AttackedExtender, verb: str, *agents: str, policy: str | None = None) -> Any:
     """What is said of all nodes to a pod that concerns these agents."""
     labels = {f"{name}/limit": "5" for name in agents} | ({"telemetry-policy": policy} if policy else {})
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
@@ -102,8 +102,8 @@ def asked(target: AttackedExtender, verb: str, *agents: str, policy: str | None 
     return json.loads(answer.body)
 
 
-def rejected(target: AttackedExtender, *agents: str, policy: str | None = None) -> dict[str, str]:
-    failed: dict[str, str] = asked(target, "filter", *agents, policy=policy)["FailedNodes"] or {}
+def rejected_nodes(target: AttackedExtender, *agents: str, policy: str | None = None) -> dict[str, str]:
+    failed: dict[str, str] = ask_agents(target, "filter", *agents, policy=policy)["FailedNodes"] or {}
     return failed
 
 
@@ -112,19 +112,23 @@ def all_for(why: str) -> dict[str, str]:
 
 
 def test_the_good_and_our_own_decide_whatever_the_others_do(target: AttackedExtender) -> None:
-    assert rejected(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
-    assert [priority["Score"] for priority in asked(target, "prioritize", "good")] == [7, 7, 7]
+    assert rejected_nodes(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
+    assert [priority["Score"] for priority in ask_agents(target, "prioritize", "good")] == [7, 7, 7]
 
 
 def test_a_crash_rejects_the_pods_that_it_concerns(target: AttackedExtender) -> None:
-    assert rejected(target, "crashing", "good") == all_for("crashing failed: OSError")
-    assert [priority["Score"] for priority in asked(target, "prioritize", "crashing", "good")] == [7, 7, 7]
-    assert rejected(target, "good") == {}
+    assert rejected_nodes(target, "crashing", "good") == all_for("crashing failed: OSError")
+    assert [priority["Score"] for priority in ask_agents(target, "prioritize", "crashing", "good")] == [
+        7,
+        7,
+        7,
+    ]
+    assert rejected_nodes(target, "good") == {}
 
 
 def test_failures_are_counted_and_logged_once_a_minute(target: AttackedExtender) -> None:
     for _ in range(20):
-        rejected(target, "crashing")
+        rejected_nodes(target, "crashing")
     with target.admin() as line:
         text = line.ask("/metrics", b"", "GET", {}).body.decode()
     [count] = re.findall(r'nodewise_agent_failures_total{agent="crashing",kind="exception"} (\S+)', text)
@@ -134,8 +138,8 @@ def test_failures_are_counted_and_logged_once_a_minute(target: AttackedExtender)
 
 
 def test_an_agent_whose_state_fails_rejects_its_own_pods_only(target: AttackedExtender) -> None:
-    assert rejected(target, "stateless") == all_for("stateless failed: OSError")
-    assert rejected(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
+    assert rejected_nodes(target, "stateless") == all_for("stateless failed: OSError")
+    assert rejected_nodes(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
 
 
 def test_the_option_that_has_no_effect_is_accepted_with_a_warning(target: AttackedExtender) -> None:
@@ -144,15 +148,15 @@ def test_the_option_that_has_no_effect_is_accepted_with_a_warning(target: Attack
 
 
 def test_scores_that_are_none_are_left_out(target: AttackedExtender) -> None:
-    assert [priority["Score"] for priority in asked(target, "prioritize", "odd", "good")] == [7, 7, 7]
+    assert [priority["Score"] for priority in ask_agents(target, "prioritize", "odd", "good")] == [7, 7, 7]
     [event] = [line for line in target.events("outside_agent_failed") if line["agent"] == "odd"]
     assert event["why"] == "scores of type float64, expected whole numbers"
     assert (event["package"], event["version"]) == ("nodewise_odd", "1.0")
 
 
 def test_decisions_tell_what_failed(target: AttackedExtender) -> None:
-    rejected(target, "crashing")
-    asked(target, "prioritize", "odd")
+    rejected_nodes(target, "crashing")
+    ask_agents(target, "prioritize", "odd")
     with target.line() as line:
         text = line.ask("/decisions", b"", "GET", {}).body.decode()
     assert "nodewise: agent crashing failed: OSError" in text

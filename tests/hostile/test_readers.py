@@ -1,5 +1,5 @@
 # ruff: noqa: E501, PT017 - rows of a table; either outcome is right, and each has to be a whole one
-"""The readers of what strangers write, by themselves: whatever the shape, an answer or a kind of error, and soon."""
+"""The decoders of foreign input: whatever the shape, they return quickly with a value or a documented error."""
 
 from typing import Any
 
@@ -63,11 +63,11 @@ specs = mostly(
 NODES = NodeIndex(["a", "b", "c"])
 
 
-def made(spec: bytes, name: str = "pol") -> PolicyObject:
+def policy_of(spec: bytes, name: str = "pol") -> PolicyObject:
     return PolicyObject(PolicyMetadata(name, "d"), msgspec.Raw(spec))
 
 
-def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
+def state_of_policies(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     """The slot that comes of policies, each of whose metrics was fetched."""
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     listed = {(policy.metadata.namespace, policy.metadata.name): policy for policy in objects}
@@ -94,11 +94,11 @@ def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
 
 @given(specs)
 def test_any_spec_is_read_and_decided_and_no_other_policy_notices(spec: Any) -> None:
-    good = made(
+    good = policy_of(
         b'{"strategies":{"dontschedule":{"rules":[{"metricname":"t","operator":"GreaterThan","target":50}]}}}',
         "good",
     )
-    agent_state = decided(made(encoded(spec)), good)
+    agent_state = state_of_policies(policy_of(encoded(spec)), good)
     assert agent_state["d", "good"].verdict.codes.tolist()[:2] == [0, 1]
     policy = agent_state["d", "pol"]
     for reason in policy.verdict.reasons if policy.verdict else ():

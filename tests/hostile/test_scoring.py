@@ -1,4 +1,4 @@
-"""Bad statistics, bad requests and odd clusters against the agents that score, in real processes.
+"""Malformed statistics, requests and clusters for the scoring agents, in real processes.
 
 Whatever comes, an answer is regular or a refusal, scores are whole numbers from 0 to 10, and a statistic that is
 missing is named in the decision.
@@ -70,7 +70,7 @@ def numbers(line: RawConnection, name: str) -> dict[str, Any]:
     return numbers
 
 
-def missing(line: RawConnection, name: str, of: str) -> dict[str, Any]:
+def missing_statistics(line: RawConnection, name: str, of: str) -> dict[str, Any]:
     """By agent: what the newest answer about the pod says is missing on a node."""
     numbers_of_node = numbers(line, name)
     safe = {resource: numbers_of_node["safe"][of][resource].get("missing") for resource in ("cpu", "memory")}
@@ -87,12 +87,12 @@ def test_annotations(line: RawConnection, text: AnnotationText) -> None:
     new_pod = pod("annotations", cpu="100m", memory="64Mi")
     ask_everything(line, new_pod, nodes)
     scores(line, "/scheduler/prioritize", new_pod, nodes)
-    reasons = missing(line, "annotations", "odd")
+    reasons = missing_statistics(line, "annotations", "odd")
     nothing = None if text.is_number else "no statistics"
     assert reasons["safe"] == {"cpu": nothing, "memory": nothing}
     assert bool(reasons["congestion"]) is not text.is_whole
     assert reasons["pigeon"] == ([] if text.is_number else list(RESOURCES))
-    good = missing(line, "annotations", "good")
+    good = missing_statistics(line, "annotations", "good")
     assert good == {"safe": {"cpu": None, "memory": None}, "congestion": None, "pigeon": []}
 
 
@@ -101,7 +101,7 @@ def test_a_missing_deviation_is_told(line: RawConnection, text: AnnotationText) 
     odd = node("odd", {**GOOD, "std-free-cpu": text.text})
     ask_everything(line, pod("deviation"), [odd])
     scores(line, "/scheduler/prioritize", pod("deviation"), [odd])
-    assert missing(line, "deviation", "odd")["safe"] == {"cpu": "no deviation", "memory": None}
+    assert missing_statistics(line, "deviation", "odd")["safe"] == {"cpu": "no deviation", "memory": None}
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
@@ -136,7 +136,7 @@ def test_nothing_is_allocatable(line: RawConnection, amount: Any) -> None:
     odd = node("odd", GOOD, dict.fromkeys(ROOM, amount))
     ask_everything(line, pod("room"), [odd, node("good", GOOD)])
     assert scores(line, "/scheduler/prioritize", pod("room"), [odd, node("good", GOOD)])[1] > 0
-    reasons = missing(line, "room", "odd")["safe"]
+    reasons = missing_statistics(line, "room", "odd")["safe"]
     assert reasons == {"cpu": "nothing is allocatable", "memory": "nothing is allocatable"}
 
 
@@ -147,7 +147,7 @@ def test_allocatable_of_every_wrong_shape(line: RawConnection, room: Any) -> Non
     odd = node("odd", GOOD, room)
     ask_everything(line, pod("shape"), [odd, node("good", GOOD)])
     scores(line, "/scheduler/prioritize", pod("shape"), [odd])
-    assert missing(line, "shape", "odd")["safe"]["cpu"] == "nothing is allocatable"
+    assert missing_statistics(line, "shape", "odd")["safe"]["cpu"] == "nothing is allocatable"
 
 
 @pytest.mark.parametrize("amount", AMOUNTS, ids=lambda amount: repr(amount)[:20])
@@ -253,7 +253,7 @@ def test_a_node_that_is_named_twice_is_scored_once(line: RawConnection) -> None:
 def test_names_without_nodes_have_no_statistics(line: RawConnection) -> None:
     answer = line.ask("/scheduler/prioritize", encoded({"Pod": pod("names"), "NodeNames": ["a", "b"]}))
     responses.check_scored(answer, ["a", "b"])
-    reasons = missing(line, "names", "a")
+    reasons = missing_statistics(line, "names", "a")
     assert reasons["safe"] == {"cpu": "no statistics", "memory": "no statistics"}
     assert reasons["congestion"]
     assert reasons["pigeon"] == list(RESOURCES)
@@ -302,9 +302,12 @@ def test_statistics_of_a_cluster_that_are_missing_are_told(held: RawConnection) 
         "/scheduler/prioritize",
         encoded({"Pod": pod("all"), "NodeNames": [f"n{n}" for n in range(len(TEXTS))]}),
     )
-    assert missing(held, "told", "nobody")["safe"] == {"cpu": "no statistics", "memory": "no statistics"}
+    assert missing_statistics(held, "told", "nobody")["safe"] == {
+        "cpu": "no statistics",
+        "memory": "no statistics",
+    }
     for number, text in enumerate(TEXTS.values()):
-        numbers = missing(held, "all", f"n{number}")
+        numbers = missing_statistics(held, "all", f"n{number}")
         assert (numbers["safe"]["cpu"] is None) is text.is_number, text.text[:20]
         assert bool(numbers["congestion"]) is not text.is_whole, text.text[:20]
         assert (numbers["pigeon"] == []) is text.is_number, text.text[:20]
@@ -329,7 +332,7 @@ def test_settings_at_their_ends(tmp_path: Path) -> None:
             ask_everything(line, pod("ends", cpu="100m"), steady)
 
 
-def started(*options: str) -> "subprocess.CompletedProcess[str]":
+def start_and_fail(*options: str) -> "subprocess.CompletedProcess[str]":
     return forks.run(
         [forks.NODEWISE, "extender", "--unsafe", "--port", "0", "--health-port", "0", *CLUSTERLESS, *options]
     )
@@ -357,7 +360,7 @@ def started(*options: str) -> "subprocess.CompletedProcess[str]":
 def test_settings_that_make_no_sense_end_the_process_at_the_start(
     options: tuple[str, ...], named: str
 ) -> None:
-    done = started(*options)
+    done = start_and_fail(*options)
     assert done.returncode == 2, done.stderr
     assert named in done.stderr
     assert "Traceback" not in done.stderr
@@ -382,7 +385,7 @@ def test_a_file_of_pigeon_that_makes_no_sense_ends_the_process_at_the_start(
 ) -> None:
     file = tmp_path / "pigeon.cfg"
     file.write_bytes(content)
-    done = started("--pigeon-config", str(file), "--num-resources", "2")
+    done = start_and_fail("--pigeon-config", str(file), "--num-resources", "2")
     assert done.returncode == 2, done.stderr
     assert "pigeon.cfg" in done.stderr
     assert "Traceback" not in done.stderr
@@ -394,7 +397,7 @@ def test_a_file_of_pigeon_and_the_environment_must_not_contradict_each_other(
     monkeypatch.setenv("POLICY_OBJECTIVE", "A_BINPACK")
     file = tmp_path / "pigeon.cfg"
     file.write_text("policyObjective=LOAD_BALANCE")
-    done = started("--pigeon-config", str(file))
+    done = start_and_fail("--pigeon-config", str(file))
     assert done.returncode == 2, done.stderr
     assert "LOAD_BALANCE" in done.stderr
     assert "A_BINPACK" in done.stderr

@@ -1,4 +1,4 @@
-"""Two tenants against each other on a real API server: nothing of the other tenant changes.
+"""Two tenants on a real API server: neither can change anything of the other.
 
 See `tenants.py` for the stage. A test creates what a tenant may create, calls `stage.settle()` and compares. Attacks
 that need another stage are in files of their own; `docs/security.md` lists all of them.
@@ -16,20 +16,20 @@ from tests.hostile.tenants import HOT, NODES, TenantCluster
 
 
 @pytest.fixture(scope="module")
-def shared_stage(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantCluster]:
-    with tenants.running(plane, tmp_path_factory.mktemp("tenants")) as stage:
-        yield stage
+def shared_cluster(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantCluster]:
+    with tenants.running(plane, tmp_path_factory.mktemp("tenants")) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def stage(shared_stage: TenantCluster) -> Iterator[TenantCluster]:
+def cluster(shared_cluster: TenantCluster) -> Iterator[TenantCluster]:
     """The stage with the victim's GPU pod on the first node; policies and pods are gone afterwards."""
-    shared_stage.victim.gpu_pod("victim", NODES[0], "card0")
-    yield shared_stage
-    for tenant in (shared_stage.attacker, shared_stage.victim):
+    shared_cluster.victim.gpu_pod("victim", NODES[0], "card0")
+    yield shared_cluster
+    for tenant in (shared_cluster.attacker, shared_cluster.victim):
         tenant.delete_policies()
         tenant.sandbox.api.delete(f"/api/v1/namespaces/{tenant.namespace}/pods")
-    shared_stage.settle()
+    shared_cluster.settle()
 
 
 GPU_RULES = {
@@ -39,44 +39,44 @@ GPU_RULES = {
 
 
 @pytest.mark.parametrize("labels", GPU_RULES.values(), ids=list(GPU_RULES))
-def test_a_policy_of_a_tenant_does_not_reach_gpus(stage: TenantCluster, labels: list[str]) -> None:
-    with stage.unchanged():
-        stage.attacker.policy("evil", labeling=[HOT | {"labels": labels}])
-        stage.settle()
+def test_a_policy_of_a_tenant_does_not_reach_gpus(cluster: TenantCluster, labels: list[str]) -> None:
+    with cluster.unchanged():
+        cluster.attacker.policy("evil", labeling=[HOT | {"labels": labels}])
+        cluster.settle()
 
 
-def test_a_policy_of_a_tenant_does_not_label_nodes(stage: TenantCluster) -> None:
+def test_a_policy_of_a_tenant_does_not_label_nodes(cluster: TenantCluster) -> None:
     """By its own name, and by the name of the other tenant's policy."""
-    stage.victim.policy("shared", dontschedule=[HOT])
-    with stage.unchanged():
-        stage.attacker.policy("evil", deschedule=[HOT])
-        stage.attacker.policy("shared", deschedule=[HOT], labeling=[HOT | {"labels": ["a=b"]}])
-        stage.settle()
+    cluster.victim.policy("shared", dontschedule=[HOT])
+    with cluster.unchanged():
+        cluster.attacker.policy("evil", deschedule=[HOT])
+        cluster.attacker.policy("shared", deschedule=[HOT], labeling=[HOT | {"labels": ["a=b"]}])
+        cluster.settle()
 
 
-def test_a_policy_of_a_tenant_reads_no_series_of_another_tenant(stage: TenantCluster) -> None:
+def test_a_policy_of_a_tenant_reads_no_series_of_another_tenant(cluster: TenantCluster) -> None:
     """64 policies, each with a raw query for one bit of the other tenant's series, as `violatingNodes` shows it."""
     names = [f"bit-{number}" for number in range(64)]
     for number, name in enumerate(names):
         query = f"floor(victim_secret / 2^{number}) % 2"
         rule = {"metricname": name, "query": query, "operator": "Equals", "target": 1}
-        stage.attacker.policy(name, dontschedule=[rule])
+        cluster.attacker.policy(name, dontschedule=[rule])
     seen = []
     for value in (0x5EC2E75EC2E75EC2, ~0x5EC2E75EC2E75EC2 & 2**64 - 1):
-        stage.prometheus.value = value
-        wait("every policy has a status", lambda: all(map(stage.attacker.status, names)) or None)
-        stage.settle()
-        seen.append([_without_times(stage.attacker.status(name)) for name in names])
+        cluster.prometheus.value = value
+        wait("every policy has a status", lambda: all(map(cluster.attacker.status, names)) or None)
+        cluster.settle()
+        seen.append([_without_times(cluster.attacker.status(name)) for name in names])
     assert seen[0] == seen[1]
     assert {status["violatingNodes"] for status in seen[0]} == {len(NODES)}, (
         "no node passes, whatever the bit"
     )
-    assert not [query for query in stage.prometheus.asked if "victim_secret" in query]
+    assert not [query for query in cluster.prometheus.asked if "victim_secret" in query]
     assert "victim_secret" not in str(seen)
-    not_trusted = stage.attacker.condition("NotTrusted", names[0])
+    not_trusted = cluster.attacker.condition("NotTrusted", names[0])
     assert not_trusted["status"] == "True"
     assert (
-        f"kubectl label namespace {stage.attacker.namespace} nodewise.io/trusted=true"
+        f"kubectl label namespace {cluster.attacker.namespace} nodewise.io/trusted=true"
         in not_trusted["message"]
     )
 
@@ -90,49 +90,49 @@ def _without_times(status: Object) -> Object:
     "name",
     ['up"} or victim_secret #', "victim_secret[5m])", "a/../../../api/v1/secrets", "..", "a%2fb", "a\nb"],
 )
-def test_a_metric_name_is_neither_promql_nor_a_path(stage: TenantCluster, name: str) -> None:
+def test_a_metric_name_is_neither_promql_nor_a_path(cluster: TenantCluster, name: str) -> None:
     """The API server refuses these names. One that was stored all the same is unusable (`test_policy.py`)."""
     with pytest.raises(ApiError, match="metricname"):
-        stage.attacker.policy("named", dontschedule=[HOT | {"metricname": name}])
+        cluster.attacker.policy("named", dontschedule=[HOT | {"metricname": name}])
 
 
-def test_a_policy_of_a_tenant_does_not_lengthen_the_requests_for_a_metric(stage: TenantCluster) -> None:
+def test_a_policy_of_a_tenant_does_not_lengthen_the_requests_for_a_metric(cluster: TenantCluster) -> None:
     """A metric is requested once for all policies, with the longest age of their rules."""
     for name, age in (("short", "15m"), ("long", "8784h")):
-        stage.attacker.policy(name, dontschedule=[HOT | {"metricname": "shared", "max_age": age}])
-    wait("the metric is requested", lambda: '{__name__="shared"}[900s]' in stage.prometheus.asked or None)
-    stage.settle()
-    assert {query for query in stage.prometheus.asked if "shared" in query} == {'{__name__="shared"}[900s]'}
-    assert "max_age above 15m" in stage.attacker.condition("NotTrusted", "long")["message"]
+        cluster.attacker.policy(name, dontschedule=[HOT | {"metricname": "shared", "max_age": age}])
+    wait("the metric is requested", lambda: '{__name__="shared"}[900s]' in cluster.prometheus.asked or None)
+    cluster.settle()
+    assert {query for query in cluster.prometheus.asked if "shared" in query} == {'{__name__="shared"}[900s]'}
+    assert "max_age above 15m" in cluster.attacker.condition("NotTrusted", "long")["message"]
 
 
-def test_trust_is_granted_and_taken_away(stage: TenantCluster) -> None:
+def test_trust_is_granted_and_taken_away(cluster: TenantCluster) -> None:
     """While the namespace is trusted the policy labels nodes; without trust its labels go, and the policy says so."""
-    tenant = stage.attacker
+    tenant = cluster.attacker
     tenant.policy("own", deschedule=[HOT], labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
     wait("it lacks trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
     tenant.sandbox.trust()
     keys = {"own", "telemetry.aware.scheduling.own/gas-disable-card0"}
-    wait("nodes are labelled", lambda: all(keys <= stage.node_labels(n).keys() for n in NODES) or None)
+    wait("nodes are labelled", lambda: all(keys <= cluster.node_labels(n).keys() for n in NODES) or None)
     wait("it has trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "False" or None)
     tenant.sandbox.trust(granted=False)
-    wait("the labels are gone", lambda: not any(keys & stage.node_labels(n).keys() for n in NODES) or None)
+    wait("the labels are gone", lambda: not any(keys & cluster.node_labels(n).keys() for n in NODES) or None)
     wait("it lacks trust again", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
 
 
-def test_a_tenant_cannot_grant_trust(stage: TenantCluster) -> None:
+def test_a_tenant_cannot_grant_trust(cluster: TenantCluster) -> None:
     labels = {"metadata": {"labels": {"nodewise.io/trusted": "true"}}}
     with pytest.raises(ApiError, match="forbidden"):
-        stage.attacker.api.patch(f"/api/v1/namespaces/{stage.attacker.namespace}", labels)
+        cluster.attacker.api.patch(f"/api/v1/namespaces/{cluster.attacker.namespace}", labels)
 
 
-def test_pods_of_a_tenant_without_trust_are_placed_by_its_policy(stage: TenantCluster) -> None:
+def test_pods_of_a_tenant_without_trust_are_placed_by_its_policy(cluster: TenantCluster) -> None:
     """Metric names work without trust, for pods of the policy's namespace."""
-    stage.metrics.set("heat", {NODES[0]: 90, NODES[1]: 10})
+    cluster.metrics.set("heat", {NODES[0]: 90, NODES[1]: 10})
     try:
-        stage.attacker.policy("cool", dontschedule=[HOT])
-        space = stage.attacker.namespace
-        wait("the hot node is rejected", lambda: stage.served.rejects(space, NODES[0], "cool") or None)
-        wait("the cool node passes", lambda: not stage.served.rejects(space, NODES[1], "cool") or None)
+        cluster.attacker.policy("cool", dontschedule=[HOT])
+        space = cluster.attacker.namespace
+        wait("the hot node is rejected", lambda: cluster.served.rejects(space, NODES[0], "cool") or None)
+        wait("the cool node passes", lambda: not cluster.served.rejects(space, NODES[1], "cool") or None)
     finally:
-        stage.metrics.set("heat", dict.fromkeys(NODES, 90))
+        cluster.metrics.set("heat", dict.fromkeys(NODES, 90))

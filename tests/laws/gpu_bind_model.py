@@ -1,4 +1,4 @@
-"""A model of how pods get their cards: an API server, replicas that bind, and one that clears up.
+"""A model of GPU allocation: an API server, replicas that bind pods, and one that collects garbage.
 
 The books are the real ones (`agents.gpu.state`). Every call to the server is a message, which may arrive late, after
 its sender gave up, or never; every process may be killed between any two calls; what a replica knows lags behind.

@@ -1,4 +1,4 @@
-"""How one pod is fitted to one node, card by card: section 8 of the specification, its bugs mended, told plainly."""
+"""A reference implementation of fitting one pod to one node, GPU by GPU (section 8 of the specification)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What holds of annotations whatever is measured, asked for, and stands there already."""
+"""Laws of annotations, for any measurements, requests and existing annotations."""
 
 from math import isnan, nan
 

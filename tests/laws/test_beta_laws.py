@@ -1,4 +1,4 @@
-"""Laws of the risk of overload: it is the tail of the distribution, and scores are what the risk says."""
+"""Laws of the risk of overload: it is the tail of the distribution, and scores follow from it."""
 
 import math
 from functools import cache

@@ -1,4 +1,4 @@
-"""What holds for every congestion factor."""
+"""Laws of scores from congestion factors."""
 
 from hypothesis import given
 from hypothesis import strategies as st

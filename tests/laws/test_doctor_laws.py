@@ -1,4 +1,4 @@
-"""Whatever stands in a cluster, it is read and examined, and nothing that a terminal obeys is printed."""
+"""`doctor` reads and examines any cluster, and prints no terminal control sequence."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `explain` says would have changed a decision is what deciding again comes to."""
+"""Counterfactuals of `explain` are what a second decision with the changed rule gives."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -49,8 +49,8 @@ class RuleInputs(SimpleNamespace):
     def filter(self, rules: Any = None) -> Decision:
         strategy = {"rules": rules or self.rules, "logicalOperator": self.logical}
         metrics = metrics_snapshot(series("a", **self.a), series("b", **self.b))
-        given_world = cluster_state([policy(dontschedule=strategy)], metrics, " ".join(NODES))
-        return AgentChain([TelemetryAgent()]).filter(POD, NODES, snapshot(given_world), 1000.0)
+        state_inputs = cluster_state([policy(dontschedule=strategy)], metrics, " ".join(NODES))
+        return AgentChain([TelemetryAgent()]).filter(POD, NODES, snapshot(state_inputs), 1000.0)
 
     def with_rule(self, number: int, **fields: Any) -> Decision:
         changed = list(self.rules)
@@ -58,14 +58,16 @@ class RuleInputs(SimpleNamespace):
         return self.filter(changed)
 
 
-WORLDS = st.builds(RuleInputs, rules=RULES, logical=st.sampled_from(["anyOf", "allOf"]), a=VALUES, b=VALUES)
+RULE_INPUTS = st.builds(
+    RuleInputs, rules=RULES, logical=st.sampled_from(["anyOf", "allOf"]), a=VALUES, b=VALUES
+)
 
 
 def passing(decision: Decision) -> set[str]:
     return set(decision.names[decision.feasible()].tolist())
 
 
-@given(WORLDS)
+@given(RULE_INPUTS)
 def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: RuleInputs) -> None:
     before = of.filter()
     for change in counterfactuals.changes(before):
@@ -75,7 +77,7 @@ def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: RuleInputs
             assert len(passing(after) - passing(before)) == step.more
 
 
-@given(WORLDS)
+@given(RULE_INPUTS)
 def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: RuleInputs) -> None:
     before = of.filter()
     by_number = {change.number: change.unmeasured for change in counterfactuals.changes(before)}
@@ -84,7 +86,7 @@ def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: RuleIn
         assert len(passing(after) - passing(before)) == by_number.get(number, 0)
 
 
-@given(WORLDS)
+@given(RULE_INPUTS)
 def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: RuleInputs) -> None:
     for change in counterfactuals.changes(of.filter()):
         counts = [step.more for step in change.relaxed]
@@ -92,7 +94,7 @@ def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: RuleInput
         assert change.rule.operator == "Equals" or not change.alone or counts[-1] == change.alone
 
 
-@given(WORLDS)
+@given(RULE_INPUTS)
 def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: RuleInputs) -> None:
     # a metric without a value on any node counts as never fetched
     values = (getattr(of, rule["metricname"]).values() for rule in of.rules)
@@ -101,7 +103,7 @@ def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: 
         assert counterfactuals.follows_from_evidence(verdict)
 
 
-@given(WORLDS)
+@given(RULE_INPUTS)
 def test_every_node_is_told_once_those_that_pass_first(of: RuleInputs) -> None:
     decision = of.filter()
     findings = attempt_explanation.explain(Attempt(decision)).findings
@@ -111,7 +113,7 @@ def test_every_node_is_told_once_those_that_pass_first(of: RuleInputs) -> None:
     assert {finding.node for finding in findings if not finding.reasons} == passing(decision)
 
 
-@given(WORLDS)
+@given(RULE_INPUTS)
 def test_another_process_reads_what_was_decided(of: RuleInputs) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
@@ -137,14 +139,14 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
 
     def filter_at(now: float, values: dict[str, int]) -> Decision:
-        given_world = cluster_state(
+        state_inputs = cluster_state(
             [policy(dontschedule=[hot])], metrics_snapshot(series("a", **values)), " ".join(NODES)
         )
         agent_state = cooperative_scheduling.run_at_once(
-            state.build(msgspec.structs.replace(given_world, now=now))
+            state.build(msgspec.structs.replace(state_inputs, now=now))
         )
         return AgentChain([TelemetryAgent()]).filter(
-            POD, NODES, Snapshot(given_world.nodes, {"telemetry": agent_state}, now), now
+            POD, NODES, Snapshot(state_inputs.nodes, {"telemetry": agent_state}, now), now
         )
 
     before, after = filter_at(1000.0, dict.fromkeys(NODES, 9)), filter_at(1001.0, {})

@@ -1,4 +1,4 @@
-"""Books of cards: whatever happened before, they are those of a fresh list."""
+"""Incrementally updated GPU allocations equal those of a fresh list, after any history."""
 
 from functools import partial
 from typing import Any
@@ -147,10 +147,10 @@ class IncrementalGpuState:
         self.at = version
 
     def compute(self) -> GpuState:
-        given_world = self.cluster_state()
-        cooperative_scheduling.run_at_once(self.states.build("gpu", self.changed(given_world)))
+        state_inputs = self.cluster_state()
+        cooperative_scheduling.run_at_once(self.states.build("gpu", self.changed(state_inputs)))
         state: GpuState = self.states.newest()["gpu"]
-        assert shown(state) == shown(agent_state(given_world))
+        assert shown(state) == shown(agent_state(state_inputs))
         return state
 
     def changed(self, cluster_state: ClusterState) -> ClusterState:

@@ -1,4 +1,4 @@
-"""What holds for every pod, whatever its requests and annotations say."""
+"""Laws of the demand of pods, for any requests and annotations."""
 
 from typing import Any
 

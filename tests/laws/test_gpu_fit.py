@@ -1,4 +1,4 @@
-"""What holds for all nodes, books and demands: the fit of all at once is the fit of each, told plainly."""
+"""Laws of fitting: the vectorised fit of all nodes equals the reference fit of each node."""
 
 from collections import Counter
 from typing import Any
@@ -115,11 +115,11 @@ def order_of(balanced: str) -> GpuOrder:
     return Balanced(balanced) if balanced else FirstFit()
 
 
-def laid_out(nodes: list[Given]) -> GpuLayout:
+def layout_of(nodes: list[Given]) -> GpuLayout:
     return gpu_layout.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
-def told(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:
+def placement_on(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:
     """As the plain one has it: None, or cards and linked tiles by container."""
     if fitted.codes[at]:
         return None
@@ -128,7 +128,7 @@ def told(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:
     ]
 
 
-def plain(node: Given, demand: Demand, balanced: str) -> Any:
+def reference_placement(node: Given, demand: Demand, balanced: str) -> Any:
     try:
         outcome = scalar.fit(*node, demand, balanced)
     except NodeDoesNotFit:
@@ -136,7 +136,7 @@ def plain(node: Given, demand: Demand, balanced: str) -> Any:
     return outcome.gpus, outcome.links
 
 
-def taken_of(demand: Demand, placement: Any) -> list[list[SubdeviceRequest]]:
+def subdevice_requests(demand: Demand, placement: Any) -> list[list[SubdeviceRequest]]:
     return [
         [
             SubdeviceRequest(gpu, container.per_gpu.get(SUBDEVICES, 0), subdevice)
@@ -148,11 +148,11 @@ def taken_of(demand: Demand, placement: Any) -> list[list[SubdeviceRequest]]:
 
 @given(CLUSTERS, demands(), ORDERS)
 def test_all_at_once_say_what_each_says_alone(cluster: list[Given], demand: Demand, balanced: str) -> None:
-    fitted = fit(laid_out(cluster), np.arange(len(cluster)), demand, order_of(balanced))
+    fitted = fit(layout_of(cluster), np.arange(len(cluster)), demand, order_of(balanced))
     for at, node in enumerate(cluster):
-        assert told(fitted, at, node[0]) == plain(node, demand, balanced)
-        alone = fit(laid_out([node]), np.zeros(1, np.intp), demand, order_of(balanced))
-        assert told(alone, 0, node[0]) == told(fitted, at, node[0])
+        assert placement_on(fitted, at, node[0]) == reference_placement(node, demand, balanced)
+        alone = fit(layout_of([node]), np.zeros(1, np.intp), demand, order_of(balanced))
+        assert placement_on(alone, 0, node[0]) == placement_on(fitted, at, node[0])
         assert alone.preferred[0] == fitted.preferred[at]
         if not fitted.codes[at]:
             assert fitted.preferred[at] == scalar.fit(*node, demand, balanced).preferred
@@ -162,7 +162,7 @@ def test_all_at_once_say_what_each_says_alone(cluster: list[Given], demand: Dema
 def test_a_rejected_node_has_a_reason_and_what_it_lacks_is_true(
     cluster: list[Given], demand: Demand, balanced: str
 ) -> None:
-    fitted = fit(laid_out(cluster), np.arange(len(cluster)), demand, order_of(balanced))
+    fitted = fit(layout_of(cluster), np.arange(len(cluster)), demand, order_of(balanced))
     for at, (gpus, _) in enumerate(cluster):
         record_shortfall = fitted.shortfalls.at(at)
         if fitted.codes[at]:
@@ -180,9 +180,9 @@ def test_a_rejected_node_has_a_reason_and_what_it_lacks_is_true(
 def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
     cluster: list[Given], demand: Demand, balanced: str
 ) -> None:
-    fitted = fit(laid_out(cluster), np.arange(len(cluster)), demand, order_of(balanced))
+    fitted = fit(layout_of(cluster), np.arange(len(cluster)), demand, order_of(balanced))
     for at, (gpus, usage) in enumerate(cluster):
-        placement = told(fitted, at, gpus)
+        placement = placement_on(fitted, at, gpus)
         if placement is None:
             continue
         total = {gpu: Counter(usage.amounts.get(gpu, {})) for gpu in gpus.names}
@@ -194,7 +194,7 @@ def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
             for name in names:
                 for resource in container.per_gpu:
                     assert total[name][resource] <= gpus.capacity[resource][gpus.names.index(name)]
-        check_subdevices(gpus, usage, taken_of(demand, placement))
+        check_subdevices(gpus, usage, subdevice_requests(demand, placement))
 
 
 def check_subdevices(gpus: NodeGpus, usage: ReferenceUsage, taken: list[list[SubdeviceRequest]]) -> None:
@@ -214,12 +214,12 @@ def check_subdevices(gpus: NodeGpus, usage: ReferenceUsage, taken: list[list[Sub
 def test_candidates_in_another_order_get_the_same_answers(
     cluster: list[Given], demand: Demand, balanced: str, chance: Any
 ) -> None:
-    layout, order = laid_out(cluster), order_of(balanced)
+    layout, order = layout_of(cluster), order_of(balanced)
     fitted = fit(layout, np.arange(len(cluster)), demand, order)
     candidates = [chance.randrange(len(cluster)) for _ in range(chance.randrange(2 * len(cluster) + 1))]
     again = fit(layout, np.array(candidates, np.intp), demand, order)
     for at, row in enumerate(candidates):
-        assert told(again, at, cluster[row][0]) == told(fitted, row, cluster[row][0])
+        assert placement_on(again, at, cluster[row][0]) == placement_on(fitted, row, cluster[row][0])
         assert again.shortfalls.at(at) == fitted.shortfalls.at(row)
         if again.codes[at]:
             assert again.reasons[again.codes[at] - 1] == fitted.reasons[fitted.codes[row] - 1]
@@ -230,13 +230,13 @@ def test_a_layout_changed_row_by_row_is_one_built_anew(
     before: list[Given], after: list[Given], demand: Demand, balanced: str
 ) -> None:
     wanted = (after * len(before))[: len(before)]
-    changed = laid_out(before)
+    changed = layout_of(before)
     for row, (gpus, usage) in enumerate(wanted):
         changed = gpu_layout.with_row(changed, row, gpus, usage)
     every = np.arange(len(before))
     partial = fit(changed, every, demand, order_of(balanced))
-    other = fit(laid_out(wanted), every, demand, order_of(balanced))
+    other = fit(layout_of(wanted), every, demand, order_of(balanced))
     for at, (gpus, _) in enumerate(wanted):
         assert changed.gpus(at) == gpus.names
-        assert told(partial, at, gpus) == told(other, at, gpus)
+        assert placement_on(partial, at, gpus) == placement_on(other, at, gpus)
         assert partial.shortfalls.at(at) == other.shortfalls.at(at)

@@ -1,4 +1,4 @@
-"""What the gpu agent's leader does, done: nothing is left to do, and nobody lost what he holds."""
+"""After the leader's garbage collection nothing is left to collect, and no running pod lost its GPUs."""
 
 from typing import Any
 
@@ -77,10 +77,10 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     pods: Any, leases: Any, version: str
 ) -> None:
     nodes = {name: node() for name in NODES}
-    given_world = cluster_state(nodes, pods, leases, version)
-    state = agent_state(given_world)
+    state_inputs = cluster_state(nodes, pods, leases, version)
+    state = agent_state(state_inputs)
     unconfirmed = cooperative_scheduling.run_at_once(
-        garbage_collection.unconfirmed_reservations(state, given_world.objects["ledgers"])
+        garbage_collection.unconfirmed_reservations(state, state_inputs.objects["ledgers"])
     )
     gone = {(reservation.node, reservation.uid) for reservation in unconfirmed}
     left = [_without(record, gone) for record in leases]

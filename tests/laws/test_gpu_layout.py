@@ -1,4 +1,4 @@
-"""What holds for every node, whatever its labels, amounts and annotation say."""
+"""Laws of the GPU layout of nodes, for any labels, amounts and annotations."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""No card is ever used by more pods than it takes, whatever is late, lost, killed or repeated."""
+"""No GPU is ever used by more pods than its capacity, with late, lost and repeated requests and killed replicas."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Answers to our own writes, learnt before the watch brings them, with a watch that lags and lists anew."""
+"""Responses to our own writes are applied before the watch delivers them, with a watch that lags and relists."""
 
 from typing import Any, NamedTuple
 

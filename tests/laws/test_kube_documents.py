@@ -1,4 +1,4 @@
-"""What is written as YAML or JSON is read as it was meant; what is broken is an error, never a crash."""
+"""YAML and JSON documents are read with their meaning; a malformed document is an error, never a crash."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Two leaders never lead at once: not with wrong clocks, late packets, lost answers or dead replicas."""
+"""Two leaders never lead at once, with wrong clocks, late packets, lost responses and dead replicas."""
 
 import asyncio
 import random

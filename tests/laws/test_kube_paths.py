@@ -1,4 +1,4 @@
-"""URL paths of the API server: whatever a name is, it stays one segment, or there is no path."""
+"""URL paths of the API server: any name stays one path segment, or is refused."""
 
 import posixpath
 from contextlib import suppress

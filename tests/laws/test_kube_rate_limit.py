@@ -1,4 +1,4 @@
-"""Waits are bounded, and a limit is kept."""
+"""Waits of the rate limit are bounded, and the limit is kept."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A store ends as the server's state, whatever the network does to the way there."""
+"""The store converges to the server's state, whatever faults the network has."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What holds for the learned agent: it finds the better of two nodes, sees one that heals, and counts nothing twice."""
+"""Laws of the learned agent: it finds the better of two nodes, notices recovery, and counts each pod once."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A MetricValueList is read item by item where Go wrote it, and whole where not: the items are the same."""
+"""Both decoders of a MetricValueList, item by item and as a whole, return the same items."""
 
 import json
 from typing import Any

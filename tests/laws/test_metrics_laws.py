@@ -1,4 +1,4 @@
-"""Laws of what sources read."""
+"""Laws of matching metric series to nodes."""
 
 from contextlib import suppress
 from decimal import ROUND_UP, Context, Decimal

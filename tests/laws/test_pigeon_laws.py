@@ -1,4 +1,4 @@
-"""What holds for every cluster and every pod: the objectives are those that summing everything up anew gives."""
+"""Laws of the pigeon agent: its objectives equal those of a plain sum, for any cluster and pod."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What was recorded is answered the same again, whatever happened; what was altered is found."""
+"""A replayed recording gives the same responses after any history, and every altered record is detected."""
 
 from itertools import pairwise
 from typing import Any
@@ -72,7 +72,7 @@ class RecordedCluster:
 
     def __init__(self, options: TelemetryOptions) -> None:
         self.recorded = Recorded(options)
-        self.worlds: list[ClusterState] = []
+        self.cluster_states: list[ClusterState] = []
         self._nodes = NodeIndex(NODES)
         self._policies: dict[tuple[str, str], Any] = {}
         self._metrics = MetricsSnapshot()
@@ -84,7 +84,7 @@ class RecordedCluster:
             cluster_state = ClusterState(
                 self._nodes, {POLICIES: self._policies}, self._metrics, self.recorded.clock.now()
             )
-            self.worlds.append(cluster_state)
+            self.cluster_states.append(cluster_state)
             self.recorded.see(cluster_state)
 
     def nodes(self, order: list[str], count: int) -> None:
@@ -136,10 +136,10 @@ def test_a_replay_answers_the_same_byte_for_byte(history: list[Any], options: Te
     requests = sum(step[0] in {"ask", "garble"} for step in history)
     tally = report.player.tally
     assert report.differences == []
-    assert (tally.same, tally.requests, tally.worlds, tally.end) == (
+    assert (tally.same, tally.requests, tally.cluster_states, tally.end) == (
         requests,
         requests,
-        len(scene.worlds),
+        len(scene.cluster_states),
         "stopped",
     )
 
@@ -192,13 +192,13 @@ def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
         for cluster_state in map(rebuilding.take, records(scene.recorded.ended()))
         if cluster_state is not None
     ]
-    assert list(map(shown, back)) == list(map(shown, scene.worlds))
-    for (first, two), (again, twice) in zip(pairs(scene.worlds), pairs(back), strict=True):
+    assert list(map(shown, back)) == list(map(shown, scene.cluster_states))
+    for (first, two), (again, twice) in zip(pairs(scene.cluster_states), pairs(back), strict=True):
         assert same_parts(first, two) == same_parts(again, twice)
 
 
-def pairs(worlds: list[ClusterState]) -> list[tuple[ClusterState, ClusterState]]:
-    return list(pairwise(worlds))
+def pairs(cluster_states: list[ClusterState]) -> list[tuple[ClusterState, ClusterState]]:
+    return list(pairwise(cluster_states))
 
 
 def shown(cluster_state: ClusterState) -> Any:

@@ -1,4 +1,4 @@
-"""What holds for every load of a node, every pod and every setting of the safe agent."""
+"""Laws of the safe agent, for any load, pod and setting."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Laws of the serving room: whatever bytes come in, somebody answers and nobody falls over."""
+"""The server answers any bytes and keeps running."""
 
 import asyncio
 import itertools

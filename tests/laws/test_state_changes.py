@@ -1,4 +1,4 @@
-"""Agent states that are built by changes are those that are built from nothing, whatever happens in between."""
+"""Incrementally built agent states equal states that are built from scratch, after any history."""
 
 import asyncio
 from collections.abc import Callable, Generator, Mapping

@@ -1,4 +1,4 @@
-"""What holds for every policy and every set of values."""
+"""Laws of the telemetry agent, for any policy and values."""
 
 from typing import Any
 
@@ -29,15 +29,15 @@ RULES = st.lists(
 )
 
 
-def judged(rules: list[Any], logical: str, a: dict[str, int], b: dict[str, int]) -> set[str]:
+def evaluate_strategy(rules: list[Any], logical: str, a: dict[str, int], b: dict[str, int]) -> set[str]:
     strategy = {"rules": rules, "logicalOperator": logical}
-    given_world = cluster_state(
+    state_inputs = cluster_state(
         [policy(dontschedule=strategy)], metrics_snapshot(series("a", **a), series("b", **b)), " ".join(NODES)
     )
-    return set(rejected(snapshot(given_world), NAMES) or ())
+    return set(rejected(snapshot(state_inputs), NAMES) or ())
 
 
-def breaks(rule: dict[str, Any], value: int | None) -> bool:
+def is_violated(rule: dict[str, Any], value: int | None) -> bool:
     if value is None:
         return False
     target = rule["target"]
@@ -53,30 +53,34 @@ def test_any_of_rejects_who_breaks_one_rule_and_all_of_who_breaks_all(
     values = {"a": a, "b": b}
     if not all(values[rule["metricname"]] for rule in rules):
         # a metric without any value counts as never fetched
-        assert judged(rules, "anyOf", a, b) == judged(rules, "allOf", a, b) == set(NODES)
+        assert (
+            evaluate_strategy(rules, "anyOf", a, b) == evaluate_strategy(rules, "allOf", a, b) == set(NODES)
+        )
         return
-    broken = {node: [breaks(rule, values[rule["metricname"]].get(node)) for rule in rules] for node in NODES}
-    assert judged(rules, "anyOf", a, b) == {node for node in NODES if any(broken[node])}
-    assert judged(rules, "allOf", a, b) == {node for node in NODES if all(broken[node])}
+    broken = {
+        node: [is_violated(rule, values[rule["metricname"]].get(node)) for rule in rules] for node in NODES
+    }
+    assert evaluate_strategy(rules, "anyOf", a, b) == {node for node in NODES if any(broken[node])}
+    assert evaluate_strategy(rules, "allOf", a, b) == {node for node in NODES if all(broken[node])}
 
 
 @given(VALUES, st.integers(-20, 20), st.integers(0, 10))
 def test_raising_a_greater_than_target_rejects_no_more_nodes(
     a: dict[str, int], target: int, more: int
 ) -> None:
-    low = judged([rule("a", target=target)], "anyOf", a, {})
-    assert judged([rule("a", target=target + more)], "anyOf", a, {}) <= low
+    low = evaluate_strategy([rule("a", target=target)], "anyOf", a, {})
+    assert evaluate_strategy([rule("a", target=target + more)], "anyOf", a, {}) <= low
 
 
 @given(RULES, VALUES, VALUES)
 def test_rejecting_the_unmeasured_rejects_no_fewer_nodes(
     rules: list[Any], a: dict[str, int], b: dict[str, int]
 ) -> None:
-    given_world = cluster_state(
+    state_inputs = cluster_state(
         [policy(dontschedule=rules)], metrics_snapshot(series("a", **a), series("b", **b)), " ".join(NODES)
     )
-    lax = rejected(snapshot(given_world), NAMES) or {}
-    strict = rejected(snapshot(given_world, TelemetryOptions(when_missing="reject")), NAMES) or {}
+    lax = rejected(snapshot(state_inputs), NAMES) or {}
+    strict = rejected(snapshot(state_inputs, TelemetryOptions(when_missing="reject")), NAMES) or {}
     assert lax.keys() <= strict.keys()
 
 
@@ -84,10 +88,10 @@ def test_rejecting_the_unmeasured_rejects_no_fewer_nodes(
 def test_scores_lie_in_0_to_10_and_keep_the_order_of_the_values(
     a: dict[str, int], operator: str, candidates: list[str]
 ) -> None:
-    given_world = cluster_state(
+    state_inputs = cluster_state(
         [policy(scheduleonmetric=[rule("a", operator)])], metrics_snapshot(series("a", **a)), " ".join(NODES)
     )
-    scores_by_node = scores(snapshot(given_world), " ".join(candidates)) or {}
+    scores_by_node = scores(snapshot(state_inputs), " ".join(candidates)) or {}
     measured = [node for node in candidates if node in a]
     assert all(0 <= score <= 10 for score in scores_by_node.values())
     assert all(scores_by_node[node] == 0 for node in candidates if node not in a)

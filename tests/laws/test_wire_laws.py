@@ -1,4 +1,4 @@
-"""The decoder lives through everything, and answers are what the values say."""
+"""The decoder survives any input, and responses are what the values say."""
 
 import contextlib
 import json

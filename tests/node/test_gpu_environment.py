@@ -68,7 +68,7 @@ def test_a_container_that_starts_anew_is_told_what_its_annotation_says_by_then(
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods/short"
     sandbox.api.patch(path, {"metadata": {"annotations": {"cards.nodewise.io/main": "3"}}})
     wait("it is told anew", lambda: node.log(short_pod, "main")[-1:] == ["mask=3"] or None)
-    assert gpu.ledger(sandbox, node.name)[short_pod["metadata"]["uid"]]["cards"] == "card0"
+    assert gpu.allocation_record(sandbox, node.name)[short_pod["metadata"]["uid"]]["cards"] == "card0"
 
 
 def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The cases of the tables asked of a stage, whatever its API server is."""
+"""Runs the cases of the tables in an environment, with any API server."""
 
 import json
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ NODE: Final = "http-n1"
 ORDINARY: Final = REQUESTS[0]
 
 
-def staged(ground: GasApiServer, folder: Path) -> Iterator[GasEnvironment]:
+def environment_with_cases(api_server: GasApiServer, folder: Path) -> Iterator[GasEnvironment]:
     """All rows laid into one cluster before the first process starts."""
-    made = GasEnvironment(ground, folder)
+    made = GasEnvironment(api_server, folder)
     try:
         made.lay(CASES)
         made.node(NODE, "gn=0.1; i915=16")
@@ -29,7 +29,7 @@ def staged(ground: GasApiServer, folder: Path) -> Iterator[GasEnvironment]:
         made.close()
 
 
-def place(on: GasEnvironment, case: PlacementCase) -> None:
+def check_placement(on: GasEnvironment, case: PlacementCase) -> None:
     """A pod is filtered, then bound, and then the API server says what it was told to write."""
     row = case.row
     served = on.extender(row.flags)
@@ -46,7 +46,7 @@ def place(on: GasEnvironment, case: PlacementCase) -> None:
         assert on.books(served, node) == story_environment.full(row.expect.books, case.driver)
 
 
-def call(on: GasEnvironment, row: GasHttpRow) -> None:
+def check_request(on: GasEnvironment, row: GasHttpRow) -> None:
     """A request is answered as it should be, and the process lives on."""
     expect = row.expect
     if expect.refused:

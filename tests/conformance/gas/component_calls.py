@@ -1,4 +1,4 @@
-"""The parts that the rows of parts.yaml ask, each with values as a table has them."""
+"""Calls the component that a row of parts.yaml names, with values in the notation of the tables."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -24,7 +24,7 @@ from tests.conformance.gas import table_notation
 from tests.conformance.gas.table_rows import GasPartRow
 
 
-def asked(row: GasPartRow) -> Any:
+def call_component(row: GasPartRow) -> Any:
     """What the part gives; of a node's cards the fields that the row names. ValueError, OverflowError: it refuses."""
     if row.part == "demand":
         return _demand(row.given, row.annotations)

@@ -1,4 +1,4 @@
-"""Holds answers and pods against what a row expects."""
+"""Compares responses and pods with what a row expects."""
 
 import re
 from typing import Final

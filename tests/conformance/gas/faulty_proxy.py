@@ -1,4 +1,4 @@
-"""Stands between a process and the API server, as for the older system's cases, and lets some writes fail."""
+"""A proxy between a process and the API server that fails some writes."""
 
 import contextlib
 import ssl

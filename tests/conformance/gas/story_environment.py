@@ -1,4 +1,4 @@
-"""Processes for the tables of this folder, the API server that they see, and the ways to ask them.
+"""Extender processes for the tables of this folder, their API server, and requests to them.
 
 All rows are laid into one cluster: a request names its candidates, so the nodes of other rows do not matter. The API
 server is a real one or that in memory; both are asked alike.
@@ -52,8 +52,8 @@ class GasApiServer(NamedTuple):
 class GasEnvironment:
     """Makes nodes and pods, and starts one process for each set of flags, when it is asked for; `more` has each."""
 
-    def __init__(self, ground: GasApiServer, folder: Path, more: Sequence[str] = ()) -> None:
-        self.api, self.namespace, self._kubeconfig = ground
+    def __init__(self, api_server: GasApiServer, folder: Path, more: Sequence[str] = ()) -> None:
+        self.api, self.namespace, self._kubeconfig = api_server
         self._more = more
         self._folder = folder
         self._papers = CertificateFiles(folder)
@@ -120,8 +120,10 @@ class GasEnvironment:
                 self.node(f"{case.tag}-{name}", text, case.driver)
             for number, text in enumerate(case.row.running):
                 running = table_notation.running(text)
-                on, name = f"{case.tag}-{running.node}", f"{case.tag}-running-{number}"
-                pod = self.pod(name, running.containers, case.driver, node=on, **running.annotations)
+                on_control_plane, name = f"{case.tag}-{running.node}", f"{case.tag}-running-{number}"
+                pod = self.pod(
+                    name, running.containers, case.driver, node=on_control_plane, **running.annotations
+                )
                 self.set_phase(pod, "Running")
 
     def filter(self, served: ExtenderProcess, pod: Object, names: Sequence[str]) -> httpx2.Response:
@@ -178,8 +180,8 @@ def _old_flags(flags: Flags) -> list[str]:
 class FaultyGasEnvironment(GasEnvironment):
     """A stage whose process reaches the API server through `trouble`, and sees what a beacon says."""
 
-    def __init__(self, ground: GasApiServer, folder: Path, plane: ControlPlane) -> None:
-        super().__init__(ground, folder)
+    def __init__(self, api_server: GasApiServer, folder: Path, plane: ControlPlane) -> None:
+        super().__init__(api_server, folder)
         context = plane.authority.client_context(gpu.user(plane).pair)
         self.trouble, address = self._open.enter_context(faulty_proxy.serving(plane.url, context))
         self._kubeconfig = loopback.kubeconfig(folder, address)
@@ -199,7 +201,7 @@ class FaultyGasEnvironment(GasEnvironment):
     def settle_told(self) -> None:
         """Wait until the leader has begun to tell pods whatever it knows of so far."""
         name = self._light(SIGNAL)
-        wait("the signal", lambda: is_told(self.find(name)) or None, PATIENCE_S)
+        wait("the signal", lambda: is_marked(self.find(name)) or None, PATIENCE_S)
 
     def _light(self, node: str) -> str:
         """One more pod on a beacon; its name."""
@@ -218,7 +220,7 @@ class FaultyGasEnvironment(GasEnvironment):
         self.trouble.find(PODS, expired=True)
 
 
-def is_told(pod: Object) -> bool:
+def is_marked(pod: Object) -> bool:
     """Whether a pod is labelled to go."""
     return bool(pod["metadata"].get("labels", {}).get(TOLD) == "gpu")
 
@@ -232,7 +234,7 @@ def full(books: Books, driver: str = "i915") -> Books:
 
 
 @contextlib.contextmanager
-def on(plane: ControlPlane) -> Iterator[GasApiServer]:
+def on_control_plane(plane: ControlPlane) -> Iterator[GasApiServer]:
     """A real API server. Nothing of ours is left there afterwards."""
     with test_namespaces.created(plane) as sandbox:
         yield GasApiServer(plane.api, sandbox.namespace, gpu.user(plane).kubeconfig)
@@ -241,7 +243,7 @@ def on(plane: ControlPlane) -> Iterator[GasApiServer]:
 
 
 @contextlib.contextmanager
-def in_memory(folder: Path) -> Iterator[GasApiServer]:
+def running_in_memory(folder: Path) -> Iterator[GasApiServer]:
     """The API server in memory."""
     with (
         in_memory_api_server.serving(FakeApi()) as server,

@@ -1,4 +1,4 @@
-"""One story told: what happens is made to happen, and what must be so is compared with what is."""
+"""Runs one story: applies each step, and compares what is expected with what is observed."""
 
 import contextlib
 from typing import Final
@@ -16,14 +16,14 @@ SOMEBODYS: Final = "example.com/team"
 class GasStoryRun:
     """From the story's beginning to its end."""
 
-    def __init__(self, story: GasStory, tag: str, stage: FaultyGasEnvironment) -> None:
+    def __init__(self, story: GasStory, tag: str, environment: FaultyGasEnvironment) -> None:
         self.story = story
-        self._tag, self._stage = tag, stage
+        self._tag, self._environment = tag, environment
 
     def begin(self) -> None:
         """The nodes, and the pods that are there before the process starts."""
         for name, text in self.story.nodes.items():
-            self._stage.node(self._name(name), text)
+            self._environment.node(self._name(name), text)
         for name, text in self.story.before.items():
             self._make(name, text)
         for name in self.story.labelled:
@@ -34,12 +34,12 @@ class GasStoryRun:
     def tell(self) -> None:
         """Every step. AssertionError where something is not so."""
         for step in self.story.steps:
-            with self._stage.blind() if step.blind else contextlib.nullcontext():
+            with self._environment.blind() if step.blind else contextlib.nullcontext():
                 self._act(step)
-            with self._stage.trouble.failing(step.fail):
+            with self._environment.trouble.failing(step.fail):
                 if step.bind:
                     self._bind(step.bind)
-            self._stage.settle()
+            self._environment.settle()
             self._check(step)
 
     def _act(self, step: GasStep) -> None:
@@ -48,13 +48,13 @@ class GasStoryRun:
         for name, text in step.pods.items():
             self._make(name, text)
         for name in step.leave:
-            self._stage.api.request("DELETE", self._path(name))
+            self._environment.api.request("DELETE", self._path(name))
         for name in step.remove:
-            self._stage.api.delete(self._path(name))
+            self._environment.api.delete(self._path(name))
         for name, text in step.again.items():
             self._make(name, text)
         for name, phase in step.phase.items():
-            self._stage.api.patch(f"{self._path(name)}/status", {"status": {"phase": phase}})
+            self._environment.api.patch(f"{self._path(name)}/status", {"status": {"phase": phase}})
         for name, annotation_text in step.annotate.items():
             self._patch(name, {"annotations": table_notation.annotations(annotation_text)})
         for number, name in enumerate(step.touch):
@@ -63,29 +63,29 @@ class GasStoryRun:
     def _change(self, name: str, text: str | None) -> None:
         """A node that is deleted, made, or labelled otherwise."""
         path = f"/api/v1/nodes/{self._name(name)}"
-        now = self._stage.api.find(path)
+        now = self._environment.api.find(path)
         if text is None:
-            self._stage.api.delete(path)
+            self._environment.api.delete(path)
         elif now is None:
-            self._stage.node(self._name(name), text)
+            self._environment.node(self._name(name), text)
         else:
             wanted = table_notation.node(name, text)["metadata"]["labels"]
             gone = {
                 key: None for key in now["metadata"]["labels"] if key.startswith(table_notation.TELEMETRY)
             }
-            self._stage.api.patch(path, {"metadata": {"labels": gone | wanted}})
+            self._environment.api.patch(path, {"metadata": {"labels": gone | wanted}})
 
     def _make(self, name: str, text: str) -> None:
         phase, _, rest = text.partition(" ")
         running = table_notation.running(rest)
         on = "" if running.node == "-" else self._name(running.node)
-        made = self._stage.pod(self._name(name), running.containers, node=on, **running.annotations)
-        self._stage.set_phase(made, phase)
+        made = self._environment.pod(self._name(name), running.containers, node=on, **running.annotations)
+        self._environment.set_phase(made, phase)
 
     def _bind(self, bind: BindRequestRow) -> None:
         names = {name: self._name(name) for name in (bind.pod, bind.node)}
-        uid = bind.uid or self._stage.find(names[bind.pod])["metadata"]["uid"]
-        answer = self._stage.bind(self._stage.extender(), names[bind.pod], uid, names[bind.node])
+        uid = bind.uid or self._environment.find(names[bind.pod])["metadata"]["uid"]
+        answer = self._environment.bind(self._environment.extender(), names[bind.pod], uid, names[bind.node])
         error = answer.json()["Error"]
         wanted = bind.error.format(**names)
         assert bool(error) == bool(wanted), error
@@ -97,7 +97,7 @@ class GasStoryRun:
             wanted = {node: story_environment.full(books) for node, books in step.books.items()}
             wait("the books", lambda: self._books() == wanted or None, DEADLINE_S, self._books)
         for name, cards in step.cards.items():
-            annotations = self._stage.find(self._name(name))["metadata"].get("annotations", {})
+            annotations = self._environment.find(self._name(name))["metadata"].get("annotations", {})
             assert annotations.get(table_notation.CARDS) == cards
             assert (table_notation.TILES in annotations) == (cards is not None and "|" in cards)
         if step.told is not None:
@@ -105,24 +105,28 @@ class GasStoryRun:
 
     def _check_told(self, wanted: list[str]) -> None:
         """Soon, and still when the leader has told all that it knew then; it takes its steps one after another."""
-        self._stage.settle_told()
+        self._environment.settle_told()
         wait("who is told", lambda: self._told() == wanted or None, DEADLINE_S, self._told)
-        self._stage.settle_told()
+        self._environment.settle_told()
         assert self._told() == wanted
 
     def _books(self) -> dict[str, story_environment.Books]:
         """By node that there is."""
         nodes = [
-            name for name in self.story.nodes if self._stage.api.find(f"/api/v1/nodes/{self._name(name)}")
+            name
+            for name in self.story.nodes
+            if self._environment.api.find(f"/api/v1/nodes/{self._name(name)}")
         ]
-        return {node: self._stage.books(self._stage.extender(), self._name(node)) for node in nodes}
+        return {
+            node: self._environment.books(self._environment.extender(), self._name(node)) for node in nodes
+        }
 
     def _told(self) -> list[str]:
-        pods = {name: self._stage.find(self._name(name)) for name in self.story.before}
-        return sorted(name for name, pod in pods.items() if story_environment.is_told(pod))
+        pods = {name: self._environment.find(self._name(name)) for name in self.story.before}
+        return sorted(name for name, pod in pods.items() if story_environment.is_marked(pod))
 
     def _patch(self, name: str, metadata: dict[str, dict[str, str]]) -> None:
-        self._stage.api.patch(self._path(name), {"metadata": metadata})
+        self._environment.api.patch(self._path(name), {"metadata": metadata})
 
     def _path(self, name: str) -> str:
         return f"/api/v1/namespaces/{self._stage.namespace}/pods/{self._name(name)}"

@@ -1,4 +1,4 @@
-"""The short notation of the tables: nodes with cards and pods that ask for some, as text, made into Kubernetes objects.
+"""The short notation of the tables for nodes with GPUs and pods that request them, as Kubernetes objects.
 
 A node is its labels, `;`, and its resources: `gn=0.1 D:gas-prefer-gpu=card1; i915=16 mc=2000`. What is allocatable is
 the capacity too, unless a second `;` and the capacity follow. A pod is its containers in brackets, each with what it

@@ -1,4 +1,4 @@
-"""The tables of this folder as values: what a row may hold. `table_notation` says how nodes and pods are written."""
+"""The rows of the tables in this folder, as structs. `table_notation` describes how nodes and pods are written."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`docs/differences.md` and the tables say the same, and the tables have every row there is.
+"""The tables hold every numbered case, and `docs/differences.md` lists every row that differs.
 
 The numbers are those of the cases that were written down when the older system was observed. They have gaps.
 """

@@ -1,4 +1,4 @@
-"""The numbered cases of GPU Aware Scheduling, asked of real processes over mutual TLS, on an API server in memory.
+"""The numbered cases of GPU Aware Scheduling with real processes over mutual TLS and an API server in memory.
 
 `tests/cluster/test_gas_cases.py` asks them on a real one. Every row of where pods go is asked twice, of cards of the
 i915 driver and of the xe driver.
@@ -8,24 +8,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.gas import case_requests
-from tests.conformance.gas import story_environment as stages
+from tests.conformance.gas import case_requests, story_environment
 from tests.conformance.gas.story_environment import GasEnvironment
 from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GasEnvironment]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GasEnvironment]:
     folder = tmp_path_factory.mktemp("gas")
-    with stages.in_memory(folder) as ground:
-        yield from case_requests.staged(ground, folder)
+    with story_environment.running_in_memory(folder) as api_server:
+        yield from case_requests.environment_with_cases(api_server, folder)
 
 
 @pytest.mark.parametrize("case", case_requests.CASES, ids=str)
-def test_where_a_pod_goes(stage: GasEnvironment, case: PlacementCase) -> None:
-    case_requests.place(stage, case)
+def test_where_a_pod_goes(environment: GasEnvironment, case: PlacementCase) -> None:
+    case_requests.check_placement(environment, case)
 
 
 @pytest.mark.parametrize("row", case_requests.REQUESTS, ids=str)
-def test_requests(stage: GasEnvironment, row: GasHttpRow) -> None:
-    case_requests.call(stage, row)
+def test_requests(environment: GasEnvironment, row: GasHttpRow) -> None:
+    case_requests.check_request(environment, row)

@@ -1,4 +1,4 @@
-"""The notation of the tables means what its page says."""
+"""The notation of the tables has the meaning that its page describes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The numbered cases of GPU Aware Scheduling that are about a part of the whole."""
+"""The numbered cases of GPU Aware Scheduling that are about a single component."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.conformance.gas.table_rows import GasPartRow
 def test_parts(row: GasPartRow) -> None:
     if row.refuses:
         with pytest.raises((ValueError, OverflowError)) as caught:
-            component_calls.asked(row)
+            component_calls.call_component(row)
         assert row.refuses in str(caught.value)
     else:
-        assert component_calls.asked(row) == row.gives
+        assert component_calls.call_component(row) == row.gives

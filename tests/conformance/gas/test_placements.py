@@ -1,4 +1,4 @@
-"""The placement `fragmentation` in a real process: free cards are of use only on nodes that have CPU left as well.
+"""The placement `fragmentation` in a real process: free GPUs count only on nodes with free CPU.
 
 The pods that usually come want half a card and 4 CPUs. A card on a node with less CPU than that is of no use to them,
 so a pod that wants little CPU is best put there, and one that wants no card at all anywhere but where both are free.
@@ -13,8 +13,7 @@ import pytest
 from tests import forks
 from tests.cluster.api import Object, path_of
 from tests.cluster.test_namespaces import wait
-from tests.conformance.gas import story_environment as stages
-from tests.conformance.gas import table_notation
+from tests.conformance.gas import story_environment, table_notation
 from tests.conformance.gas.story_environment import PATIENCE_S, GasEnvironment
 
 TYPICAL = "pods,cpu,gpu.intel.com/i915,gpu.intel.com/millicores\n10,4,1,500\n"
@@ -31,54 +30,56 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, flags: list[str]) -> Iterator[GasEnvironment]:
-    with stages.in_memory(tmp_path) as ground:
-        made = GasEnvironment(ground, tmp_path, flags)
+def environment(tmp_path: Path, flags: list[str]) -> Iterator[GasEnvironment]:
+    with story_environment.running_in_memory(tmp_path) as api_server:
+        made = GasEnvironment(api_server, tmp_path, flags)
         for name in NODES:
             made.node(name, NODE)
         yield made
         made.close()
 
 
-def best(stage: GasEnvironment, pod: Object) -> str:
-    points = stage.points(stage.extender(), pod, NODES)
+def best(environment: GasEnvironment, pod: Object) -> str:
+    points = environment.points(environment.extender(), pod, NODES)
     return max(points, key=lambda name: points[name])
 
 
-def until_best(stage: GasEnvironment, pod: Object, node: str) -> None:
+def until_best(environment: GasEnvironment, pod: Object, node: str) -> None:
     """The process learns of pods by a watch."""
-    wait(f"{node} is best", lambda: best(stage, pod) == node or None, PATIENCE_S)
+    wait(f"{node} is best", lambda: best(environment, pod) == node or None, PATIENCE_S)
 
 
-def test_cards_are_used_up_first_where_plain_pods_have_taken_the_cpu(stage: GasEnvironment) -> None:
-    requesting = stage.pod("asked", ASKED)
+def test_cards_are_used_up_first_where_plain_pods_have_taken_the_cpu(environment: GasEnvironment) -> None:
+    requesting = environment.pod("asked", ASKED)
     for node in reversed(NODES):
-        plain = stage.pod(f"plain-{node}", "[cpu=6]", node=node)
-        until_best(stage, requesting, node)
-        stage.set_phase(plain, "Succeeded")
+        plain = environment.pod(f"plain-{node}", "[cpu=6]", node=node)
+        until_best(environment, requesting, node)
+        environment.set_phase(plain, "Succeeded")
 
 
-def test_plain_pods_go_where_they_take_no_cpu_from_free_cards(stage: GasEnvironment) -> None:
-    requesting = stage.pod("asked", "[cpu=3]")
+def test_plain_pods_go_where_they_take_no_cpu_from_free_cards(environment: GasEnvironment) -> None:
+    requesting = environment.pod("asked", "[cpu=3]")
     for node in reversed(NODES):
-        plain = [stage.pod(f"{node}-{on}", f"[cpu={5 if on == node else 2}]", node=on) for on in NODES]
-        until_best(stage, requesting, node)
+        plain = [environment.pod(f"{node}-{on}", f"[cpu={5 if on == node else 2}]", node=on) for on in NODES]
+        until_best(environment, requesting, node)
         for pod in plain:
-            stage.set_phase(pod, "Failed")
+            environment.set_phase(pod, "Failed")
 
 
-def test_pods_that_are_bound_by_us_take_their_cpu(stage: GasEnvironment) -> None:
-    requesting = stage.pod("asked", ASKED)
+def test_pods_that_are_bound_by_us_take_their_cpu(environment: GasEnvironment) -> None:
+    requesting = environment.pod("asked", ASKED)
     for node in reversed(NODES):
-        bound = stage.pod(f"bound-{node}", "[i915=1 mc=1 cpu=6]")
-        answer = stage.bind(stage.extender(), bound["metadata"]["name"], bound["metadata"]["uid"], node)
+        bound = environment.pod(f"bound-{node}", "[i915=1 mc=1 cpu=6]")
+        answer = environment.bind(
+            environment.extender(), bound["metadata"]["name"], bound["metadata"]["uid"], node
+        )
         assert answer.json()["Error"] == ""
-        until_best(stage, requesting, node)
-        stage.api.delete(path_of(bound))
+        until_best(environment, requesting, node)
+        environment.api.delete(path_of(bound))
 
 
-def test_one_node_alone_is_the_best(stage: GasEnvironment) -> None:
-    points = stage.points(stage.extender(), stage.pod("asked", ASKED), NODES)
+def test_one_node_alone_is_the_best(environment: GasEnvironment) -> None:
+    points = environment.points(environment.extender(), environment.pod("asked", ASKED), NODES)
     assert sorted(points.values()) == [8, 9, 10]
 
 

@@ -1,4 +1,4 @@
-"""The parts that the rows of the tables ask, each with values as a table has them."""
+"""Calls the component that a row of the tables names, with values in the notation of the tables."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -25,7 +25,7 @@ from tests.unit.annotator import objects
 from tests.unit.annotator.objects import Object
 
 
-def asked(row: SafePartRow) -> Any:
+def call_component(row: SafePartRow) -> Any:
     """What the part gives; of a mapping what the row names."""
     actual = _PARTS[row.part](row.given)
     return {key: actual[key] for key in row.gives} if isinstance(row.gives, dict) else actual

@@ -6,7 +6,7 @@ from tests.conformance.safe.test_processes import ExtenderPool
 
 
 @pytest.fixture(scope="session")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExtenderPool]:
+def extenders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExtenderPool]:
     made = ExtenderPool(tmp_path_factory.mktemp("scoring"))
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""Asks Prometheus's own engine of a query what it makes of series that are told."""
+"""Evaluates a query on given series with Prometheus's own engine, by promtool."""
 
 import re
 import subprocess

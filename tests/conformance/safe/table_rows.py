@@ -1,4 +1,4 @@
-"""The tables of this folder, read: one struct for the rows of each."""
+"""The rows of the tables in this folder: one struct for each table."""
 
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""What `nodewise annotate` writes on nodes, in one run over the cases of allocation, on an API server in memory."""
+"""The annotations that `nodewise annotate` writes in one run over all allocation cases, on an API server in memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,12 +42,12 @@ def lay(api: ClusterApi, name: str, row: SafePartRow) -> None:
 def annotated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Object]:
     """By node: its annotations after the run."""
     folder = tmp_path_factory.mktemp("annotate")
-    with gas.in_memory(folder) as ground:
+    with gas.running_in_memory(folder) as api_server:
         for name, row in CASES.items():
-            lay(ground.api, name, row)
-        command = [NODEWISE, "annotate", "--what=allocation", "--once", "--kubeconfig", ground.kubeconfig]
+            lay(api_server.api, name, row)
+        command = [NODEWISE, "annotate", "--what=allocation", "--once", "--kubeconfig", api_server.kubeconfig]
         forks.run(command, check=True, cwd=folder)
-        nodes = ground.api.get(NODES)["items"]
+        nodes = api_server.api.get(NODES)["items"]
         return {node["metadata"]["name"]: node["metadata"].get("annotations", {}) for node in nodes}
 
 

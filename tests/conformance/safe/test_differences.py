@@ -1,4 +1,4 @@
-"""`docs/differences.md` and the tables say the same, and the tables have every row there is.
+"""The tables hold every numbered case, and `docs/differences.md` lists every row that differs.
 
 The numbers are those of the cases that were written down when kube-safe-scheduler was observed. They have gaps. Of 137
 to 139, three more coefficients of variation, only results were written down, and nothing can be asked.

@@ -1,4 +1,4 @@
-"""Requests and answers, agents of other packages, and what is logged; asked of real processes."""
+"""HTTP requests and responses, agents of other packages, and log lines, with real processes."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What `learned` makes of rewards that were kept, asked of real processes with a cluster in files."""
+"""Scores of the learned agent from stored rewards, in real processes with a cluster in files."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The numbered cases that are about a part of the whole: functions, with the tolerance that the cases have."""
+"""The numbered cases that are about a single component, with the tolerance of each case."""
 
 from math import isclose
 from typing import Any
@@ -31,5 +31,5 @@ def is_close(actual: Any, wanted: Any, row: SafePartRow) -> bool:
     "row", [pytest.param(row, id=row.id, marks=PROGRAMS.get(row.part, ())) for row in ROWS]
 )
 def test_parts(row: SafePartRow) -> None:
-    actual = component_calls.asked(row)
+    actual = component_calls.call_component(row)
     assert is_close(actual, row.gives, row), actual

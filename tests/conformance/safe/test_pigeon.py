@@ -1,4 +1,4 @@
-"""The objectives and scores of `pigeon`, asked of real processes."""
+"""Objectives and scores of the pigeon agent in real processes."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,7 @@ def pod(ask: PigeonRequest) -> Object:
     return staging.pod(table_notation.amounts(ask.pod), metadata=metadata, initContainers=init)
 
 
-def told(extender: RunningExtender, requesting: Object, nodes: list[Object]) -> list[Object]:
+def node_numbers(extender: RunningExtender, requesting: Object, nodes: list[Object]) -> list[Object]:
     """By node: its numbers and its score."""
     scores = extender.scores("pigeon-holing", staging.request(requesting, nodes))
     numbers = extender.numbers("pigeon", requesting["metadata"]["name"]) if nodes else {}
@@ -56,7 +56,7 @@ def test_pods_one_after_another(start: Start, story: PigeonStory) -> None:
     extender = start(story)
     for ask in story.asks:
         nodes = table_notation.nodes(story.nodes if ask.nodes is None else ask.nodes)
-        decisions = told(extender, pod(ask), nodes)
+        decisions = node_numbers(extender, pod(ask), nodes)
         assert [decision["score"] for decision in decisions] == ask.scores, (ask.number, decisions)
         close = [near(objective, ask.within) for objective in ask.objectives]
         assert [decision["objective"] for decision in decisions] == close, (ask.number, decisions)

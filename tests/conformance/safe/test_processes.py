@@ -1,4 +1,4 @@
-"""Real processes without a cluster, one for each environment, and the ways to ask them."""
+"""Extender processes without a cluster, one for each environment, and requests to them."""
 
 import contextlib
 import itertools
@@ -100,7 +100,7 @@ class ExtenderPool:
     def close(self) -> None:
         self._open.close()
 
-    def with_(self, environment: Mapping[str, str]) -> RunningExtender:
+    def extender_with(self, environment: Mapping[str, str]) -> RunningExtender:
         key = tuple(sorted(environment.items()))
         if key not in self._running:
             folder = self._folder / str(next(self._numbers))

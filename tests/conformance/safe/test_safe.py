@@ -1,4 +1,4 @@
-"""Risk, the predicate and both priorities of `safe`, asked of a real process."""
+"""Risk, the predicate and both priorities of the safe agent in a real process."""
 
 import json
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ CONGESTION = table_rows.read("congestion", CongestionRow)
 PREDICATE = "/scheduler/predicates/safe-overload"
 
 
-def process(stage: ExtenderPool, row: NumberedRow, **more: str) -> RunningExtender:
+def process(extenders: ExtenderPool, row: NumberedRow, **more: str) -> RunningExtender:
     """The one with the row's environment, which has warned of what the row says."""
-    extender = stage.with_(row.environment | more)
+    extender = extenders.extender_with(row.environment | more)
     warned = {event["variable"] for event in extender.events("variable_ignored")}
     assert warned == ({row.warned} if row.warned else set())
     return extender
@@ -47,9 +47,9 @@ def annotated(name: str, row: NodeRow) -> Object:
 
 
 @pytest.mark.parametrize("row", RISKS, ids=lambda row: row.id)
-def test_risk(stage: ExtenderPool, row: RiskRow) -> None:
+def test_risk(extenders: ExtenderPool, row: RiskRow) -> None:
     environment = {"SAFEUTILIZATION": str(row.threshold), "SAFEPERCENTILE": str(row.percentile)}
-    extender = process(stage, row, **environment)
+    extender = process(extenders, row, **environment)
     pod = staging.pod({})
     body = staging.request(pod, [risky("n1", row)])
     assert passes(extender, body) == row.passes
@@ -62,8 +62,8 @@ def test_risk(stage: ExtenderPool, row: RiskRow) -> None:
 
 
 @pytest.mark.parametrize("row", NODES, ids=lambda row: row.id)
-def test_node(stage: ExtenderPool, row: NodeRow) -> None:
-    extender = process(stage, row)
+def test_node(extenders: ExtenderPool, row: NodeRow) -> None:
+    extender = process(extenders, row)
     pod = staging.pod(*(row.requests or [row.request]))
     body = staging.request(pod, [annotated("n1", row)])
     assert passes(extender, body) == row.passes
@@ -82,8 +82,8 @@ def test_node(stage: ExtenderPool, row: NodeRow) -> None:
 
 
 @pytest.mark.parametrize("row", CONGESTION, ids=lambda row: row.id)
-def test_congestion(stage: ExtenderPool, row: CongestionRow) -> None:
-    extender = process(stage, row)
+def test_congestion(extenders: ExtenderPool, row: CongestionRow) -> None:
+    extender = process(extenders, row)
     names = [f"n{number}" for number in range(len(row.factors))]
     nodes = [
         staging.node(name, {"cpu": 4}, {"congestion-factor": factor})

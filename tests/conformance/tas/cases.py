@@ -1,4 +1,4 @@
-"""Each row made into the cases that are asked.
+"""The requests of the tables' rows: one case for each row and form.
 
 A case is one request about one world. Its tag is the namespace that the world is laid into and the beginning of
 its metrics' names, so that no case can see another; `own` takes both out of an answer again.
@@ -63,7 +63,7 @@ def violations() -> list[TasCase]:
     return list(_numbered((made for row in table.rows for made in _violation_rows(row)), HttpCall().path))
 
 
-def every() -> list[TasCase]:
+def all_cases() -> list[TasCase]:
     return [*filtering(), *prioritizing(), *operators(), *violations(), *http()]
 
 

@@ -1,4 +1,4 @@
-"""The worlds of all cases laid into one folder, as Kubernetes objects for `--objects-from`."""
+"""The clusters of all cases in one folder, as Kubernetes objects for `--objects-from`."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.conformance.tas.cases import TasCase
 from tests.conformance.tas.table_rows import RowCluster
 
 
-def lay(cases: Iterable[TasCase], folder: Path) -> None:
+def write_clusters(cases: Iterable[TasCase], folder: Path) -> None:
     """Write the objects of every case's world."""
     worlds = {case.tag: case.row.cluster_state for case in cases}
     nodes = {name for cluster_state in worlds.values() for name in _known(cluster_state)}

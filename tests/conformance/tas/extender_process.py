@@ -1,4 +1,4 @@
-"""One real `nodewise extender` over mutual TLS, and the ways to call it."""
+"""One real `nodewise extender` with mutual TLS, and its clients."""
 
 import http.client
 import json

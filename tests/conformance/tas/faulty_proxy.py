@@ -1,4 +1,4 @@
-"""Stands between a process and the API server: passes everything on, keeps count, and makes trouble when told to.
+"""A proxy between a process and the API server that counts requests and fails some of them.
 
 What it is told is by path of a collection, such as /api/v1/nodes, or by name of a node.
 """
@@ -150,6 +150,6 @@ def _status(code: int) -> dict[str, object]:
 @contextlib.contextmanager
 def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[TasFaultyProxy, str]]:
     """Between a process and the API server at `url`, until the block is left; and the address to give the process."""
-    between = TasFaultyProxy(url, context)
-    with loopback.serving(between) as address:
-        yield between, address
+    proxy = TasFaultyProxy(url, context)
+    with loopback.serving(proxy) as address:
+        yield proxy, address

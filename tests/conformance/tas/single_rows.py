@@ -112,7 +112,7 @@ class ProcessTable(msgspec.Struct):
     rows: tuple[ProcessRow, ...]
 
 
-def every() -> list[AnswerRow | ObjectRow | DefinitionRow | ProcessRow]:
+def all_rows() -> list[AnswerRow | ObjectRow | DefinitionRow | ProcessRow]:
     """The rows of all these tables."""
     return [
         *table_rows.read("metrics", AnswerTable).answers,

@@ -102,7 +102,7 @@ class _Table(msgspec.Struct):
     stories: tuple[TasStory, ...] = ()
 
 
-def every() -> list[TasStory]:
+def all_stories() -> list[TasStory]:
     """The stories of all tables."""
     return [story for name in TABLES for story in table_rows.read(name, _Table).stories]
 

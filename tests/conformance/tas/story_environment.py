@@ -1,4 +1,4 @@
-"""What all stories share: the API server, metrics behind it, one process with trouble between, and a watch."""
+"""The environment of all stories: an API server with metrics, one process behind a faulty proxy, and a watch."""
 
 import contextlib
 import json
@@ -59,8 +59,8 @@ class TasEnvironment:
         self._user = plane.user(name, extender_process.rules())
         access.grant(self.api, name, extender_process.rules("Role"), extender_process.OWN_NAMESPACE)
         context = plane.authority.client_context(self._user.pair)
-        self.between, self._address = self._open.enter_context(faulty_proxy.serving(plane.url, context))
-        self.watch: LabelWatch = self._open.enter_context(label_watch.watching(plane))
+        self.proxy, self._address = self._open.enter_context(faulty_proxy.serving(plane.url, context))
+        self.watch: LabelWatch = self._open.enter_context(label_watch.watch_labels(plane))
         self._http = self._open.enter_context(self._client())
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ def _define(plane: ControlPlane, path: str, definition: Object, *, takes: bool) 
 
 
 @contextlib.contextmanager
-def opened(plane: ControlPlane, folder: Path) -> Iterator[TasEnvironment]:
+def open_environment(plane: ControlPlane, folder: Path) -> Iterator[TasEnvironment]:
     """A stage with the beacon lit, and nothing left of it afterwards."""
     extender_process.define(plane.api)
     with (

@@ -1,4 +1,4 @@
-"""All stories told at once: what may happen beside each other happens in one round.
+"""Runs all stories at once: steps that do not interfere with each other share a round.
 
 A round is the next step of every story whose next step is an ordinary one, or, when there is none left, of every
 story that waits for the same upheaval. Stories that wait, or are at their end, must stay as they are.
@@ -18,89 +18,91 @@ BLIND_S = 1.5
 """How long a process that cannot list nodes is looked at: three refresh periods."""
 
 
-def tell(stories: Sequence[TasStory], stage: TasEnvironment) -> list[TasStoryRun]:
+def run_stories(stories: Sequence[TasStory], environment: TasEnvironment) -> list[TasStoryRun]:
     """Every story from beginning to end, with what went wrong in it."""
     seen: Counter[str] = Counter()
-    tellings = []
+    story_runs = []
     for story in stories:
         seen[story.number] += 1
         tag = f"{story.number.lower() or 'new'}-{seen[story.number]}"
-        tellings.append(TasStoryRun(story, tag, stage))
-    for telling in tellings:
-        telling.begin()
-    stage.start()
-    stage.schedule()
-    stage.settle()
-    while waiting := [telling for telling in tellings if telling.next]:
-        _round(_together(waiting), tellings, stage)
-    stage.settle()
-    stage.stop()
-    for telling in tellings:
-        telling.end()
-    return tellings
+        story_runs.append(TasStoryRun(story, tag, environment))
+    for story_run in story_runs:
+        story_run.begin()
+    environment.start()
+    environment.schedule()
+    environment.settle()
+    while waiting := [story_run for story_run in story_runs if story_run.next]:
+        _round(_together(waiting), story_runs, environment)
+    environment.settle()
+    environment.stop()
+    for story_run in story_runs:
+        story_run.end()
+    return story_runs
 
 
 def _together(waiting: Sequence[TasStoryRun]) -> list[TasStoryRun]:
     """Those that take their next step now."""
-    ordinary = [telling for telling in waiting if telling.next and not telling.next.process]
+    ordinary = [story_run for story_run in waiting if story_run.next and not story_run.next.process]
     if ordinary:
         return ordinary
-    upheavals = {_upheaval(telling) for telling in waiting}
+    upheavals = {_upheaval(story_run) for story_run in waiting}
     first = next(upheaval for upheaval in _UPHEAVALS if upheaval in upheavals)
-    return [telling for telling in waiting if _upheaval(telling) == first]
+    return [story_run for story_run in waiting if _upheaval(story_run) == first]
 
 
-def _upheaval(telling: TasStoryRun) -> Upheaval:
-    return telling.next.process if telling.next else ""
+def _upheaval(story_run: TasStoryRun) -> Upheaval:
+    return story_run.next.process if story_run.next else ""
 
 
-def _round(together: Sequence[TasStoryRun], everybody: Sequence[TasStoryRun], stage: TasEnvironment) -> None:
-    with _UPHEAVALS[_upheaval(together[0])](stage, everybody):
-        for telling in together:
-            telling.act()
+def _round(
+    together: Sequence[TasStoryRun], everybody: Sequence[TasStoryRun], environment: TasEnvironment
+) -> None:
+    with _UPHEAVALS[_upheaval(together[0])](environment, everybody):
+        for story_run in together:
+            story_run.act()
         if _upheaval(together[0]) == "blind":
-            _until_so(together, stage)
-    _until_so(together, stage)
-    stage.settle()
-    labels = stage.labels()
-    for telling in together:
-        if telling.next and (why := telling.lacks(labels)):
-            telling.fail(f"step {telling.number}, after it was so: {why}")
-    polled = _polled(stage, together) if any(t.next and t.next.polled for t in together) else {}
-    for telling in together:
-        if telling.next:
-            telling.finish(polled)
+            _until_so(together, environment)
+    _until_so(together, environment)
+    environment.settle()
+    labels = environment.labels()
+    for story_run in together:
+        if story_run.next and (why := story_run.lacks(labels)):
+            story_run.fail(f"step {story_run.number}, after it was so: {why}")
+    polled = _polled(environment, together) if any(t.next and t.next.polled for t in together) else {}
+    for story_run in together:
+        if story_run.next:
+            story_run.finish(polled)
 
 
-def _until_so(together: Sequence[TasStoryRun], stage: TasEnvironment) -> None:
+def _until_so(together: Sequence[TasStoryRun], environment: TasEnvironment) -> None:
     """Wait until every story is as its step says; one that is not in time has failed."""
-    waiting = {telling: "" for telling in together if telling.next}
+    waiting = {story_run: "" for story_run in together if story_run.next}
     began = time.monotonic()
     while waiting:
-        labels = stage.labels()
-        waiting = {telling: why for telling in waiting if (why := telling.lacks(labels))}
-        for telling in list(waiting):
+        labels = environment.labels()
+        waiting = {story_run: why for story_run in waiting if (why := story_run.lacks(labels))}
+        for story_run in list(waiting):
             if time.monotonic() > began + DEADLINE_S:
-                telling.fail(f"step {telling.number}, after {DEADLINE_S:g} s: {waiting.pop(telling)}")
+                story_run.fail(f"step {story_run.number}, after {DEADLINE_S:g} s: {waiting.pop(story_run)}")
         time.sleep(0.05)
 
 
-def _polled(stage: TasEnvironment, together: Sequence[TasStoryRun]) -> Counter[str]:
+def _polled(environment: TasEnvironment, together: Sequence[TasStoryRun]) -> Counter[str]:
     """How often each metric is asked for from now on, in a few periods.
 
     One whose answer is late is not asked for anew in each of them; those that a story wants asked are waited for.
     """
-    steps = [(telling.names, telling.next) for telling in together if telling.next]
+    steps = [(story_run.names, story_run.next) for story_run in together if story_run.next]
     wanted = {
         names.metric(metric) for names, step in steps for metric, is_asked in step.polled.items() if is_asked
     }
-    stage.pass_periods(2)
-    before = len(stage.metrics.asked)
-    stage.pass_periods(2)
+    environment.pass_periods(2)
+    before = len(environment.metrics.asked)
+    environment.pass_periods(2)
     ends = time.monotonic() + DEADLINE_S
-    while not wanted <= set(stage.metrics.asked[before:]) and time.monotonic() < ends:
+    while not wanted <= set(environment.metrics.asked[before:]) and time.monotonic() < ends:
         time.sleep(0.05)
-    return Counter(stage.metrics.asked[before:])
+    return Counter(environment.metrics.asked[before:])
 
 
 @contextlib.contextmanager
@@ -109,41 +111,41 @@ def _calm(_: TasEnvironment, __: Sequence[TasStoryRun]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _restarted(stage: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
-    stage.stop()
+def _restarted(environment: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
+    environment.stop()
     yield
-    stage.start()
+    environment.start()
 
 
 @contextlib.contextmanager
-def _relisted(stage: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
+def _relisted(environment: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
     """What happens meanwhile is missed by the watches; the policies deleted meanwhile too."""
-    _lose(stage, NODES, POLICIES)
+    _lose(environment, NODES, POLICIES)
     yield
-    stage.between.find(NODES, POLICIES, expired=True)
-    _until_watched(stage, NODES, POLICIES)
+    environment.proxy.find(NODES, POLICIES, expired=True)
+    _until_watched(environment, NODES, POLICIES)
 
 
 @contextlib.contextmanager
-def _blind(stage: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
-    _lose(stage, NODES)
+def _blind(environment: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
+    _lose(environment, NODES)
     yield
-    stage.between.find(NODES)
-    _until_watched(stage, NODES)
+    environment.proxy.find(NODES)
+    _until_watched(environment, NODES)
 
 
 @contextlib.contextmanager
-def _started_blind(stage: TasEnvironment, everybody: Sequence[TasStoryRun]) -> Iterator[None]:
-    stage.stop()
+def _started_blind(environment: TasEnvironment, everybody: Sequence[TasStoryRun]) -> Iterator[None]:
+    environment.stop()
     yield
-    stage.between.lose(NODES)
-    before = stage.labels()
-    stage.start(until_ready=False)
-    stage.wait("nodes are asked for in vain", lambda: stage.run.events("kube_lost") or None)
+    environment.proxy.lose(NODES)
+    before = environment.labels()
+    environment.start(until_ready=False)
+    environment.wait("nodes are asked for in vain", lambda: environment.run.events("kube_lost") or None)
     time.sleep(BLIND_S)
-    _unchanged(before, stage.labels(), everybody)
-    stage.between.find(NODES)
-    stage.wait_ready()
+    _unchanged(before, environment.labels(), everybody)
+    environment.proxy.find(NODES)
+    environment.wait_ready()
 
 
 def _unchanged(before: Labels, after: Labels, everybody: Sequence[TasStoryRun]) -> None:
@@ -153,17 +155,19 @@ def _unchanged(before: Labels, after: Labels, everybody: Sequence[TasStoryRun]) 
             owner.fail(f"{node} changed while nobody could list nodes: {labels} {after[node]}")
 
 
-def _lose(stage: TasEnvironment, *collections: str) -> None:
+def _lose(environment: TasEnvironment, *collections: str) -> None:
     """Wait until the process has noticed."""
-    stage.between.in_vain.clear()
-    stage.between.lose(*collections)
+    environment.proxy.in_vain.clear()
+    environment.proxy.lose(*collections)
     for path in collections:
-        stage.wait(f"{path} is asked for in vain", lambda path=path: stage.between.in_vain[path] or None)
+        environment.wait(
+            f"{path} is asked for in vain", lambda path=path: environment.proxy.in_vain[path] or None
+        )
 
 
-def _until_watched(stage: TasEnvironment, *collections: str) -> None:
+def _until_watched(environment: TasEnvironment, *collections: str) -> None:
     for path in collections:
-        stage.wait(f"{path} is watched", lambda path=path: stage.between.watched[path] or None)
+        environment.wait(f"{path} is watched", lambda path=path: environment.proxy.watched[path] or None)
 
 
 # in this order, because a process waits the longer the more often it lost its watches

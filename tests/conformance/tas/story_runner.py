@@ -1,4 +1,4 @@
-"""One story being told: what happens is made to happen, and what must be so is compared with what is."""
+"""Runs one story: applies each step, and compares what is expected with what is observed."""
 
 from collections import deque
 from datetime import UTC, datetime, timedelta
@@ -24,10 +24,10 @@ DEADLINE_S = 60.0
 class TasStoryRun:
     """From the story's beginning to its end; `failures` says what was not so."""
 
-    def __init__(self, story: TasStory, tag: str, stage: TasEnvironment) -> None:
+    def __init__(self, story: TasStory, tag: str, environment: TasEnvironment) -> None:
         self.story, self.names = story, StoryNames(tag)
         self.failures: list[str] = []
-        self._stage = stage
+        self._environment = environment
         self._left = deque(story.steps)
         self._touched = 0
         self._labels: Labels = self.names.labels(story.nodes)
@@ -48,12 +48,12 @@ class TasStoryRun:
 
     def begin(self) -> None:
         """The nodes and namespaces."""
-        stage, names = self._stage, self.names
+        environment, names = self._environment, self.names
         policies = {policy for step in self.story.steps for policy in step.policies}
         for space in {names.policy(policy)[0] for policy in ("demo", *policies)}:
-            stage.sandbox.create(objects.namespace(space))
+            environment.sandbox.create(objects.namespace(space))
         for node, labels in self._labels.items():
-            stage.sandbox.nodes(objects.node(node, labels={ROW: names.tag, **labels}))
+            environment.sandbox.nodes(objects.node(node, labels={ROW: names.tag, **labels}))
 
     def _tas_labels(self, node: str, labels: dict[str, str]) -> None:
         """As the older system wrote them: by JSON patch."""
@@ -62,22 +62,22 @@ class TasStoryRun:
             for key, value in labels.items()
         ]
         headers, params = {"Content-Type": JSON_PATCH}, {"fieldManager": OLD_MANAGER}
-        self._stage.api.request("PATCH", f"{NODES}/{node}", json=steps, headers=headers, params=params)
+        self._environment.api.request("PATCH", f"{NODES}/{node}", json=steps, headers=headers, params=params)
         self._expect({**self._labels, node: {**self._labels[node], **labels}})
 
     def act(self) -> None:
         """Let the next step happen."""
-        step, stage, names = self._left[0], self._stage, self.names
+        step, environment, names = self._left[0], self._environment, self.names
         if self.number == 1:
             for node, labels in names.labels(self.story.of_tas).items():
                 self._tas_labels(node, labels)
         for node, status in step.refuse.items():
-            stage.between.refuse(names.node(node), status)
+            environment.proxy.refuse(names.node(node), status)
         for metric, behaviour in step.metrics.items():
             self._measure(names.metric(metric), behaviour)
         for policy, strategies in step.policies.items():
             whole = None if strategies is None else cluster_files.strategies(names.tag, strategies)
-            stage.policy(*names.policy(policy), whole)
+            environment.policy(*names.policy(policy), whole)
         for policy in step.touch:
             self._touch(policy)
         for name, pod in step.pods.items():
@@ -85,7 +85,7 @@ class TasStoryRun:
         self._label(step)
 
     def _measure(self, metric: str, behaviour: Any) -> None:
-        metrics = self._stage.metrics
+        metrics = self._environment.metrics
         if behaviour == "hang":
             metrics.hang(metric)
         elif isinstance(behaviour, int):
@@ -100,14 +100,14 @@ class TasStoryRun:
         self._touched += 1
         space, name = self.names.policy(policy)
         path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
-        self._stage.api.patch(path, {"metadata": {"annotations": {"touched": str(self._touched)}}})
+        self._environment.api.patch(path, {"metadata": {"annotations": {"touched": str(self._touched)}}})
 
     def _submit(self, name: str, pod: StoryPod) -> None:
         space, policy = self.names.policy(pod.policy)
         made = objects.pod(name, labels={"telemetry-policy": policy}, limits=LIMITS)
         made["metadata"]["namespace"] = space
         made["spec"]["nodeSelector"] = {ROW: self.names.tag}
-        self._stage.sandbox.create(made)
+        self._environment.sandbox.create(made)
 
     def _label(self, step: TasStep) -> None:
         """What somebody else writes, and what is to be there at the end of the step."""
@@ -115,7 +115,7 @@ class TasStoryRun:
         for node, labels_of_node in step.label.items():
             name = self.names.node(node)
             changed = {self.names.label(key): value for key, value in labels_of_node.items()}
-            self._stage.api.patch(f"{NODES}/{name}", {"metadata": {"labels": changed}})
+            self._environment.api.patch(f"{NODES}/{name}", {"metadata": {"labels": changed}})
             after[name] = {
                 key: value for key, value in {**after[name], **changed}.items() if value is not None
             }
@@ -149,7 +149,7 @@ class TasStoryRun:
         nodes = list(self._labels)
         wrong = []
         if judged.failed is not UNSET:
-            failed = self._stage.ask("filter", pod, nodes)["FailedNodes"]
+            failed = self._environment.ask("filter", pod, nodes)["FailedNodes"]
             own = (
                 None
                 if failed is None
@@ -159,7 +159,7 @@ class TasStoryRun:
         if judged.scores is not None:
             scores = {
                 self.names.own(priority["Host"]): priority["Score"]
-                for priority in self._stage.ask("prioritize", pod, nodes)
+                for priority in self._environment.ask("prioritize", pod, nodes)
             }
             wrong += [f"wanted scores {judged.scores}, found {scores}"] * (scores != judged.scores)
         return "; ".join(wrong)
@@ -168,7 +168,7 @@ class TasStoryRun:
         wanted = step.conditions[policy]
         space, name = self.names.policy(policy)
         path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
-        listed = (self._stage.api.get(path).get("status") or {}).get("conditions", [])
+        listed = (self._environment.api.get(path).get("status") or {}).get("conditions", [])
         condition: Object = next((condition for condition in listed if condition["type"] == wanted.type), {})
         message = self.names.own(condition.get("message", ""))
         good = condition.get("status") == wanted.status and all(word in message for word in wanted.about)
@@ -176,7 +176,7 @@ class TasStoryRun:
 
     def _unscheduled(self, name: str, pod: StoryPod) -> str:
         space, _ = self.names.policy(pod.policy)
-        pod_object = self._stage.api.find(f"/api/v1/namespaces/{space}/pods/{name}")
+        pod_object = self._environment.api.find(f"/api/v1/namespaces/{space}/pods/{name}")
         if pod.lands:
             node = self.names.own(test_namespaces.node_of(pod_object) or "")
             return (
@@ -191,7 +191,7 @@ class TasStoryRun:
         wanted = step.logged
         if wanted is None:
             return ""
-        lines = map(self.names.own, self._stage.logged(wanted.event))
+        lines = map(self.names.own, self._environment.logged(wanted.event))
         if any(all(word in line for word in wanted.about) for line in lines):
             return ""
         return f"wanted {wanted.event} logged with {wanted.about}"
@@ -203,7 +203,7 @@ class TasStoryRun:
             if bool(polled.get(self.names.metric(metric))) != wanted:
                 self.fail(f"metric {metric} is {'not ' * wanted}asked for")
         for node, count in step.patches.items():
-            patches = self._stage.between.patches[self.names.node(node)]
+            patches = self._environment.proxy.patches[self.names.node(node)]
             if patches != count:
                 self.fail(f"node {node} was written {patches} times, wanted {count}")
 
@@ -215,7 +215,7 @@ class TasStoryRun:
         if self.failures:
             return
         seen: dict[tuple[str, str], list[str | None]] = {}
-        for change in self._stage.watch.changes:
+        for change in self._environment.watch.changes:
             if change.node in self._labels:
                 seen.setdefault((change.node, change.key), []).append(change.new)
         if seen != self._history:

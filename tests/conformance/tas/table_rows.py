@@ -1,4 +1,4 @@
-"""The tables of this folder as values: what a row may hold."""
+"""The rows of the tables in this folder, as structs."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeVar

@@ -1,4 +1,4 @@
-"""How the process starts and ends, and what it answers while it knows nothing: the rows of process.yaml."""
+"""Start and end of the process, and its responses before its first snapshot: the rows of process.yaml."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The numbered cases of Telemetry Aware Scheduling, asked of a real process over mutual TLS.
+"""The numbered cases of Telemetry Aware Scheduling with a real process over mutual TLS.
 
 Every case ends with the process alive and an ordinary request answered on a connection that all of them share.
 """
@@ -40,21 +40,21 @@ class HostPriority(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
 @pytest.fixture(scope="module")
 def extender(tmp_path_factory) -> Iterator[CaseExtender]:
     made = CaseExtender(tmp_path_factory.mktemp("tas"))
-    cluster_files.lay(cases.every(), made.objects)
+    cluster_files.write_clusters(cases.all_cases(), made.objects)
     with made:
         made.first = made.ask(FIRST.path, request_bodies.body(FIRST))
         yield made
 
 
 @pytest.fixture(scope="module")
-def heard(extender):
+def closed_connections(extender):
     """Connections that the server has to end, all of them opened at once."""
     talking = [case for case in cases.http() if case.row.connect.send is not None]
     return {case.tag: extender.listen(case.row.connect) for case in talking}
 
 
 @pytest.fixture(autouse=True)
-def lives_on(extender, heard) -> Iterator[None]:
+def check_running(extender, closed_connections) -> Iterator[None]:
     yield
     assert extender.is_running
     answer = extender.ask("/scheduler/filter", b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["n1"]}')
@@ -87,8 +87,8 @@ def test_requests(extender, case):
 
 
 @each([case for case in cases.http() if case.row.connect.send is not None])
-def test_connections_that_the_server_ends(heard, case):
-    response: ClosedConnection = heard[case.tag].result()
+def test_connections_that_the_server_ends(closed_connections, case):
+    response: ClosedConnection = closed_connections[case.tag].result()
     expect = case.row.expect
     if expect.closed_after_s:
         assert expect.closed_after_s - EARLY_S < response.after_s < expect.closed_after_s + LATE_S
