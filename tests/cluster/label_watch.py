@@ -12,7 +12,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.test_namespaces import wait
 
 
-class LabelChange(NamedTuple):
+class NodeLabelChange(NamedTuple):
     """One label of one node; None for one that is not there."""
 
     node: str
@@ -25,7 +25,7 @@ class LabelWatch:
     """What was seen since `watching` was entered, oldest first."""
 
     def __init__(self) -> None:
-        self.changes: list[LabelChange] = []
+        self.changes: list[NodeLabelChange] = []
         self._labels: dict[str, dict[str, str]] = {}
 
     def see(self, kind: str, node: dict) -> None:
@@ -36,12 +36,12 @@ class LabelWatch:
         if old is None or kind == "DELETED":
             return
         self.changes += [
-            LabelChange(name, key, old.get(key), new.get(key))
+            NodeLabelChange(name, key, old.get(key), new.get(key))
             for key in sorted(old.keys() | new.keys())
             if old.get(key) != new.get(key)
         ]
 
-    def expect(self, *changes: LabelChange) -> None:
+    def expect(self, *changes: NodeLabelChange) -> None:
         """These changes and no others, in this order; the watch may be a moment behind."""
         wait(
             "the changes are seen",
@@ -50,7 +50,7 @@ class LabelWatch:
         )
         assert self.changes == list(changes)
 
-    def of(self, key: str) -> list[LabelChange]:
+    def of(self, key: str) -> list[NodeLabelChange]:
         return [change for change in self.changes if change.key == key]
 
 

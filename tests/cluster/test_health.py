@@ -24,7 +24,7 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.health_example import NODES, POLICY
-from tests.cluster.label_watch import LabelChange
+from tests.cluster.label_watch import NodeLabelChange
 from tests.cluster.metrics_pipeline import MetricsServices
 from tests.cluster.monitoring import HEALTH, Monitoring
 from tests.cluster.test_namespaces import Sandbox, wait
@@ -140,7 +140,9 @@ def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
         nodes.set_health(application, 0)
         until_labelled(sandbox)
         marked, cleared = (None, "violating"), ("violating", None)
-        labels.expect(LabelChange(application, POLICY, *marked), LabelChange(application, POLICY, *cleared))
+        labels.expect(
+            NodeLabelChange(application, POLICY, *marked), NodeLabelChange(application, POLICY, *cleared)
+        )
 
 
 def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(
@@ -175,4 +177,4 @@ def test_without_prometheus_verdicts_and_labels_hold_and_the_policy_says_so(
             assert re.search(r"(?m)^nodewise_rules_suspended [1-9]", shown)
             assert "the last verdicts hold" in sandbox.expect_event(POLICY, "LostNodes")
         until_suspended(sandbox, "False")
-    assert labels.changes == [LabelChange(NODES[1], POLICY, None, "violating")]
+    assert labels.changes == [NodeLabelChange(NODES[1], POLICY, None, "violating")]

@@ -10,7 +10,7 @@ from tests.cluster import access, extender_process, label_watch, objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, heated, policy
-from tests.cluster.label_watch import LabelChange, LabelWatch
+from tests.cluster.label_watch import LabelWatch, NodeLabelChange
 from tests.cluster.test_namespaces import Sandbox, wait
 
 PREFIX = "telemetry.aware.scheduling.pol"
@@ -61,12 +61,12 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
     wait("all changes are seen", lambda: len(labels.of("pol")) >= 4 or None)
     changes = labels.of("pol")
     assert set(changes[:2]) == {
-        LabelChange("a", "pol", None, "violating"),
-        LabelChange("c", "pol", None, "violating"),
+        NodeLabelChange("a", "pol", None, "violating"),
+        NodeLabelChange("c", "pol", None, "violating"),
     }
     assert changes[2:] == [
-        LabelChange("a", "pol", "violating", None),
-        LabelChange("b", "pol", None, "violating"),
+        NodeLabelChange("a", "pol", "violating", None),
+        NodeLabelChange("b", "pol", None, "violating"),
     ]
     assert {change.key for change in labels.changes} == {"pol"}
 
@@ -166,8 +166,8 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
         metrics.set("heat", {"a": 10, "b": 10})
         until(sandbox, "a", {})
     old = "telemetry.aware.scheduling.gone/x"
-    gone = [LabelChange("a", old, "1", None), LabelChange("b", old, "1", None)]
-    gone += [LabelChange(node, "pol", "violating", None) for node in ("a", "b")]
+    gone = [NodeLabelChange("a", old, "1", None), NodeLabelChange("b", old, "1", None)]
+    gone += [NodeLabelChange(node, "pol", "violating", None) for node in ("a", "b")]
     wait("all changes are seen", lambda: len(labels.changes) >= 8 or None)
     assert sorted(labels.changes[4:], key=str) == sorted(gone, key=str)
 

@@ -55,7 +55,7 @@ ALLOCATION_RECORDS = st.lists(SOME_RECORDS, max_size=2).map(
 
 @given(MARKED, PODS, ALLOCATION_RECORDS)
 def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, leases: Any) -> None:
-    def changes(of: list[AllocatedPod]) -> list[descheduling.Change]:
+    def changes(of: list[AllocatedPod]) -> list[descheduling.LabelChange]:
         return cooperative_scheduling.run_at_once(
             descheduling.changes(agent_state(cluster_state(nodes, of, leases)))
         )

@@ -275,7 +275,7 @@ def test_every_command_has_its_help(image: ImageUnderTest) -> None:
 @pytest.fixture
 def host(containerd: Containerd, tmp_path: Path) -> Iterator[Path]:
     """A host's /etc/kubernetes as kubeadm makes it, with papers of a client; it is one of the runtime's namespaces."""
-    made = control_plane_hosts.Host(tmp_path)
+    made = control_plane_hosts.ControlPlaneHost(tmp_path)
     inside = containerd.inside(KUBERNETES)
     shutil.copytree(made.k, inside)
     yield inside

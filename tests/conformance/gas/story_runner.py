@@ -129,7 +129,7 @@ class GasStoryRun:
         self._environment.api.patch(self._path(name), {"metadata": metadata})
 
     def _path(self, name: str) -> str:
-        return f"/api/v1/namespaces/{self._stage.namespace}/pods/{self._name(name)}"
+        return f"/api/v1/namespaces/{self._environment.namespace}/pods/{self._name(name)}"
 
     def _name(self, name: str) -> str:
         return f"{self._tag}-{name}"

@@ -123,7 +123,7 @@ def put_metrics(api: FakeApi, seed: int) -> None:
     """Other values for all nodes."""
     now = clocks.format_rfc3339(SystemClock().now()).encode()
     for metric in METRICS:
-        body = cluster_data.answer(metric, NAMES, seed).replace(cluster_data.STAMP, now)
+        body = cluster_data.answer(metric, NAMES, seed).replace(cluster_data.TIMESTAMP_PLACEHOLDER, now)
         api.raw[f"/apis/custom.metrics.k8s.io/v1beta2/nodes/%2A/{metric}"] = body
 
 
