@@ -31,8 +31,8 @@ def _laid_out(nodes):
 
 
 def _measured(known, candidate_gpus, cpu):
-    hosts = fragmentation.hosts(known, cpu, len(candidate_gpus))
-    return fragmentation.fragmented(known, fragmentation.gpu_cells_of(known, candidate_gpus), hosts)
+    hosts = fragmentation.node_cells(known, cpu, len(candidate_gpus))
+    return fragmentation.fragmentation_of(known, fragmentation.gpu_cells(known, candidate_gpus), hosts)
 
 
 @given(NODES, CLASSES)
@@ -57,10 +57,10 @@ def test_what_one_card_spoils_is_the_difference_of_two_measures(nodes, classes, 
         CandidateGpus(laid_out, np.arange(len(nodes))),
     )
     after.take(np.ones((laid_out.most_gpus, len(nodes)), bool), {MILLI: milli})
-    hosts = fragmentation.hosts(known, cpu, len(nodes))
+    hosts = fragmentation.node_cells(known, cpu, len(nodes))
 
-    spoiled = fragmentation.spoiled(
-        known, fragmentation.gpu_cells_of(known, before), fragmentation.gpu_cells_of(known, after), hosts
+    spoiled = fragmentation.fragmentation_growth(
+        known, fragmentation.gpu_cells(known, before), fragmentation.gpu_cells(known, after), hosts
     )
 
     for position in range(laid_out.most_gpus):
@@ -104,7 +104,7 @@ def test_points_are_ten_for_one_node_and_nothing_where_the_pod_does_not_fit(
     going_by = PlacementInputs(placement, (COUNT,), (MILLI,), known, np.append(cpu, 0))
     fitted = fit(laid_out, rows, requested, score.gpu_order(going_by, requested))
 
-    points = score.points(going_by, laid_out, rows, requested, fitted)
+    points = score.node_points(going_by, laid_out, rows, requested, fitted)
 
     fits = int((fitted.codes == 0).sum())
     assert sorted(points.tolist(), reverse=True)[:fits] == list(range(10, 10 - fits, -1))

@@ -154,9 +154,9 @@ class _TraceCluster:
     def fragmented_pct(self) -> float:
         known, layout = self._state.workload, self._state.layout
         candidate_gpus = CandidateGpus(layout)
-        hosts = fragmentation.hosts(known, self._state.cpu_free, len(candidate_gpus))
-        cards = fragmentation.fragmented(
-            known, fragmentation.gpu_cells_of(known, candidate_gpus), hosts
+        hosts = fragmentation.node_cells(known, self._state.cpu_free, len(candidate_gpus))
+        cards = fragmentation.fragmentation_of(
+            known, fragmentation.gpu_cells(known, candidate_gpus), hosts
         ).sum()
         return round(100 * float(cards) * GPU_MILLI / self._gpus_milli, 4)
 

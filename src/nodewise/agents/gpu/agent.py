@@ -114,14 +114,14 @@ class GpuAgent(
         if agent_state is None or demand.problem is not None:
             return None
         inputs = self._placement_inputs_of(agent_state)
-        if not inputs.likes(demand):
+        if not inputs.prefers_nodes(demand):
             return None
         rows, fitted = agent_state.layout.rows[candidates.numbers], None
         if demand.wants_gpus:
             fitted = fit(agent_state.layout, rows, demand, placements.gpu_order(inputs, demand))
         else:
             demand = Demand(cpu_milli=cpu_milli(pod))
-        points = placements.points(inputs, agent_state.layout, rows, demand, fitted)
+        points = placements.node_points(inputs, agent_state.layout, rows, demand, fitted)
         if points is None:
             return None
         fit_detail = (

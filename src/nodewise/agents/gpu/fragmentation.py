@@ -213,7 +213,7 @@ class GpuCells(NamedTuple):
     """(C, M): the cell of each GPU."""
 
 
-def gpu_cells_of(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> GpuCells:
+def gpu_cells(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> GpuCells:
     """Compute the cells of the candidates' GPUs."""
     cells: Numbers = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), np.intp)
     if workload.models:
@@ -221,7 +221,7 @@ def gpu_cells_of(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> Gpu
         cells = numbers[candidate_gpus.model_codes()]
     for name, steps in workload.resources.items():
         cells = cells * (len(steps) + 1) + _cells(steps, candidate_gpus.free(name))
-    return GpuCells(shares(workload.scales, candidate_gpus, workload.shared), cells)
+    return GpuCells(free_shares(workload.scales, candidate_gpus, workload.shared), cells)
 
 
 def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
@@ -238,7 +238,7 @@ def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
     return cells
 
 
-def shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequence[str]) -> Floats:
+def free_shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequence[str]) -> Floats:
     """(C, M): the mean free share of those resources that the GPU has; 0 for an unusable GPU."""
     total = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)))
     for name, scale in scales.of(candidate_gpus.layout, resources).items():
@@ -246,7 +246,7 @@ def shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequen
     return total
 
 
-def hosts(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, candidates: int) -> Numbers:
+def node_cells(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, candidates: int) -> Numbers:
     """(M): the cells of nodes by their free milli-CPU; if it is None (unknown), all nodes have enough."""
     if cpu_free is None:
         return np.full(candidates, len(workload.cpu_milli), np.intp)
@@ -254,7 +254,7 @@ def hosts(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, candidat
     return cells
 
 
-def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
+def fragmentation_of(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
     """(M): the fragmentation in GPUs, from 0 to all free shares."""
     usable = _single(workload, gpu_cells, hosts).sum(axis=0)
     for group in workload.groups:
@@ -265,7 +265,9 @@ def fragmented(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) ->
     return fragmented_share
 
 
-def spoiled(workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: Numbers) -> Floats:
+def fragmentation_growth(
+    workload: WorkloadTables, before: GpuCells, after: GpuCells, hosts: Numbers
+) -> Floats:
     """(C, M): the growth of the fragmentation if one GPU becomes as in `after` and all others stay as in `before`."""
     growth = after.shares - before.shares
     growth -= _single(workload, after, hosts) - _single(workload, before, hosts)

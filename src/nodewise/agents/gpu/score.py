@@ -53,14 +53,14 @@ class PlacementInputs(NamedTuple):
     cpu_free: Cpu | None = None
     """(N+1): milli-CPU that is not requested, by column of the layout; None: unknown."""
 
-    def placing(self, demand: Demand) -> Placement:
+    def placement_for(self, demand: Demand) -> Placement:
         """The placement of a pod; without typical pods `fragmentation` is `pack`."""
         wanted = demand.placement or self.placement
         return "pack" if wanted == "fragmentation" and not self.workload else wanted
 
-    def likes(self, demand: Demand) -> bool:
+    def prefers_nodes(self, demand: Demand) -> bool:
         """Whether some nodes are better for a pod than others."""
-        placement = self.placing(demand)
+        placement = self.placement_for(demand)
         return placement != "first-fit" and (demand.wants_gpus or placement in ("pack", "fragmentation"))
 
     def left(self, candidate_gpus: CandidateGpus) -> Cpu | None:
@@ -78,7 +78,7 @@ class AnyGpu(NamedTuple):
         """The order of positions."""
 
 
-class Fullest(NamedTuple):
+class FullestGpu(NamedTuple):
     """The GPU with the least left, or with `emptiest` the most."""
 
     counts: tuple[str, ...]
@@ -88,11 +88,11 @@ class Fullest(NamedTuple):
     steady: bool = True
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
-        left = fragmentation.shares(self.scales, candidate_gpus, _amounts(container, self.counts))
+        left = fragmentation.free_shares(self.scales, candidate_gpus, _amounts(container, self.counts))
         return -left if self.emptiest else left
 
 
-class LeastSpoiling(NamedTuple):
+class LeastFragmentation(NamedTuple):
     """The GPU where a container adds least to the fragmentation; of equal ones the fullest.
 
     The GPUs of a container are compared once, each as if it were the only one.
@@ -106,10 +106,12 @@ class LeastSpoiling(NamedTuple):
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         workload = self.inputs.workload
         hosts = _hosts(self.inputs, candidate_gpus, self.cpu_milli)
-        before = fragmentation.gpu_cells_of(workload, candidate_gpus)
+        before = fragmentation.gpu_cells(workload, candidate_gpus)
         after = candidate_gpus.fork()
         after.take(np.ones_like(candidate_gpus.usable()), container.per_gpu)
-        growth = fragmentation.spoiled(workload, before, fragmentation.gpu_cells_of(workload, after), hosts)
+        growth = fragmentation.fragmentation_growth(
+            workload, before, fragmentation.gpu_cells(workload, after), hosts
+        )
         return growth + _NEARLY * before.shares
 
 
@@ -125,20 +127,20 @@ def fit_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
 
 def gpu_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
     """The order of GPUs for a demand."""
-    match inputs.placing(demand):
+    match inputs.placement_for(demand):
         case "pack":
-            return Fullest(inputs.counts, inputs.workload.scales)
+            return FullestGpu(inputs.counts, inputs.workload.scales)
         case "spread":
-            return Fullest(inputs.counts, inputs.workload.scales, emptiest=True)
+            return FullestGpu(inputs.counts, inputs.workload.scales, emptiest=True)
         case "balanced":
             return Balanced(inputs.balanced_by[0])
         case "fragmentation":
-            return LeastSpoiling(inputs, demand.cpu_milli)
+            return LeastFragmentation(inputs, demand.cpu_milli)
         case "first-fit":
             return FirstFit()
 
 
-def points(
+def node_points(
     inputs: PlacementInputs,
     layout: GpuLayout,
     rows: NDArray[np.intp],
@@ -149,17 +151,17 @@ def points(
 
     `fitted` is the result of `fit` for the same candidates, None for a pod that requests no GPU.
     """
-    if not inputs.likes(demand):
+    if not inputs.prefers_nodes(demand):
         return None
-    placement = inputs.placing(demand)
+    placement = inputs.placement_for(demand)
     before = CandidateGpus(layout, rows)
     after = _after(before, demand, fitted)
     keys = _keys(inputs, placement, before, after, demand, fitted)
     fits = np.ones(len(rows), bool) if fitted is None else fitted.codes == 0
-    return ranked([*keys, _shuffled_order(rows)], fits)
+    return points_by_keys([*keys, _shuffled_order(rows)], fits)
 
 
-def ranked(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
+def points_by_keys(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Points by several keys (M), the most important first, smaller ones better; 0 where the pod does not fit."""
     places = np.lexsort([*keys[::-1], ~fits])
     scores = np.zeros(len(fits), np.int64)
@@ -181,7 +183,7 @@ def _keys(
     resources = _all_amounts(demand, inputs) or tuple(
         name for name in before.layout.capacity if name not in inputs.counts
     )
-    left = fragmentation.shares(inputs.workload.scales, after, resources)
+    left = fragmentation.free_shares(inputs.workload.scales, after, resources)
     if placement == "spread":
         return [-left.sum(axis=0)]
     taken = (left * _taken_gpus(before, fitted)).sum(axis=0)
@@ -197,14 +199,14 @@ def _growth(inputs: PlacementInputs, before: CandidateGpus, after: CandidateGpus
     """(M): the growth of the fragmentation by the placement, in GPUs."""
     workload = inputs.workload
     then, now = _hosts(inputs, before, 0), _hosts(inputs, before, demand.cpu_milli)
-    return fragmentation.fragmented(
-        workload, fragmentation.gpu_cells_of(workload, after), now
-    ) - fragmentation.fragmented(workload, fragmentation.gpu_cells_of(workload, before), then)
+    return fragmentation.fragmentation_of(
+        workload, fragmentation.gpu_cells(workload, after), now
+    ) - fragmentation.fragmentation_of(workload, fragmentation.gpu_cells(workload, before), then)
 
 
 def _hosts(inputs: PlacementInputs, candidate_gpus: CandidateGpus, cpu_milli: int) -> NDArray[np.intp]:
     left = inputs.left(candidate_gpus)
-    return fragmentation.hosts(
+    return fragmentation.node_cells(
         inputs.workload, None if left is None else left - cpu_milli, len(candidate_gpus)
     )
 
@@ -247,7 +249,7 @@ def _amounts(container: ContainerDemand, counts: tuple[str, ...]) -> tuple[str, 
 
 
 def _all_amounts(demand: Demand, inputs: PlacementInputs) -> tuple[str, ...]:
-    if inputs.placing(demand) == "fragmentation":
+    if inputs.placement_for(demand) == "fragmentation":
         return inputs.workload.shared
     names = dict.fromkeys(
         name for container in demand.containers for name in _amounts(container, inputs.counts)

@@ -15,9 +15,9 @@ def measured(classes, *nodes, cpu_milli=None, models=None):
     known = fragmentation.build_tables(classes, (COUNT,))
     candidate_gpus = CandidateGpus(board(*nodes, models=models), np.arange(len(nodes)))
     cpu = None if cpu_milli is None else np.array(cpu_milli)
-    hosts = fragmentation.hosts(known, cpu, len(nodes))
+    hosts = fragmentation.node_cells(known, cpu, len(nodes))
     return (
-        fragmentation.fragmented(known, fragmentation.gpu_cells_of(known, candidate_gpus), hosts)
+        fragmentation.fragmentation_of(known, fragmentation.gpu_cells(known, candidate_gpus), hosts)
         .round(9)
         .tolist()
     )

@@ -33,7 +33,7 @@ def points(placement, nodes, pod_demand, **more):
         if pod_demand.wants_gpus
         else None
     )
-    node_points = score.points(going_by, laid_out, rows, pod_demand, fitted)
+    node_points = score.node_points(going_by, laid_out, rows, pod_demand, fitted)
     return None if node_points is None else node_points.tolist()
 
 
