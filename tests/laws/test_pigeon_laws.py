@@ -13,7 +13,7 @@ from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, NodeTable, Objective
 from nodewise.agents.pigeon.pod_statistics import DemandMemory
 from tests.unit.agents.pigeon.clusters import PigeonCluster, node
-from tests.unit.agents.pigeon.test_node_requests import followed, held, kept
+from tests.unit.agents.pigeon.test_node_requests import apply_pod_changes, holding_pod, reduced_pods
 
 Floats = NDArray[np.float64]
 CAPACITY = st.sampled_from([0, 1, 10, 4000, 8192]) | st.integers(1, 10**6)
@@ -126,7 +126,7 @@ def test_what_two_replicas_keep_is_what_one_would(
 
 
 HELD = st.builds(
-    held,
+    holding_pod,
     st.sampled_from("abcdefgh"),
     st.sampled_from(["", "n1", "n2"]),
     st.dictionaries(
@@ -141,9 +141,9 @@ def test_what_is_held_is_the_sum_of_what_is_there_now(worlds: list[list[HoldingP
     holdings = NodeRequests("gpu")
     before: dict[tuple[str, str], HoldingPod] = {}
     for pods in worlds:
-        followed(holdings, kept(pods), before)
-        before = kept(pods)
-    anew = followed(NodeRequests("gpu"), kept(worlds[-1]))
+        apply_pod_changes(holdings, reduced_pods(pods), before)
+        before = reduced_pods(pods)
+    anew = apply_pod_changes(NodeRequests("gpu"), reduced_pods(worlds[-1]))
     assert [holdings.of(name) for name in ("n1", "n2")] == [anew.of(name) for name in ("n1", "n2")]
 
 

@@ -16,7 +16,7 @@ from nodewise.kube.field_merge import merge
 from nodewise.state import NODES
 from tests.unit.agents.gpu.gpu_snapshots import (
     agent_state,
-    charged,
+    charged_amounts,
     cluster_state,
     entry,
     laid_out,
@@ -56,8 +56,8 @@ def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
         assert actual.versions == wanted.versions
         actual_state, other = agent_state(actual), agent_state(wanted)
         assert laid_out(actual_state) == laid_out(other)
-        assert {name: charged(actual_state, name) for name in actual_state.nodes} == {
-            name: charged(other, name) for name in other.nodes
+        assert {name: charged_amounts(actual_state, name) for name in actual_state.nodes} == {
+            name: charged_amounts(other, name) for name in other.nodes
         }
 
 

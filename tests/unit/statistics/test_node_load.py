@@ -45,14 +45,16 @@ def cluster_state(*nodes, snapshot=None, now=NOW, index=None):
     )
 
 
-def read(cluster, reader=None, **options):
+def read_loads(cluster, reader=None, **options):
     return cooperative_scheduling.run_at_once(
         (reader or LoadReader(StatisticsOptions(**options))).read(cluster)
     )
 
 
 def test_used_is_what_is_allocatable_and_not_free():
-    load = read(cluster_state(node("a", mean_free_cpu="2500", std_free_cpu="4e2", forcasted_free_cpu="1000")))
+    load = read_loads(
+        cluster_state(node("a", mean_free_cpu="2500", std_free_cpu="4e2", forcasted_free_cpu="1000"))
+    )
     np.testing.assert_array_equal(load.used, [[1500, NAN], [NAN, NAN]])
     np.testing.assert_array_equal(load.deviation, [[400, NAN], [NAN, NAN]])
     np.testing.assert_array_equal(load.forecast, [[3000, NAN], [NAN, NAN]])
@@ -64,14 +66,14 @@ def test_used_is_what_is_allocatable_and_not_free():
 
 @pytest.mark.parametrize("text", ["", " 2000 ", "2000m", "nan", "abc", "N/A"])
 def test_what_is_no_number_is_no_statistic(text):
-    load = read(cluster_state(node("a", mean_free_cpu=text)))
+    load = read_loads(cluster_state(node("a", mean_free_cpu=text)))
     assert load.missing[0, 0] == StatisticStatus.ABSENT
     assert np.isnan(load.used[0, 0])
 
 
 @pytest.mark.parametrize("allocatable", [{}, {"cpu": "0"}, {"cpu": "x"}, [], {"cpu": "-1"}])
 def test_a_node_that_has_nothing_of_a_resource_has_no_statistic_of_it(allocatable):
-    load = read(cluster_state(node("a", allocatable=allocatable, mean_free_cpu="100")))
+    load = read_loads(cluster_state(node("a", allocatable=allocatable, mean_free_cpu="100")))
     assert load.missing[0, 0] == StatisticStatus.NO_CAPACITY
     assert np.isnan(load.used[0, 0])
 
@@ -87,43 +89,43 @@ def test_a_node_that_has_nothing_of_a_resource_has_no_statistic_of_it(allocatabl
 )
 def test_annotations_are_too_old_after_an_hour_or_if_they_are_of_a_time_to_come(seconds, state):
     stamp = clock.format_rfc3339(NOW - seconds)
-    load = read(cluster_state(node("a", mean_free_cpu="100", at=stamp)))
+    load = read_loads(cluster_state(node("a", mean_free_cpu="100", at=stamp)))
     assert load.missing[0, 0] == state
     assert load.ages_s[0] == max(seconds, 0)
 
 
 @pytest.mark.parametrize("stamp", [{}, {"at": ""}, {"at": "noon"}])
 def test_without_a_time_annotations_are_fresh_and_of_unknown_age(stamp):
-    load = read(cluster_state(node("a", mean_free_cpu="100", **stamp)))
+    load = read_loads(cluster_state(node("a", mean_free_cpu="100", **stamp)))
     assert load.missing[0, 0] == StatisticStatus.PRESENT
     assert np.isnan(load.ages_s[0])
 
 
 def test_the_age_that_counts_can_be_set():
     cluster = cluster_state(node("a", mean_free_cpu="100", at=clock.format_rfc3339(NOW - 100)))
-    assert read(cluster, statistics_max_age_s=99.0).missing[0, 0] == StatisticStatus.STALE
-    assert read(cluster, statistics_max_age_s=101.0).missing[0, 0] == StatisticStatus.PRESENT
+    assert read_loads(cluster, statistics_max_age_s=99.0).missing[0, 0] == StatisticStatus.STALE
+    assert read_loads(cluster, statistics_max_age_s=101.0).missing[0, 0] == StatisticStatus.PRESENT
 
 
 def test_only_nodes_that_changed_are_read_again():
     reader = LoadReader(StatisticsOptions())
     a, b, c = (node(name, mean_free_cpu=str(n)) for n, name in enumerate("abc"))
-    first = read(cluster_state(a, b), reader)
+    first = read_loads(cluster_state(a, b), reader)
     np.testing.assert_array_equal(first.used[0], [4000, 3999, NAN])
-    second = read(cluster_state(c, a), reader)
+    second = read_loads(cluster_state(c, a), reader)
     np.testing.assert_array_equal(second.used[0], [3998, 4000, NAN])
     newer = node("a", mean_free_cpu="1000")
-    third = read(cluster_state(c, newer), reader)
+    third = read_loads(cluster_state(c, newer), reader)
     np.testing.assert_array_equal(third.used[0], [3998, 3000, NAN])
     np.testing.assert_array_equal(second.used[0], [3998, 4000, NAN])
-    np.testing.assert_array_equal(read(cluster_state(), reader).used, [[NAN], [NAN]])
+    np.testing.assert_array_equal(read_loads(cluster_state(), reader).used, [[NAN], [NAN]])
 
 
 def test_a_node_that_went_and_came_back_without_annotations_has_none():
     reader = LoadReader(StatisticsOptions())
-    read(cluster_state(node("a", mean_free_cpu="1")), reader)
-    read(cluster_state(node("b")), reader)
-    assert np.isnan(read(cluster_state(node("a")), reader).used).all()
+    read_loads(cluster_state(node("a", mean_free_cpu="1")), reader)
+    read_loads(cluster_state(node("b")), reader)
+    assert np.isnan(read_loads(cluster_state(node("a")), reader).used).all()
 
 
 def measured(now=NOW, at=None, **by_metric):
@@ -144,7 +146,7 @@ def test_metrics_are_cores_and_bytes():
         memory_used_mean={"a": nano * 64 * GIB, "strange": 1},
         memory_used_deviation={},
     )
-    load = read(cluster_state(node("a"), node("b"), snapshot=snapshot), statistics="metrics")
+    load = read_loads(cluster_state(node("a"), node("b"), snapshot=snapshot), statistics="metrics")
     np.testing.assert_array_equal(load.used, [[1500, NAN, NAN], [64 * GIB, NAN, NAN]])
     np.testing.assert_array_equal(load.deviation, [[250, NAN, NAN], [NAN, NAN, NAN]])
     np.testing.assert_array_equal(load.forecast, np.full((2, 3), NAN))
@@ -155,20 +157,20 @@ def test_metrics_are_cores_and_bytes():
 
 def test_the_answer_to_an_expression_is_as_old_as_the_asking():
     snapshot = measured(cpu_used_mean={"a": 10**9})
-    fresh = read(cluster_state(node("a"), snapshot=snapshot, now=NOW + 3600), statistics="metrics")
+    fresh = read_loads(cluster_state(node("a"), snapshot=snapshot, now=NOW + 3600), statistics="metrics")
     assert (fresh.missing[0, 0], fresh.ages_s[0]) == (StatisticStatus.PRESENT, 3600)
-    old = read(cluster_state(node("a"), snapshot=snapshot, now=NOW + 3601), statistics="metrics")
+    old = read_loads(cluster_state(node("a"), snapshot=snapshot, now=NOW + 3601), statistics="metrics")
     assert old.missing[0, 0] == StatisticStatus.STALE
 
 
 def test_a_sample_with_a_time_is_as_old_as_that():
     snapshot = measured(cpu_used_mean={"a": 10**9}, at=NOW - 5000)
-    load = read(cluster_state(node("a"), snapshot=snapshot), statistics="metrics")
+    load = read_loads(cluster_state(node("a"), snapshot=snapshot), statistics="metrics")
     assert load.missing[0, 0] == StatisticStatus.STALE
 
 
 def test_annotations_do_not_count_where_metrics_are_asked():
-    load = read(cluster_state(node("a", mean_free_cpu="1000")), statistics="metrics")
+    load = read_loads(cluster_state(node("a", mean_free_cpu="1000")), statistics="metrics")
     assert load.missing[0, 0] == StatisticStatus.ABSENT
 
 

@@ -115,7 +115,7 @@ def agent_state(cluster: ClusterState, state: GpuStateBuilder | None = None) -> 
     return gpu_state
 
 
-def charged(gpu_state: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
+def charged_amounts(gpu_state: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
     """The held amounts of each GPU; resources without their prefix."""
     allocations = gpu_state.nodes[on].allocations
     return {

@@ -88,7 +88,7 @@ class TestFilter:
 
 
 class TestPreempt:
-    def kept(self, gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, **victims: str) -> list[str]:
+    def passed_nodes(self, gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, **victims: str) -> list[str]:
         names = cluster_snapshot.nodes.named(list(victims))
         uids = {name: frozenset(text.split()) for name, text in victims.items()}
         verdict = agent().preempt(gpu_pod, names, cluster_snapshot, uids)
@@ -104,7 +104,7 @@ class TestPreempt:
         cluster_snapshot = snapshot(there)
         uid = {holder.metadata.name: holder.metadata.uid for holder in there}
         gpu_pod = new("p", "i915=2 mc=1800")
-        assert self.kept(
+        assert self.passed_nodes(
             gpu_pod, cluster_snapshot, n1=f"{uid['n1-card0']} {uid['n1-card1']}", n2=uid["n2-card0"]
         ) == ["n1"]
 

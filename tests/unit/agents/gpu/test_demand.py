@@ -17,11 +17,11 @@ OPTIONS = GpuOptions()
 LISTS = GpuOptions(enable_allowlist=True, enable_denylist=True)
 
 
-def read(gpu_pod: GpuPod, options: GpuOptions = OPTIONS) -> Demand:
+def parse(gpu_pod: GpuPod, options: GpuOptions = OPTIONS) -> Demand:
     return demand.parse_demand(gpu_pod, INTEL, options)
 
 
-def wanted(pod_demand: Demand) -> list[tuple[int, dict[str, int]]]:
+def container_counts(pod_demand: Demand) -> list[tuple[int, dict[str, int]]]:
     assert pod_demand.problem is None
     return [
         (container.count, {INTEL.short(name): a for name, a in container.per_gpu.items()})
@@ -29,8 +29,8 @@ def wanted(pod_demand: Demand) -> list[tuple[int, dict[str, int]]]:
     ]
 
 
-def refused(gpu_pod: GpuPod, options: GpuOptions = OPTIONS) -> tuple[RejectionKind, str]:
-    pod_demand = read(gpu_pod, options)
+def refusal(gpu_pod: GpuPod, options: GpuOptions = OPTIONS) -> tuple[RejectionKind, str]:
+    pod_demand = parse(gpu_pod, options)
     assert pod_demand.problem is not None
     assert pod_demand.wants_gpus
     assert pod_demand.problem.text().startswith(
@@ -62,7 +62,7 @@ EXPECTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
 
 @pytest.mark.parametrize(("containers", "expected"), EXPECTED.values(), ids=EXPECTED)
 def test_what_each_container_wants_of_each_card(containers: list[str], expected: Any) -> None:
-    assert wanted(read(pod(*containers))) == expected
+    assert container_counts(parse(pod(*containers))) == expected
 
 
 NOT_CONCERNED = {
@@ -80,7 +80,7 @@ NOT_CONCERNED = {
 
 @pytest.mark.parametrize("gpu_pod", NOT_CONCERNED.values(), ids=NOT_CONCERNED)
 def test_a_pod_that_asks_for_no_card_has_nothing_to_do_with_us(gpu_pod: GpuPod) -> None:
-    assert read(gpu_pod) == NOTHING
+    assert parse(gpu_pod) == NOTHING
     assert not NOTHING.wants_gpus
 
 
@@ -118,18 +118,18 @@ BAD_ARGS = {
 
 @pytest.mark.parametrize(("gpu_pod", "words"), BAD_ARGS.values(), ids=BAD_ARGS)
 def test_bad_args(gpu_pod: GpuPod, words: str) -> None:
-    assert refused(gpu_pod) == (RejectionKind.BAD_ARGS, words)
+    assert refusal(gpu_pod) == (RejectionKind.BAD_ARGS, words)
 
 
 def test_linked_cards_are_even_and_containers_without_cards_do_not_matter() -> None:
-    pod_demand = read(pod("", "i915=2 t=2", "i915=4", gas_allocate_xelink=""))
+    pod_demand = parse(pod("", "i915=2 t=2", "i915=4", gas_allocate_xelink=""))
     assert pod_demand.linked
     assert [container.count for container in pod_demand.containers] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("names", ["c0", "", "c0,c0", "c0,c7", "c0, c1", "c0,c1,", ","])
 def test_67_a_group_names_two_containers_of_the_pod_at_least(names: str) -> None:
-    kind, words = refused(pod("i915=1", "i915=1", gas_same_gpu=names))
+    kind, words = refusal(pod("i915=1", "i915=1", gas_same_gpu=names))
     assert kind is RejectionKind.MALFORMED
     assert words == "gas-same-gpu names two or more of the pod's containers, each once, without blanks"
 
@@ -153,28 +153,28 @@ CONFLICTS = {
 def test_68_what_shares_a_card_asks_for_one_and_for_nothing_of_its_own(
     containers: list[str], words: str
 ) -> None:
-    kind, message = refused(pod(*containers, gas_same_gpu="c0,c1"))
+    kind, message = refusal(pod(*containers, gas_same_gpu="c0,c1"))
     assert kind is RejectionKind.CONFLICT
     assert message.startswith(words)
 
 
 @pytest.mark.parametrize(("names", "group"), [("c1,c2", (1, 2)), ("c2,c0", (2, 0)), ("c0,c1,c2", (0, 1, 2))])
 def test_a_group_is_given_by_the_places_of_its_containers(names: str, group: tuple[int, ...]) -> None:
-    pod_demand = read(pod("i915=1", "i915=1 mc=4", "xe=1", gas_same_gpu=names))
+    pod_demand = parse(pod("i915=1", "i915=1 mc=4", "xe=1", gas_same_gpu=names))
     assert (pod_demand.same_gpu, pod_demand.problem) == (group, None)
 
 
 def test_a_group_that_wants_more_than_64_bits_hold_is_an_overflow() -> None:
     gpu_pod = pod("i915=1 mem=9223372036854775807", "i915=1 mem=1", gas_same_gpu="c0,c1")
-    assert refused(gpu_pod) == (RejectionKind.OVERFLOW, "gas-same-gpu: the sum of gpu.intel.com/memory.max")
+    assert refusal(gpu_pod) == (RejectionKind.OVERFLOW, "gas-same-gpu: the sum of gpu.intel.com/memory.max")
 
 
 def test_what_older_systems_said_only_of_nodes_with_cards_we_say_of_those_too() -> None:
     at_once = {
-        "both": read(pod("i915=1", gas_same_gpu="", gas_allocate_xelink="")),
-        "init": read(pod("", init=[container("i", "i915=1")])),
-        "group": read(pod("i915=1", gas_same_gpu="")),
-        "odd": read(pod("i915=1", gas_allocate_xelink="")),
+        "both": parse(pod("i915=1", gas_same_gpu="", gas_allocate_xelink="")),
+        "init": parse(pod("", init=[container("i", "i915=1")])),
+        "group": parse(pod("i915=1", gas_same_gpu="")),
+        "odd": parse(pod("i915=1", gas_allocate_xelink="")),
     }
     assert {
         name: demand_of_pod.problem and demand_of_pod.problem.at_once
@@ -200,27 +200,27 @@ LISTED: dict[str, tuple[dict[str, str], Any, Any]] = {
 
 @pytest.mark.parametrize(("annotations", "allow", "deny"), LISTED.values(), ids=LISTED)
 def test_lists_of_cards(annotations: dict[str, str], allow: Any, deny: Any) -> None:
-    pod_demand = read(pod("i915=1", **annotations), LISTS)
+    pod_demand = parse(pod("i915=1", **annotations), LISTS)
     assert (pod_demand.allow, pod_demand.deny) == (allow, deny)
-    off = read(pod("i915=1", **annotations))
+    off = parse(pod("i915=1", **annotations))
     assert (off.allow, off.deny) == (None, frozenset())
 
 
 @pytest.mark.parametrize("key", ["gas_allow", "gas_deny"])
 def test_a_list_has_an_end(key: str) -> None:
-    kind, words = refused(pod("i915=1", **{key: "card1," * 1024}), LISTS)
+    kind, words = refusal(pod("i915=1", **{key: "card1," * 1024}), LISTS)
     assert (kind, words) == (RejectionKind.MALFORMED, f"{key.replace('_', '-')} has more than 1024 names")
 
 
-def annotated(**annotations: str) -> GpuPod:
+def annotated_pod(**annotations: str) -> GpuPod:
     renamed = {f"nodewise.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
     return raw_pod([container("c0", "i915=1")], (), renamed)
 
 
 def test_models_are_named_between_commas() -> None:
-    assert read(annotated(gpu_models="V100M16, V100M32,")).models == {"V100M16", "V100M32"}
-    assert read(annotated()).models is None
-    assert refused(annotated(gpu_models=" ,")) == (
+    assert parse(annotated_pod(gpu_models="V100M16, V100M32,")).models == {"V100M16", "V100M32"}
+    assert parse(annotated_pod()).models is None
+    assert refusal(annotated_pod(gpu_models=" ,")) == (
         RejectionKind.MALFORMED,
         "nodewise.io/gpu-models names no model",
     )
@@ -228,27 +228,27 @@ def test_models_are_named_between_commas() -> None:
 
 @pytest.mark.parametrize("word", ["first-fit", "pack", "spread", "balanced", "fragmentation"])
 def test_a_pod_may_say_how_it_is_placed(word: str) -> None:
-    assert read(annotated(gpu_placement=word)).placement == word
+    assert parse(annotated_pod(gpu_placement=word)).placement == word
 
 
 @pytest.mark.parametrize("word", ["", "Pack", "best", "pack,spread"])
 def test_an_unknown_placement_is_refused(word: str) -> None:
-    assert refused(annotated(gpu_placement=word)) == (
+    assert refusal(annotated_pod(gpu_placement=word)) == (
         RejectionKind.MALFORMED,
         "nodewise.io/gpu-placement is none of first-fit, pack, spread, balanced, fragmentation",
     )
 
 
 def test_annotations_count_by_being_there() -> None:
-    pod_demand = read(pod("i915=2", gas_allocate_xelink="false", gas_allocate_single_numa=""))
+    pod_demand = parse(pod("i915=2", gas_allocate_xelink="false", gas_allocate_single_numa=""))
     assert (pod_demand.linked, pod_demand.single_numa) == (True, True)
 
 
 def test_a_limit_without_a_request_is_a_request() -> None:
     limits = {"gpu.intel.com/i915": 2, "gpu.intel.com/millicores": 10, "cpu": "1"}
     requests = {"gpu.intel.com/millicores": "4", "cpu": None}
-    pod_demand = read(raw_pod([{"name": "c0", "resources": {"limits": limits, "requests": requests}}]))
-    assert wanted(pod_demand) == [(2, {"i915": 1, "millicores": 2})]
+    pod_demand = parse(raw_pod([{"name": "c0", "resources": {"limits": limits, "requests": requests}}]))
+    assert container_counts(pod_demand) == [(2, {"i915": 1, "millicores": 2})]
     assert pod_demand.cpu_milli == 1000
 
 
@@ -257,7 +257,7 @@ def test_a_limit_without_a_request_is_a_request() -> None:
 )
 def test_cpu_of_typical_pods(cpu: Any, milli: int) -> None:
     requests = {"gpu.intel.com/i915": "1", "cpu": cpu}
-    assert read(raw_pod([{"name": "c0", "resources": {"requests": requests}}])).cpu_milli == milli
+    assert parse(raw_pod([{"name": "c0", "resources": {"requests": requests}}])).cpu_milli == milli
 
 
 def test_other_profiles_have_other_names() -> None:
@@ -280,15 +280,15 @@ def test_the_whole_request_is_told_for_books_even_where_the_pod_would_be_refused
 
 def test_names_of_any_length_make_no_long_text() -> None:
     gpu_pod = raw_pod([container("c" * 10_000, "x" * 10_000 + "=1")])
-    pod_demand = read(gpu_pod)
+    pod_demand = parse(gpu_pod)
     assert pod_demand.problem is not None
     assert len(pod_demand.problem.text()) < 300
 
 
 def test_pods_of_one_kind_ask_one_question() -> None:
-    same = {read(pod("i915=2 mc=5")), read(pod("mc=5 i915=2")), read(pod("mc=5 i915=2 t=0"))}
+    same = {parse(pod("i915=2 mc=5")), parse(pod("mc=5 i915=2")), parse(pod("mc=5 i915=2 t=0"))}
     assert len(same) == 1
-    assert len(same | {read(pod("i915=2 mc=6"))}) == 2
+    assert len(same | {parse(pod("i915=2 mc=6"))}) == 2
 
 
 def test_a_pod_in_the_books_is_read_like_one_to_be_placed() -> None:
@@ -302,45 +302,45 @@ def test_a_pod_in_the_books_is_read_like_one_to_be_placed() -> None:
     assert (decoded.metadata.uid, decoded.metadata.resourceVersion, decoded.spec.nodeName) == ("u", "7", "n")
     assert decoded.metadata.labels is not None
     assert decoded.metadata.labels.deschedule == "gpu"
-    assert read(decoded) == read(pod("i915=1"))
+    assert parse(decoded) == parse(pod("i915=1"))
 
 
 def test_a_pod_has_so_many_containers() -> None:
     most = limits.MOST_CONTAINERS
-    assert len(wanted(read(pod("i915=1", *[""] * (most - 1))))) == most == 64
-    kind, words = refused(pod("i915=1", *[""] * most))
+    assert len(container_counts(parse(pod("i915=1", *[""] * (most - 1))))) == most == 64
+    kind, words = refusal(pod("i915=1", *[""] * most))
     assert (kind, words) == (
         RejectionKind.BAD_ARGS,
         "the pod has 65 containers; at most 64 where one asks for cards",
     )
-    assert read(pod(*[""] * (most + 1), "i915=0")) == NOTHING
+    assert parse(pod(*[""] * (most + 1), "i915=0")) == NOTHING
 
 
 def test_annotations_leave_room_for_those_of_the_cards() -> None:
     gpu_pod = pod("i915=1")
-    room = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(read(gpu_pod).containers, INTEL.subdevices)
+    room = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(parse(gpu_pod).containers, INTEL.subdevices)
     for size, fits in ((room, True), (room + 1, False)):
         metadata = msgspec.structs.replace(gpu_pod.metadata, annotations={"ü": "x" * (size - 2)})
         annotated_pod = msgspec.structs.replace(gpu_pod, metadata=metadata)
-        assert (read(annotated_pod).problem is None) == fits
+        assert (parse(annotated_pod).problem is None) == fits
         if not fits:
-            assert f"have {size} bytes; at most {room}" in refused(annotated_pod)[1]
+            assert f"have {size} bytes; at most {room}" in refusal(annotated_pod)[1]
 
 
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     """One pod must not occupy the search on all nodes for seconds, nor fill the memory with arrays of its resources."""
     most, names = limits.MOST_GPUS, demand.MOST_RESOURCES
-    assert len(wanted(read(pod(*["i915=4"] * (most // 4))))) == most // 4
-    kind, words = refused(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
+    assert len(container_counts(parse(pod(*["i915=4"] * (most // 4))))) == most // 4
+    kind, words = refusal(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
     assert (kind, words) == (
         RejectionKind.BAD_ARGS,
         f"the containers ask for more than {most} cards altogether",
     )
-    assert read(pod(f"i915={10**18}", "i915=1")).problem is None
-    assert refused(pod(*[f"i915={10**18}"] * 5)) == (kind, words)
+    assert parse(pod(f"i915={10**18}", "i915=1")).problem is None
+    assert refusal(pod(*[f"i915={10**18}"] * 5)) == (kind, words)
     many = " ".join(f"x{number}=1" for number in range(names))
-    assert wanted(read(pod(f"i915=1 {many[:-5]}")))
-    kind, words = refused(pod(f"i915=1 {many}"))
+    assert container_counts(parse(pod(f"i915=1 {many[:-5]}")))
+    kind, words = refusal(pod(f"i915=1 {many}"))
     assert kind == RejectionKind.BAD_ARGS
     assert words.startswith(f"the containers ask for {names + 1} resources of cards")
-    assert read(pod(f"i915=0 {many}")).problem is not None
+    assert parse(pod(f"i915=0 {many}")).problem is not None

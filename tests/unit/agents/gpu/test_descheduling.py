@@ -23,12 +23,12 @@ def marked(numbers: str = "0.1.2", **policy_labels: str) -> Any:
     return node("i915=9 mc=3000 t=6", numbers, **GROUPS, **named)
 
 
-def labelled(gpu_pod: AllocatedPod, value: str | None = "gpu") -> AllocatedPod:
+def labelled_pod(gpu_pod: AllocatedPod, value: str | None = "gpu") -> AllocatedPod:
     metadata = msgspec.structs.replace(gpu_pod.metadata, labels=AllocatedLabels(value))
     return msgspec.structs.replace(gpu_pod, metadata=metadata)
 
 
-def found(nodes: dict[str, Any], *pods: AllocatedPod, leases: Any = ()) -> dict[str, bool]:
+def label_changes(nodes: dict[str, Any], *pods: AllocatedPod, leases: Any = ()) -> dict[str, bool]:
     changes = cooperative_scheduling.run_at_once(
         descheduling.changes(agent_state(cluster_state(nodes, pods, leases)))
     )
@@ -47,7 +47,7 @@ def found(nodes: dict[str, Any], *pods: AllocatedPod, leases: Any = ()) -> dict[
 )
 def test_pods_of_a_card(mark: dict[str, str], goes: list[str]) -> None:
     pods = [pod("zero", "n1", "card0"), pod("one", "n1", "card1"), pod("two", "n1", "card2")]
-    assert found({"n1": marked(**mark)}, *pods) == dict.fromkeys(goes, True)
+    assert label_changes({"n1": marked(**mark)}, *pods) == dict.fromkeys(goes, True)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_pods_of_a_tile(mark: dict[str, str], goes: list[str]) -> None:
         pod(name, "n1", "card0", (SUBDEVICED,), subdevices=f"card0:gt{at}")
         for at, name in enumerate(("zero", "one"))
     ]
-    assert found({"n1": marked(**mark)}, *pods) == dict.fromkeys(goes, True)
+    assert label_changes({"n1": marked(**mark)}, *pods) == dict.fromkeys(goes, True)
 
 
 GPU0 = {"n1": marked(deschedule__pods__card0="true")}
 
 
 def test_any_container_counts() -> None:
-    assert found(GPU0, pod("p", "n1", "card1|card2,card0", ("i915=1", "i915=2"))) == {"p": True}
+    assert label_changes(GPU0, pod("p", "n1", "card1|card2,card0", ("i915=1", "i915=2"))) == {"p": True}
 
 
 def test_a_pod_is_told_before_it_runs_and_not_when_it_has_ended() -> None:
@@ -78,21 +78,21 @@ def test_a_pod_is_told_before_it_runs_and_not_when_it_has_ended() -> None:
         pod(phase.lower(), "n1", "card0", phase=phase)
         for phase in ("Pending", "Running", "Succeeded", "Failed")
     ]
-    assert found(GPU0, *pods) == {"pending": True, "running": True}
+    assert label_changes(GPU0, *pods) == {"pending": True, "running": True}
 
 
 def test_what_we_gave_counts_and_not_what_a_tenant_writes() -> None:
     record = lease("n1", uid_liar=entry("liar", "card0"), uid_honest=entry("honest", "card1"))
     pods = [pod("liar", "n1", "card1"), pod("honest", "n1", "card0")]
-    assert found(GPU0, *pods, leases=[record]) == {"liar": True}
+    assert label_changes(GPU0, *pods, leases=[record]) == {"liar": True}
 
 
 def test_a_pod_that_is_not_bound_yet_is_not_told() -> None:
-    assert found(GPU0, pod("p"), leases=[lease("n1", uid_p=entry("p", "card0"))]) == {}
+    assert label_changes(GPU0, pod("p"), leases=[lease("n1", uid_p=entry("p", "card0"))]) == {}
 
 
 def test_a_label_that_is_right_is_left() -> None:
-    assert found(GPU0, labelled(pod("p", "n1", "card0")), pod("q", "n1", "card1")) == {}
+    assert label_changes(GPU0, labelled_pod(pod("p", "n1", "card0")), pod("q", "n1", "card1")) == {}
 
 
 @pytest.mark.parametrize(
@@ -106,16 +106,16 @@ def test_a_label_that_is_right_is_left() -> None:
     ids=["of another card", "ended", "on a node that is gone", "on no node"],
 )
 def test_a_label_that_nobody_wants_goes(gpu_pod: AllocatedPod) -> None:
-    assert found(GPU0, labelled(gpu_pod)) == {"p": False}
+    assert label_changes(GPU0, labelled_pod(gpu_pod)) == {"p": False}
 
 
 def test_another_value_is_somebody_elses_until_the_pod_is_to_go() -> None:
-    pods = [labelled(pod("p", "n1", "card1"), "mine"), labelled(pod("q", "n1", "card0"), "mine")]
-    assert found(GPU0, *pods) == {"q": True}
+    pods = [labelled_pod(pod("p", "n1", "card1"), "mine"), labelled_pod(pod("q", "n1", "card0"), "mine")]
+    assert label_changes(GPU0, *pods) == {"q": True}
 
 
 def test_tiles_of_a_strange_name_hurt_nobody() -> None:
-    assert found(GPU0, pod("p", "n1", "x", (SUBDEVICED,), subdevices="x:gt0")) == {}
+    assert label_changes(GPU0, pod("p", "n1", "x", (SUBDEVICED,), subdevices="x:gt0")) == {}
 
 
 def test_the_patch_is_for_this_very_pod() -> None:

@@ -41,7 +41,7 @@ def as_read(case: PlacementCase, name: str) -> AllocatedNode:
         if running_pod.node == name
     ]
     bound = [
-        booked(f"r{number}", name, running_pod, case.driver) for number, running_pod in enumerate(running)
+        bound_pod(f"r{number}", name, running_pod, case.driver) for number, running_pod in enumerate(running)
     ]
     pods = node_allocations.PodIndex({("d", pod.metadata.name): pod for pod in bound}, "9")
     return AllocatedNode(
@@ -50,7 +50,7 @@ def as_read(case: PlacementCase, name: str) -> AllocatedNode:
     )
 
 
-def booked(name: str, node: str, running: table_notation.RunningPod, driver: str) -> AllocatedPod:
+def bound_pod(name: str, node: str, running: table_notation.RunningPod, driver: str) -> AllocatedPod:
     made = table_notation.pod(name, running.containers, running.annotations, driver)
     made["metadata"] |= {"namespace": "d", "uid": name}
     made["spec"]["nodeName"] = node
@@ -133,7 +133,9 @@ def gpus(count: int = 2, **more: Any) -> NodeGpus:
     return NodeGpus(**(fields | more))
 
 
-def held(gpu: str = "card0", subdevices: frozenset[int] = frozenset(), **amounts: int) -> NodeAllocations:
+def allocations_of(
+    gpu: str = "card0", subdevices: frozenset[int] = frozenset(), **amounts: int
+) -> NodeAllocations:
     by_name = {table_notation.resource(short): amount for short, amount in amounts.items()}
     return node_allocations.EMPTY._replace(amounts={gpu: by_name}, subdevices={gpu: subdevices})
 
@@ -195,15 +197,15 @@ def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:
     ],
 )
 def test_the_reason_says_what_is_wanted(demand: Demand, node: NodeGpus, expected: str) -> None:
-    assert text(fit_one(node, held(mc=100), demand)) == f"will not fit: {expected}"
+    assert text(fit_one(node, allocations_of(mc=100), demand)) == f"will not fit: {expected}"
 
 
 def test_what_is_lacking_is_told_of_the_card_that_comes_closest() -> None:
-    fitted = fit_one(gpus(), held(mc=700), ask("2 mc=500"))
+    fitted = fit_one(gpus(), allocations_of(mc=700), ask("2 mc=500"))
     shortfall = fitted.shortfalls.at(0)
     assert shortfall is not None
     assert shortfall.text() == f"card0 has 300 {MC} left, 500 wanted: 200 too little"
-    assert fit_one(gpus(), held(mc=700), ask("1 mc=500")).shortfalls.at(0) is None
+    assert fit_one(gpus(), allocations_of(mc=700), ask("1 mc=500")).shortfalls.at(0) is None
 
 
 def test_what_is_lacking_where_no_card_has_all() -> None:
@@ -221,9 +223,9 @@ def test_only_cards_of_the_models_that_the_pod_names() -> None:
 
 
 def test_more_held_than_there_is_leaves_nothing() -> None:
-    assert fit_one(gpus(), held(mc=5000), ask("1")).gpus(0) == ((0,),)
-    assert fit_one(gpus(), held(mc=5000), ask("1 mc=1")).gpus(0) == ((1,),)
-    assert fit_one(gpus(), held(mc=2**80), ask("2 mc=1")).codes[0]
+    assert fit_one(gpus(), allocations_of(mc=5000), ask("1")).gpus(0) == ((0,),)
+    assert fit_one(gpus(), allocations_of(mc=5000), ask("1 mc=1")).gpus(0) == ((1,),)
+    assert fit_one(gpus(), allocations_of(mc=2**80), ask("2 mc=1")).codes[0]
 
 
 def test_amounts_that_64_bits_do_not_hold() -> None:
@@ -231,13 +233,13 @@ def test_amounts_that_64_bits_do_not_hold() -> None:
     group = ask(f"1 mc={2**62}", f"1 mc={2**62}", same_gpu=(0, 1))
     assert text(fit_one(gpus(), node_allocations.EMPTY, group)).startswith("integer overflow")
     full = gpus(capacity={COUNT: (8,), MC: (2**63 - 1,)}, names=("card0",))
-    assert fit_one(full, held(mc=1), ask(f"1 mc={2**63 - 2}")).gpus(0) == ((0,),)
-    assert fit_one(full, held(mc=2), ask(f"1 mc={2**63 - 2}")).codes[0]
+    assert fit_one(full, allocations_of(mc=1), ask(f"1 mc={2**63 - 2}")).gpus(0) == ((0,),)
+    assert fit_one(full, allocations_of(mc=2), ask(f"1 mc={2**63 - 2}")).codes[0]
 
 
 def test_all_links_of_a_tile_are_tried() -> None:
     node = gpus(3, links=(Link("card0", 0, "card1", 0), Link("card0", 0, "card2", 0)))
-    fitted = fit_one(node, held("card1", mc=1000), ask("2 mc=1", linked=True))
+    fitted = fit_one(node, allocations_of("card1", mc=1000), ask("2 mc=1", linked=True))
     assert (fitted.gpus(0), fitted.subdevices(0)) == (((0, 2),), ((0, 0),))
 
 
@@ -259,9 +261,9 @@ def test_an_order_that_looks_at_what_was_just_taken() -> None:
 def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
     layout = laid_out(
         [
-            AllocatedNode(gpus(), held(mc=1000)),
+            AllocatedNode(gpus(), allocations_of(mc=1000)),
             AllocatedNode(gpus(1), node_allocations.EMPTY),
-            AllocatedNode(gpus(), held(mc=1)),
+            AllocatedNode(gpus(), allocations_of(mc=1)),
         ]
     )
     for selection in ([2, 0, 3, 1, 1, 2], [3], [1, 1, 1, 1, 1, 1, 0], []):
@@ -278,7 +280,7 @@ def test_a_layout_of_nothing() -> None:
 
 def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
     before = laid_out([AllocatedNode(gpus(), node_allocations.EMPTY)] * 3)
-    after = gpu_layout.with_row(before, 1, gpus(), held(mc=1000))
+    after = gpu_layout.with_row(before, 1, gpus(), allocations_of(mc=1000))
     wanted = ask("1 mc=1")
     every = np.arange(3)
     assert [fit(before, every, wanted, FirstFit()).gpus(at) for at in every] == [((0,),)] * 3

@@ -18,7 +18,7 @@ FULL = reasons.RecordFull().text()
 ASKED = new("p", "i915=1")
 
 
-def room(gpu_pod: AllocatedPod = ASKED) -> int:
+def record_space(gpu_pod: AllocatedPod = ASKED) -> int:
     return limits.room_for(demand.parse_demand(gpu_pod, INTEL, agent()._options).containers, INTEL.subdevices)
 
 
@@ -28,16 +28,16 @@ def filled(size: int, on: str = "n1") -> AllocationRecordLease:
     return lease_of(on, text.replace('""', f'"{"x" * (size - len(text))}"'))
 
 
-def bound(gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, on: str = "n1") -> BindPlan | Refusal | None:
+def bind(gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, on: str = "n1") -> BindPlan | Refusal | None:
     return agent().bind(gpu_pod, on, cluster_snapshot, NOW)
 
 
 @pytest.mark.parametrize(("more", "why"), [(0, ""), (1, FULL)], ids=["at the limit", "beyond it"])
 def test_filter_score_and_bind_go_by_the_same_room_in_a_ledger(more: int, why: str) -> None:
-    cluster_snapshot = snapshot(allocation_record=[filled(room() + more)])
+    cluster_snapshot = snapshot(allocation_record=[filled(record_space() + more)])
     assert texts(ASKED, cluster_snapshot, "n1 n2") == [why, ""]
-    assert isinstance(bound(ASKED, cluster_snapshot), Refusal if why else BindPlan)
-    assert isinstance(bound(ASKED, cluster_snapshot, "n2"), BindPlan)
+    assert isinstance(bind(ASKED, cluster_snapshot), Refusal if why else BindPlan)
+    assert isinstance(bind(ASKED, cluster_snapshot, "n2"), BindPlan)
 
 
 def test_the_reason_names_the_limits() -> None:
@@ -50,13 +50,13 @@ def test_a_nodes_name_is_the_ledgers_too(longer: int, why: str) -> None:
     name = "n" * (limits.LONGEST_NODE + longer)
     cluster_snapshot = snapshot(nodes={name: node()})
     assert texts(ASKED, cluster_snapshot, name) == [why]
-    assert isinstance(bound(ASKED, cluster_snapshot, name), Refusal if why else BindPlan)
+    assert isinstance(bind(ASKED, cluster_snapshot, name), Refusal if why else BindPlan)
 
 
 def test_the_ledger_of_a_bind_that_is_being_written_counts() -> None:
     state_view = snapshot()
     agent_state = GpuStateBuilder(INTEL).apply_allocation_record(
-        state_view.agent_states["gpu"], "n1", filled(room() + 1)
+        state_view.agent_states["gpu"], "n1", filled(record_space() + 1)
     )
     cluster_snapshot = Snapshot(state_view.nodes, {"gpu": agent_state}, NOW)
     assert texts(ASKED, cluster_snapshot, "n1") == [FULL]
@@ -65,8 +65,8 @@ def test_the_ledger_of_a_bind_that_is_being_written_counts() -> None:
 def test_preempt_counts_on_the_entries_of_victims() -> None:
     victim = new("v", "i915=1")
     text = '{"uid-v":{"pod":"d/v","cards":"card0","seen":"5","charged":[{}],"more":""}}'
-    text = text.replace('"more":""', f'"more":"{"x" * (room() + 1 - len(text))}"')
-    assert len(text) == room() + 1
+    text = text.replace('"more":""', f'"more":"{"x" * (record_space() + 1 - len(text))}"')
+    assert len(text) == record_space() + 1
     cluster_snapshot = snapshot([victim], [lease_of("n1", text)])
     names = cluster_snapshot.nodes.named(["n1"])
     for victims, is_rejected in ((frozenset(), True), (frozenset({"uid-v"}), False)):
@@ -90,7 +90,7 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
     gpu_pod = msgspec.structs.replace(gpu_pod, metadata=msgspec.structs.replace(gpu_pod.metadata, **names))
     amounts = f"i915=128 mc=64000 mem={2**62} t=256"
     cluster_snapshot = snapshot(nodes={"n1": node(amounts, ".".join(map(str, range(64))))})
-    bind_plan: Any = bound(gpu_pod, cluster_snapshot)
+    bind_plan: Any = bind(gpu_pod, cluster_snapshot)
     assert isinstance(bind_plan, BindPlan), bind_plan
     containers = demand.parse_demand(gpu_pod, INTEL, agent()._options).containers
     written = msgspec.json.encode({gpu_pod.metadata.uid: bind_plan.reservation})
@@ -106,7 +106,7 @@ def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:
     assert all("at most 64" in why for why in verdicts)
     entries = {}
     for number in range(9):
-        plan = bound(new(f"evil-{number}", "i915=1", *[""] * 63), snapshot())
+        plan = bind(new(f"evil-{number}", "i915=1", *[""] * 63), snapshot())
         assert isinstance(plan, BindPlan)
         entries[f"uid-{number}"] = plan.reservation
     text = msgspec.json.encode(entries).decode()

@@ -14,7 +14,7 @@ from tests.unit.agents.gpu.gpu_snapshots import (
     ONE,
     PREFIX,
     agent_state,
-    charged,
+    charged_amounts,
     cluster_state,
     entry,
     lease,
@@ -31,7 +31,7 @@ NODES = {"n1": node(), "n2": node()}
 def allocations(*pods: AllocatedPod, version: str = "10", text: str = "", **entries: Any) -> Any:
     """The charged amounts on n1 by GPU."""
     leases = [lease_of("n1", text)] if text else [lease("n1", **entries)] if entries else []
-    return charged(agent_state(cluster_state(NODES, pods, leases, version)))
+    return charged_amounts(agent_state(cluster_state(NODES, pods, leases, version)))
 
 
 def problems(*pods: AllocatedPod, version: str = "10", **entries: Any) -> tuple[str, ...]:
@@ -156,8 +156,8 @@ class TestLedger:
     def test_163_one_whose_pod_is_not_there_counts_until_we_know_that_it_went(
         self, version: str, seen: str, counts: bool
     ) -> None:
-        charged_amounts = allocations(version=version, uid_a=entry("a", "card0", seen))
-        assert charged_amounts == ({"card0": HELD} if counts else {})
+        amounts_of_node = allocations(version=version, uid_a=entry("a", "card0", seen))
+        assert amounts_of_node == ({"card0": HELD} if counts else {})
 
     @pytest.mark.parametrize(
         ("version", "seen"), [("", "5"), ("10", ""), ("x", "5"), ("10", "0x5"), ("10", "²")]
@@ -176,8 +176,8 @@ class TestLedger:
         gpu_state = agent_state(
             cluster_state(NODES, [pod("a", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1"))])
         )
-        assert charged(gpu_state) == {}
-        assert charged(gpu_state, "n2") == {"card0": HELD}
+        assert charged_amounts(gpu_state) == {}
+        assert charged_amounts(gpu_state, "n2") == {"card0": HELD}
         assert gpu_state.nodes["n1"].allocations.stale == {"uid-a"}
 
     def test_the_pods_own_requests_are_charged_where_it_is_known(self) -> None:
@@ -213,10 +213,10 @@ class TestLedger:
         ],
     )
     def test_an_odd_entry_holds_nothing_negative(self, odd: Reservation) -> None:
-        charged_amounts = allocations(uid_a=odd, uid_b=entry("b", "card1", "11"))
-        assert charged_amounts["card1"] == HELD
+        amounts_of_node = allocations(uid_a=odd, uid_b=entry("b", "card1", "11"))
+        assert amounts_of_node["card1"] == HELD
         assert all(
-            0 < amount <= amounts.LARGEST for gpu in charged_amounts.values() for amount in gpu.values()
+            0 < amount <= amounts.LARGEST for gpu in amounts_of_node.values() for amount in gpu.values()
         )
 
     def test_what_does_not_count_is_told_to_whoever_writes_the_ledger(self) -> None:

@@ -12,7 +12,7 @@ from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
 from tests.unit.agents.gpu.gpu_objects import node, raw_node
 
 
-def read(tags: str = "", allocatable: str = "") -> NodeGpus:
+def parse(tags: str = "", allocatable: str = "") -> NodeGpus:
     return node_gpus.parse_node_gpus(node(tags, allocatable), INTEL)
 
 
@@ -34,7 +34,7 @@ NAMES = {
 
 @pytest.mark.parametrize(("tags", "names"), NAMES.values(), ids=NAMES)
 def test_which_cards_there_are(tags: str, names: str) -> None:
-    gpus = read(tags)
+    gpus = parse(tags)
     assert (gpus.names, gpus.problems) == (tuple(names.split()), ())
 
 
@@ -59,7 +59,7 @@ ODD_NAMES = {
 
 @pytest.mark.parametrize(("tags", "names", "problem"), ODD_NAMES.values(), ids=ODD_NAMES)
 def test_names_that_cannot_count_are_left_out_with_a_problem(tags: str, names: str, problem: str) -> None:
-    gpus = read(tags)
+    gpus = parse(tags)
     assert gpus.names == tuple(names.split())
     assert len(gpus.problems) == 1
     assert problem in gpus.problems[0]
@@ -80,24 +80,24 @@ CAPACITY: dict[str, tuple[str, str, dict[str, tuple[int, ...]]]] = {
 
 @pytest.mark.parametrize(("tags", "allocatable", "wanted"), CAPACITY.values(), ids=CAPACITY)
 def test_what_each_card_has(tags: str, allocatable: str, wanted: dict[str, tuple[int, ...]]) -> None:
-    assert capacity(read(tags, allocatable)) == wanted
+    assert capacity(parse(tags, allocatable)) == wanted
 
 
 @pytest.mark.parametrize("amount", ["1500m", "0.5", "-3", "many", "", "10E"])
 def test_an_amount_that_cannot_be_read_is_absent(amount: str) -> None:
-    gpus = read("gn=0", f"i915={amount} mc=5")
+    gpus = parse("gn=0", f"i915={amount} mc=5")
     assert capacity(gpus) == {"millicores": (5,)}
     assert f"allocatable gpu.intel.com/i915: {amount!r} is not a whole number" in gpus.problems[0]
 
 
 def test_resources_that_no_card_is_named_for_are_a_problem() -> None:
-    assert read("", "i915=2").problems == (
+    assert parse("", "i915=2").problems == (
         "gpu.intel.com/i915 is allocatable, and nothing says which cards the node has",
     )
 
 
 def test_more_resources_than_can_be_kept_are_none() -> None:
-    gpus = read("gn=0", " ".join(f"r{number}=1" for number in range(65)))
+    gpus = parse("gn=0", " ".join(f"r{number}=1" for number in range(65)))
     assert (gpus.names, gpus.capacity) == ((), {})
     assert gpus.problems == ("1 cards of 65 resources; at most 64 of 64 count",)
 
@@ -123,17 +123,17 @@ MARKED = {
 
 @pytest.mark.parametrize(("tags", "names"), MARKED.values(), ids=MARKED)
 def test_cards_that_policies_take_out(tags: str, names: str) -> None:
-    assert read(tags).unusable == frozenset(names.split())
+    assert parse(tags).unusable == frozenset(names.split())
 
 
 def test_47_a_name_is_compared_as_it_is() -> None:
-    gpus = read("gn=0.10 D:gas-disable-card10= D:gas-disable-xcard0=")
+    gpus = parse("gn=0.10 D:gas-disable-card10= D:gas-disable-xcard0=")
     assert gpus.unusable == {"card10"}
     assert gpus.problems == ("gas-disable-'xcard0': the node has no such card",)
 
 
 def test_pods_of_a_card_that_is_gone_are_still_to_be_marked() -> None:
-    gpus = read("gn=0 D:gas-deschedule-pods-card3= D:gas-tile-deschedule-card3_gt7=")
+    gpus = parse("gn=0 D:gas-deschedule-pods-card3= D:gas-tile-deschedule-card3_gt7=")
     assert (gpus.descheduled, gpus.unusable) == ({"card3"}, frozenset())
     assert (gpus.subdevices_descheduled, gpus.subdevices_off) == ({"card3": {7}}, {})
 
@@ -152,7 +152,7 @@ PREFERRED = {
 
 @pytest.mark.parametrize(("tags", "name"), PREFERRED.values(), ids=PREFERRED)
 def test_the_card_that_a_policy_prefers(tags: str, name: str) -> None:
-    assert read(tags).preferred == name
+    assert parse(tags).preferred == name
 
 
 SUBDEVICES: dict[str, tuple[str, str, dict[str, set[int]]]] = {
@@ -185,7 +185,7 @@ SUBDEVICES: dict[str, tuple[str, str, dict[str, set[int]]]] = {
 
 @pytest.mark.parametrize(("tags", "allocatable", "off"), SUBDEVICES.values(), ids=SUBDEVICES)
 def test_tiles_that_policies_take_out(tags: str, allocatable: str, off: dict[str, set[int]]) -> None:
-    assert read(tags, allocatable).subdevices_off == off
+    assert parse(tags, allocatable).subdevices_off == off
 
 
 def test_143_tiles_to_deschedule_and_to_prefer() -> None:
@@ -193,7 +193,7 @@ def test_143_tiles_to_deschedule_and_to_prefer() -> None:
         "D:gas-tile-disable-card5_gt99= D:gas-tile-deschedule-card2_gt2= D:gas-tile-deschedule-card2_gt3= "
         "D:gas-tile-preferred-card2=gt1 D(q):gas-tile-preferred-card2=gx1 D(r):gas-tile-preferred-carrd2=gt3"
     )
-    gpus = read(tags)
+    gpus = parse(tags)
     assert gpus.subdevices_descheduled == {"card2": {2, 3}}
     assert gpus.subdevices_preferred == {"card2": (1,)}
 
@@ -209,7 +209,7 @@ def test_143_tiles_to_deschedule_and_to_prefer() -> None:
     ids=["126", "133 a value that is none", "135 two policies, by name", "twice the same"],
 )
 def test_tiles_that_are_taken_first(tags: str, preferred: tuple[int, ...] | None) -> None:
-    assert read(f"gn=0 {tags}", "t=4").subdevices_preferred == ({"card0": preferred} if preferred else {})
+    assert parse(f"gn=0 {tags}", "t=4").subdevices_preferred == ({"card0": preferred} if preferred else {})
 
 
 NUMA: dict[str, tuple[str, tuple[set[str], ...]]] = {
@@ -223,13 +223,13 @@ NUMA: dict[str, tuple[str, tuple[set[str], ...]]] = {
 
 @pytest.mark.parametrize(("tags", "groups"), NUMA.values(), ids=NUMA)
 def test_cards_by_numa_node(tags: str, groups: tuple[set[str], ...]) -> None:
-    gpus = read(f"gn=0.1.2.3 {tags}")
+    gpus = parse(f"gn=0.1.2.3 {tags}")
     assert (gpus.numa, gpus.numa_problem) == (groups, "")
 
 
 @pytest.mark.parametrize("text", ["0-0.1_2.3", "0-0-1", "_", "0-0_", "-1", "0-", "0-0 numa2=1"])
 def test_111_a_numa_map_that_cannot_be_read_is_a_problem(text: str) -> None:
-    gpus = read(f"gn=0.1.2.3 numa={text}")
+    gpus = parse(f"gn=0.1.2.3 numa={text}")
     assert gpus.numa == ()
     assert gpus.numa_problem
     assert gpus.names == ("card0", "card1", "card2", "card3")
@@ -267,7 +267,7 @@ LINKS = {
 
 @pytest.mark.parametrize(("tags", "allocatable", "wanted"), LINKS.values(), ids=LINKS)
 def test_links_between_cards(tags: str, allocatable: str, wanted: str) -> None:
-    assert read(tags, allocatable).links == tuple(map(link, wanted.split()))
+    assert parse(tags, allocatable).links == tuple(map(link, wanted.split()))
 
 
 def test_138_139_a_value_in_several_labels() -> None:
@@ -342,7 +342,7 @@ def test_a_count_that_cannot_be_is_no_card(
     assert problem in gpus.problems[0]
 
 
-def annotated(annotation: Any, allocatable: str = "") -> NodeGpus:
+def annotated_gpus(annotation: Any, allocatable: str = "") -> NodeGpus:
     return node_gpus.parse_node_gpus(
         node(
             "gn=0.1.2",
@@ -354,7 +354,7 @@ def annotated(annotation: Any, allocatable: str = "") -> NodeGpus:
 
 
 def test_cards_that_differ() -> None:
-    gpus = annotated(
+    gpus = annotated_gpus(
         [
             {
                 "name": "b",
@@ -369,7 +369,7 @@ def test_cards_that_differ() -> None:
 
 
 def test_cards_without_a_capacity_have_an_even_share() -> None:
-    gpus = annotated([{"name": "a", "model": "Max"}, {"name": "b", "capacity": None}], "i915=5")
+    gpus = annotated_gpus([{"name": "a", "model": "Max"}, {"name": "b", "capacity": None}], "i915=5")
     assert (gpus.models, capacity(gpus)) == (("Max", ""), {"i915": (2, 2)})
 
 
@@ -407,7 +407,7 @@ ODD_ANNOTATIONS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize(("annotation", "names", "problem"), ODD_ANNOTATIONS.values(), ids=ODD_ANNOTATIONS)
 def test_what_cannot_be_read_of_the_annotation_is_left_out(annotation: Any, names: str, problem: str) -> None:
-    gpus = annotated(annotation)
+    gpus = annotated_gpus(annotation)
     assert gpus.names == tuple(names.split())
     assert len(gpus.problems) == 1
     assert problem in gpus.problems[0]
@@ -427,6 +427,6 @@ def test_a_node_of_nothing_has_no_cards_and_no_problem() -> None:
 
 
 def test_of_very_many_problems_some_are_told() -> None:
-    gpus = read(" ".join(f"D:gas-disable-x{number}=" for number in range(40)))
+    gpus = parse(" ".join(f"D:gas-disable-x{number}=" for number in range(40)))
     assert len(gpus.problems) == 17
     assert gpus.problems[-1] == "and 24 more"

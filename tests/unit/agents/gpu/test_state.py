@@ -15,7 +15,7 @@ from tests.unit.agents.gpu import gpu_objects
 from tests.unit.agents.gpu.gpu_snapshots import (
     PREFIX,
     agent_state,
-    charged,
+    charged_amounts,
     cluster_state,
     entry,
     laid_out,
@@ -80,7 +80,7 @@ def test_an_empty_world() -> None:
 
 def test_a_node_without_cards_on_which_a_pod_has_some_is_shown() -> None:
     gpu_state = agent_state(cluster_state(NODES, [pod("a", "plain", "card0")]))
-    assert charged(gpu_state, "plain") == {"card0": {"i915": 1, "millicores": 100}}
+    assert charged_amounts(gpu_state, "plain") == {"card0": {"i915": 1, "millicores": 100}}
     assert "plain" not in gpu_state.rows
 
 
@@ -107,7 +107,7 @@ class TestOnlyWhatChanged:
             of_objects(before, pods={**before.objects["pods"], key: pod("a", "n2", "card2")})
         )
         assert sorted(counting_builder.computed) == ["n1", "n2"]
-        assert charged(gpu_state) == {}
+        assert charged_amounts(gpu_state) == {}
         assert free(gpu_state, "n2") == {"card0": 0, "card1": 1, "card2": 0}
 
     def test_a_newer_version_of_the_pods_concerns_only_entries_of_pods_not_seen(
@@ -136,7 +136,7 @@ class TestOnlyWhatChanged:
         record = lease("n1", uid_a=entry("a", "card1", "12"))
         cluster = cluster_state(NODES, leases=[record])
         other = {("nw", "nodewise-extender"): record}
-        assert charged(agent_state(of_objects(cluster, ledgers=other))) == {}
+        assert charged_amounts(agent_state(of_objects(cluster, ledgers=other))) == {}
 
     def test_a_node_whose_labels_change(self, counting_builder: CountingStateBuilder) -> None:
         before = cluster_state(NODES, [pod("x", "n2", "card0")])
@@ -190,7 +190,7 @@ class TestOnlyWhatChanged:
         agent_state(cluster_state(NODES, [pod("a", "n1", "card1")]), state)
         state.apply_allocation_record(first, "n1", lease("n1", uid_b=entry("b", "card1", "11")))
         assert laid_out(first) == shown
-        assert charged(first) == {"card0": {"i915": 1, "millicores": 100}}
+        assert charged_amounts(first) == {"card0": {"i915": 1, "millicores": 100}}
 
 
 class TestAmended:

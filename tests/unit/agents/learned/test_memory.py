@@ -22,15 +22,15 @@ from tests.unit.agents.learned.pod_histories import (
 )
 
 
-def kept(types: dict[str, dict[str, list[float]]], until: float = START) -> bytes:
+def stored_rewards(types: dict[str, dict[str, list[float]]], until: float = START) -> bytes:
     return msgspec.json.encode({"version": 1, "until": until, "types": types})
 
 
-def told(history: PodHistory) -> list[tuple[float, int]]:
+def estimates(history: PodHistory) -> list[tuple[float, int]]:
     return [(history.reward(node), history.numbers(node)["tried"]) for node in range(len(history.index))]
 
 
-def restarted(history: PodHistory, text: bytes | None) -> PodHistory:
+def restart(history: PodHistory, text: bytes | None) -> PodHistory:
     """A new process with the same pods."""
     other = PodHistory(history.options, now=history.now)
     other.pods = history.pods
@@ -39,7 +39,7 @@ def restarted(history: PodHistory, text: bytes | None) -> PodHistory:
     return other
 
 
-def stored(history: PodHistory, before: bytes | None = None) -> bytes:
+def store(history: PodHistory, before: bytes | None = None) -> bytes:
     text = history.state.keep(before)
     assert text is not None
     history.state.recall(text)
@@ -54,7 +54,7 @@ def test_the_state_is_one_that_remembers() -> None:
 def test_scores_of_what_was_kept() -> None:
     """Cases 178 and 179; a node that was never tried is no longer the worst."""
     history = PodHistory()
-    history.state.recall(kept({"d/D": {"n1": [1.0, 3, 3, START], "n2": [0.295, 9, 9, START]}}))
+    history.state.recall(stored_rewards({"d/D": {"n1": [1.0, 3, 3, START], "n2": [0.295, 9, 9, START]}}))
     history.update()
     assert history.points() == [10, 2, 10]
     assert history.points("E") == [10, 10, 10]
@@ -69,48 +69,48 @@ class TestRestart:
 
     def test_nothing_is_lost(self) -> None:
         history = self.history()
-        other = restarted(history, stored(history))
+        other = restart(history, store(history))
         other.update()
-        assert told(other) == told(history) == [(0.9, 1), (1.0, 1), (1.0, 0)]
+        assert estimates(other) == estimates(history) == [(0.9, 1), (1.0, 1), (1.0, 0)]
 
     def test_nothing_is_learned_twice(self) -> None:
         history = self.history()
-        text = stored(history)
+        text = store(history)
         for _ in range(3):
-            history = restarted(history, text)
+            history = restart(history, text)
             history.update(after_s=10)
             history.update(after_s=10)
-        assert told(history) == [(0.9, 1), (1.0, 1), (1.0, 0)]
+        assert estimates(history) == [(0.9, 1), (1.0, 1), (1.0, 0)]
 
     def test_what_happened_meanwhile_is_caught_up_on(self) -> None:
         history = self.history()
-        text = stored(history)
-        other = restarted(history, text)
+        text = store(history)
+        other = restart(history, text)
         other.update(
             pod("b", "n2", running(1, end(0, 60), at_s=61)),
             pod("c", "n3", terminated(10, 60), phase="Failed"),
             pod("e", "n1", running(at_s=60)),
             after_s=100,
         )
-        assert told(other) == [(0.91, 2), (0.95, 2), (0.9, 1)]
+        assert estimates(other) == [(0.91, 2), (0.95, 2), (0.9, 1)]
         other.update(after_s=100)
-        assert told(other) == [(0.91, 2), (0.95, 2), (0.9, 1)]
+        assert estimates(other) == [(0.91, 2), (0.95, 2), (0.9, 1)]
 
     def test_without_a_memory_the_pods_that_are_there_are_where_one_begins(self) -> None:
-        other = restarted(self.history(), None)
+        other = restart(self.history(), None)
         other.update()
-        assert told(other) == [(1.0, 0)] * 3
+        assert estimates(other) == [(1.0, 0)] * 3
 
     def test_a_memory_that_comes_late_is_put_before_what_was_learned_since(self) -> None:
         history = self.history()
-        text = stored(history)
-        late = restarted(history, None)
+        text = store(history)
+        late = restart(history, None)
         late.update(pod("c", "n3", terminated(3, 4), phase="Failed"), pod("w", "n2", waiting()))
         late.update(pod("d", "n1", phase="Failed"))
-        assert told(late) == [(0.9, 1), (1.0, 0), (1.0, 0)]
+        assert estimates(late) == [(0.9, 1), (1.0, 0), (1.0, 0)]
         late.state.recall(text)
         late.update()
-        assert told(late) == [(0.81, 2), (1.0, 1), (0.9, 1)]
+        assert estimates(late) == [(0.81, 2), (1.0, 1), (0.9, 1)]
         assert late.state.keep(text) is not None
 
 
@@ -119,7 +119,7 @@ class TestWhatIsKept:
         history = PodHistory()
         history.update()
         history.update(pod("a", "n1", terminated(), phase="Failed"), pod("b", "n1", running(at_s=1)))
-        assert msgspec.json.decode(stored(history)) == {
+        assert msgspec.json.decode(store(history)) == {
             "version": 1,
             "until": int(history.now),
             "types": {"d/D": {"n1": [0.91, 2, 2.0, int(history.now)]}},
@@ -130,7 +130,7 @@ class TestWhatIsKept:
         history.update()
         assert history.state.keep(None) is None
         history.update(pod("a", "n1", phase="Failed"))
-        text = stored(history)
+        text = store(history)
         assert history.state.keep(text) is None
         history.update()
         assert history.state.keep(text) is None
@@ -148,15 +148,15 @@ class TestWhatIsKept:
         history = PodHistory()
         history.update()
         history.update(pod("a", "n1", phase="Failed"))
-        text = stored(history)
+        text = store(history)
         assert history.state.keep(None) == text
 
     def test_what_somebody_else_kept_is_not_lost(self) -> None:
         history = PodHistory()
         history.update()
         history.update(pod("a", "n1", phase="Failed"))
-        theirs = kept({"d/E": {"n2": [0.5, 9, 4.5, START]}, "d/D": {"n1": [0.81, 2, 2, START]}})
-        text = stored(history, theirs)
+        theirs = stored_rewards({"d/E": {"n2": [0.5, 9, 4.5, START]}, "d/D": {"n1": [0.81, 2, 2, START]}})
+        text = store(history, theirs)
         assert msgspec.json.decode(text)["types"] == {
             "d/D": {"n1": [0.81, 2, 2.0, int(START)]},
             "d/E": {"n2": [0.5, 9, 4.5, int(START)]},
@@ -175,9 +175,9 @@ class TestWhatIsKept:
         for history in histories:
             history.update()
             history.update(pod("a", "n1", phase="Failed"))
-        text = stored(histories[0])
-        stored(histories[1], text)
-        assert told(histories[1]) == told(histories[0])
+        text = store(histories[0])
+        store(histories[1], text)
+        assert estimates(histories[1]) == estimates(histories[0])
 
 
 class TestBounds:
@@ -256,12 +256,12 @@ class TestBounds:
         (b"{}", "missing required field"),
         (b'{"version":2,"until":0,"types":{}}', "version: 2; wanted 1"),
         (b'{"version":1,"until":"x","types":{}}', "Expected `float`"),
-        (kept({"d/D": {"n1": [1.5, 1, 1, 0]}}), "Expected `float` <= 1"),
-        (kept({"d/D": {"n1": [0.5, 0, 0, 0]}}), "Expected `int` >= 1"),
-        (kept({"d/D": {"n1": [0.5, 1, -1, 0]}}), "Expected `float` >= 0"),
-        (kept({"d/D": {"n1": [0.5, 1, 1, 1e300]}}), "Expected `float` <= "),
-        (kept({"d" * 700: {"n1": [0.5, 1, 1, 0]}}), "Expected `str` of length <= 400"),
-        (kept({"d/D": {"n1": [0.5, 1, 1]}}), "Expected `array` of length 4"),
+        (stored_rewards({"d/D": {"n1": [1.5, 1, 1, 0]}}), "Expected `float` <= 1"),
+        (stored_rewards({"d/D": {"n1": [0.5, 0, 0, 0]}}), "Expected `int` >= 1"),
+        (stored_rewards({"d/D": {"n1": [0.5, 1, -1, 0]}}), "Expected `float` >= 0"),
+        (stored_rewards({"d/D": {"n1": [0.5, 1, 1, 1e300]}}), "Expected `float` <= "),
+        (stored_rewards({"d" * 700: {"n1": [0.5, 1, 1, 0]}}), "Expected `str` of length <= 400"),
+        (stored_rewards({"d/D": {"n1": [0.5, 1, 1]}}), "Expected `array` of length 4"),
         (b'{"version":1,"until":0,"types":{"a":{"n":[0.5,1,1,' + b"9" * 400 + b"]}}}", "."),
         (b'{"version":1,"until":0,"types":{"a":{"n":[0.5,' + b"9" * 5000 + b",1,1]}}}", "."),
         (b'{"version":1,"until":1e999,"types":{}}', "."),
@@ -275,14 +275,14 @@ def test_what_cannot_be_read_is_refused_and_changes_nothing(text: bytes, words: 
     with pytest.raises(BadInput, match=words):
         history.state.recall(text)
     history.update()
-    assert told(history) == [(1.0, 0)] * 3
+    assert estimates(history) == [(1.0, 0)] * 3
 
 
 def test_a_time_to_come_is_as_good_as_now() -> None:
     history = PodHistory(LearnedOptions(learned_half_life_s=3600.0))
-    history.state.recall(kept({"d/D": {"n1": [0.5, 1, 1, START + 1e6]}}, START + 1e6))
+    history.state.recall(stored_rewards({"d/D": {"n1": [0.5, 1, 1, START + 1e6]}}, START + 1e6))
     history.update(pod("a", "n2", running()))
-    assert told(history)[0] == (0.5, 1)
+    assert estimates(history)[0] == (0.5, 1)
     history.update(pod("b", "n1", phase="Failed"))
     assert history.reward() == 0.45
 

@@ -13,16 +13,16 @@ MTTF_S = 600.0
 HOUR = 3600.0
 
 
-def told(outcome: PodOutcome | None) -> tuple[float, int] | None:
+def reward_and_times(outcome: PodOutcome | None) -> tuple[float, int] | None:
     return None if outcome is None else (outcome.reward, outcome.times)
 
 
 def first(*containers: dict[str, Any], phase: str = "Running") -> tuple[float, int] | None:
-    return told(outcomes.outcome_between(None, pod("p", "n1", *containers, phase=phase), MTTF_S))
+    return reward_and_times(outcomes.outcome_between(None, pod("p", "n1", *containers, phase=phase), MTTF_S))
 
 
 def then(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[float, int] | None:
-    return told(outcomes.outcome_between(pod("p", "n1", *before), pod("p", "n1", *after), MTTF_S))
+    return reward_and_times(outcomes.outcome_between(pod("p", "n1", *before), pod("p", "n1", *after), MTTF_S))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,9 @@ class TestWhatCountsOnce:
     def test_a_phase(self) -> None:
         runs, failed, unknown = (pod("p", "n1", running(), phase=p) for p in ("Running", "Failed", "Unknown"))
         steps = [(runs, failed), (failed, failed), (runs, unknown), (unknown, failed), (unknown, runs)]
-        rewards = [told(outcomes.outcome_between(before, after, MTTF_S)) for before, after in steps]
+        rewards = [
+            reward_and_times(outcomes.outcome_between(before, after, MTTF_S)) for before, after in steps
+        ]
         assert rewards == [(0.0, 1), None, (0.0, 1), None, (1.0, 1)]
 
     def test_a_count_that_was_set_back(self) -> None:
@@ -136,7 +138,7 @@ class TestSince:
     )
     def test_a_time(self, containers: list[dict[str, Any]], phase: str, reward: float | None) -> None:
         outcome = outcomes.outcome_since(pod("p", "n1", *containers, phase=phase), START + 100, MTTF_S)
-        assert told(outcome) == (None if reward is None else (reward, 1))
+        assert reward_and_times(outcome) == (None if reward is None else (reward, 1))
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00Z", "9" * 1000, None])

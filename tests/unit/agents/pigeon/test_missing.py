@@ -13,7 +13,7 @@ BALANCE = {"policy_objective": "LOAD_BALANCE"}
 CAPACITY = {"cpu": "4", "memory": "8Gi", "pods": "110"}
 
 
-def one(**annotations: str) -> PigeonCluster:
+def cluster_with(**annotations: str) -> PigeonCluster:
     """A node with these annotations, next to one that is half full."""
     named = {f"requested-{key}": text for key, text in annotations.items()}
     return PigeonCluster({"it": node(CAPACITY, named), **nodes("half(4,8Gi;2000,4Gi)")}, **BALANCE)
@@ -38,13 +38,13 @@ def one(**annotations: str) -> PigeonCluster:
 )
 def test_how_an_annotation_is_read(cpu: str, share: float) -> None:
     """The expected objective is the deviation of two shares, of which the other is 0.5: half of their distance."""
-    result = one(cpu=cpu, memory="0").score("40m,16Mi", names="it")
+    result = cluster_with(cpu=cpu, memory="0").score("40m,16Mi", names="it")
     assert result.objectives == pytest.approx([abs(share + 0.01 - 0.5) / 2])
 
 
 @pytest.mark.parametrize("cpu", ["1e308", "99999999999999999999", "4001"])
 def test_a_node_of_which_more_is_requested_than_it_has_takes_no_pod(cpu: str) -> None:
-    result = one(cpu=cpu, memory="0").score()
+    result = cluster_with(cpu=cpu, memory="0").score()
     assert result.scores == [0, 10]
     assert result.texts[0] == "does not fit: cpu"
 
@@ -58,7 +58,7 @@ def test_memory_in_the_older_annotators_decimal_form() -> None:
 
 
 def test_what_is_missing_is_named_and_counts_as_empty() -> None:
-    result = one(memory="abc").score()
+    result = cluster_with(memory="abc").score()
     assert result.scores == [10, 1]
     assert result.texts[0].endswith("; cpu, memory: no statistics")
     assert "no statistics" not in result.texts[1]

@@ -18,7 +18,7 @@ from tests.unit.agents.pigeon.clusters import PigeonCluster, node
 Pods = Mapping[tuple[str, str], HoldingPod]
 
 
-def held(
+def holding_pod(
     name: str, on: str, requests: dict[str, Any] | None = None, phase: str = "Running", **more: Any
 ) -> HoldingPod:
     spec = {"nodeName": on, "containers": [{"resources": {"requests": requests}}], **more}
@@ -30,14 +30,14 @@ def held(
     return msgspec.json.decode(msgspec.json.encode(document), type=HoldingPod)
 
 
-def kept(pods: Iterable[HoldingPod], gpu: str = "gpu") -> dict[tuple[str, str], HoldingPod]:
+def reduced_pods(pods: Iterable[HoldingPod], gpu: str = "gpu") -> dict[tuple[str, str], HoldingPod]:
     """The reduced pods as a store keeps them."""
     keep = node_requests.keeper(gpu)
-    reduced = ((holding_pod, keep(holding_pod)) for holding_pod in pods)
-    return {("d", holding_pod.metadata.name): rest for holding_pod, rest in reduced if rest is not None}
+    reduced = ((pod, keep(pod)) for pod in pods)
+    return {("d", pod.metadata.name): rest for pod, rest in reduced if rest is not None}
 
 
-def followed(
+def apply_pod_changes(
     holdings: NodeRequests,
     pods: dict[tuple[str, str], HoldingPod],
     before: Mapping[tuple[str, str], HoldingPod] = MappingProxyType({}),
@@ -50,8 +50,10 @@ ONE = {"cpu": "1500m", "memory": "1Gi", "ephemeral-storage": "2Gi", "gpu": 2, "h
 
 
 def test_what_pods_of_a_node_take_together() -> None:
-    pods = kept([held("a", "n1", ONE), held("b", "n1", {"cpu": "0.5"}), held("c", "n2", ONE)])
-    holdings = followed(NodeRequests("gpu"), pods)
+    pods = reduced_pods(
+        [holding_pod("a", "n1", ONE), holding_pod("b", "n1", {"cpu": "0.5"}), holding_pod("c", "n2", ONE)]
+    )
+    holdings = apply_pod_changes(NodeRequests("gpu"), pods)
     assert holdings.of("n1") == (2000, 2**30, 2, 2, 2**31)
     assert holdings.of("n2") == (1500, 2**30, 1, 2, 2**31)
     assert holdings.of("n3") == (0, 0, 0, 0, 0)
@@ -59,33 +61,33 @@ def test_what_pods_of_a_node_take_together() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_pods_that_ended_take_nothing(phase: str) -> None:
-    assert kept([held("a", "n1", ONE, phase)]) == {}
+    assert reduced_pods([holding_pod("a", "n1", ONE, phase)]) == {}
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
 def test_pods_take_what_they_ask_for_from_the_bind_on(phase: str) -> None:
-    assert len(kept([held("a", "n1", ONE, phase)])) == 1
+    assert len(reduced_pods([holding_pod("a", "n1", ONE, phase)])) == 1
 
 
 def test_pods_on_no_node_take_nothing() -> None:
-    assert kept([held("a", "", ONE)]) == {}
+    assert reduced_pods([holding_pod("a", "", ONE)]) == {}
 
 
 def test_of_what_is_kept_no_more_is_read_than_it_takes() -> None:
-    sidecar_pod = held("a", "n1", ONE, initContainers=[{"resources": {"requests": {"cpu": "64"}}}])
-    (rest,) = kept([sidecar_pod]).values()
+    sidecar_pod = holding_pod("a", "n1", ONE, initContainers=[{"resources": {"requests": {"cpu": "64"}}}])
+    (rest,) = reduced_pods([sidecar_pod]).values()
     assert msgspec.json.decode(msgspec.json.encode(rest), type=HoldingPod) == rest
-    assert kept([rest]) == {("d", "a"): rest}
-    assert followed(NodeRequests("gpu"), kept([sidecar_pod])).of("n1") == followed(
-        NodeRequests("gpu"), kept([rest])
+    assert reduced_pods([rest]) == {("d", "a"): rest}
+    assert apply_pod_changes(NodeRequests("gpu"), reduced_pods([sidecar_pod])).of("n1") == apply_pod_changes(
+        NodeRequests("gpu"), reduced_pods([rest])
     ).of("n1")
 
 
 def test_what_goes_is_taken_away_again() -> None:
-    before = kept([held("a", "n1", ONE), held("b", "n1", {"cpu": "0.5"})])
-    holdings = followed(NodeRequests("gpu"), before)
-    after = kept([held("b", "n2", {"cpu": "0.5"})])
-    assert followed(holdings, after, before).of("n1") == (0, 0, 0, 0, 0)
+    before = reduced_pods([holding_pod("a", "n1", ONE), holding_pod("b", "n1", {"cpu": "0.5"})])
+    holdings = apply_pod_changes(NodeRequests("gpu"), before)
+    after = reduced_pods([holding_pod("b", "n2", {"cpu": "0.5"})])
+    assert apply_pod_changes(holdings, after, before).of("n1") == (0, 0, 0, 0, 0)
     assert holdings.of("n2") == (500, 0, 1, 0, 0)
 
 
@@ -93,26 +95,28 @@ def test_nothing_is_held_of_nodes_whose_pods_are_gone() -> None:
     holdings = NodeRequests("gpu")
     before: Mapping[tuple[str, str], HoldingPod] = MappingProxyType({})
     for number in range(5):
-        after = kept([held("a", f"gone-{number}", ONE), held("b", "n1", ONE)])
-        followed(holdings, after, before)
+        after = reduced_pods([holding_pod("a", f"gone-{number}", ONE), holding_pod("b", "n1", ONE)])
+        apply_pod_changes(holdings, after, before)
         before = after
     assert len(holdings) == 2
 
 
 def test_after_a_reset_everything_is_summed_up_again() -> None:
-    pods = kept([held(f"p{number}", "n1", ONE) for number in range(1000)])
-    holdings = followed(NodeRequests("gpu"), pods)
-    steps = holdings.apply(difference(pods, kept([held("q", "n1", ONE)])).items())
+    pods = reduced_pods([holding_pod(f"p{number}", "n1", ONE) for number in range(1000)])
+    holdings = apply_pod_changes(NodeRequests("gpu"), pods)
+    steps = holdings.apply(difference(pods, reduced_pods([holding_pod("q", "n1", ONE)])).items())
     for _ in range(4):
         next(steps)
     steps.close()
     holdings.reset()
-    assert followed(holdings, pods).of("n1")[2] == 1000
+    assert apply_pod_changes(holdings, pods).of("n1")[2] == 1000
 
 
 @pytest.mark.parametrize("requests", [None, {}, {"cpu": "abc", "memory": None}, {"cpu": "-1"}])
 def test_odd_requests_are_none(requests: dict[str, Any] | None) -> None:
-    assert followed(NodeRequests("gpu"), kept([held("a", "n1", requests)])).of("n1") == (0, 0, 1, 0, 0)
+    assert apply_pod_changes(NodeRequests("gpu"), reduced_pods([holding_pod("a", "n1", requests)])).of(
+        "n1"
+    ) == (0, 0, 1, 0, 0)
 
 
 def test_a_pod_that_was_just_bound_counts_at_once() -> None:
@@ -120,9 +124,9 @@ def test_a_pod_that_was_just_bound_counts_at_once() -> None:
     cluster = PigeonCluster(same, policy_objective="LOAD_BALANCE", pigeon_usage="pods")
     assert cluster.score().scores == [10, 10]
     assert "no statistics" not in cluster.score().texts[0]
-    cluster.set_nodes(same, kept([held("a", "n1", {"cpu": "1"})]))
+    cluster.set_nodes(same, reduced_pods([holding_pod("a", "n1", {"cpu": "1"})]))
     assert cluster.score().scores == [1, 10]
-    cluster.set_nodes(same, kept([held("a", "n1", {"cpu": "4"})]))
+    cluster.set_nodes(same, reduced_pods([holding_pod("a", "n1", {"cpu": "4"})]))
     assert cluster.score().scores == [0, 10]
     cluster.set_nodes(same, {})
     assert cluster.score().scores == [10, 10]

@@ -30,7 +30,7 @@ VALUES = metrics_snapshot(series("m", n1=5, n2=15, n3=7), series("k", n1=1, n2=2
 REMEDY = "kubectl label namespace d nodewise.io/trusted=true"
 
 
-def decided(
+def policy_state_of(
     policy_object: PolicyObject, options: TelemetryOptions | None = None, *trusted: str
 ) -> PolicyState:
     state = TelemetryStateBuilder(options or TelemetryOptions(), 60.0)
@@ -65,7 +65,7 @@ GRANTS = {
 
 @pytest.mark.parametrize(("options", "trusted"), GRANTS.values(), ids=GRANTS)
 def test_a_trusted_policy_labels_nodes(options: TelemetryOptions, trusted: tuple[str, ...]) -> None:
-    agent_state = decided(LABELLING, options, *trusted)
+    agent_state = policy_state_of(LABELLING, options, *trusted)
     assert [column.key for column in agent_state.labels] == [
         "pol",
         "telemetry.aware.scheduling.pol/gas-disable-card0",
@@ -74,7 +74,7 @@ def test_a_trusted_policy_labels_nodes(options: TelemetryOptions, trusted: tuple
 
 
 def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
-    agent_state = decided(LABELLING, None, "other")
+    agent_state = policy_state_of(LABELLING, None, "other")
     assert agent_state.labels == ()
     assert status.violating_count(agent_state) == 0
     not_trusted = condition(agent_state)
@@ -106,7 +106,7 @@ def test_a_query_without_trust_is_not_asked_and_rejects_with_the_remedy() -> Non
         assert "namespace d is not trusted: rules with a query cannot be used" in text
         assert REMEDY in text
         assert "secret_series" not in text
-    not_trusted = condition(decided(policy_object))
+    not_trusted = condition(policy_state_of(policy_object))
     assert not_trusted is not None
     assert "secret_series" not in not_trusted.message
 
@@ -124,7 +124,7 @@ def test_metrics_that_are_not_allowed() -> None:
     assert scores(refused, "n1 n3") == {"n1": 10, "n3": 9}
     assert rejected(snapshot(policy_object, allowed_metrics="k|m"), "n1 n2") is not None
     assert (rejected(snapshot(policy_object, allowed_metrics="k|m")) or {}).keys() == {"n2"}
-    trusted = decided(policy_object, TelemetryOptions(allowed_metrics="nothing"), "d")
+    trusted = policy_state_of(policy_object, TelemetryOptions(allowed_metrics="nothing"), "d")
     assert condition(trusted) is None
 
 
@@ -157,7 +157,9 @@ def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() ->
 
 def test_the_remedy_fits_into_a_condition_however_many_rules_are_refused() -> None:
     rules = [rule(f"{'m' * 250}{number}") for number in range(100)]
-    not_trusted = condition(decided(policy(dontschedule=rules), TelemetryOptions(allowed_metrics="k")))
+    not_trusted = condition(
+        policy_state_of(policy(dontschedule=rules), TelemetryOptions(allowed_metrics="k"))
+    )
     assert not_trusted is not None
     assert "98 more rules cannot be used" in not_trusted.message
     assert not_trusted.message.endswith(REMEDY)

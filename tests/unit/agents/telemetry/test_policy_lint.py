@@ -13,7 +13,7 @@ from tests.unit.agents.telemetry.snapshots import rule
 RULE = "spec.strategies.dontschedule.rules[0]"
 
 
-def linted(spec: Any, **metadata: Any) -> list[str]:
+def lint(spec: Any, **metadata: Any) -> list[str]:
     whole = {
         "apiVersion": policy_lint.API_VERSION,
         "kind": "TASPolicy",
@@ -44,7 +44,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize(("spec", "message"), PROBLEMS.values(), ids=PROBLEMS)
 def test_a_problem_is_reported(spec: Any, message: str) -> None:
-    assert any(message in problem for problem in linted(spec)), linted(spec)
+    assert any(message in problem for problem in lint(spec)), lint(spec)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def test_a_problem_is_reported(spec: Any, message: str) -> None:
     ids=str,
 )
 def test_a_problem_of_the_metadata_is_reported(metadata: Any, message: str) -> None:
-    assert any(message in problem for problem in linted(one_rule(), **metadata))
+    assert any(message in problem for problem in lint(one_rule(), **metadata))
 
 
 def test_a_field_is_reported_once() -> None:
-    assert len(linted(one_rule(operator="equals"))) == 1
+    assert len(lint(one_rule(operator="equals"))) == 1
 
 
 def test_a_preference_needs_no_target() -> None:
     assert (
-        linted({"strategies": {"scheduleonmetric": {"rules": [{"metricname": "m", "operator": "LessThan"}]}}})
+        lint({"strategies": {"scheduleonmetric": {"rules": [{"metricname": "m", "operator": "LessThan"}]}}})
         == []
     )
 
