@@ -25,7 +25,7 @@ from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.test_namespaces import Sandbox
 from tests.conformance.cmk import concurrent_isolates, isolate_process
-from tests.conformance.cmk.isolate_process import clean, show
+from tests.conformance.cmk.isolate_process import clean, show_command
 from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite
 from tests.unit.cpu.store.store_suite import StoreSuite
 from tests.unit.test_yaml_loader import bomb
@@ -172,7 +172,7 @@ def test_a_pod_with_rights_of_its_own_needs_no_agent(
 ) -> None:
     allow(plane, space, *RIGHTS)
     free = store.read().allocations
-    code, out, errors = pod.run("--pool=exclusive", *show())
+    code, out, errors = pod.run("--pool=exclusive", *show_command())
     assert (code, errors) == (0, "")
     assert json.loads(out)["cpus"] == [0]
     assert store.read().allocations == free
@@ -184,7 +184,7 @@ def test_many_at_once_share_two_cpus(
     """Case 102: whoever writes second reads again."""
     allow(plane, space, *RIGHTS)
     free = store.read().allocations
-    all_of_them = [pod.start("--pool=exclusive", "--wait=2m", *show()) for _ in range(8)]
+    all_of_them = [pod.start("--pool=exclusive", "--wait=2m", *show_command()) for _ in range(8)]
     outcomes = [process.communicate(timeout=120) for process in all_of_them]
     assert [process.returncode for process in all_of_them] == [0] * 8, outcomes
     assert {json.dumps(json.loads(out)["cpus"]) for out, _ in outcomes} <= {"[0]", "[1]"}
@@ -209,7 +209,7 @@ def test_no_cpu_has_two_owners_whoever_is_killed(
     many = concurrent_isolates.ConcurrentIsolates(
         PodIsolates(pod, store), tmp_path, random.Random(8), pod.environment
     )
-    concurrent_isolates.keep_the_law(many, store)
+    concurrent_isolates.check_isolation(many, store)
 
 
 def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: PodProcesses, space: str) -> None:

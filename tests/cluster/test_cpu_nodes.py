@@ -235,7 +235,7 @@ def test_without_the_agents_account_nothing_is_made(sandbox: Sandbox, nodes: lis
     completed = run(sandbox, "cluster-init", f"--host-list={nodes[0]}")
     assert completed.returncode == 1
     assert f"ServiceAccount {sandbox.namespace}/{agent_daemonset.NAME}: not there" in completed.stderr
-    assert agent_daemonset.how_to_apply(sandbox.namespace) in completed.stderr
+    assert agent_daemonset.apply_command(sandbox.namespace) in completed.stderr
     assert made(sandbox) == {}
 
 
@@ -251,11 +251,11 @@ def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: 
     wish = SetupOptions(namespace=sandbox.namespace, pull_secret="sec")
     newest = api_versions.TABLE[-1]
     some = [
-        setup_objects.preparing(PREPARING, nodes[0], wish, newest),
+        setup_objects.preparation_pod(PREPARING, nodes[0], wish, newest),
         setup_objects.daemon_set(LOOKING, nodes[0], wish, newest),
-        setup_objects.reconfiguring(nodes[0], wish),
-        setup_objects.reconfiguring(nodes[0], wish, checks=True),
-        setup_objects.preparing(PREPARING, f"{'n.' * 100}com", wish, newest),
+        setup_objects.reconfiguration_pod(nodes[0], wish),
+        setup_objects.reconfiguration_pod(nodes[0], wish, checks=True),
+        setup_objects.preparation_pod(PREPARING, f"{'n.' * 100}com", wish, newest),
         setup_objects.daemon_set(LOOKING, f"{'n.' * 100}com", wish, newest),
     ]
     for manifest in some:

@@ -39,7 +39,7 @@ COUNTS = st.fixed_dictionaries(
 def a_node(dialect: ApiFeatures, taints: list[Any], capacity: dict[str, str]) -> str:
     """The name of a node with these taints in the version's form."""
     name = next(NAMES)
-    spec = node_advertisement.tainted(taints, dialect)
+    spec = node_advertisement.taints_patch(taints, dialect)
     metadata = {**spec.get("metadata", {}), "name": name, "labels": {"zone": "a"}}
     CLIENT.create(
         NODES.path(), {**spec, "metadata": metadata, "status": {"capacity": capacity, "phase": "x"}}

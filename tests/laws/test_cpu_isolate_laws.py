@@ -14,7 +14,7 @@ from tests.conformance.cmk import concurrent_isolates, isolate_process
 @given(st.integers(0, 2**32))
 def test_no_cpu_has_two_owners_and_nothing_is_left(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        node = isolate_process.made(Path(folder), concurrent_isolates.fresh())
-        concurrent_isolates.keep_the_law(
+        node = isolate_process.create_node(Path(folder), concurrent_isolates.fresh())
+        concurrent_isolates.check_isolation(
             concurrent_isolates.ConcurrentIsolates(node, Path(folder), random.Random(seed), {}), node.store
         )

@@ -77,7 +77,7 @@ PER_POD = st.fixed_dictionaries(
         "spec": st.fixed_dictionaries({}, optional={"volumes": listed("name"), "serviceAccountName": WORDS}),
     },
 )
-MUTATIONS = st.just(pod_mutation.defaults()) | st.builds(Mutations, PER_POD, PER_CONTAINER)
+MUTATIONS = st.just(pod_mutation.default_mutations()) | st.builds(Mutations, PER_POD, PER_CONTAINER)
 LISTS = (("env", "name"), ("volumeMounts", "mountPath"))
 
 
@@ -85,11 +85,11 @@ def encoded(pod: Any) -> bytes:
     return json.dumps(pod).encode()
 
 
-def asked(pod: Any, mutations: Mutations) -> list[json_objects.Operation]:
+def patch_of(pod: Any, mutations: Mutations) -> list[json_objects.Operation]:
     """The patch of a pod, through a review."""
     request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    response = json.loads(admission_review.answer(encoded(body), lambda: mutations).body)["response"]
+    response = json.loads(admission_review.respond(encoded(body), lambda: mutations).body)["response"]
     assert response["uid"] == "7"
     assert response["allowed"]
     return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
@@ -121,13 +121,13 @@ def test_what_is_merged_twice_is_merged_once(held: Any, given_: Any) -> None:
 
 @given(PODS, MUTATIONS)
 def test_a_mutated_pod_is_not_mutated_again(pod: Any, mutations: Mutations) -> None:
-    mutated = applied(asked(pod, mutations), pod)
-    assert asked(mutated, mutations) == []
+    mutated = applied(patch_of(pod, mutations), pod)
+    assert patch_of(mutated, mutations) == []
 
 
 @given(PODS, MUTATIONS)
 def test_nothing_stands_twice(pod: Any, mutations: Mutations) -> None:
-    spec = applied(asked(pod, mutations), pod)["spec"]
+    spec = applied(patch_of(pod, mutations), pod)["spec"]
     named = [("volumes", "name", spec)]
     for container in (*spec["containers"], *(spec.get("initContainers") or ())):
         named += [(field, key, container) for field, key in LISTS]
@@ -138,8 +138,8 @@ def test_nothing_stands_twice(pod: Any, mutations: Mutations) -> None:
 
 @given(PODS, MUTATIONS)
 def test_who_does_not_ask_is_left_alone_and_who_asks_gets_a_number(pod: Any, mutations: Mutations) -> None:
-    operations = asked(pod, mutations)
-    if not pod_mutation.is_asked(encoded(pod)):
+    operations = patch_of(pod, mutations)
+    if not pod_mutation.is_requested(encoded(pod)):
         assert operations == []
         return
     spec = applied(operations, pod)["spec"]
@@ -161,9 +161,9 @@ def test_every_review_gets_an_answer_whatever_is_in_it(data: st.DataObject) -> N
     request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
     body: Any = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     for _ in range(data.draw(st.integers(0, 2))):
-        body = spoilt(body, data)
+        body = corrupted(body, data)
     try:
-        answer = admission_review.answer(encoded(body), pod_mutation.defaults)
+        answer = admission_review.respond(encoded(body), pod_mutation.default_mutations)
     except BadInput:
         return
     response = json.loads(answer.body)["response"]
@@ -171,14 +171,14 @@ def test_every_review_gets_an_answer_whatever_is_in_it(data: st.DataObject) -> N
     assert response["allowed"] or response["status"]["message"]
 
 
-def spoilt(value: Any, data: st.DataObject) -> Any:
+def corrupted(value: Any, data: st.DataObject) -> Any:
     """The value with one part replaced."""
     if not isinstance(value, dict | list) or not value or data.draw(st.integers(0, 5)) == 0:
         return data.draw(JSON)
     if isinstance(value, list):
         index = data.draw(st.integers(0, len(value) - 1))
-        return [*value[:index], spoilt(value[index], data), *value[index + 1 :]]
+        return [*value[:index], corrupted(value[index], data), *value[index + 1 :]]
     key = data.draw(st.sampled_from(sorted(value)))
     if data.draw(st.booleans()):
-        return value | {key: spoilt(value[key], data)}
+        return value | {key: corrupted(value[key], data)}
     return {name: value[name] for name in value if name != key}

@@ -1,4 +1,4 @@
-"""A part of the machine's cgroups (version 1) for a test, and its removal."""
+"""Part of the machine's cgroups (version 1) for a test, and its removal."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ WANTED = {"cpu", "cpuset", "memory", "pids"}
 
 
 class Hierarchy(NamedTuple):
-    """Where a hierarchy is mounted, and with which options, the controllers of version 1 among them."""
+    """The mount point of a hierarchy and its mount options, which include the controllers of version 1."""
 
     place: Path
     version: int
@@ -21,7 +21,7 @@ class Hierarchy(NamedTuple):
 
 
 def hierarchies() -> list[Hierarchy]:
-    """All that are mounted; beside those of version 1 systemd mounts one of version 2, which has no controllers."""
+    """All mounted hierarchies, also one of version 2 that systemd mounts, which has no controllers."""
     versions = {"cgroup": 1, "cgroup2": 2}
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     return [
@@ -32,15 +32,15 @@ def hierarchies() -> list[Hierarchy]:
 
 
 def lacking() -> set[str]:
-    """The controllers that containers need and that this machine has not mounted as version 1."""
+    """The controllers that containers need and that are not mounted as version 1."""
     return WANTED.difference(*(hierarchy.options for hierarchy in hierarchies() if hierarchy.version == 1))
 
 
 @contextlib.contextmanager
 def created(about: str) -> Iterator[str]:
-    """A new cgroup in every hierarchy; at the end it goes, with what was made in it and holds no process.
+    """A new cgroup in every hierarchy. At the end it is removed with those below it that have no process.
 
-    Its name says what it is about and is nobody else's: a run of tests that was killed leaves its own behind.
+    Its name is unique, because a killed test run leaves its cgroups behind.
     """
     name = f"nodewise-{about}-{secrets.token_hex(4)}"
     places = [hierarchy.place / name for hierarchy in hierarchies()]
@@ -54,7 +54,7 @@ def created(about: str) -> Iterator[str]:
 
 
 def _removed(place: Path) -> bool | None:
-    """Takes away a cgroup and all below it, the innermost first; None while one of them is still in use."""
+    """Remove a cgroup and all below it, the innermost first; None while one of them is in use."""
     inside = sorted((path for path in place.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
     try:
         for path in (*inside, place):

@@ -1,4 +1,4 @@
-"""Fixtures: a control plane, and a real node in it."""
+"""Fixtures: a control plane with a real node."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,13 +24,13 @@ def kubelet_program(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def container_programs(request: pytest.FixtureRequest) -> packages.ContainerPrograms:
-    """containerd and all that it needs."""
+    """containerd and the programs that it needs."""
     return got(request, packages.containers)
 
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    """The program that is installed on nodes, ready to be: needs nothing of the image that it starts in."""
+    """The bundle of the program that is installed on nodes; it runs in any image."""
     return installed_program.ready()
 
 
@@ -41,7 +41,7 @@ def node(
     container_programs: packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Kubelet]:
-    """A node whose kubelet runs what is bound to it."""
+    """A node whose kubelet runs the pods that are bound to it."""
     folder = tmp_path_factory.mktemp("node")
     with kubelet.running(plane, kubelet_program, container_programs, folder, "real") as running:
         yield running
@@ -54,7 +54,7 @@ def whole(
     container_programs: packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[KubernetesHost]:
-    """A control plane with a real node whose pods can do all that pods of a cluster can."""
+    """A control plane with a real node whose pods have full network access."""
     folder = tmp_path_factory.mktemp("whole")
     with host_kubelet.running(control_plane_programs, kubelet_program, container_programs, folder) as running:
         yield running
@@ -62,7 +62,7 @@ def whole(
 
 @pytest.fixture
 def clusters_own(whole: KubernetesHost) -> Iterator[None]:
-    """The scheduler that the cluster has, which nobody configured."""
+    """The scheduler of the cluster, not configured."""
     process = whole.plane.start_scheduler({})
     yield
     process.stop()
@@ -70,7 +70,7 @@ def clusters_own(whole: KubernetesHost) -> Iterator[None]:
 
 @pytest.fixture
 def room(whole: KubernetesHost) -> Iterator[Sandbox]:
-    """A namespace of the test's own there."""
+    """A namespace of the test on the host."""
     with test_namespaces.created(whole.plane) as own:
         host_kubelet.wait_admitted(own)
         yield own
@@ -78,13 +78,13 @@ def room(whole: KubernetesHost) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def heat(room: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
-    """The custom metrics API there."""
+    """The custom metrics API on the host."""
     with custom_metrics.behind(room, tmp_path) as serving:
         yield serving
 
 
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest, whole: KubernetesHost) -> str:
-    """nodewise's image, as pods name it, ready to run there."""
+    """The name of nodewise's image, which is loaded on the host."""
     whole.node.runtime.load(got(request, image_archive.archive))
     return image_archive.NAME

@@ -24,14 +24,14 @@ from tests.node import cpu_workloads
 from tests.node.kubelet import Kubelet
 
 EXCLUSIVE = frozenset({0})
-"""The only core of the pool; the others of the machine are infra's."""
+"""The only core of the pool; the other cores are in the pool infra."""
 ISOLATE = f"{cmk_names.DEFAULT_INSTALL_DIR}/cmk isolate --pool=exclusive"
 PERIOD_S = 2.0
 MOUNTED = {"program": cmk_names.DEFAULT_INSTALL_DIR, "socket": str(Path(cmk_names.DEFAULT_SOCKET).parent)}
 
 
 class CpuManagerOnNode:
-    """The node's commands, run beside its processes, and what they say."""
+    """Runs the CPU manager's commands among the node's processes."""
 
     def __init__(self, sandbox: Sandbox, node: Kubelet, user: User, folder: Path) -> None:
         self.sandbox = sandbox
@@ -42,7 +42,7 @@ class CpuManagerOnNode:
 
     @property
     def place(self) -> list[str]:
-        """The options that say which node's state is meant, and where it is."""
+        """The options that select the node's store."""
         return [
             f"--node-name={self.node.name}",
             f"--namespace={self.sandbox.namespace}",
@@ -50,11 +50,11 @@ class CpuManagerOnNode:
         ]
 
     def beside(self, *words: str | Path) -> list[str]:
-        """The command line of `nodewise cpu` among the node's processes; it ends with us."""
+        """The command line of `nodewise cpu` among the node's processes; it ends with this process."""
         return self.node.runtime.enter(["setpriv", "--pdeathsig", "TERM", "--", NODEWISE, "cpu", *words])
 
     def run(self, *words: str | Path) -> str:
-        """What a command prints on stdout; AssertionError if it fails."""
+        """The stdout of a command; AssertionError if it fails."""
         completed = self.tried(*words)
         assert completed.returncode == 0, f"{words}: {completed.stderr}"
         return completed.stdout
@@ -63,7 +63,7 @@ class CpuManagerOnNode:
         return subprocess.run(self.beside(*words), capture_output=True, text=True, timeout=120, check=False)
 
     def agent(self, *options: str) -> Process:
-        """The node agent, once it answers and the kubelet offers the pool's cores."""
+        """The node agent, once it responds and the kubelet has the pool's cores."""
         self._health_port = processes.free_port()
         socket = self.node.runtime.inside(cmk_names.DEFAULT_SOCKET)
         socket.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ class CpuManagerOnNode:
         return process
 
     def wait_sweep(self) -> None:
-        """Until the agent has made one whole sweep that had not begun yet."""
+        """Wait until the agent has completed a garbage collection that begins now."""
         begun = self._sweeps()
         wait("one more sweep", lambda: True if self._sweeps() >= begun + 2 else None)
 
@@ -90,17 +90,17 @@ class CpuManagerOnNode:
         return int(float(count))
 
     def offered(self) -> str:
-        """How many exclusive cores the kubelet says that it has."""
+        """The number of exclusive cores in the Node's allocatable resources."""
         status = self.sandbox.api.get(self.node.path)["status"]
         return status["allocatable"].get(cmk_names.EXCLUSIVE_CORES, "")
 
     def tasks(self, pool: str = "exclusive") -> list[str]:
-        """The process ids that hold anything of a pool."""
+        """The process ids of the tasks of a pool."""
         pools = json.loads(self.run("describe", *self.place))["pools"]
         return [pid for cpu_list in pools[pool]["cpuLists"].values() for pid in cpu_list["tasks"]]
 
     def masks(self, pod: Object) -> dict[str, frozenset[int]]:
-        """Of all threads in a pod's container, by program and thread id, the CPUs that they may use."""
+        """The affinities of all threads in a pod's container, by program and thread id."""
         proc = self.node.runtime.inside("/proc")
         (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
         masks = {}
@@ -111,7 +111,7 @@ class CpuManagerOnNode:
         return masks
 
     def wait_held(self, pod: Object) -> str:
-        """Until the exclusive core is held, by this pod; the wrapper's process id."""
+        """Wait until this pod has the exclusive core; returns the wrapper's process id."""
 
         def diagnosis() -> object:
             return self.node.log(pod, "main"), self.sandbox.pod(pod["metadata"]["name"])
@@ -120,25 +120,25 @@ class CpuManagerOnNode:
         return task
 
     def wait_free(self) -> None:
-        """Until nobody holds the exclusive core."""
+        """Wait until the exclusive core is free."""
         wait("the exclusive core is free", lambda: None if self.tasks() else True, show=self.tasks)
 
     def kill(self, pid: str | int) -> None:
-        """SIGKILL, for a process by the node's number."""
+        """Send SIGKILL to a process, by its id on the node."""
         subprocess.run(self.node.runtime.enter(["kill", "-KILL", str(pid)]), check=True)
 
     def wait_gone(self, pod: Object) -> None:
-        """Until no process of the pod's container is left."""
+        """Wait until the pod's container has no process."""
         wait(
             "the container is empty", lambda: None if self.masks(pod) else True, show=lambda: self.masks(pod)
         )
 
 
 @contextlib.contextmanager
-def managed(
+def node_with_cpu_manager(
     sandbox: Sandbox, node: Kubelet, program: Path, folder: Path, user: User
 ) -> Iterator[CpuManagerOnNode]:
-    """A node with the program in its place, one exclusive core, and no agent yet."""
+    """A node with the installed program and one exclusive core, without an agent."""
     manager = CpuManagerOnNode(sandbox, node, user, folder)
     manager.run("install", f"--from={program}", "--proc-fs=/proc")
     manager.run("init", *manager.place, "--num-exclusive-cores=1", "--num-shared-cores=0")
@@ -146,7 +146,7 @@ def managed(
 
 
 def pod(name: str, script: str, on: str, *, cores: int = 1, **spec: Any) -> Object:
-    """A pod that has what `isolate` needs, and requests so many exclusive cores."""
+    """A pod with everything that `isolate` needs, which requests this number of exclusive cores."""
     made = cpu_workloads.pod(name, script, on=on, **spec)
     (container,) = made["spec"]["containers"]
     container["volumeMounts"] = [{"name": key, "mountPath": path} for key, path in MOUNTED.items()]
@@ -157,7 +157,7 @@ def pod(name: str, script: str, on: str, *, cores: int = 1, **spec: Any) -> Obje
 
 
 def with_python(made: Object) -> Object:
-    """The same pod, in which this interpreter runs."""
+    """The same pod with this Python interpreter."""
     paths = {
         sys.base_prefix: sys.base_prefix,
         "/lib": "/usr/lib",
@@ -172,5 +172,5 @@ def with_python(made: Object) -> Object:
 
 
 def python(*lines: str) -> str:
-    """The command that runs these lines, in a pod `with_python`; they have no quotes."""
+    """The command that runs these lines in a pod `with_python`; they contain no quotes."""
     return f"{sys.base_prefix}/bin/python3 -S -c '{'; '.join(lines)}'"

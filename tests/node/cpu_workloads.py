@@ -9,7 +9,7 @@ from tests.node import image
 
 
 def pod(name: str, script: str, *, on: str = "", **spec: Any) -> Object:
-    """A pod whose container `main` runs a script once; `on` is the node, where no scheduler chooses one."""
+    """A pod whose container `main` runs a script once; `on` is the node, if no scheduler chooses one."""
     container = {"name": "main", "image": image.NAME, "command": ["sh", "-c", script]}
     placed = {"nodeName": on} if on else {}
     return {
@@ -29,12 +29,12 @@ def pod(name: str, script: str, *, on: str = "", **spec: Any) -> Object:
 
 
 def running(sandbox: Sandbox, name: str) -> Object:
-    """The pod, once it runs."""
+    """The pod once it is running."""
     return _in_phase(sandbox, name, ["Running"])
 
 
 def ended(sandbox: Sandbox, name: str) -> Object:
-    """The pod, once its container has ended, whatever came of it."""
+    """The pod once its container has ended, with any result."""
     return _in_phase(sandbox, name, ["Succeeded", "Failed"])
 
 
@@ -48,12 +48,12 @@ def _in_phase(sandbox: Sandbox, name: str, phases: Sequence[str]) -> Object:
 
 
 def container_of(pod: Object) -> str:
-    """The id that the runtime gave to a pod's only container."""
+    """The container id of a pod's only container."""
     (status,) = pod["status"]["containerStatuses"]
     return status["containerID"].partition("://")[2]
 
 
 def exit_code(pod: Object) -> int:
-    """That of a pod's only container, which has ended."""
+    """The exit code of a pod's only container, which has ended."""
     (status,) = pod["status"]["containerStatuses"]
     return status["state"]["terminated"]["exitCode"]

@@ -1,7 +1,7 @@
-"""A host of a cluster: a kubelet that is in the network of its pods, as on a real machine.
+"""A host of a cluster: a kubelet in the network of its pods, as on a real machine.
 
-Static pods run from its folder of manifests; pods that have the host's network reach the API server as everybody here
-does, the others by its Service, with the tokens that the kubelet mounts. Services are served by `network`.
+Static pods run from its folder of manifests. Pods in the host's network reach the API server at its address, others by
+its Service, with the tokens that the kubelet mounts. `network` forwards connections to Services.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ VERSION: Final = "1.36.3"
 SCHEDULER_IMAGE: Final = f"registry.k8s.io/kube-scheduler:v{VERSION}"
 ADMISSION: Final = {"disable-admission-plugins": "TaintNodesByCondition"}
 SETTINGS: Final = {"staticPodPath": MANIFESTS, "syncFrequency": "2s"}
-"""The second: how soon pods see that a Secret changed."""
+"""The second one is the delay until pods see a change of a Secret."""
 
 
 class KubernetesHost(NamedTuple):
@@ -39,16 +39,16 @@ class KubernetesHost(NamedTuple):
     network: Network
 
     def path(self, path: str) -> Path:
-        """A file of the host, seen from here."""
+        """A file of the host, as a path in the test's mount namespace."""
         return self.node.runtime.inside(path)
 
     def tried(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-        """What comes of a command on the host."""
+        """Run a command on the host."""
         command = self.node.runtime.enter(words, network=True)
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     def said(self, *words: str | Path) -> str:
-        """What a command prints on the host; it has to succeed."""
+        """The stdout of a command on the host, which has to succeed."""
         done = self.tried(*words)
         assert done.returncode == 0, f"{words}: {done.stderr}{done.stdout}"
         return done.stdout
@@ -62,7 +62,7 @@ class KubernetesHost(NamedTuple):
         return pods
 
     def wait_ready(self, namespace: str, count: int = 1, **labels: str) -> list[Object]:
-        """Until so many pods with these labels are there, all ready."""
+        """Wait until this number of pods with these labels exist, all of them ready."""
 
         def ready() -> list[Object] | None:
             pods = self.pods(namespace, **labels)
@@ -72,7 +72,7 @@ class KubernetesHost(NamedTuple):
         return wait(what, ready, 120, lambda: self.told(namespace, **labels))
 
     def told(self, namespace: str, **labels: str) -> object:
-        """What is known of pods, where they are not what they should be."""
+        """The state of pods, for error messages."""
         pods = self.pods(namespace, **labels)
         events = self.plane.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
         logs = {
@@ -91,7 +91,7 @@ class KubernetesHost(NamedTuple):
 def running(
     programs: Path, kubelet_program: Path, containers: ContainerPrograms, folder: Path, name: str = NAME
 ) -> Iterator[KubernetesHost]:
-    """A host of this name that is ready, and controllers; kube-scheduler's image is there, and nobody runs it yet."""
+    """A ready host with this name, and controllers. kube-scheduler's image is loaded, but not running."""
     networks: list[Network] = []
 
     @contextlib.contextmanager
@@ -119,7 +119,7 @@ def running(
 
 
 def wait_admitted(sandbox: Sandbox) -> None:
-    """Until pods are let into a namespace: their service account is made a moment after it."""
+    """Wait until pods are admitted to a namespace: its service account is created a moment later."""
     path = f"/api/v1/namespaces/{sandbox.namespace}/serviceaccounts/default"
     wait("the namespace has a service account", lambda: sandbox.api.find(path))
 

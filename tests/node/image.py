@@ -1,4 +1,4 @@
-"""A container image with busybox and nothing else, as a file that `ctr images import` reads."""
+"""A container image with only busybox, as a file for `ctr images import`."""
 
 import hashlib
 import io
@@ -11,10 +11,10 @@ from typing import Any, Final
 
 NAME = "nodewise.test/busybox:1"
 SLEEP = ["/bin/busybox", "sleep", "1000000000"]
-"""What runs unless a container says otherwise, so that the image can hold a pod's namespaces open as well."""
+"""The default command, so that the image can be the pod's sandbox image as well."""
 
 PAUSE = ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1000000000 & wait; done"]
-"""The same, and it ends when it is told to."""
+"""The same, but it ends at SIGTERM."""
 
 NONE: Final[Mapping[str, str]] = {}
 
@@ -28,12 +28,12 @@ def write(
     scripts: Mapping[str, str] = NONE,
     command: Sequence[str] = SLEEP,
 ) -> None:
-    """Writes the image; `busybox` has to be linked statically. `scripts` are programs for its shell, by path."""
+    """Write the image. `busybox` is a static executable; `scripts` are shell programs by path."""
     _write(file, name, _layer(busybox.read_bytes(), scripts), {"Cmd": list(command), "Env": ["PATH=/bin"]})
 
 
 def write_program(file: Path, program: Path, name: str) -> None:
-    """Writes an image that has one program, which has to be linked statically, and nothing else."""
+    """Write an image with one static executable and nothing else."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         _add(archive, f"usr/local/bin/{program.name}", program.read_bytes(), mode=0o755)

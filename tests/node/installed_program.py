@@ -1,6 +1,7 @@
-"""The program as it is installed on hosts, built once for the sources and the lock that there are.
+"""The program that is installed on hosts, built once for the current sources and lock file.
 
-folder = installed.install(tmp_path / "opt-bin")   # mount it at /opt/bin; `cmk` is in it
+folder = installed_program.install(tmp_path
+"opt-bin")   # mount it at /opt/bin; `cmk` is in it
 """
 
 import fcntl
@@ -15,11 +16,11 @@ from tests.cluster import toolchain
 ROOT = Path(__file__).parents[2]
 MOUNT = Path("/opt/bin")
 _KEPT = 4
-"""Builds that stay in the cache, the newest."""
+"""The number of builds in the cache; older ones are removed."""
 
 
 def ready() -> Path:
-    """The ready folder: what `nodewise cpu install --build` makes."""
+    """The bundle: the result of `nodewise cpu install --build`."""
     home = toolchain.cache() / "program"
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
@@ -33,7 +34,7 @@ def ready() -> Path:
 
 
 def install(into: Path, mount: Path = MOUNT) -> Path:
-    """The folder, with the program installed for containers that mount it at `mount`."""
+    """The folder with the program, installed for containers that mount it at `mount`."""
     installation.install(ready(), into, mount, None)
     return into
 

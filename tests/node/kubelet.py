@@ -19,11 +19,11 @@ from tests.node.runtime import Containerd
 KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
 
 Prepared = Callable[[Containerd], contextlib.AbstractContextManager[str]]
-"""Makes a runtime ready for a kubelet in its network; the address of that one's Node."""
+"""Prepares a runtime for a kubelet in its network; returns the Node's address."""
 
 
 class Kubelet:
-    """A running kubelet; `name` is its Node's."""
+    """A running kubelet; `name` is the name of its Node."""
 
     def __init__(
         self, name: str, plane: ControlPlane, beside: Containerd, start: Callable[[], Process]
@@ -35,7 +35,7 @@ class Kubelet:
         self.process = start()
 
     def restart(self) -> None:
-        """Ends the program and starts it anew; its pods run on, and it finds them."""
+        """Restart the program. Its pods keep running, and it finds them."""
         (inner,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         self.process.stop()
         wait("the kubelet ended", lambda: None if Path(f"/proc/{inner}").exists() else True)
@@ -43,11 +43,11 @@ class Kubelet:
 
     @property
     def path(self) -> str:
-        """Where the Node is."""
+        """The path of the Node in the API."""
         return f"/api/v1/nodes/{self.name}"
 
     def is_ready(self) -> bool:
-        """Whether the Node says so itself."""
+        """Whether the Node has the condition Ready."""
         conditions = (self._api.find(self.path) or {}).get("status", {}).get("conditions", [])
         return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
@@ -55,7 +55,7 @@ class Kubelet:
         self._api.patch(self.path, {"metadata": {"labels": labels}})
 
     def advertise(self, amounts: Mapping[str, str]) -> None:
-        """Gives the Node extended resources, and waits until the kubelet has taken them for its own."""
+        """Add extended resources to the Node, and wait until the kubelet knows them."""
         self._api.patch(f"{self.path}/status", {"status": {"capacity": amounts}})
 
         def taken() -> bool | None:
@@ -67,11 +67,11 @@ class Kubelet:
         wait("the kubelet offers what was advertised", taken, show=lambda: self._api.get(self.path))
 
     def log(self, pod: Object, container: str) -> list[str]:
-        """The lines that the newest start of a container has written to stdout and stderr."""
+        """The lines of the last container's stdout and stderr."""
         metadata = pod["metadata"]
         folder = f"/var/log/pods/{metadata['namespace']}_{metadata['name']}_{metadata['uid']}/{container}"
         newest = max(self.runtime.inside(folder).glob("*.log"), default=None)
-        # each line is: the time, the stream, whole or part, the text
+        # each line has the time, the stream, full or partial, and the text
         lines = newest.read_text().splitlines() if newest else []
         return [line.split(" ", 3)[3] for line in lines]
 
@@ -122,7 +122,7 @@ def _command(
         "hostname-override": name,
         "node-ip": address,
     }
-    # nsenter does not pass on that it was ended
+    # nsenter does not forward signals
     ending = ["setpriv", "--pdeathsig", "TERM", "--"]
     return [*ending, str(program), *(f"--{flag}={value}" for flag, value in flags.items())]
 
@@ -145,7 +145,7 @@ def _serving(plane: ControlPlane, serving: CertificatePair) -> dict[str, Any]:
 
 
 def _settings(cgroup: str) -> dict[str, Any]:
-    """A machine that others use too, whose disk and memory are not this kubelet's business."""
+    """The configuration for a machine that others use too: its disk and memory are not managed."""
     return {
         "containerRuntimeEndpoint": f"unix://{runtime.SOCKET}",
         "cgroupDriver": "cgroupfs",

@@ -1,10 +1,10 @@
-"""The programs that the learn pages call and that cannot run here, as a reader finds them on the PATH.
+"""Replacements for the programs that the learn pages call and that cannot run here, on the reader's PATH.
 
-`kind` needs Docker. The one here answers with the real programs: a control plane, of which etcd, the API server, the
-controllers and kube-scheduler run, and a real kubelet with containerd as `nodewise-worker2`, into which it loads the
-archive. `nodewise-worker` is a Node without a kubelet, too small for any pod that requests CPU; the control plane's
-Node is there in name. `make` has the archive of the tests' cache in the place of a fresh one. `kubectl` is the real
-one, but for `port-forward`, as the API server has no way to the kubelet: the forwarding is done by `forwarding`.
+`kind` needs Docker. The replacement uses real programs: a control plane with etcd, the API server, controllers and
+kube-scheduler, and a real kubelet with containerd as `nodewise-worker2`, into which it loads the archive.
+`nodewise-worker` is a Node without a kubelet, too small for pods that request CPU; the control plane's Node is only an
+object. `make` uses the archive in the tests' cache. `kubectl` is real except for `port-forward`, because the API server
+cannot reach the kubelet: `forwarding` replaces it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}.oci.tar"
 def laptop(
     whole: KubernetesHost, programs: Path, busybox: Path, archive: Path, folder: Path
 ) -> Iterator[PageReader]:
-    """Somebody at a laptop with a copy of the repository, and with the programs of above."""
+    """A user's shell with a copy of the repository and these programs."""
     home = folder / "repository"
     home.mkdir()
     for name in ("deploy", "examples"):
@@ -94,7 +94,7 @@ def _written(scripts: Mapping[str, str], folder: Path) -> Path:
 
 
 def other_nodes(whole: KubernetesHost) -> None:
-    """Those of the cluster that are there in name."""
+    """The Nodes of the cluster that are only objects."""
     small = objects.node("nodewise-worker", cpu="50m")
     control = objects.node("nodewise-control-plane")
     control["spec"] = {"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]}

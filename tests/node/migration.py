@@ -1,8 +1,8 @@
-"""An operator on a host of the control plane with a page open: root there, and the cluster's administrator.
+"""A user who follows a page on a host of the control plane, as root and as the cluster's administrator.
 
-All that is typed runs on the `whole` host, among its processes and files. `helm` and `kubectl` are the real ones, but
-for `kubectl port-forward`, as the API server has no way to the kubelet: `forwarding` does it. In the place of a DNS the
-host's `/etc/hosts` has the names of Services, which pods in the host's network are given as well.
+All commands run on the host, among its processes and files. `helm` and `kubectl` are real except for `kubectl
+port-forward`, because the API server cannot reach the kubelet: `forwarding` replaces it. Instead of DNS the host's
+`/etc/hosts` has the names of Services, also for pods in the host's network.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from tests.node.port_forwarding import forwarding
 from tests.page_reader import PageReader
 
 ADMIN: Final = "127.0.0.1:9002"
-"""Where pages have a replica's admin port."""
+"""The address of a replica's admin port in the pages."""
 NODE: Final = "node1"
-"""What pages call the node that is the host here."""
+"""The name of this host's node in the pages."""
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def operator(
     helm: Path | None = None,
     instead: Mapping[str, str] | None = None,
 ) -> Iterator[PageReader]:
-    """A shell on the host, in a folder with `deploy` and `examples`; `forwarded` is what port-forward reaches."""
+    """A shell on the host, in a folder with `deploy` and `examples`; `forwarded` is the target of port-forward."""
     home = folder / "repository"
     home.mkdir()
     for name in ("deploy", "examples"):
@@ -69,8 +69,8 @@ def operator(
         yield stack.enter_context(page_reader.reading(home, environment, place, shell))
 
 
-def expect_refused(room: Sandbox, pod: Object, words: str) -> None:
-    """The API server lets no such pod in; what it goes by itself comes a moment after others see it."""
+def expect_rejected(room: Sandbox, pod: Object, words: str) -> None:
+    """Wait until the API server rejects the pod: admission policies take effect with a delay."""
 
     def refused() -> bool | None:
         path = f"/api/v1/namespaces/{room.namespace}/pods"
@@ -84,7 +84,7 @@ def expect_refused(room: Sandbox, pod: Object, words: str) -> None:
 
 
 def name_service(whole: KubernetesHost, namespace: str, service: str) -> None:
-    """Serves a Service, and has the host's pods find it by name."""
+    """Serve a Service, and add its name to the host's pods."""
     whole.network.serve(whole.plane.api, namespace, service)
     address = whole.plane.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]["clusterIP"]
     names = whole.path("/etc/hosts")
@@ -92,7 +92,7 @@ def name_service(whole: KubernetesHost, namespace: str, service: str) -> None:
 
 
 def _network_of(whole: KubernetesHost, pod: Object) -> Path:
-    """The network of a running pod, as a file of its namespace."""
+    """The network namespace of a running pod, as a file."""
     container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
     tasks = whole.node.runtime.ctr("tasks", "list")
     tasks.check_returncode()

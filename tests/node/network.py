@@ -1,8 +1,7 @@
-"""The network that a runtime and its pods have to themselves: addresses of its loopback, and what answers there.
+"""The network of a runtime and its pods: addresses of its loopback interface, and the servers behind them.
 
-What calls one of them is handed on, each connection by itself: out of the network, as to the API server of the test, or
-to pods in it, as kube-proxy does it for a Service. Whoever it would go to and who is not there is a connection that is
-closed at once.
+Connections to an address are forwarded one by one: out of the network, for example to the API server of the test, or to
+pods in it, as kube-proxy does for a Service. A connection without a target is closed at once.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ Address = tuple[str, int]
 
 
 class ForwardingTarget(NamedTuple):
-    """Where a connection goes: an address outside of the network, or in it."""
+    """The target of a connection: an address outside of the network, or in it."""
 
     address: Address
     is_inside: bool = False
@@ -40,7 +39,7 @@ Choice = Callable[[], ForwardingTarget | None]
 
 
 class Network:
-    """From `of`. Sockets are made by a thread that is in the network; they stay there, whoever uses them."""
+    """Created by `of`. A thread in the network creates its sockets, which stay in it whichever thread uses them."""
 
     def __init__(self, runtime: Containerd, busybox: Path) -> None:
         self._runtime = runtime
@@ -55,18 +54,18 @@ class Network:
         self._ip("link", "set", "lo", "up")
 
     def add(self, address: str) -> None:
-        """An address of its loopback, which is none of 127.0.0.0/8: pods reach it as well."""
+        """Add an address outside of 127.0.0.0/8 to the loopback interface, so that pods can reach it."""
         self._ip("addr", "add", f"{address}/32", "dev", "lo")
 
     def hand_on(self, address: Address, choose: Choice) -> None:
-        """From now on who calls this address of the network, which it has to have, gets to where `choose` says."""
+        """Forward connections to this address of the network, which must exist, to the result of `choose`."""
         listening = self._socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         self._run(self._listen(listening, choose))
 
     def serve(self, api: ClusterApi, namespace: str, service: str) -> None:
-        """What kube-proxy does: from now on connections to a Service's address go to its ready pods in turn."""
+        """Act as kube-proxy: forward connections to a Service's address to its ready pods in turn."""
         spec = api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]
         self.add(spec["clusterIP"])
         turns = itertools.count()
@@ -79,14 +78,14 @@ class Network:
             self.hand_on((spec["clusterIP"], port["port"]), choose)
 
     def connect(self, address: Address) -> socket.socket:
-        """A connection from in there."""
+        """A connection from within the network."""
         made = self._socket()
         made.settimeout(30)
         made.connect(address)
         return made
 
     def close(self) -> None:
-        """Ends all connections, and listens no more."""
+        """Close all connections and listening sockets."""
         self._run(_end_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -142,19 +141,19 @@ class Network:
 
 
 def address_of(url: str) -> Address:
-    """Host and port of a server."""
+    """Host and port of a URL."""
     parts = urlsplit(url)
     return str(parts.hostname), int(parts.port or 0)
 
 
 def out_to(address: Address) -> Choice:
-    """Always there, outside of the network."""
+    """A choice of a fixed target outside of the network."""
     return lambda: ForwardingTarget(address)
 
 
 @contextlib.contextmanager
 def of(runtime: Containerd, busybox: Path) -> Iterator[Network]:
-    """The network of a running containerd, until the block is left."""
+    """The network of a running containerd."""
     network = Network(runtime, busybox)
     try:
         yield network
@@ -163,7 +162,7 @@ def of(runtime: Containerd, busybox: Path) -> Iterator[Network]:
 
 
 def enter(place: Path) -> None:
-    """The calling thread is in a network, by its file, from now on; what it has open stays where it is."""
+    """Move the calling thread into a network, given by its file; open sockets stay in their network."""
     libc = ctypes.CDLL(None, use_errno=True)
     with place.open() as network:
         if libc.setns(network.fileno(), _NEWNET):
@@ -171,7 +170,7 @@ def enter(place: Path) -> None:
 
 
 async def _end_all() -> None:
-    """Cancels whatever else the loop does, and waits until it is over."""
+    """Cancel all other tasks of the event loop, and wait for their end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -179,7 +178,7 @@ async def _end_all() -> None:
 
 
 def _ready(api: ClusterApi, namespace: str, service: str) -> Sequence[Address]:
-    """The ready endpoints of a Service of one port."""
+    """The ready endpoints of a Service with one port."""
     about = f"kubernetes.io/service-name={service}"
     path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
     slices = api.get(path, labelSelector=about)["items"]

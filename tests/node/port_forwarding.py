@@ -13,7 +13,7 @@ Place = Callable[[], Path]
 
 @contextlib.contextmanager
 def forwarding(place: Place, port: int) -> Iterator[int]:
-    """A port of 127.0.0.1 that leads to `port` of 127.0.0.1 in a network; `place` is its file, asked for each time."""
+    """A local port that leads to `port` of 127.0.0.1 in a network; `place` returns its file for each connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=_serve, args=(listening, place, port), daemon=True).start()
         yield listening.getsockname()[1]

@@ -1,6 +1,6 @@
 """Pods that prefer one of two nodes, and a policy that leaves them the other.
 
-One node is the real one; the other there is for kube-scheduler alone: what is bound to it does not run.
+One node is real; the other one is only an object for kube-scheduler, on which pods do not run.
 """
 
 from typing import Any, Final
@@ -15,8 +15,8 @@ FAR: Final = "far"
 
 
 def policy(room: Sandbox, heat: FakeCustomMetricsApi, hot: str) -> None:
-    """Makes the node `FAR`, and the policy `pol`, which leaves the other one than the hot."""
-    # pods below tolerate it; those that have to run do not
+    """Create the node `FAR`, and the policy `pol`, which makes kube-scheduler avoid the hot node."""
+    # the pods of this module tolerate it; pods that have to run do not
     taint = {"key": "nodewise.test/no-kubelet", "effect": "NoSchedule"}
     far = objects.node(FAR, pods=1000)
     room.nodes(far | {"spec": {"taints": [taint]}})
@@ -25,12 +25,12 @@ def policy(room: Sandbox, heat: FakeCustomMetricsApi, hot: str) -> None:
 
 
 def plain(name: str, rather: str, **spec: Any) -> Object:
-    """A pod that is placed on a node if nothing is in the way."""
+    """A pod that is placed on a node unless something prevents it."""
     return cpu_workloads.pod(name, "exec sleep 1000", affinity=_rather(rather), **spec)
 
 
 def with_policy(name: str, rather: str, **spec: Any) -> Object:
-    """The same; the policy may be in the way."""
+    """The same pod with the policy."""
     made = plain(name, rather, container={"resources": {"limits": extender_process.LIMITS}}, **spec)
     made["metadata"]["labels"] = {"telemetry-policy": "pol"}
     return made

@@ -1,4 +1,4 @@
-"""containerd in namespaces of its own. It is their first process, and everything in them ends with it."""
+"""containerd in namespaces of its own. It is their first process, and all other processes end with it."""
 
 import contextlib
 import json
@@ -15,10 +15,10 @@ from tests.cluster.processes import Process
 from tests.node import cgroups, image
 
 SOCKET = "/run/containerd/containerd.sock"
-"""Where it listens, seen from inside."""
+"""The path of its socket, in the namespaces."""
 
 IN_MEMORY = ("/run", "/var/lib", "/var/log", "/opt")
-"""What containerd, its shims, runc, the kubelet and nodewise write to by default; `/etc` is laid over as well."""
+"""The folders that containerd, its shims, runc, the kubelet and nodewise write to; `/etc` is an overlay as well."""
 
 TUNED = (
     "vm/overcommit_memory",
@@ -28,13 +28,13 @@ TUNED = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
-"""What the kubelet sets for the whole machine. In here it finds plain files in their place."""
+"""Sysctls that the kubelet sets for the whole machine. The namespaces have plain files instead."""
 
 OVER_ETC = (
     "mkdir -p /run/over/etc /run/over/work;"
     " mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/over/etc,workdir=/run/over/work /etc"
 )
-"""What is written to /etc, as a host's /etc/kubernetes is, stays in memory."""
+"""The overlay of /etc, for example for /etc/kubernetes of a host, is in memory."""
 
 NAMESPACES = ("--mount", "--propagation=private", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -69,7 +69,7 @@ NETWORK = {
 
 
 class Containerd:
-    """A running containerd; `run` is for commands beside it, `inside` leads to files as it sees them."""
+    """A running containerd. `run` executes commands beside it, `inside` returns paths of its files."""
 
     def __init__(self, programs: ContainerPrograms, process: Process, environment: dict[str, str]) -> None:
         self.process = process
@@ -78,44 +78,44 @@ class Containerd:
 
     @property
     def pid(self) -> int:
-        """The first process of the namespaces, by its number out here; 0 while there is none."""
+        """The first process of the namespaces, by its id outside of them; 0 without one."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
             return int(next(iter(children.read_text().split()), 0))
         return 0
 
     def inside(self, path: str) -> Path:
-        """A file that only the namespaces have."""
+        """A path outside of the namespaces to a file in them."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def enter(self, command: Sequence[str | Path], *, network: bool = False) -> list[str]:
-        """The command line that runs another among the processes and mounts, but in the machine's network.
+        """A command line that runs another one among the processes and mounts, in the machine's network.
 
-        With `network` it is in that of the runtime, from which only what is handed on leads out; see `network`.
+        With `network` it runs in the runtime's network, which is only connected by forwarded addresses; see `network`.
         """
         inside = ["--mount", "--pid", *(["--net"] if network else [])]
         return ["nsenter", f"--target={self.pid}", *inside, "--", *map(str, command)]
 
     def is_ready(self) -> bool:
-        """Whether it is containerd that answers, and no longer the shell before it."""
+        """Whether containerd responds, after it replaced the shell before it."""
         return self.pid > 0 and self.inside(SOCKET).exists() and not self.ctr("version").returncode
 
     def load(self, archive: Path) -> None:
-        """Takes an image into what pods are made of."""
+        """Import an image."""
         completed = self.ctr("images", "import", str(archive))
         assert completed.returncode == 0, f"ctr images import: {completed.stderr}"
 
     def ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """What comes of a command of containerd's own, among what pods are made of."""
+        """Run a command of ctr in the namespace of the kubelet."""
         command = self.ctr_line(*arguments)
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
     def ctr_line(self, *arguments: str) -> list[str]:
-        """The command line of it."""
+        """The command line of `ctr`."""
         return self.enter([self._programs.ctr, f"--address={SOCKET}", "--namespace=k8s.io", *arguments])
 
     def stop(self) -> None:
-        """Ends the first process, and the kernel with it all others; returns when they are gone."""
+        """End the first process, and with it all others; returns when they have ended."""
         if first := self.pid:
             os.kill(first, signal.SIGKILL)
         self.process.stop()
@@ -123,7 +123,7 @@ class Containerd:
 
 @contextlib.contextmanager
 def running(programs: ContainerPrograms, folder: Path) -> Iterator[Containerd]:
-    """A containerd that has the image and is ready."""
+    """A ready containerd with the image."""
     why = lacking()
     if why:
         availability.not_run(f"no containers: {why}")
@@ -138,7 +138,7 @@ def running(programs: ContainerPrograms, folder: Path) -> Iterator[Containerd]:
 
 
 def lacking() -> str:
-    """What keeps this machine from running containers, and what would help; empty when nothing does."""
+    """The reason why this machine cannot run containers, and a remedy; empty if it can."""
     if os.geteuid() != 0:
         return "they need root; run this as root"
     if missing := [name for name in ("unshare", "nsenter", "mount", "setpriv") if not shutil.which(name)]:

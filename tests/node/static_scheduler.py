@@ -18,13 +18,13 @@ LEASE: Final = (
     "--leader-elect-renew-deadline=3s",
     "--leader-elect-retry-period=1s",
 )
-"""A scheduler that ended without releasing its Lease is followed soon."""
+"""The Lease's duration: a scheduler that ended without releasing its Lease is replaced soon."""
 _TURN_S: Final = 120.0
-"""For kube-scheduler to end and to start anew, its probes and the Lease of the one before included."""
+"""The timeout for a restart of kube-scheduler, with its probes and the previous Lease."""
 
 
 class StaticPodState(NamedTuple):
-    """What the API server says of the static pod: a manifest's hash, and one start of its container."""
+    """The static pod's state in the API server: the hash of a manifest, and one start of its container."""
 
     hash: str
     uid: str
@@ -32,7 +32,7 @@ class StaticPodState(NamedTuple):
 
 
 class StaticScheduler:
-    """kube-scheduler as a static pod; from `static`."""
+    """kube-scheduler as a static pod."""
 
     def __init__(self, whole: KubernetesHost) -> None:
         self.manifest = whole.path(f"{host_kubelet.MANIFESTS}/kube-scheduler.yaml")
@@ -40,32 +40,32 @@ class StaticScheduler:
         self._targets: dict[Address, ForwardingTarget] = {}
 
     def write(self, text: str) -> None:
-        """Another manifest, as kubeadm puts it there: by a rename."""
+        """Replace the manifest by a rename, as kubeadm does."""
         fresh = self.manifest.parents[1] / "kube-scheduler.new"
         fresh.write_text(text)
         fresh.chmod(0o600)
         fresh.rename(self.manifest)
 
     def place(self, name: str, text: str) -> None:
-        """Another file beside the manifest."""
+        """Write another file beside the manifest."""
         (self.manifest.parent / name).write_text(text)
 
     def names(self) -> list[str]:
-        """What lies in the folder that the kubelet reads."""
+        """The files in the kubelet's folder of manifests."""
         return sorted(path.name for path in self.manifest.parent.iterdir())
 
     def hand_on(self, address: Address, url: str) -> None:
-        """Who calls this address of the host gets to a server outside of it."""
+        """Forward connections to this address of the host to a server outside of it."""
         if address not in self._targets:
             self._whole.network.hand_on(address, lambda: self._targets[address])
         self._targets[address] = ForwardingTarget(network.address_of(url))
 
     def shown(self) -> StaticPodState:
-        """The pod that runs, as the API server has it."""
+        """The running pod, as in the API server."""
         return wait("the kubelet tells of its scheduler", self._seen, _TURN_S, self.told)
 
     def wait_another_than(self, before: StaticPodState) -> StaticPodState:
-        """Until the kubelet runs another manifest's pod in its place."""
+        """Wait until the kubelet runs the pod of another manifest instead."""
 
         def another() -> StaticPodState | None:
             seen = self._seen()
@@ -74,7 +74,7 @@ class StaticScheduler:
         return wait("kube-scheduler was started anew", another, _TURN_S, self.told)
 
     def wait_ready(self) -> StaticPodState:
-        """Until the pod's probes say so as well."""
+        """Wait until the pod's probes succeed too."""
 
         def ready() -> StaticPodState | None:
             pod = self._pod()
@@ -83,7 +83,7 @@ class StaticScheduler:
         return wait("kube-scheduler is ready", ready, _TURN_S, self.told)
 
     def told(self) -> object:
-        """What is to be known where it does not do what it should."""
+        """The state of the pod, for error messages."""
         pod = self._pod()
         return pod and pod.get("status"), pod and self._whole.log(pod, "kube-scheduler")
 
@@ -102,8 +102,8 @@ class StaticScheduler:
 
 
 @contextlib.contextmanager
-def static(whole: KubernetesHost) -> Iterator[StaticScheduler]:
-    """kube-scheduler from a manifest as kubeadm writes it, until the block is left."""
+def running(whole: KubernetesHost) -> Iterator[StaticScheduler]:
+    """kube-scheduler from a manifest in kubeadm's form."""
     minor, patch = host_kubelet.VERSION.split(".")[1:]
     user = whole.plane.user("system:kube-scheduler")
     config = whole.plane.kubectl(
@@ -122,7 +122,7 @@ def static(whole: KubernetesHost) -> Iterator[StaticScheduler]:
 
 
 def _impatient(pod: Object) -> Object:
-    """The same pod, with probes that begin at once and a short Lease: it starts many times."""
+    """The same pod with quick probes and a short Lease, because it is restarted many times."""
     (container,) = pod["spec"]["containers"]
     container["command"] += LEASE
     for probe in ("startupProbe", "livenessProbe"):

@@ -1,4 +1,4 @@
-"""What the Helm chart installs, run by a real kubelet from the real image."""
+"""The Helm chart with the real image, run by a real kubelet."""
 
 import contextlib
 import re
@@ -56,7 +56,7 @@ class HelmRelease:
         self._helm.said("uninstall", "nodewise", "--namespace", self.room.namespace)
 
     def pods(self, count: int) -> list[Object]:
-        """So many replicas, once they are ready."""
+        """This number of replicas, once they are ready."""
         return self.whole.wait_ready(self.room.namespace, count, **EXTENDER)
 
 
@@ -79,7 +79,7 @@ def helm(helm_program: Path, whole: KubernetesHost, tmp_path: Path) -> Helm:
 
 @pytest.fixture
 def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
-    with static_scheduler.static(whole) as running:
+    with static_scheduler.running(whole) as running:
         yield running
 
 
@@ -104,7 +104,7 @@ def release(
 
 
 def renew(whole: KubernetesHost, room: Sandbox) -> None:
-    """What the CronJob does, today: the certificate lacks a name, so a new authority is announced."""
+    """Renew the certificates as the CronJob does. One lacks a name, so a new authority is announced."""
     space = f"--namespace={room.namespace}"
     whole.plane.kubectl(space, "create", "job", "renewal", "--from=cronjob/nodewise-certs")
     path = f"/apis/batch/v1/namespaces/{room.namespace}/jobs/renewal"
@@ -117,7 +117,7 @@ def renew(whole: KubernetesHost, room: Sandbox) -> None:
 
 
 def configure(whole: KubernetesHost, room: Sandbox, folder: Path) -> None:
-    """The host's scheduler calls the Service, with what the Secret of its client holds now."""
+    """Configure the host's scheduler for the Service, with the current content of its client Secret."""
     held = AppliedCertificates(room, whole.plane.admin).held()[1]
     files = {"-cert": "tls.crt", "-key": "tls.key", "--ca": "ca.crt"}
     for name in files.values():
@@ -127,16 +127,16 @@ def configure(whole: KubernetesHost, room: Sandbox, folder: Path) -> None:
 
 
 def shown(whole: KubernetesHost) -> int:
-    """The serial number of the certificate that the Service shows."""
+    """The serial number of the certificate that the Service presents."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with whole.network.connect((SERVICE, 9001)) as plain, context.wrap_socket(plain) as secure:
-        # who shows none of his own is told so only after the handshake
+        # a client without a certificate is rejected after the handshake
         return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").serial_number
 
 
 class PodCreator:
-    """Pods with a policy that are made one after another, and how many replicas were ready meanwhile."""
+    """Creates pods with a policy one after another, and records how many replicas are ready meanwhile."""
 
     def __init__(self, whole: KubernetesHost, room: Sandbox) -> None:
         self.made: list[str] = []
@@ -155,7 +155,7 @@ class PodCreator:
             self.ready.append(sum(map(host_kubelet.is_ready, pods)))
 
     def goes_on(self) -> None:
-        """Waits until some more were made and bound."""
+        """Wait until more pods are created and bound."""
         last = len(self.made) + 2
         wait("more pods are made", lambda: len(self.made) > last or None)
         assert self._room.expect_bound(f"web-{last}", 120) == FAR
@@ -167,7 +167,7 @@ class PodCreator:
 
 @contextlib.contextmanager
 def stream(whole: KubernetesHost, room: Sandbox) -> Iterator[PodCreator]:
-    """Pods from here to the end of the block: all bound to where the policy allows, at the first attempt."""
+    """Pods until the end of the context: all are bound where the policy allows, at the first attempt."""
     made = PodCreator(whole, room)
     try:
         made.goes_on()
@@ -273,7 +273,7 @@ class TestCpuManager:
 
 
 def seccomp_modes(whole: KubernetesHost, pod: Object) -> set[str]:
-    """Of all processes of a pod's container what the kernel says: 2 is a filter, 0 none."""
+    """The kernel's seccomp modes of all processes of a pod's container: 2 is a filter, 0 none."""
     proc = whole.node.runtime.inside("/proc")
     (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
     lines = "\n".join((proc / f"{pid}/status").read_text() for pid in pids)

@@ -1,4 +1,4 @@
-"""What a real container runtime makes of a cpuset that it is told, read from the kernel."""
+"""The effect of cpusets on real containers, read from the kernel."""
 
 from collections.abc import Iterator
 
@@ -20,14 +20,14 @@ ONE = frozenset({1})
 
 @pytest.fixture
 def asking(node: Kubelet) -> Iterator[ContainerRuntime]:
-    """The node's container runtime, asked from out here."""
+    """A client of the node's container runtime."""
     made = ContainerRuntime(node.runtime.inside(runtime.SOCKET), node.runtime.inside("/proc"))
     yield made
     made.close()
 
 
 def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
-    """Where the threads of a container may run."""
+    """The affinities of the threads of a container."""
     proc = node.runtime.inside("/proc")
     (pids,) = cpuset.list_processes(proc, [container]).values()
     return [thread.cpus for pid in pids for thread in thread_affinity.read(proc, pid)]

@@ -1,4 +1,4 @@
-"""A machine of two sockets and NUMA nodes, with the installed program: who runs where, read from outside."""
+"""The installed program on a machine with two sockets and NUMA nodes: affinities, read from outside."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,14 +45,14 @@ def booted(
 
 @pytest.fixture
 def machine(booted: VirtualCpuMachine) -> Iterator[VirtualCpuMachine]:
-    """The machine, on which nothing of an earlier test runs."""
+    """The machine, without processes of an earlier test."""
     yield booted
     booted.everybody_ends()
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> str:
-    """The option that says where this test's state is."""
+    """The option that selects the test's store."""
     return f"--conf-dir={virtual_cpu_machine.STATE}/{abs(hash(request.node.name))}"
 
 
@@ -61,7 +61,7 @@ def init(machine: VirtualCpuMachine, place: str, mode: str = "packed") -> None:
 
 
 def tasks(machine: VirtualCpuMachine, place: str) -> dict[str, set[int]]:
-    """CPU list to the process ids on it, of those that somebody holds."""
+    """The process ids of the tasks of each CPU list that has some."""
     folder = place.partition("=")[2]
     lines = machine.run(
         f"cd {folder}/pools; for at in */*/*; do echo $at $(cat $at/tasks); done"

@@ -1,4 +1,4 @@
-"""From a pod that only requests a core to a node on which nothing is left: all parts are real."""
+"""From a pod that only requests a core to a node without traces of the CPU manager, with real programs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.cluster
 def manager(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> Iterator[CpuManagerOnNode]:
-    with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
+    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
 
 def plain(name: str, *command: str) -> Object:
-    """A pod as its user writes it, without a node, a mount or a toleration."""
+    """A pod as a user writes it, without a node, mounts or tolerations."""
     container = {
         "name": "main",
         "image": image.NAME,
@@ -65,7 +65,7 @@ def test_a_pod_that_only_requests_a_core_is_mutated_scheduled_and_pinned(
 
 
 def traces(sandbox: Sandbox, node: Kubelet) -> Object:
-    """All that could tell of the CPU manager: what the node says, files on it, objects in the cluster."""
+    """All traces of the CPU manager: fields of the Node, files, objects in the cluster."""
     node_object = sandbox.api.get(node.path)
     own = f"namespaces/{sandbox.namespace}"
     kinds = [f"/api/v1/{own}/{kind}" for kind in ("configmaps", "pods", "secrets", "services")]
@@ -90,7 +90,7 @@ def test_nothing_is_left_of_a_node_that_was_left(
     earlier = CpuManagerOnNode(sandbox, node, plane.admin, tmp_path)
     earlier.run("uninstall", *earlier.place, "--proc-fs=/proc")
     before = traces(sandbox, node)
-    with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as manager:
+    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as manager:
         for definition in manifest("crds/cmk-reports.yaml"):
             sandbox.api.create(definition)
         with manager.agent("--enforce=cgroup"):

@@ -1,6 +1,6 @@
-"""Nodes are prepared and left through a real kubelet: its pods, their rights, and what it says of those that fail.
+"""Preparation and removal of nodes with a real kubelet: pods, rights, and messages of failed pods.
 
-What the pods' containers run is played: from in here they do not reach the API server of the test.
+The commands in the pods are simulated, because pods cannot reach the API server here.
 """
 
 import json
@@ -43,7 +43,7 @@ LOOKING = ("reconcile", "nodereport")
 def played(
     node: Kubelet, container_programs: ContainerPrograms, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """An image that has what pods of `cluster-init` start."""
+    """An image with simulated commands for the pods of `cluster-init`."""
     archive = tmp_path_factory.mktemp("played") / "image.tar"
     scripts = {"/bin/bash": 'exec /bin/sh "$@"', "/cmk/cmk.py": PROGRAM}
     image.write(archive, container_programs.busybox, PLAYED, scripts)
@@ -131,7 +131,7 @@ class TestLeaving:
         self, plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
     ) -> Iterator[CpuManagerOnNode]:
         (node.runtime.inside("/opt/bin/cmk")).unlink(missing_ok=True)
-        with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
+        with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
             yield made
 
     def test_nothing_is_left(self, sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode) -> None:

@@ -1,4 +1,4 @@
-"""No thread leaves its pool: real cpusets, against programs, kubelets and whoever else would change them."""
+"""No thread leaves its pool: real cpusets, and programs and kubelets that change them."""
 
 import json
 import os
@@ -26,14 +26,14 @@ ENFORCED = ("--no-publish", "--enforce=cgroup")
 CPUS = frozenset(range(os.cpu_count() or 1))
 PREPARED = "echo 'until [ -e /go ]; do sleep 1; done' > /until; sleep 1000 &"
 ESCAPES = "taskset 2 true; echo other=$?; taskset 3 sh /until & sh /until; wait"
-"""Programs that want CPU 1, alone or too."""
+"""Programs that use CPU 1, alone or with others."""
 
 
 @pytest.fixture
 def manager(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> Iterator[CpuManagerOnNode]:
-    with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
+    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
 
@@ -47,14 +47,14 @@ def static(
     container_programs: packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Kubelet]:
-    """A node whose kubelet gives CPUs to containers by itself, and writes the cpusets of all."""
+    """A node whose kubelet has the static CPU manager policy, and writes all cpusets."""
     folder = tmp_path_factory.mktemp("static")
     with kubelets.running(plane, kubelet_program, container_programs, folder, "static", STATIC) as running:
         yield running
 
 
 def wait_masks(manager: CpuManagerOnNode, pod: Object, cpus: frozenset[int]) -> None:
-    """Until all threads of a pod may use these CPUs and no others."""
+    """Wait until all threads of a pod may use exactly these CPUs."""
 
     def all_of_them() -> bool | None:
         return True if set(manager.masks(pod).values()) == {cpus} else None
@@ -62,8 +62,8 @@ def wait_masks(manager: CpuManagerOnNode, pod: Object, cpus: frozenset[int]) -> 
     wait(f"all threads are on {sorted(cpus)}", all_of_them, show=lambda: manager.masks(pod))
 
 
-def said(node: Kubelet, pod: Object, *words: str) -> list[str]:
-    """What a container has said, once it said all of these words."""
+def wait_output(node: Kubelet, pod: Object, *words: str) -> list[str]:
+    """The output of a container, once it contains all of these words."""
 
     def seen() -> list[str] | None:
         lines = node.log(pod, "main")
@@ -80,7 +80,7 @@ def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_after
         sandbox.pods(cpu_manager.pod("escaping", script, node.name))
         pod = cpu_workloads.running(sandbox, "escaping")
         wrapper = manager.wait_held(pod)
-        lines = said(node, pod, "other=1")
+        lines = wait_output(node, pod, "other=1")
         assert any("Invalid argument" in line for line in lines)
         wait("all of it runs", lambda: True if len(manager.masks(pod)) >= 5 else None)
         wait_masks(manager, pod, EXCLUSIVE)
@@ -88,7 +88,7 @@ def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_after
         manager.wait_sweep()
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
         (node.runtime.inside("/proc") / wrapper / "root/go").touch()
-        said(node, pod, "over")
+        wait_output(node, pod, "over")
         manager.wait_free()
         wait_masks(manager, pod, CPUS)
 
@@ -115,7 +115,7 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
     plane: ControlPlane, sandbox: Sandbox, static: Kubelet, program: Path, tmp_path: Path
 ) -> None:
     with (
-        cpu_manager.managed(sandbox, static, program, tmp_path, plane.admin) as manager,
+        cpu_manager.node_with_cpu_manager(sandbox, static, program, tmp_path, plane.admin) as manager,
         manager.agent(*ENFORCED) as agent,
     ):
         sandbox.pods(cpu_manager.pod("held", f"sleep 1000 & {ISOLATE} -- busybox sleep 1000", static.name))
@@ -146,7 +146,7 @@ def test_a_kubelet_that_gives_cpus_of_pools_away_is_told_of(
     sandbox.pods(guaranteed)
     uid = cpu_workloads.running(sandbox, "guaranteed")["metadata"]["uid"]
     with (
-        cpu_manager.managed(sandbox, static, program, tmp_path, plane.admin) as manager,
+        cpu_manager.node_with_cpu_manager(sandbox, static, program, tmp_path, plane.admin) as manager,
         manager.agent("--no-publish") as agent,
     ):
         manager.wait_sweep()
@@ -157,5 +157,5 @@ def test_a_kubelet_that_gives_cpus_of_pools_away_is_told_of(
 
 
 def enforced(agent: Process) -> int:
-    """How often the agent put a container right."""
+    """How often the agent corrected a container."""
     return agent.log.read_text().count("cpu_enforced")

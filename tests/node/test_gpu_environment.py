@@ -1,4 +1,4 @@
-"""A container learns from inside which cards are its own: real kube-scheduler, real kubelet, the downward API."""
+"""A container reads its devices from the downward API, with a real kube-scheduler and a real kubelet."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ FOR_EVER_S = 1_000_000_000
 
 @pytest.fixture
 def cards(plane: ControlPlane, sandbox: Sandbox, node: Kubelet, tmp_path: Path) -> Iterator[None]:
-    """The node has four cards of 1000 millicores each; nodewise, and a scheduler that asks it."""
+    """The node has four devices with 1000 millicores each; nodewise, and a scheduler that uses it."""
     shape = gpu.node(node.name, cards=4, shares=10, millicores=1000)
     node.label(shape["metadata"]["labels"])
     node.advertise({name: amount for name, amount in shape["status"]["capacity"].items() if "/" in name})
@@ -29,7 +29,7 @@ def cards(plane: ControlPlane, sandbox: Sandbox, node: Kubelet, tmp_path: Path) 
 
 
 def pod(name: str, for_s: int = FOR_EVER_S, **cards: int) -> Object:
-    """Containers that say which cards they were told and stay so long; each wants so many, and most of each."""
+    """Containers that print their devices and stay; each requests this number, with most of each device."""
     made = gpu.pod(name)
     made["spec"]["containers"] = [_container(*each, for_s) for each in cards.items()]
     return made
@@ -72,7 +72,7 @@ def test_a_container_that_starts_anew_is_told_what_its_annotation_says_by_then(
 
 
 def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
-    """The numbers of cards that each container of a running pod was told, which are those of its annotations."""
+    """The device numbers that each container of a running pod printed, which are those of its annotations."""
     assert sandbox.expect_bound(name) == node.name
 
     def running() -> Object | None:
@@ -93,7 +93,7 @@ def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
 
 
 def _mask(node: Kubelet, pod: Object, container: str) -> str:
-    """What a container says that its variable holds."""
+    """The value of the variable that a container printed."""
     (line,) = wait(f"container {container} speaks", lambda: node.log(pod, container) or None)
     assert line.startswith("mask=")
     return line.removeprefix("mask=")

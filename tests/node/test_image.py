@@ -89,14 +89,14 @@ def blob(digest: str) -> str:
 
 
 class ImageUnderTest:
-    """The image, started for one command at a time."""
+    """The image; each command runs in a new container."""
 
     def __init__(self, containerd: Containerd) -> None:
         self._containerd = containerd
         self._numbers = itertools.count()
 
     def run(self, *command: str, is_root: bool = False, mounts: Mapping[str, str] = NO_MOUNTS) -> Run:
-        """What a command does on a read-only root; `mounts` are folders of the host, by where they are in there."""
+        """Run a command on a read-only root. `mounts` are folders of the host, by path in the container."""
         options = ["--rm", "--read-only"]
         for inside, outside in mounts.items():
             options += ["--mount", f"type=bind,src={outside},dst={inside},options=rbind:rw"]
@@ -110,7 +110,7 @@ def image(containerd: Containerd) -> ImageUnderTest:
     return ImageUnderTest(containerd)
 
 
-def said(done: Run) -> str:
+def output(done: Run) -> str:
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 
@@ -127,7 +127,7 @@ def layers(archive: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def contents_of(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """The names of its files, and what is in them."""
+    """The names and contents of its files."""
     with tarfile.open(archive) as outer:
         (about,) = json.load(outer.extractfile("manifest.json"))
         for name in about["Layers"]:
@@ -193,7 +193,7 @@ def test_its_modules_are_compiled_without_times(archive: Path) -> None:
 
 
 def test_the_list_of_what_is_in_it_is_inside_and_beside(image: ImageUnderTest, archive: Path) -> None:
-    inside = said(image.run("python3", "-c", f"print(open({contents.SBOM!r}).read(), end='')"))
+    inside = output(image.run("python3", "-c", f"print(open({contents.SBOM!r}).read(), end='')"))
     assert inside == assemble.sbom_path(archive).read_text()
     components = {component["name"]: component for component in json.loads(inside)["components"]}
     assert components["libssl3" if "libssl3" in components else "libssl3t64"]["purl"].startswith(
@@ -204,7 +204,7 @@ def test_the_list_of_what_is_in_it_is_inside_and_beside(image: ImageUnderTest, a
     assert [
         name for name, component in components.items() if not component.get("licenses") and name != "cmk"
     ] == []
-    packaged = said(image.run("/bin/bash", "-c", "cd /var/lib/dpkg/status.d && echo *")).split()
+    packaged = output(image.run("/bin/bash", "-c", "cd /var/lib/dpkg/status.d && echo *")).split()
     assert set(packaged) == {
         name for name, component in components.items() if "pkg:deb/" in component.get("purl", "")
     }
@@ -252,7 +252,7 @@ print(sys.prefix, ssl.create_default_context().cert_store_stats()["x509_ca"] > 1
 
 
 def test_all_its_modules_are_there_and_compiled(image: ImageUnderTest) -> None:
-    assert said(image.run("python3", "-W", "ignore", "-c", IMPORTS)).strip() == "/usr True []"
+    assert output(image.run("python3", "-W", "ignore", "-c", IMPORTS)).strip() == "/usr True []"
 
 
 HELP = """
@@ -266,7 +266,7 @@ for command in sys.argv[1].split(","):
 
 def test_every_command_has_its_help(image: ImageUnderTest) -> None:
     commands = [f"nodewise {name}" for name in COMMANDS] + [f"cmk {name}" for name in CPU_COMMANDS]
-    assert said(image.run("python3", "-c", HELP, ",".join(commands))) == ""
+    assert output(image.run("python3", "-c", HELP, ",".join(commands))) == ""
 
 
 # As root, with a host's folders
@@ -298,7 +298,7 @@ def configure(image: ImageUnderTest, *words: str) -> Run:
 
 
 def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Modes and contents of all files but backups."""
+    """Modes and contents of all files except backups."""
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     return {
         name: (path.stat().st_mode, path.read_bytes())
@@ -309,7 +309,7 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def test_the_older_configurators_templates_are_where_it_had_them(image: ImageUnderTest) -> None:
     script = "import json, sys; print(json.dumps([open(path).read() for path in sys.argv[1:]]))"
-    read = json.loads(said(image.run("python3", "-c", script, *contents.TEMPLATES)))
+    read = json.loads(output(image.run("python3", "-c", script, *contents.TEMPLATES)))
     assert read == [templates.template(agents) for agents in contents.TEMPLATES.values()]
 
 
@@ -333,11 +333,11 @@ def test_it_configures_a_host_as_the_hosts_own_command_does(
     assert configure(image, *BASE[:2], "-b", KUBERNETES, "-d", KUBERNETES, "--restore").returncode == 0
     assert everything(host) == before
     if template:
-        read = said(image.run("/bin/bash", "-c", f'echo "$(<{template})"'))
+        read = output(image.run("/bin/bash", "-c", f'echo "$(<{template})"'))
         (tmp_path / Path(template).name).write_text(read)
         options = ["-f", str(tmp_path / Path(template).name)]
     own = containerd.enter([NODEWISE, "configure", *BASE, *options])
-    said(subprocess.run(own, capture_output=True, text=True, check=False, cwd=tmp_path))
+    output(subprocess.run(own, capture_output=True, text=True, check=False, cwd=tmp_path))
     assert everything(host) == by_image
 
 
@@ -361,20 +361,20 @@ def test_a_container_installs_the_program_on_its_host(
     """As the pods of `cluster-init` do, in their words."""
     folder = containerd.inside("/opt/bin")
     folder.mkdir(parents=True, exist_ok=True)
-    [made] = setup_objects.preparing(["install"], "n1", SetupOptions(), api_versions.TABLE[-1])["spec"][
+    [made] = setup_objects.preparation_pod(["install"], "n1", SetupOptions(), api_versions.TABLE[-1])["spec"][
         "containers"
     ]
     words = [*made["command"], *made["args"]]
     assert made["securityContext"]["runAsUser"] == 0
     mounts = {"/opt/bin": "/opt/bin", "/host/proc": "/proc"}
     assert image.run(*words, mounts=mounts).returncode == 1, "the image's own user may not"
-    first = said(image.run(*words, is_root=True, mounts=mounts))
+    first = output(image.run(*words, is_root=True, mounts=mounts))
     assert first.startswith("/opt/bin/cmk: installed")
-    assert said(image.run(*words, is_root=True, mounts=mounts)).startswith("/opt/bin/cmk: already there")
+    assert output(image.run(*words, is_root=True, mounts=mounts)).startswith("/opt/bin/cmk: already there")
     version = subprocess.run(
         containerd.enter(["/opt/bin/cmk", "--version"]), capture_output=True, text=True, check=False
     )
-    assert said(version).strip().endswith(nodewise.__version__)
+    assert output(version).strip().endswith(nodewise.__version__)
     installed_program.install(tmp_path / "own")
     names = [path.name for path in (tmp_path / "own").glob(".cmk-*")]
     assert [path.name for path in folder.glob(".cmk-*")] == names, "the same as from a source tree"

@@ -1,6 +1,6 @@
-"""The archive in the hands of skopeo and podman: what operators do with it, by the how-to's words where they can be.
+"""The archive with skopeo and podman: commands of users, as in the how-to where possible.
 
-They run in namespaces of their own, in which they lie over the machine's /usr as if they were installed there.
+The tools run in namespaces of their own, in which they are installed by overlays of /usr.
 """
 
 import hashlib
@@ -59,20 +59,20 @@ def archive(request: pytest.FixtureRequest) -> Path:
 
 
 class ImageToolsUser:
-    """Types lines where the tools are, in a folder with the archive as `make image` leaves it."""
+    """Runs command lines beside the tools, in a folder with the archive that `make image` writes."""
 
     def __init__(self, machine: Containerd, folder: Path, cgroup: str) -> None:
         self.machine, self._folder = machine, folder
         self._run = f"podman run --cgroup-parent={cgroup}"
 
     def types(self, line: str) -> subprocess.CompletedProcess[str]:
-        """What comes of a line; what podman runs is in a cgroup that goes with the test."""
+        """Run a line. Containers of podman run in a cgroup of the test."""
         line = line.replace("podman run", self._run)
         command = self.machine.enter(["sh", "-c", f"cd {self._folder}\n{line}"])
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def sees(self, line: str) -> str:
-        """What a line prints that has to succeed, and complain of nothing."""
+        """The output of a line, which has to succeed without warnings."""
         done = self.types(line)
         assert (done.returncode, done.stderr) == (0, ""), f"{line}: {done.stderr}{done.stdout}"
         return done.stdout.removesuffix("\n")
@@ -85,7 +85,7 @@ def operator(
     archive: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ImageToolsUser]:
-    """In namespaces where the tools are installed; containerd is only there to be their first process."""
+    """Namespaces in which the tools are installed; containerd is only their first process."""
     tools = got(request, packages.IMAGE_TOOLS.get)
     work = tmp_path_factory.mktemp("work")
     (work / "dist").mkdir()
@@ -114,7 +114,7 @@ def blob(archive: Path, digest: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def digest(archive: Path) -> str:
-    """Of the image's manifest, which `make image` prints."""
+    """The digest of the image's manifest, which `make image` prints."""
     [only] = json.loads(member(archive, "index.json"))["manifests"]
     assert only["digest"] == f"sha256:{hashlib.sha256(blob(archive, only['digest'])).hexdigest()}"
     return str(only["digest"])
@@ -161,7 +161,7 @@ def test_copied_there_and_back_it_is_the_same_image(
 
 @pytest.fixture(scope="module")
 def podman(operator: ImageToolsUser) -> ImageToolsUser:
-    """With the image loaded."""
+    """The user, with the image loaded."""
     assert (
         operator.sees(f"podman load --quiet --input {IN_DIST}") == f"Loaded image: {image_archive.REFERENCE}"
     )

@@ -1,4 +1,4 @@
-"""The installed program in images that have nothing for it: no Python, no C library, nowhere to write."""
+"""The installed program in minimal images: no Python, no C library, no writable folder."""
 
 import os
 import shutil
@@ -16,9 +16,9 @@ from tests.node import installed_program, runtime
 
 BIN = Path(sys.executable).parent
 ELSEWHERE = ("agent", "cluster-init", "webhook")
-"""Commands that are run from an image of nodewise."""
+"""Commands that run from nodewise's image only."""
 ALIEN = 12345
-"""A user that the machine does not know."""
+"""A user id that the machine does not know."""
 
 pytestmark = pytest.mark.cluster
 
@@ -42,7 +42,7 @@ class ReadOnlyRoot:
         self.mounts.append(f"mount -o {options} {source} {self.root / name}")
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """As a user that the machine does not know."""
+        """Run a command as an unknown user."""
         steps = [
             f"mount --bind {self.root} {self.root}",
             f"mount -o remount,bind,ro {self.root}",
@@ -62,7 +62,7 @@ class ReadOnlyRoot:
 
 @pytest.fixture
 def empty(tmp_path: Path, program: Path) -> ReadOnlyRoot:
-    """Nothing but the mount."""
+    """An image with nothing but the mount."""
     image = ReadOnlyRoot(tmp_path / "image")
     installation.install(program, tmp_path / "host", installed_program.MOUNT, None)
     image.mount(tmp_path / "host", "opt/bin", "bind,ro")
@@ -94,7 +94,7 @@ def test_a_command_that_is_not_in_it_says_where_it_is(empty: ReadOnlyRoot, name:
 
 @pytest.fixture
 def busybox(tmp_path: Path, empty: ReadOnlyRoot, request: pytest.FixtureRequest) -> ReadOnlyRoot:
-    """An image with busybox, the processes of the host, and a state of two pools."""
+    """An image with busybox, the host's processes, and a state of two pools."""
     program = packages.containers().busybox
     (empty.root / "bin").mkdir()
     shutil.copy(program, empty.root / "bin/busybox")

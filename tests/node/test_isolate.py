@@ -1,4 +1,4 @@
-"""Pods on a real kubelet that run on a core of their own, read from outside."""
+"""Pods of a real kubelet that run on exclusive cores, read from outside."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ THREADS = cpu_manager.python(
 def manager(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> Iterator[CpuManagerOnNode]:
-    with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
+    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
 

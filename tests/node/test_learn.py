@@ -1,8 +1,7 @@
-"""The learn pages that need a cluster, followed to the letter, one after the other.
+"""The learn pages that need a cluster, followed literally, in their order.
 
-What is real in them: every command of nodewise and of kubectl, the API server, the controllers, both schedulers, the
-image, and the kubelet and containerd that run its pods. kind cannot run where there is no Docker: `laptop` says what
-stands in for it.
+Real are all commands of nodewise and kubectl, the API server, the controllers, both schedulers, the image, the kubelet
+and containerd. kind cannot run without Docker: `laptop` describes its replacement.
 """
 
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ def cluster(
     container_programs: packages.ContainerPrograms,
     tmp_path: Path,
 ) -> Iterator[KubernetesHost]:
-    """What kind would have made."""
+    """The cluster that kind would create."""
     with host_kubelet.running(
         control_plane_programs, kubelet_program, container_programs, tmp_path, REAL
     ) as running:

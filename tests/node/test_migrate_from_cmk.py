@@ -1,7 +1,7 @@
-"""How to come from CPU Manager for Kubernetes, followed to the letter on a node where it gave away a core, and back.
+"""The migration from CPU Manager for Kubernetes, followed literally on a node with an allocated core, and back.
 
-CMK's own containers do nothing here; its ConfigMap, its objects and its task, which runs, are as it left them. What is
-real: the kubelet, the API server, the controllers, nodewise's image with what it installs, kubectl.
+CMK's own containers do nothing; its ConfigMap, its objects and its running task are as CMK creates them. The kubelet,
+the API server, the controllers, nodewise's image, the installed program and kubectl are real.
 """
 
 import json
@@ -46,7 +46,7 @@ RIGHTS: Sequence[Object] = ({"apiGroups": [""], "resources": ["configmaps", "sec
 
 
 def objects() -> list[Object]:
-    """What CMK had made, and of its rights those that let a pod ask on which node it is."""
+    """The objects that CMK creates, and of its rights those that let a pod read its node."""
     app = {"app": DAEMONS}
     daemons = [{"name": name, **DOES_NOTHING} for name in ("reconcile", "nodereport")]
     grace = {"terminationGracePeriodSeconds": 0, "tolerations": [{"operator": "Exists"}]}
@@ -97,7 +97,7 @@ def _running(labels: Object, spec: Object) -> Object:
 
 
 def pools(task: str) -> str:
-    """The state as CMK wrote it: one exclusive core, which a task holds."""
+    """The state in CMK's form: one exclusive core with a task."""
     others = ",".join(str(cpu) for cpu in range(os.cpu_count() or 2) if cpu not in EXCLUSIVE)
     state = {"exclusive": {0: {"0": [task]}}, "infra": {0: {others: []}}, "shared": {0: {}}}
     return yaml.safe_dump(state, default_flow_style=False)
@@ -111,7 +111,7 @@ def old_task(whole: KubernetesHost, room: Sandbox) -> Object:
 
 
 def pid_of(whole: KubernetesHost, pod: Object) -> str:
-    """The first process of a pod's only container, as its node numbers it."""
+    """The first process of a pod's only container, by its id on the node."""
     lines = whole.node.runtime.ctr("tasks", "list").stdout.splitlines()
     (pid,) = [line.split()[1] for line in lines if line.startswith(container_of(pod))]
     return pid
@@ -119,7 +119,7 @@ def pid_of(whole: KubernetesHost, pod: Object) -> str:
 
 @pytest.fixture
 def cmk(whole: KubernetesHost, room: Sandbox, clusters_own: None, old_task: Object) -> Iterator[None]:
-    """CMK 1.5, which runs on the node."""
+    """CMK 1.5, running on the node."""
     api, node = whole.plane.api, whole.node
     api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     for obj in objects():
@@ -154,7 +154,7 @@ MANIFESTS = [page_code_blocks.ROOT / "deploy" / name for name in ("cpu-agent.yam
 
 
 def clear(whole: KubernetesHost) -> None:
-    """The node as it was."""
+    """Restore the node."""
     api, node = whole.plane.api, whole.node
     api.delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cmk-role-binding-node")
     api.patch(node.path, {"metadata": {"labels": {cmk_names.LABEL: None}}, "spec": {"taints": None}})
@@ -163,7 +163,7 @@ def clear(whole: KubernetesHost) -> None:
 
 
 def of_cmk() -> Object:
-    """A pod as CMK's webhook had it, with what `isolate` needed then; it takes what is no core of its own."""
+    """A pod as mutated by CMK's webhook; it needs a shared core."""
     made = cpu_workloads.pod(
         "of-cmk",
         f"exec /opt/bin/cmk isolate --pool=infra --namespace={NAMESPACE} busybox -- sleep 1000",
@@ -185,12 +185,12 @@ def of_cmk() -> Object:
 
 
 def wants_a_core(name: str) -> Object:
-    """A pod as nodewise's webhook has it, which waits for the only core."""
+    """A pod as mutated by nodewise's webhook, which waits for the only core."""
     return cpu_manager.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host_kubelet.NAME)
 
 
 def tasks(whole: KubernetesHost, pool: str) -> list[str]:
-    """Who holds a pool, as CMK reads it."""
+    """The tasks of a pool, as CMK reads them."""
     text = whole.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host_kubelet.NAME}")["data"]["config"]
     return [task for lists in yaml.safe_load(text)[pool].values() for held in lists.values() for task in held]
 
@@ -215,7 +215,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         instead={"~/.kube/config": kubeconfig, "my-namespace": room.namespace},
     ) as typing:
         typing.follows([hold])
-        migration.expect_refused(room, wants_a_core("too-early"), "exceeded quota: no-cores")
+        migration.expect_rejected(room, wants_a_core("too-early"), "exceeded quota: no-cores")
         typing.follows([away, install])
         output = typing.types(validate, may_fail=True)
         checks = json.loads(output)["checks"]

@@ -1,7 +1,7 @@
-"""How to come from GPU Aware Scheduling, followed to the letter on a host where it ran, and back again.
+"""The migration from GPU Aware Scheduling, followed literally on a host where it ran, and back.
 
-GAS itself is a container that does nothing and does not end when it is told to, as GAS does not; its pods are as it
-left them. What is real: kube-scheduler as a static pod, the kubelet, the API server, nodewise's image, helm, kubectl.
+GAS is a container that does nothing and ignores SIGTERM, as GAS does; its pods are as it leaves them. kube-scheduler as
+a static pod, the kubelet, the API server, nodewise's image, helm and kubectl are real.
 """
 
 import json
@@ -54,7 +54,7 @@ extenders:
       keyFile: "/host/certs/client.key"
     nodeCacheCapable: true
 """
-"""What the configurator wrote for GAS."""
+"""The configuration that the configurator wrote for GAS."""
 INSTALLED = f"""
 apiVersion: apps/v1
 kind: Deployment
@@ -107,7 +107,7 @@ roleRef: {{kind: ClusterRole, name: gas-handler, apiGroup: rbac.authorization.k8
 
 @pytest.fixture
 def cards(whole: KubernetesHost) -> Iterator[None]:
-    """The host has three cards, as Intel's plugin tells of them."""
+    """The host has three devices, as Intel's plugin advertises them."""
     shape = gpu.node(host_kubelet.NAME, cards=3, millicores=1000)
     whole.node.label({key: text for key, text in shape["metadata"]["labels"].items() if "intel" in key})
     extended = {key: amount for key, amount in shape["status"]["capacity"].items() if "/" in key}
@@ -120,14 +120,14 @@ def cards(whole: KubernetesHost) -> Iterator[None]:
 
 @pytest.fixture
 def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
-    """kube-scheduler, which asks GAS."""
+    """kube-scheduler, which uses GAS."""
     whole.path(CONFIG).write_text(GAS)
     certs = whole.path("/etc/certs")
     certs.mkdir(exist_ok=True)
     pair = whole.plane.authority.issue("kubernetes-ca")
     (certs / "client.crt").write_bytes(pair.cert.read_bytes())
     (certs / "client.key").write_bytes(pair.key.read_bytes())
-    with static_scheduler.static(whole) as running:
+    with static_scheduler.running(whole) as running:
         before = running.shown()
         running.write(_asking(running.manifest.read_text()))
         running.wait_another_than(before)
@@ -138,7 +138,7 @@ def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
 
 
 def _asking(manifest: str) -> str:
-    """As the configurator of GAS changed it."""
+    """The manifest as the configurator of GAS changed it."""
     pod = yaml.safe_load(manifest)
     (container,) = pod["spec"]["containers"]
     container["command"].append(f"--config={CONFIG}")
@@ -156,7 +156,7 @@ def _asking(manifest: str) -> str:
 
 @pytest.fixture
 def gas(whole: KubernetesHost, scheduler: StaticScheduler, room: Sandbox, tmp_path: Path) -> Iterator[None]:
-    """GAS, which runs."""
+    """GAS, running."""
     file = tmp_path / "gas.yaml"
     file.write_text(INSTALLED)
     whole.plane.kubectl("apply", "-f", str(file))
@@ -222,7 +222,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     migration.name_service(whole, "nodewise", "nodewise")
 
     operator.follows([hold])
-    migration.expect_refused(room, pod("too-early"), "exceeded quota: no-cards")
+    migration.expect_rejected(room, pod("too-early"), "exceeded quota: no-cards")
     room.pods(cpu_workloads.pod("without-cards", "exec sleep 1000"))
     assert room.expect_bound("without-cards") == host_kubelet.NAME
     operator.follows([stop])
@@ -249,7 +249,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
 
 
 def _held(operator: PageReader, curl: ShellStep) -> set[str]:
-    """The cards that somebody holds, by what nodewise answers."""
+    """The devices that are allocated according to nodewise."""
     output = operator.types(curl.typed)
     (node,) = json.loads(output)["nodes"].values()
     assert node["problems"] == []

@@ -1,7 +1,7 @@
-"""How to come from kube-safe-scheduler, followed to the letter where it ran, and back again.
+"""The migration from kube-safe-scheduler, followed literally, and back.
 
-Its own containers do nothing here; what it wrote and how it was installed is as it left it. What is real: the second
-scheduler that takes its place, the kubelet, the API server, the controllers, nodewise's image, kubectl.
+Its containers do nothing; its objects and annotations are as it leaves them. The second scheduler that replaces it, the
+kubelet, the API server, the controllers, nodewise's image and kubectl are real.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def deployment(name: str) -> Object:
 
 @pytest.fixture
 def safe(whole: KubernetesHost, clusters_own: None, tmp_path: Path) -> Iterator[None]:
-    """kube-safe-scheduler, which runs, and metrics-server."""
+    """kube-safe-scheduler and metrics-server, running."""
     api, folder = whole.plane.api, tmp_path / "metrics"
     folder.mkdir()
     for name, labels in OLDER.items():
@@ -103,6 +103,6 @@ def test_annotations_and_the_scheduler_change_hands_and_change_back(
 
 
 def annotations(whole: KubernetesHost) -> dict[str, str]:
-    """Those of the node."""
+    """The annotations of the node."""
     annotations: dict[str, str] = whole.plane.api.get(whole.node.path)["metadata"]["annotations"]
     return annotations

@@ -25,7 +25,7 @@ URL = "https://127.0.0.1:9001"
 
 @pytest.fixture
 def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
-    with static_scheduler.static(whole) as running:
+    with static_scheduler.running(whole) as running:
         yield running
 
 

@@ -78,9 +78,9 @@ def shipped() -> Iterator[ShippedContainer]:
                 if made:
                     yield from containers(str(file.relative_to(DEPLOY)), made)
     for made in (
-        setup_objects.preparing(setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
+        setup_objects.preparation_pod(setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
         setup_objects.daemon_set(setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST),
-        setup_objects.reconfiguring("n1", SetupOptions()),
+        setup_objects.reconfiguration_pod("n1", SetupOptions()),
         agent_daemonset.daemon_set(SetupOptions(), NEWEST),
     ):
         yield from containers("nodewise.cpu.cluster", made)

@@ -13,7 +13,7 @@ from nodewise.cpu import ended_tasks, pool_allocations
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.node import garbage_collection
 from nodewise.cpu.pool_allocations import Allocations
-from tests.conformance.cmk.isolate_process import clean, until
+from tests.conformance.cmk.isolate_process import clean, wait_until
 
 AT_ONCE: Final = 12
 IN_ALL: Final = 40
@@ -106,7 +106,7 @@ def fresh() -> Allocations:
     return pool_allocations.from_lists({"exclusive": {0: LISTS}, "shared": {0: ("5",)}, "infra": {0: ("6",)}})
 
 
-def keep_the_law(crowd: ConcurrentIsolates, store: AllocationStore) -> None:
+def check_isolation(crowd: ConcurrentIsolates, store: AllocationStore) -> None:
     """No CPU has two owners, every process ends, and at the end nothing is allocated."""
     deadline = time.monotonic() + 300
     while not crowd.is_over:
@@ -120,4 +120,4 @@ def keep_the_law(crowd: ConcurrentIsolates, store: AllocationStore) -> None:
         crowd.sweep()
         return store.read().allocations == fresh()
 
-    until(is_free)
+    wait_until(is_free)

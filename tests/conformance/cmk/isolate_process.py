@@ -59,7 +59,7 @@ class DirectoryNode(NamedTuple):
         ]
 
 
-def made(root: Path, allocations: Allocations) -> DirectoryNode:
+def create_node(root: Path, allocations: Allocations) -> DirectoryNode:
     node = DirectoryNode(root / "cmk")
     node.store.create(allocations)
     return node
@@ -68,10 +68,10 @@ def made(root: Path, allocations: Allocations) -> DirectoryNode:
 def on_two_cpus(root: Path) -> DirectoryNode:
     """The allocations with every list replaced by CPUs that this machine has."""
     lists = {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0,1",)}}
-    return made(root, pool_allocations.from_lists(lists))
+    return create_node(root, pool_allocations.from_lists(lists))
 
 
-def show(*words: str) -> list[str]:
+def show_command(*words: str) -> list[str]:
     return ["--", sys.executable, "-c", SHOW, *words]
 
 
@@ -89,13 +89,13 @@ def run(words: list[str], more: Mapping[str, str] | None = None) -> subprocess.C
     )
 
 
-def shown(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def parse_output(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
 @contextmanager
-def started(words: list[str], more: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def start(words: list[str], more: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A process in a process group of its own; the whole group is killed at the end."""
     process = subprocess.Popen(
         words,
@@ -113,12 +113,12 @@ def started(words: list[str], more: Mapping[str, str] | None = None) -> Iterator
         process.communicate()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout
     return process.stdout.readline().strip()
 
 
-def until(condition: Callable[[], Any]) -> None:
+def wait_until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

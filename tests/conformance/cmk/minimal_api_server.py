@@ -47,7 +47,7 @@ class MinimalApiServer:
         self.objects: dict[str, Object] = {}
         self.requests: list[RecordedRequest] = []
         self.refusals: list[RequestRefusal] = []
-        self.behave: Callable[[MinimalApiServer], None] = nodes_at_work
+        self.behave: Callable[[MinimalApiServer], None] = simulate_nodes
         """Called before each response about pods."""
         self.looks = 0
         self.url = ""
@@ -171,7 +171,7 @@ class MinimalApiServer:
         return 200, stored
 
 
-def nodes_at_work(server: MinimalApiServer) -> None:
+def simulate_nodes(server: MinimalApiServer) -> None:
     """Nodes and controllers without failures."""
     for path, daemon_set in server.folder("daemonsets").items():
         folder = "/api/v1" + path[path.index("/namespaces") :].replace("/daemonsets", "/pods")

@@ -33,7 +33,7 @@ def run(
     return forks.run(command, env=variables)
 
 
-def answered(*arguments: object) -> Any:
+def json_output(*arguments: object) -> Any:
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -49,7 +49,7 @@ def write(files: Mapping[str, str | None], at: Path) -> Path:
     return at
 
 
-def lists(pools: table_rows.Pools) -> Allocations:
+def allocations_of(pools: table_rows.Pools) -> Allocations:
     """The allocations of a node with these CPU lists and no tasks."""
     return pool_allocations.from_lists(
         {name: {at: text.split() for at, text in pool.items()} for name, pool in pools.items()}

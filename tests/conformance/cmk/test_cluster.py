@@ -70,7 +70,7 @@ def scripted(row: ClusterRow) -> Callable[[MinimalApiServer], None]:
     """Nodes without failures, except for pods whose phases are in the row."""
 
     def behave(serving: MinimalApiServer) -> None:
-        minimal_api_server.nodes_at_work(serving)
+        minimal_api_server.simulate_nodes(serving)
         for path, pod in serving.folder("pods").items():
             phases = row.pods.get(path.rpartition("/")[2])
             if phases:

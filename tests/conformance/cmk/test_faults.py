@@ -23,10 +23,10 @@ from tests.conformance.cmk import isolate_process
 from tests.conformance.cmk.isolate_process import DirectoryNode
 from tests.conformance.cmk.node_commands import (
     CONFIG_MAP,
-    answered,
+    allocations_of,
     cluster,
     directory_of,
-    lists,
+    json_output,
     run,
     write,
 )
@@ -59,9 +59,9 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
         pid = thread.native_id or 0
         stat = procfs.parse_stat((PROC / f"{pid}/stat").read_text())
         task = Task(pid, stat.start, procfs.read_boot(PROC)) if is_whole else Task(pid)
-        held = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [task])
+        held = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [task])
         conf = directory_of(held, tmp_path / "conf")
-        report = answered("reconcile", "--conf-dir", conf, "--proc-fs", PROC)
+        report = json_output("reconcile", "--conf-dir", conf, "--proc-fs", PROC)
     finally:
         over.set()
         thread.join()
@@ -85,7 +85,7 @@ def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: DirectoryNode, tmp_p
     ("command", "plural"), [("node-report", "cmk-nodereports"), ("reconcile", "cmk-reconcilereports")]
 )
 def test_b44_reports_are_in_the_namespace_of_all_else(command: str, plural: str, tmp_path: Path) -> None:
-    conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
+    conf = directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf")
     with cluster("v1.36.3", tmp_path) as (server, leading):
         done = run(command, "--publish", "--namespace=ours", "--conf-dir", conf, *leading)
         made = [path for path in server.objects if path.startswith("/apis/intel.com/")]
@@ -105,7 +105,11 @@ def test_b47_a_name_of_a_node_that_looks_like_another_s(tmp_path: Path) -> None:
                 spec = {"containers": []}
                 spec = spec if kind == "Pod" else {"template": {"metadata": {}, "spec": spec}}
                 server.put(f"{path}/{name}", {"kind": kind, "metadata": {"name": name}, "spec": spec})
-        place = ["--conf-dir", directory_of(lists({"infra": {0: "0"}}), tmp_path / "conf"), *leading[:2]]
+        place = [
+            "--conf-dir",
+            directory_of(allocations_of({"infra": {0: "0"}}), tmp_path / "conf"),
+            *leading[:2],
+        ]
         done = run("uninstall", "--scope=node", "--node-name", mine, *place, "--install-dir", tmp_path)
         left = {path.rpartition("/")[2] for path in (*server.folder("pods"), *server.folder("daemonsets"))}
     assert done.returncode == 0, done.stderr
@@ -146,8 +150,8 @@ def test_b70_any_word_is_a_level_of_the_log(word: str, two: DirectoryNode) -> No
 
 def test_b72_pods_that_run_once_are_not_evicted() -> None:
     for pod in (
-        setup_objects.preparing(setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
-        setup_objects.reconfiguring("n1", SetupOptions()),
+        setup_objects.preparation_pod(setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
+        setup_objects.reconfiguration_pod("n1", SetupOptions()),
         setup_objects.daemon_set(setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST)["spec"]["template"],
     ):
         assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]

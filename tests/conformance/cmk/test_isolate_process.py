@@ -21,13 +21,13 @@ from tests.conformance.cmk import isolate_process, table_rows
 from tests.conformance.cmk.isolate_process import (
     DirectoryNode,
     clean,
+    parse_output,
+    read_line,
     run,
-    said,
-    show,
-    shown,
-    started,
+    show_command,
+    start,
     texts,
-    until,
+    wait_until,
 )
 from tests.conformance.cmk.table_rows import ClaimRow, StoryRow, WordsRow
 from tests.conformance.cmk.test_tasks import node as state_of_row
@@ -64,7 +64,7 @@ def swept(node: DirectoryNode, known: ended_tasks.KnownProcesses | None = None) 
 @pytest.mark.parametrize("row", table_rows.read("isolate", ClaimRow), ids=lambda row: row.id)
 def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
     """The machine of the rows has other CPUs than ours, so no affinity is set."""
-    node = isolate_process.made(tmp_path, state_of_row(row))
+    node = isolate_process.create_node(tmp_path, state_of_row(row))
     before = node.holders()
     unchanged = texts(node.root)
     socket = [] if row.socket is None else [f"--socket-id={row.socket}"]
@@ -105,7 +105,7 @@ def test_words(row: WordsRow, two: DirectoryNode, tmp_path: Path) -> None:
         assert done.returncode == FAILED
         assert all(part in done.stderr for part in row.error), done.stderr
         return
-    document = shown(done)
+    document = parse_output(done)
     first, *rest = document["words"]
     assert [Path(first).name, *rest] == row.runs
     assigned = [int(cpu) for cpu in document["environment"]["CMK_CPUS_ASSIGNED"].split(",")]
@@ -114,9 +114,9 @@ def test_words(row: WordsRow, two: DirectoryNode, tmp_path: Path) -> None:
 
 def both_win(two: DirectoryNode) -> None:
     """Two processes read the same version at once, and both get an allocation."""
-    words = two.words("--pool=exclusive", *show())
-    with started(words) as first, started(words) as other:
-        cpus = [json.loads(said(process))["cpus"] for process in (first, other)]
+    words = two.words("--pool=exclusive", *show_command())
+    with start(words) as first, start(words) as other:
+        cpus = [json.loads(read_line(process))["cpus"] for process in (first, other)]
         assert [first.wait(isolate_process.PATIENCE_S), other.wait(isolate_process.PATIENCE_S)] == [0, 0]
     # whichever was over first may have left its CPU to the other
     assert all(cpu in ([0], [1]) for cpu in cpus)
@@ -131,28 +131,31 @@ def holder_that_died(two: DirectoryNode) -> None:
             os.write(tell, b"x")
             signal.pause()
     os.read(ready, 1)
-    with started(two.words("--pool=exclusive", *show())) as process:
+    with start(two.words("--pool=exclusive", *show_command())) as process:
         os.kill(holder, signal.SIGKILL)
         os.waitpid(holder, 0)
-        assert json.loads(said(process))["cpus"] == [0]
+        assert json.loads(read_line(process))["cpus"] == [0]
 
 
 def lock_that_is_held(two: DirectoryNode) -> None:
     with TransactionalDirectory(two.root, "pools", (), ()).locked(1):
-        done = run(two.words("--pool=exclusive", *show()), {LOCK_TIMEOUT: "0.1"})
+        done = run(two.words("--pool=exclusive", *show_command()), {LOCK_TIMEOUT: "0.1"})
     assert (done.returncode, "lock: still held" in done.stderr) == (FAILED, True)
     assert two.holders() == {}
-    assert shown(run(two.words("--pool=exclusive", *show())))["cpus"] == [0]
+    assert parse_output(run(two.words("--pool=exclusive", *show_command())))["cpus"] == [0]
 
 
 def no_affinity(two: DirectoryNode) -> None:
-    done = run(two.words("--pool=exclusive", "--no-affinity", *show()))
-    document = shown(done)
+    done = run(two.words("--pool=exclusive", "--no-affinity", *show_command()))
+    document = parse_output(done)
     assert document["cpus"] == sorted(os.sched_getaffinity(0))
     assert document["environment"]["CMK_CPUS_ASSIGNED"] == "0"
     assert "no affinity is set" in done.stderr
     assert (
-        run(two.words("--pool=exclusive", "--no-affinity", *show()), {"CMK_LOG_LEVEL": "ERROR"}).stderr == ""
+        run(
+            two.words("--pool=exclusive", "--no-affinity", *show_command()), {"CMK_LOG_LEVEL": "ERROR"}
+        ).stderr
+        == ""
     )
 
 
@@ -173,8 +176,8 @@ def no_such_command(two: DirectoryNode) -> None:
 
 
 def signals(two: DirectoryNode) -> None:
-    with started(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
-        child = int(said(process))
+    with start(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
+        child = int(read_line(process))
         assert two.holders() == {"0": [process.pid]}
         process.terminate()
         assert process.wait(isolate_process.PATIENCE_S) == 128 + signal.SIGTERM
@@ -184,14 +187,14 @@ def signals(two: DirectoryNode) -> None:
 
 def killed_wrapper(two: DirectoryNode) -> None:
     """The allocation of a killed wrapper stays as long as any of its processes runs."""
-    with started(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
-        child = int(said(process))
+    with start(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
+        child = int(read_line(process))
         process.kill()
         process.wait()
         known = swept(two)
         assert two.holders() == {"0": [process.pid]}
         os.kill(child, signal.SIGKILL)
-        until(lambda: not is_alive(child))
+        wait_until(lambda: not is_alive(child))
         swept(two, known)
     assert two.holders() == {}
 
@@ -207,7 +210,7 @@ def no_proc_fs(two: DirectoryNode) -> None:
     """The process ids are those of a container."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc"]
     before = texts(two.root)
-    done = run([*inside, *two.words("--pool=exclusive", *show())])
+    done = run([*inside, *two.words("--pool=exclusive", *show_command())])
     assert (done.returncode, "CMK_PROC_FS" in done.stderr) == (FAILED, True)
     assert texts(two.root) == before
     # with the host's /proc it is the host that knows it
@@ -221,10 +224,10 @@ def no_proc_fs(two: DirectoryNode) -> None:
         shell,
         outside,
         *inside,
-        *two.words("--pool=exclusive", *show()),
+        *two.words("--pool=exclusive", *show_command()),
     ]
-    with started(words, {"CMK_PROC_FS": outside}) as process:
-        child = json.loads(said(process))
+    with start(words, {"CMK_PROC_FS": outside}) as process:
+        child = json.loads(read_line(process))
         assert child["environment"]["NODEWISE_CPU_TASK"].partition("-")[0] != str(child["parent"])
         assert process.wait(isolate_process.PATIENCE_S) == 0
 
@@ -279,6 +282,6 @@ def test_a_child_that_forks_away_keeps_its_cpus_until_it_ends(two: DirectoryNode
         assert os.sched_getaffinity(left) == {0}
     finally:
         os.kill(left, signal.SIGKILL)
-    until(lambda: not is_alive(left))
+    wait_until(lambda: not is_alive(left))
     swept(two, known)
     assert two.holders() == {}

@@ -24,12 +24,12 @@ from tests.conformance.cmk.isolate_process import (
     PATIENCE_S,
     DirectoryNode,
     clean,
+    parse_output,
+    read_line,
     run,
-    said,
-    show,
-    shown,
-    started,
-    until,
+    show_command,
+    start,
+    wait_until,
 )
 
 FAILED = 125
@@ -62,12 +62,14 @@ def cpu(node: DirectoryNode, *options: str) -> list[str]:
 
 def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> None:
     last = max(map(int, re.findall(r"\d+", Path("/sys/devices/system/cpu/online").read_text())))
-    node = isolate_process.made(tmp_path, pool_allocations.from_lists({"exclusive": {0: (f"0,{last + 1}",)}}))
-    done = run(cpu(node, *show()))
+    node = isolate_process.create_node(
+        tmp_path, pool_allocations.from_lists({"exclusive": {0: (f"0,{last + 1}",)}})
+    )
+    done = run(cpu(node, *show_command()))
     assert done.returncode == FAILED
     assert f"0 of 1 CPU lists free, CPUs {last + 1} offline" in done.stderr
     assert node.holders() == {}
-    document = shown(run(cpu(node, "--no-affinity", *show())))
+    document = parse_output(run(cpu(node, "--no-affinity", *show_command())))
     assert document["environment"]["CMK_CPUS_ASSIGNED"] == f"0,{last + 1}"
 
 
@@ -83,7 +85,7 @@ def cpuset(cpus: str) -> Iterator[Path]:
         (group / "cpuset.cpus").write_text(cpus)
         yield group
     finally:
-        until(lambda: not (group / "tasks").read_text())
+        wait_until(lambda: not (group / "tasks").read_text())
         group.rmdir()
 
 
@@ -92,22 +94,22 @@ def cpuset(cpus: str) -> Iterator[Path]:
 def test_a_cpuset_that_forbids_the_pool_is_an_error(two: DirectoryNode, pool: str, wanted: str) -> None:
     with cpuset("0") as group:
         inside = ["sh", "-c", 'echo $$ > "$0/tasks" && exec "$@"', str(group)]
-        done = run([*inside, *two.words(f"--pool={pool}", *show())])
+        done = run([*inside, *two.words(f"--pool={pool}", *show_command())])
         assert done.returncode == FAILED
         assert f"CPUs 1 cannot be used here, 0 can; wanted all of {wanted}" in done.stderr
         assert two.holders() == {}
-        assert shown(run([*inside, *two.words("--pool=exclusive", *show())]))["cpus"] == [0]
+        assert parse_output(run([*inside, *two.words("--pool=exclusive", *show_command())]))["cpus"] == [0]
 
 
 def test_without_a_state_it_says_what_to_do(tmp_path: Path) -> None:
-    done = run(cpu(DirectoryNode(tmp_path / "none"), *show()))
+    done = run(cpu(DirectoryNode(tmp_path / "none"), *show_command()))
     assert (done.returncode, "nodewise cpu init" in done.stderr) == (FAILED, True)
     assert not (tmp_path / "none").exists()
 
 
 def test_a_state_that_cannot_be_read_is_named(two: DirectoryNode) -> None:
     (two.root / "pools/exclusive/0/1/tasks").write_text("17,x")
-    done = run(cpu(two, *show()))
+    done = run(cpu(two, *show_command()))
     assert done.returncode == FAILED
     assert "config.exclusive.0.1: 'x'; wanted a whole number" in done.stderr
 
@@ -141,32 +143,34 @@ def test_it_waits_while_the_node_is_reconfigured(two: DirectoryNode) -> None:
     two.store.replace(
         stored.version, stored.allocations, Intent(target, Task(1, 1, "boot"), "2026-01-01T00:00:00Z")
     )
-    done = run(cpu(two, *show()))
+    done = run(cpu(two, *show_command()))
     assert (done.returncode, "being reconfigured by process 1" in done.stderr) == (FAILED, True)
-    with started(cpu(two, "--wait=1m", *show()), {"CMK_LOG_LEVEL": "debug"}) as process:
+    with start(cpu(two, "--wait=1m", *show_command()), {"CMK_LOG_LEVEL": "debug"}) as process:
         assert process.stderr
         assert "trying again" in process.stderr.readline()
         two.store.replace(two.store.read().version, target)
-        assert json.loads(said(process))["cpus"] == [1]
+        assert json.loads(read_line(process))["cpus"] == [1]
 
 
 def test_it_waits_until_one_ends_and_ends_at_once_when_it_should(two: DirectoryNode) -> None:
-    with started(cpu(two, *show()[:-1], "import os,time; print(1, flush=True); time.sleep(600)")) as first:
-        said(first)
+    with start(
+        cpu(two, *show_command()[:-1], "import os,time; print(1, flush=True); time.sleep(600)")
+    ) as first:
+        read_line(first)
         taken = {"CMK_NUM_CORES": "2", "CMK_LOG_LEVEL": "debug"}
-        done = run(cpu(two, *show()), taken)
+        done = run(cpu(two, *show_command()), taken)
         assert done.returncode == FAILED
         assert "pool exclusive: 1 of 2 CPU lists free, 1 held; wanted 2" in done.stderr
-        with started(cpu(two, "--wait=1h", *show()), taken) as waiting:
+        with start(cpu(two, "--wait=1h", *show_command()), taken) as waiting:
             assert waiting.stderr
             assert "trying again" in waiting.stderr.readline()
             waiting.send_signal(signal.SIGTERM)
             assert waiting.wait(PATIENCE_S) == 128 + signal.SIGTERM
-        with started(cpu(two, "--wait=1h", *show()), taken) as waiting:
+        with start(cpu(two, "--wait=1h", *show_command()), taken) as waiting:
             assert waiting.stderr
             assert "trying again" in waiting.stderr.readline()
             first.terminate()
-            assert json.loads(said(waiting))["cpus"] == [0, 1]
+            assert json.loads(read_line(waiting))["cpus"] == [0, 1]
             assert waiting.wait(PATIENCE_S) == 0
     assert two.holders() == {}
 
@@ -178,13 +182,13 @@ def test_signals_reach_the_command_once_each(two: DirectoryNode) -> None:
         words, env=clean(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
     )
     assert process.stdin
-    said(process)
+    read_line(process)
     for name in names:
         process.send_signal(getattr(signal, name))
     time.sleep(0.2)
     process.stdin.write("\n")
     process.stdin.flush()
-    assert eval(said(process)) == dict.fromkeys(names, 1)
+    assert eval(read_line(process)) == dict.fromkeys(names, 1)
     process.communicate()
     assert process.returncode == 0
 
@@ -211,14 +215,14 @@ def test_a_key_of_the_terminal_reaches_the_command_once(two: DirectoryNode) -> N
 def test_it_stops_and_goes_on_with_its_command(two: DirectoryNode) -> None:
     """As a shell's job."""
     stay = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    with started(cpu(two, "--", sys.executable, "-c", stay)) as process:
-        child = int(said(process))
+    with start(cpu(two, "--", sys.executable, "-c", stay)) as process:
+        child = int(read_line(process))
         process.send_signal(signal.SIGTSTP)
-        until(lambda: state_of(child) == "T" and state_of(process.pid) == "T")
+        wait_until(lambda: state_of(child) == "T" and state_of(process.pid) == "T")
         process.send_signal(signal.SIGCONT)
-        until(lambda: state_of(child) == "S" and state_of(process.pid) == "S")
+        wait_until(lambda: state_of(child) == "S" and state_of(process.pid) == "S")
         process.send_signal(signal.SIGTSTP)
-        until(lambda: state_of(process.pid) == "T")
+        wait_until(lambda: state_of(process.pid) == "T")
         process.send_signal(signal.SIGCONT)
         process.terminate()
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
@@ -233,8 +237,8 @@ def state_of(pid: int) -> str:
 def test_as_the_first_process_of_a_container_it_passes_signals_on(two: DirectoryNode) -> None:
     stay = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)"
     inside = ["unshare", "--pid", "--fork", "--kill-child", *cpu(two, "--", sys.executable, "-c", stay)]
-    with started(inside, {"CMK_PROC_FS": "/proc"}) as process:
-        assert said(process).split()[1] == "1"
+    with start(inside, {"CMK_PROC_FS": "/proc"}) as process:
+        assert read_line(process).split()[1] == "1"
         (wrapper,) = (pid for pids in two.holders().values() for pid in pids)
         os.kill(wrapper, signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM

@@ -26,10 +26,10 @@ from tests.conformance.cmk.node_commands import (
     BOOT,
     CONFIG_MAP,
     NODEWISE,
-    answered,
+    allocations_of,
     cluster,
     directory_of,
-    lists,
+    json_output,
     processes,
     run,
     write,
@@ -76,7 +76,7 @@ def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
         else:
             options += ["--conf-dir", directory_of(first, tmp_path / "conf")]
         done = run("init", *options)
-        description = answered("describe", *(options[6:]))
+        description = json_output("describe", *(options[6:]))
         assert row.place != "configmap" or _stored(server) == first
         assert not server.requests
     assert done.returncode == bool(row.error), done.stderr
@@ -85,7 +85,7 @@ def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
 
 
 def _planned(cores: Sequence[int], machine: Path) -> Allocations:
-    plan = answered(
+    plan = json_output(
         "plan",
         "--sysfs",
         machine,
@@ -114,7 +114,7 @@ def _stored(server: MinimalApiServer) -> Allocations:
     "row", table_rows.read("discover", DiscoverRow), ids=lambda row: f"{row.id}-{row.version}"
 )
 def test_what_a_node_says_of_itself(row: DiscoverRow, tmp_path: Path) -> None:
-    conf = directory_of(lists(row.pools), tmp_path / "conf")
+    conf = directory_of(allocations_of(row.pools), tmp_path / "conf")
     is_old = api_versions.parse(row.version) < (1, 7)
     with cluster(row.version, tmp_path) as (server, leading):
         node = server.objects[NODES.path(name="n1")]
@@ -145,21 +145,21 @@ def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
     )
     conf = directory_of(allocations, tmp_path / "conf")
     proc = processes({pid: row.allowed.get(pid, "0-63") for pid in row.alive}, tmp_path / "proc")
-    report = answered("reconcile", "--conf-dir", conf, "--proc-fs", proc)
+    report = json_output("reconcile", "--conf-dir", conf, "--proc-fs", proc)
     reclaimed = report["reclaimedCpuLists"]
     assert [
         f"{cpu_list['pid']} {cpu_list['cpus']} {cpu_list['pool']}" for cpu_list in reclaimed
     ] == row.reclaims
     elsewhere = [f"{mismatch['pid']} {mismatch['cpus']}" for mismatch in report.get("mismatchedCpuMasks", [])]
     assert not row.allowed or elsewhere == [line.rpartition(" ")[0] for line in row.elsewhere]
-    pools = answered("describe", "--conf-dir", conf)["pools"].values()
+    pools = json_output("describe", "--conf-dir", conf)["pools"].values()
     left = {pid for pool in pools for cpu_list in pool["cpuLists"].values() for pid in cpu_list["tasks"]}
     assert left == {str(pid) for pid in row.alive}
 
 
 def test_a_report_of_nothing(tmp_path: Path) -> None:
     """Case 136, to the byte."""
-    conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
+    conf = directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf")
     proc = processes({}, tmp_path / "proc")
     done = run("reconcile", "--conf-dir", conf, environment={"CMK_PROC_FS": str(proc)})
     assert done.stdout == '{\n  "reclaimedCpuLists": []\n}\n'
@@ -167,15 +167,15 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -> None:
-    store = DirectoryStore(directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf"))
-    target = lists({"exclusive": {0: "0 1"}})
+    store = DirectoryStore(directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf"))
+    target = allocations_of({"exclusive": {0: "0 1"}})
     by = Task(99_999_999, 5, procfs.read_boot(Path("/proc")))
     store.replace(store.read().version, store.read().allocations, Intent(target, by, "2026-01-01T00:00:00Z"))
-    assert answered("describe", "--conf-dir", tmp_path / "conf")["reconfiguring"]["by"]["pid"] == by.pid
+    assert json_output("describe", "--conf-dir", tmp_path / "conf")["reconfiguring"]["by"]["pid"] == by.pid
     done = run("reconcile", "--conf-dir", tmp_path / "conf", "--proc-fs", "/proc")
     assert "cpu_intent_recovered" in done.stderr
     stored = store.read()
-    assert (stored.intent, stored.allocations) == (None, lists({"exclusive": {0: "0"}}))
+    assert (stored.intent, stored.allocations) == (None, allocations_of({"exclusive": {0: "0"}}))
 
 
 @pytest.mark.parametrize("row", table_rows.read("container", ContainerRow), ids=lambda row: row.id)
@@ -186,17 +186,17 @@ def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_p
     inside = [unshare, "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
         availability.not_run("this machine lets nobody have a PID namespace: run as root")
-    allocations = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
+    allocations = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
     conf = directory_of(allocations, tmp_path / "conf")
     done = run(row.command, "--conf-dir", conf, before=inside)
     assert done.returncode == row.code
     assert [part for part in row.error if part not in done.stderr] == []
-    description = answered("describe", "--conf-dir", conf)
+    description = json_output("describe", "--conf-dir", conf)
     assert description["pools"]["exclusive"]["cpuLists"]["0"]["tasks"] == ["99999999"]
 
 
 def test_rounds_end_at_sigterm(tmp_path: Path) -> None:
-    conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
+    conf = directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf")
     proc = processes({}, tmp_path / "proc")
     command = [NODEWISE, "cpu", "reconcile", "--conf-dir", conf, "--proc-fs", proc, "--interval", "3600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -207,7 +207,7 @@ def test_rounds_end_at_sigterm(tmp_path: Path) -> None:
 
 
 def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
-    conf = directory_of(lists({"exclusive": {0: "1,9"}, "infra": {1: "0,8"}}), tmp_path / "conf")
+    conf = directory_of(allocations_of({"exclusive": {0: "1,9"}, "infra": {1: "0,8"}}), tmp_path / "conf")
     reading, terminal = os.openpty()
     subprocess.run(
         [NODEWISE, "cpu", "describe", "--conf-dir", conf], stdout=terminal, timeout=120, check=True
@@ -220,7 +220,7 @@ def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
         ["exclusive", "0", "1,9", "-"],
         ["infra", "1", "0,8", "-"],
     ]
-    assert answered("describe", "--conf-dir", conf)["path"] == str(conf)
+    assert json_output("describe", "--conf-dir", conf)["path"] == str(conf)
 
 
 def test_the_same_machine_gets_the_same_pools_to_the_letter(tmp_path: Path) -> None:
@@ -255,16 +255,16 @@ class TestFullDisk:
         assert run("init", *options).returncode == 0
 
     def test_nothing_is_said_to_be_free_that_is_not(self, tmp_path: Path) -> None:
-        allocations = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
+        allocations = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
         conf = directory_of(allocations, tmp_path / "conf")
         options = ["--conf-dir", conf, "--proc-fs", processes({}, tmp_path / "proc")]
         done = run("reconcile", *options, before=self.FULL)
         assert (done.returncode, done.stdout) == (1, "")
         assert "File too large" in done.stderr
-        assert len(answered("reconcile", *options)["reclaimedCpuLists"]) == 1
+        assert len(json_output("reconcile", *options)["reclaimedCpuLists"]) == 1
 
     def test_what_cannot_be_printed_is_told(self, tmp_path: Path) -> None:
-        conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
+        conf = directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf")
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
                 [NODEWISE, "cpu", "describe", "--conf-dir", conf], stdout=full, stderr=subprocess.PIPE, text=True,

@@ -9,7 +9,7 @@ from nodewise.cpu.cluster import reports
 from nodewise.kube.resources import NODES
 from tests.conformance.cmk import machines, table_rows
 from tests.conformance.cmk.minimal_api_server import RequestRefusal, serving
-from tests.conformance.cmk.node_commands import answered, cluster, directory_of, lists, run, write
+from tests.conformance.cmk.node_commands import allocations_of, cluster, directory_of, json_output, run, write
 from tests.conformance.cmk.table_rows import NameRow, PublishRow
 
 REPORT = "/apis/intel.com/v1/namespaces/default/cmk-nodereports/n1"
@@ -34,7 +34,7 @@ def test_names_of_reports(row: NameRow, tmp_path: Path) -> None:
     "row", table_rows.read("publish", PublishRow), ids=lambda row: f"{row.id}-{row.answers}"
 )
 def test_reports_are_published(row: PublishRow, tmp_path: Path) -> None:
-    conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
+    conf = directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf")
     with cluster("v1.36.3", tmp_path) as (server, leading):
         if row.exists:
             server.put(REPORT, {"metadata": {"name": "n1"}, "spec": {"report": {"old": True}}})
@@ -71,7 +71,7 @@ def test_reports_are_published(row: PublishRow, tmp_path: Path) -> None:
 def test_reports_in_the_form_of_the_version(version: str, path: str, definition: str, tmp_path: Path) -> None:
     with cluster(version, tmp_path) as (server, leading):
         for _ in range(2):
-            report = answered("node-report", "--publish", "--conf-dir", tmp_path / "conf", *leading)
+            report = json_output("node-report", "--publish", "--conf-dir", tmp_path / "conf", *leading)
         (_, defined, made) = [request.body for request in server.requests]
         stored = server.objects[path]
     assert defined["apiVersion"] == definition
@@ -82,8 +82,8 @@ def test_reports_in_the_form_of_the_version(version: str, path: str, definition:
 
 class TestNodeReport:
     def test_143_lists_that_overlap(self, tmp_path: Path) -> None:
-        conf = directory_of(lists({"exclusive": {0: "0"}, "shared": {0: "0"}}), tmp_path / "conf")
-        report = answered(
+        conf = directory_of(allocations_of({"exclusive": {0: "0"}, "shared": {0: "0"}}), tmp_path / "conf")
+        report = json_output(
             "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
         )
         overlap = "exclusive:0 and shared:0 (in both: [0])"
@@ -95,7 +95,7 @@ class TestNodeReport:
 
     def test_145_a_node_without_pools(self, tmp_path: Path) -> None:
         machine = write(machines.texts("T8"), tmp_path / "m")
-        report = answered("node-report", "--conf-dir", tmp_path / "nothing", "--sysfs", machine)
+        report = json_output("node-report", "--conf-dir", tmp_path / "nothing", "--sysfs", machine)
         (error,) = report["checks"]["configDirectory"]["errors"]
         assert "unable to read" in error
         assert report["checks"]["configDirectory"]["ok"] is False
@@ -103,14 +103,14 @@ class TestNodeReport:
         assert len(report["topology"]["sockets"]["0"]["cores"]) == 8
 
     def test_lists_whose_cpus_went(self, tmp_path: Path) -> None:
-        conf = directory_of(lists({"exclusive": {0: "1,9 63"}}), tmp_path / "conf")
-        report = answered(
+        conf = directory_of(allocations_of({"exclusive": {0: "1,9 63"}}), tmp_path / "conf")
+        report = json_output(
             "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
         )
         assert report["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
 
     def test_a_kubelet_that_gives_cpus_away_itself(self, tmp_path: Path) -> None:
-        conf = directory_of(lists({"exclusive": {0: "1,9"}, "infra": {0: "0,8"}}), tmp_path / "conf")
+        conf = directory_of(allocations_of({"exclusive": {0: "1,9"}, "infra": {0: "0,8"}}), tmp_path / "conf")
         state_file = {
             "policyName": "static",
             "defaultCpuSet": "0,2-15",
@@ -119,7 +119,7 @@ class TestNodeReport:
         }
         kubelet = write({"cpu_manager_state": json.dumps(state_file)}, tmp_path / "kubelet")
         machine = write(machines.texts("T8"), tmp_path / "m")
-        report = answered("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
+        report = json_output("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
         check = report["checks"]["kubelet"]
         assert (check["ok"], check["policy"]) == (False, "static")
         assert "container app of pod pod-1 has CPUs 1" in check["errors"][0]
@@ -128,12 +128,12 @@ class TestNodeReport:
 
 @pytest.mark.parametrize("version", ["v1.6.4", "v1.7.3", "v1.15.0"])
 def test_an_old_cluster_is_validated_by_its_own_words(version: str, tmp_path: Path) -> None:
-    conf = directory_of(lists({"exclusive": {0: "0 1"}}), tmp_path / "conf")
+    conf = directory_of(allocations_of({"exclusive": {0: "0 1"}}), tmp_path / "conf")
     with cluster(version, tmp_path) as (server, leading):
         at_conf = ["--conf-dir", conf, *leading[:2]]
         before = run("validate", "n1", *at_conf)
         assert run("discover", "--conf-dir", conf, *leading).returncode == 0
-        answered("node-report", "--publish", "--conf-dir", conf, *leading)
+        json_output("node-report", "--publish", "--conf-dir", conf, *leading)
         node = server.objects[NODES.path(name="n1")]
         node["status"]["allocatable"] = node["status"]["capacity"]
         after = run("validate", "n1", *at_conf)

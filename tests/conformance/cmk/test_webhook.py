@@ -142,7 +142,7 @@ def content(row: WebhookHttpRow) -> bytes:
     if row.text is not None:
         return row.text.encode()
     body = (
-        webhook_process.review(webhook_process.asking())
+        webhook_process.review(webhook_process.pod_with_request())
         if row.body is None
         else {"apiVersion": webhook_process.V1, **row.body}
     )
@@ -167,12 +167,12 @@ def test_requests(row: WebhookHttpRow, own: Webhook) -> None:
         assert response.get("status", {}).get("code") == (400 if row.error else None)
     else:
         assert answer.json()["error"]
-    assert own.operations(webhook_process.asking())
+    assert own.operations(webhook_process.pod_with_request())
 
 
 @pytest.mark.parametrize("version", ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"])
 def test_the_answer_is_of_the_version_that_asks(version: str, own: Webhook) -> None:
-    answer = own.post(webhook_process.review(webhook_process.asking(), version)).json()
+    answer = own.post(webhook_process.review(webhook_process.pod_with_request(), version)).json()
     assert answer["apiVersion"] == version
     assert answer["response"]["patchType"] == "JSONPatch"
 
@@ -180,7 +180,7 @@ def test_the_answer_is_of_the_version_that_asks(version: str, own: Webhook) -> N
 def test_what_is_not_new_is_left_alone(own: Webhook) -> None:
     """A registration that sends too much must not keep pods from going."""
     for operation in ("DELETE", "UPDATE", "CONNECT"):
-        body = webhook_process.review(webhook_process.asking())
+        body = webhook_process.review(webhook_process.pod_with_request())
         body["request"] |= {"operation": operation, "object": None}
         assert own.post(body).json()["response"] == {"uid": "u1", "allowed": True}
 
@@ -189,7 +189,7 @@ def test_clients_that_say_nothing_hold_nobody_up(own: Webhook) -> None:
     port = int(own.url.rpartition(":")[2])
     silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
     try:
-        assert own.operations(webhook_process.asking())
+        assert own.operations(webhook_process.pod_with_request())
     finally:
         for connection in silent:
             connection.close()
@@ -201,7 +201,10 @@ def test_both_versions_of_tls_are_served(version: ssl.TLSVersion, own: Webhook) 
     context.minimum_version = context.maximum_version = version
     with own.client(context) as client:
         assert (
-            client.post("/mutate", json=webhook_process.review(webhook_process.asking())).status_code == 200
+            client.post(
+                "/mutate", json=webhook_process.review(webhook_process.pod_with_request())
+            ).status_code
+            == 200
         )
 
 
@@ -241,19 +244,19 @@ def certificate(folder: Path) -> None:
 
 def bad_mutations(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=True") as running:
-        before = running.operations(webhook_process.asking())
+        before = running.operations(webhook_process.pod_with_request())
         for text in ("mutations: {perPod: [1]}", "mutations: {", "", "mutations: {perpod: {}}"):
             running.mutations.write_text(text)
-            assert running.operations(webhook_process.asking()) == before
+            assert running.operations(webhook_process.pod_with_request()) == before
         assert running.says("warning", "cpu_mutations_failed", "mutations.perPod", "[1]", "a mapping")
         assert running.says("cpu_mutations_failed", "mutations.perpod", "unknown")
         assert "nodewise_cpu_mutations_failing 1.0" in httpx2.get(f"{running.health}/metrics").text
         running.mutations.unlink()
-        assert running.operations(webhook_process.asking()) == before
+        assert running.operations(webhook_process.pod_with_request()) == before
         assert running.says("cpu_mutations_failed", "No such file")
         running.mutations.write_text("mutations: {perPod: {metadata: {labels: {a: b}}}}")
         assert {"op": "add", "path": "/metadata/labels", "value": {"a": "b"}} in running.operations(
-            webhook_process.asking()
+            webhook_process.pod_with_request()
         )
         assert "nodewise_cpu_mutations_failing 0.0" in httpx2.get(f"{running.health}/metrics").text
     ended = started(folder, "--insecure=True", mutations={"perPod": [1]})
@@ -263,11 +266,13 @@ def bad_mutations(folder: Path) -> None:
 
 def edited_mutations(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=True") as running:
-        assert running.operations(webhook_process.asking())
+        assert running.operations(webhook_process.pod_with_request())
         edited = webhook_process.own_mutations()
         edited["perContainer"] = {"env": [{"name": "EDITED", "value": "yes"}]}
         running.mutations.write_text(yaml.safe_dump({"mutations": edited}))
-        pod = applied(running.operations(webhook_process.asking()), webhook_process.asking())
+        pod = applied(
+            running.operations(webhook_process.pod_with_request()), webhook_process.pod_with_request()
+        )
         env = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
         assert env == ["EDITED", "CMK_NUM_CORES"]
 
@@ -280,7 +285,7 @@ def no_certificate(folder: Path) -> None:
                 context = running.papers.context()
                 context.minimum_version = context.maximum_version = version
                 with running.client(context) as client, pytest.raises(httpx2.TransportError):
-                    client.post("/mutate", json=webhook_process.review(webhook_process.asking()))
+                    client.post("/mutate", json=webhook_process.review(webhook_process.pod_with_request()))
             assert running.says("info", "cpu_webhook_mutual", "cafile=")
     ended = started(folder, "--insecure=perhaps")
     assert ended.returncode == 2
@@ -289,18 +294,18 @@ def no_certificate(folder: Path) -> None:
 
 def client_certificate(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=False") as running:
-        answer = running.post(webhook_process.review(webhook_process.asking()), shows=True)
+        answer = running.post(webhook_process.review(webhook_process.pod_with_request()), shows=True)
         assert answer.status_code == 200
         assert answer.json()["response"]["allowed"]
         strangers = running.papers.servers.issue("stranger")
         context = running.papers.servers.client_context(strangers)
         with running.client(context) as client, pytest.raises(httpx2.TransportError):
-            client.post("/mutate", json=webhook_process.review(webhook_process.asking()))
+            client.post("/mutate", json=webhook_process.review(webhook_process.pod_with_request()))
 
 
 def any_client(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=True") as running:
-        assert running.post(webhook_process.review(webhook_process.asking())).status_code == 200
+        assert running.post(webhook_process.review(webhook_process.pod_with_request())).status_code == 200
         assert running.says("warning", "cpu_webhook_any_client")
         port = int(running.url.rpartition(":")[2])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

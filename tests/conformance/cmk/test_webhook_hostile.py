@@ -21,21 +21,21 @@ def webhook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
         yield running
 
 
-def spoilt(value: Any) -> Iterator[Any]:
+def corrupted(value: Any) -> Iterator[Any]:
     """The value, with each part in turn replaced or removed."""
     yield from SPOILS
     if isinstance(value, dict):
         for key, inner in value.items():
             yield {name: value[name] for name in value if name != key}
-            yield from (value | {key: other} for other in spoilt(inner))
+            yield from (value | {key: other} for other in corrupted(inner))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from ([*value[:index], other, *value[index + 1 :]] for other in spoilt(inner))
+            yield from ([*value[:index], other, *value[index + 1 :]] for other in corrupted(inner))
 
 
 def whole() -> Object:
     """A review of a pod with every field that is read."""
-    pod = webhook_process.asking()
+    pod = webhook_process.pod_with_request()
     pod["metadata"]["annotations"] = {"cmk.intel.com/mutate": "true"}
     container = pod["spec"]["containers"][0]
     container |= {"env": [{"name": "A", "value": "b"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
@@ -108,7 +108,7 @@ def expect_answer(webhook: Webhook, body: bytes) -> int:
 
 
 def test_each_thing_that_is_something_else(webhook: Webhook) -> None:
-    bodies = [json.dumps(document).encode() for document in spoilt(whole())]
+    bodies = [json.dumps(document).encode() for document in corrupted(whole())]
     assert len(bodies) > 500
     with webhook.client(webhook.papers.context()) as client:
         for body in bodies:
@@ -120,13 +120,13 @@ def test_each_thing_that_is_something_else(webhook: Webhook) -> None:
                 # of what does not go together with the mutations nobody can say who is wrong
                 assert answer.status_code == (500 if "mutations" in review["error"] else 400), body
                 assert review["problems"], body
-    assert webhook.operations(webhook_process.asking())
+    assert webhook.operations(webhook_process.pod_with_request())
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_bodies_that_mean_harm(webhook: Webhook, body: bytes) -> None:
     expect_answer(webhook, body)
-    assert webhook.operations(webhook_process.asking())
+    assert webhook.operations(webhook_process.pod_with_request())
 
 
 def test_who_asks_meanwhile_is_answered(webhook: Webhook) -> None:
@@ -148,7 +148,7 @@ def test_who_asks_meanwhile_is_answered(webhook: Webhook) -> None:
         thread.start()
     try:
         for _ in range(30):
-            assert webhook.operations(webhook_process.asking())
+            assert webhook.operations(webhook_process.pod_with_request())
     finally:
         ended.set()
         for thread in threads:

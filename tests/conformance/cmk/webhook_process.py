@@ -70,7 +70,7 @@ class Webhook(NamedTuple):
         assert answer["response"].get("patchType") == ("JSONPatch" if patch else None)
         return json.loads(base64.b64decode(patch)) if patch else []
 
-    def says(self, *parts: str) -> bool:
+    def log_line_has(self, *parts: str) -> bool:
         """Whether a log line has all of these parts."""
         lines = self.process.log.read_text().splitlines()
         return any(all(part in line for part in parts) for line in lines)
@@ -82,13 +82,13 @@ def review(pod: Object, version: str = V1, uid: str = "u1") -> Object:
     return {"apiVersion": version, "kind": "AdmissionReview", "request": request}
 
 
-def asking(count: str = "1") -> Object:
+def pod_with_request(count: str = "1") -> Object:
     """A pod that requests cores."""
     resources = {"requests": {"cmk.intel.com/exclusive-cores": count}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": "asking"},
+        "metadata": {"name": "pod_with_request"},
         "spec": {"containers": [{"name": "c1", "image": "none", "resources": resources}]},
     }
 
@@ -101,7 +101,7 @@ def until(what: Callable[[], bool]) -> None:
 
 
 def own_mutations() -> Object:
-    per_pod, per_container = pod_mutation.defaults()
+    per_pod, per_container = pod_mutation.default_mutations()
     return {"perPod": per_pod, "perContainer": per_container}
 
 

@@ -17,7 +17,7 @@ NODE = pool_allocations.from_lists(
 )
 
 
-def claimed(wish: AllocationRequest, node: Allocations = NODE, draw: float = 0.0) -> AllocationResult:
+def allocate(wish: AllocationRequest, node: Allocations = NODE, draw: float = 0.0) -> AllocationResult:
     return allocator.allocate(node, wish, TASK, draw)
 
 
@@ -26,57 +26,57 @@ def texts(claim: AllocationResult) -> list[str]:
 
 
 def test_several_lists_are_on_one_socket_where_one_has_enough() -> None:
-    assert texts(claimed(AllocationRequest("exclusive", 2))) == ["2,10", "9,17"]
-    assert texts(claimed(AllocationRequest("exclusive", 3))) == ["4,12", "5,13", "6,14"]
-    assert texts(claimed(AllocationRequest("exclusive", 4))) == ["2,10", "4,12", "5,13", "6,14"]
+    assert texts(allocate(AllocationRequest("exclusive", 2))) == ["2,10", "9,17"]
+    assert texts(allocate(AllocationRequest("exclusive", 3))) == ["4,12", "5,13", "6,14"]
+    assert texts(allocate(AllocationRequest("exclusive", 4))) == ["2,10", "4,12", "5,13", "6,14"]
 
 
 def test_lists_of_preferred_cpus_come_first() -> None:
-    assert texts(claimed(AllocationRequest("exclusive", 1, prefer={9, 17}))) == ["9,17"]
+    assert texts(allocate(AllocationRequest("exclusive", 1, prefer={9, 17}))) == ["9,17"]
 
 
 def test_a_numa_node_holds_exclusive_lists_and_touches_shared_ones() -> None:
     node = {5, 13, 6, 14, 3}
-    assert texts(claimed(AllocationRequest("exclusive", 2, numa_cpus=node))) == ["5,13", "6,14"]
-    assert texts(claimed(AllocationRequest("shared", numa_cpus=node))) == ["3,11"]
-    assert texts(claimed(AllocationRequest("infra", numa_cpus=node))) == ["1"]
+    assert texts(allocate(AllocationRequest("exclusive", 2, numa_cpus=node))) == ["5,13", "6,14"]
+    assert texts(allocate(AllocationRequest("shared", numa_cpus=node))) == ["3,11"]
+    assert texts(allocate(AllocationRequest("infra", numa_cpus=node))) == ["1"]
     with pytest.raises(Unavailable, match="0 of 5 CPU lists free"):
-        claimed(AllocationRequest("exclusive", numa_cpus={2}))
+        allocate(AllocationRequest("exclusive", numa_cpus={2}))
 
 
 def test_lists_with_offline_cpus_are_passed_over_and_told() -> None:
-    assert texts(claimed(AllocationRequest("exclusive", 2, socket=1, avoid={4}))) == ["5,13", "6,14"]
+    assert texts(allocate(AllocationRequest("exclusive", 2, socket=1, avoid={4}))) == ["5,13", "6,14"]
     with pytest.raises(Unavailable, match="CPUs 4,13 offline"):
-        claimed(AllocationRequest("exclusive", 2, socket=1, avoid={4, 13}))
+        allocate(AllocationRequest("exclusive", 2, socket=1, avoid={4, 13}))
     with pytest.raises(Unavailable, match="pool infra: 0 of 1 CPU lists usable, CPUs 1 offline"):
-        claimed(AllocationRequest("infra", avoid={1}))
+        allocate(AllocationRequest("infra", avoid={1}))
 
 
 def test_a_shared_task_comes_to_one_of_the_lists_with_the_fewest_tasks() -> None:
-    once = claimed(AllocationRequest("shared"), draw=0.9)
+    once = allocate(AllocationRequest("shared"), draw=0.9)
     assert texts(once) == ["3,11"]
     assert texts(allocator.allocate(once.allocations, AllocationRequest("shared"), Task(8), 0.9)) == ["0,8"]
 
 
 def test_lists_that_overlap_are_never_given_together() -> None:
     node = pool_allocations.parse({"exclusive": {0: {"0-3": [], "2": [], "4": []}}})
-    assert texts(claimed(AllocationRequest("exclusive", 2), node)) == ["0-3", "4"]
+    assert texts(allocate(AllocationRequest("exclusive", 2), node)) == ["0-3", "4"]
     held = allocator.allocate(node, AllocationRequest("exclusive"), Task(8), 0.0).allocations
-    assert texts(claimed(AllocationRequest("exclusive"), held)) == ["4"]
+    assert texts(allocate(AllocationRequest("exclusive"), held)) == ["4"]
     with pytest.raises(Unavailable):
-        claimed(AllocationRequest("exclusive", 2), held)
+        allocate(AllocationRequest("exclusive", 2), held)
 
 
 def test_a_pool_without_lists_has_none_to_give() -> None:
     node = pool_allocations.parse({"shared": {0: {}}, "exclusive": {}})
     for pool in ("shared", "exclusive"):
         with pytest.raises(Unavailable, match=f"pool {pool}: 0 of 0"):
-            claimed(AllocationRequest(pool), node)
+            allocate(AllocationRequest(pool), node)
 
 
 def test_pools_that_are_not_there_are_not_told() -> None:
     node = pool_allocations.parse({"exclusive": {0: {"64": []}}})
-    claim = claimed(AllocationRequest("exclusive"), node)
+    claim = allocate(AllocationRequest("exclusive"), node)
     assert allocator.task_environment(claim.allocations, claim.cpu_lists, TASK) == {
         "CMK_CPUS_ASSIGNED": "64",
         "CMK_CPUS_ASSIGNED_MASK": "10000000000000000",

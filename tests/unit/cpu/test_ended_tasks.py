@@ -23,7 +23,7 @@ def node(*tasks: Task) -> Allocations:
     )
 
 
-def swept(
+def collect(
     task: Task, processes: Mapping[int, NodeProcess], known: KnownProcesses | None = None
 ) -> CollectionResult:
     return remove_ended_tasks(node(task), {1: NodeProcess(0, 0), **processes}, "now", known)
@@ -77,11 +77,11 @@ def is_held(result: CollectionResult) -> bool:
     ],
 )
 def test_who_holds_a_list(task: Task, processes: Mapping[int, NodeProcess], held: bool) -> None:
-    assert is_held(swept(task, processes)) == held
+    assert is_held(collect(task, processes)) == held
 
 
 def test_a_task_of_an_older_program_is_known_by_its_start_from_then_on() -> None:
-    result = swept(Task(100), WRAPPER)
+    result = collect(Task(100), WRAPPER)
     assert [cpu_list.tasks for _, cpu_list in result.allocations.cpu_lists] == [(TASK,)]
     assert not is_held(
         remove_ended_tasks(result.allocations, {100: NodeProcess(start=6, parent=1)}, "now", result.known)
@@ -91,20 +91,20 @@ def test_a_task_of_an_older_program_is_known_by_its_start_from_then_on() -> None
 def test_descendants_that_a_sweep_saw_hold_the_list_without_a_mark() -> None:
     family = {**WRAPPER, 101: NodeProcess(6, 100), 102: NodeProcess(7, 101)}
     for task in (TASK, Task(100)):
-        known = swept(task, family).known
+        known = collect(task, family).known
         orphans = {102: NodeProcess(7, 1), 103: NodeProcess(8, 102)}
-        later = swept(task, orphans, known)
+        later = collect(task, orphans, known)
         assert is_held(later)
         assert later.known[task] == {(102, 7), (103, 8)}
-        assert is_held(swept(task, {103: NodeProcess(8, 1)}, later.known))
-        assert not is_held(swept(task, {103: NodeProcess(9, 1)}, later.known))
+        assert is_held(collect(task, {103: NodeProcess(8, 1)}, later.known))
+        assert not is_held(collect(task, {103: NodeProcess(9, 1)}, later.known))
 
 
 def test_processes_below_the_wrapper_are_no_matter_while_it_lives() -> None:
-    result = swept(TASK, {**WRAPPER, 101: NodeProcess(6, 100)})
+    result = collect(TASK, {**WRAPPER, 101: NodeProcess(6, 100)})
     assert result.known == {TASK: {(100, 5), (101, 6)}}
     assert result.reclaimed == ()
 
 
 def test_processes_that_claim_to_be_each_others_parents_end_the_search() -> None:
-    assert is_held(swept(TASK, {100: NodeProcess(5, 101), 101: NodeProcess(6, 100)}))
+    assert is_held(collect(TASK, {100: NodeProcess(5, 101), 101: NodeProcess(6, 100)}))

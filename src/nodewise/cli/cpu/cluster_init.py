@@ -10,7 +10,7 @@ import click
 
 from nodewise.cli import exit_codes, tables, terminal
 from nodewise.cli.cpu import common_options, setup_options
-from nodewise.cli.cpu.webhook import is_told, is_true
+from nodewise.cli.cpu.webhook import is_set, is_true
 from nodewise.cpu.api_client import ApiClient, Object
 from nodewise.cpu.cluster import agent_daemonset, api_versions, object_writer, removal, setup
 from nodewise.cpu.cluster import setup_objects as pods
@@ -91,8 +91,8 @@ def run(options: ClusterInitOptions) -> None:
 def hosts(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
     """The selected nodes; BadSettings if there are none, or one does not exist."""
     if not options.all_hosts:
-        return setup.known(api, [name.strip() for name in options.host_list.split(",")])
-    nodes = setup.schedulable(api)
+        return setup.check_node_names(api, [name.strip() for name in options.host_list.split(",")])
+    nodes = setup.schedulable_nodes(api)
     if not nodes:
         raise BadSettings("settings", [Problem("--all-hosts", "no node is schedulable", "one at least")])
     return nodes
@@ -113,7 +113,7 @@ def webhook(
     """The webhook's objects, if the API server supports webhooks. A valid certificate is kept."""
     if features.webhooks == "none":
         return ()
-    mutual = not is_true(options.insecure, "--insecure") and is_told("insecure", "cafile")
+    mutual = not is_true(options.insecure, "--insecure") and is_set("insecure", "cafile")
     if not mutual:
         terminal.print_message(_ANYBODY)
     installation = WebhookInstallation(
@@ -125,10 +125,12 @@ def webhook(
         cafile=options.cafile if mutual else "",
         version=features.webhooks,
     )
-    registration, secret, *_ = map(object_writer.path, removal.webhook(options.namespace, features))
+    registration, secret, *_ = map(
+        object_writer.path, removal.webhook_references(options.namespace, features)
+    )
     hook, certs = object_writer.find(api, registration), object_writer.find(api, secret)
-    certificate = manifests.kept(certs, hook, options.namespace, datetime.now(UTC))
-    return manifests.in_order(manifests.objects(installation, certificate), hook)
+    certificate = manifests.valid_certificate(certs, hook, options.namespace, datetime.now(UTC))
+    return manifests.in_creation_order(manifests.objects(installation, certificate), hook)
 
 
 def show(report: SetupReport, output: str) -> None:

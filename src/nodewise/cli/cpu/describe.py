@@ -40,7 +40,7 @@ def run(options: DescribeOptions) -> None:
     stored = common_options.store(options).read()
     if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
         path = {"path": options.conf_dir} if options.conf_dir else {}
-        common_options.print_json({**path, **_described(stored)})
+        common_options.print_json({**path, **_describe(stored)})
         return
     head = ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
     tables.print_table(*tables.drop_empty_columns(["POD", "CONTAINER"], head, list(_rows(stored))))
@@ -50,7 +50,7 @@ def run(options: DescribeOptions) -> None:
         )
 
 
-def _described(stored: StoredAllocations) -> dict[str, Any]:
+def _describe(stored: StoredAllocations) -> dict[str, Any]:
     description = pool_allocations.as_description(stored.allocations)
     return {**description, "reconfiguring": stored.intent.as_dict()} if stored.intent else description
 

@@ -34,7 +34,7 @@ def run(options: DiscoverOptions) -> None:
       2  the command line or a setting is wrong
     """
     common_options.start_logs()
-    counts = node_advertisement.counts(common_options.store(options).read().allocations)
+    counts = node_advertisement.resource_counts(common_options.store(options).read().allocations)
     api = common_options.api(options)
     node = common_options.node(options, api)
     if not node_advertisement.advertise(api, node, counts, taint=not options.no_taint):

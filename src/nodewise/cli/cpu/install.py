@@ -79,7 +79,7 @@ def command(
         return
     if not mount_path.is_absolute():
         raise BadSettings("cannot install", [Problem("--mount-path", str(mount_path), "an absolute path")])
-    with _ready(ready or _found()) as folder:
+    with _bundle(ready or _existing_bundle()) as folder:
         done = installation.install(folder, install_dir, mount_path, _proc(proc_fs))
     click.echo(f"{done.program}: {'installed' if done.changed else 'already there'} ({done.version})")
     for version in done.removed:
@@ -89,7 +89,7 @@ def command(
 
 
 @contextmanager
-def _ready(folder: Path | None) -> Iterator[Path]:
+def _bundle(folder: Path | None) -> Iterator[Path]:
     """The existing bundle, or one that is built now, for which containers need a writable folder."""
     if folder is not None:
         yield folder
@@ -103,7 +103,7 @@ def modules() -> list[str]:
     return [module for name, (module, _) in COMMANDS.items() if name not in _ELSEWHERE]
 
 
-def _found() -> Path | None:
+def _existing_bundle() -> Path | None:
     """The existing bundle: the image's, or the one that this program runs from."""
     own = Path(sys.executable).resolve().parent
     return own if getattr(sys, "frozen", False) else _READY if _READY.is_dir() else None

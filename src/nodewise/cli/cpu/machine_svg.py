@@ -71,7 +71,7 @@ def draw(machine: Topology, plan: PoolPlan | None = None) -> str:
     parts = [_head(machine), _legend(machine, pool_of), _best_grid(sockets)]
     parts += [_offline(offline)] if offline else []
     whole = _padded(_stacked(parts))
-    title = f"{_counts(machine)}; {_told(pool_of)}" if pool_of else _counts(machine)
+    title = f"{_counts(machine)}; {_describe_pools(pool_of)}" if pool_of else _counts(machine)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{whole.width}" '
         f'height="{whole.height}" viewBox="0 0 {whole.width} {whole.height}">\n'
@@ -105,7 +105,7 @@ def _counts(machine: Topology) -> str:
     )
 
 
-def _told(pool_of: Mapping[int, str]) -> str:
+def _describe_pools(pool_of: Mapping[int, str]) -> str:
     cores = Counter(pool_of.values())
     return ", ".join(f"{cores[pool]} {pool}" for pool in _POOL_CLASSES if cores[pool])
 

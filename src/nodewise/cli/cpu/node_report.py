@@ -41,7 +41,7 @@ def run(options: NodeReportOptions) -> None:
 
     def once() -> None:
         node_machine = machine.read(Path(options.sysfs), common_options.labels(options))
-        report = node_report.make(store, node_machine, Path(options.kubelet_dir))
+        report = node_report.make_report(store, node_machine, Path(options.kubelet_dir))
         common_options.print_json(report)
         if options.publish:
             common_options.publish(options, reports.NODE_REPORT, report)

@@ -116,7 +116,7 @@ def _reconfigure(request: ReconfigureRequest, options: ReconfigureOptions) -> Se
         node_advertisement.advertise(
             api,
             common_options.node(options, api),
-            node_advertisement.counts(reconfiguration.allocations),
+            node_advertisement.resource_counts(reconfiguration.allocations),
             taint=False,
         )
     return reconfiguration.moves

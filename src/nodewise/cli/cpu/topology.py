@@ -51,11 +51,11 @@ def _table(machine: Topology) -> tables.TableData:
 
 def _row(cpu: Cpu) -> list[str]:
     siblings = ",".join(map(str, cpu.siblings)) or "-"
-    places = [_told(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.kind)]
-    return [*places, _told(cpu.online), _told(cpu.isolated), siblings]
+    places = [_format(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.kind)]
+    return [*places, _format(cpu.online), _format(cpu.isolated), siblings]
 
 
-def _told(value: int | str | bool | None) -> str:
+def _format(value: int | str | bool | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else str(value)

@@ -83,7 +83,7 @@ def _leave_node(
     name = common_options.node(options, api)
     store = common_options.store(dataclasses.replace(options, node_name=name))
     proc = common_options.proc(options)
-    is_here = removal.boot_of(api, name) in {"", procfs.read_boot(proc)}
+    is_here = removal.boot_id_of(api, name) in {"", procfs.read_boot(proc)}
     if not is_here:
         terminal.print_message(f"not on node {name}: tasks that are over are not known as such")
 
@@ -91,21 +91,21 @@ def _leave_node(
         garbage_collection.collect_garbage(store, proc, None, common_options.pause_before_retry)
 
     node = RemovedNode(name, options.namespace, store, collect if is_here else None)
-    removal.leave(api, node, features, Deadline(options.timeout_s), report_progress)
+    removal.remove_from_node(api, node, features, Deadline(options.timeout_s), report_progress)
     program = f"program in {options.install_dir}"
     if not is_here:
         report_progress(RemovalStep(program, f"not looked for: this is not node {name}"))
         return
     report_progress(RemovalStep(program, _word(was_there=installation.remove(Path(options.install_dir)))))
     socket = Path(DEFAULT_SOCKET)
-    report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _cleared(socket)))
+    report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _remove_socket(socket)))
     file = nfd_feature.FOLDER / nfd_feature.FILE
     report_progress(
         RemovalStep(f"feature file {file}", _word(was_there=nfd_feature.write(nfd_feature.FOLDER, ())))
     )
 
 
-def _cleared(socket: Path) -> str:
+def _remove_socket(socket: Path) -> str:
     try:
         return _word(was_there=socket_file.clear(socket, enforcer.DEFAULT_ORIGINALS))
     except NodewiseError as error:
@@ -124,11 +124,11 @@ def _leave_cluster(
 ) -> None:
     namespace = options.namespace
     shared_objects = [
-        *removal.webhook(namespace, features),
-        *removal.agent(api, namespace, features, report_progress),
-        *(removal.definitions(features) if options.crds else ()),
+        *removal.webhook_references(namespace, features),
+        *removal.agent_references(api, namespace, features, report_progress),
+        *(removal.definition_references(features) if options.crds else ()),
     ]
-    removal.leave_cluster(
+    removal.remove_from_cluster(
         api, namespace, shared_objects, features, Deadline(options.timeout_s), report_progress
     )
 

@@ -79,7 +79,7 @@ def _program(api: ApiClient, name: str, options: ValidateOptions) -> ValidationC
     """Whether the program is installed, if this is the node."""
     file = Path(options.install_dir) / "cmk"
     try:
-        is_here = removal.boot_of(api, name) == procfs.read_boot(Path(options.proc_fs or "/proc"))
+        is_here = removal.boot_id_of(api, name) == procfs.read_boot(Path(options.proc_fs or "/proc"))
     except NodewiseError:
         is_here = False
     if not is_here:

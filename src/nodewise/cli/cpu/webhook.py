@@ -112,7 +112,7 @@ def _print_admission(options: WebhookOptions) -> None:
 
 
 def _print_manifests(options: WebhookOptions) -> None:
-    mutual = not is_true(options.insecure, "--insecure") and is_told("insecure", "cafile")
+    mutual = not is_true(options.insecure, "--insecure") and is_set("insecure", "cafile")
     installation = WebhookInstallation(
         namespace=options.namespace,
         image=options.image,
@@ -126,10 +126,10 @@ def _print_manifests(options: WebhookOptions) -> None:
     )
     if made is None:
         click.echo(_UNTRUSTED.format(secret=manifests.SECRET), nl=False)
-    click.echo(manifests.printed(manifests.objects(installation, made)), nl=False)
+    click.echo(manifests.format_yaml(manifests.objects(installation, made)), nl=False)
 
 
-def is_told(*parameters: str) -> bool:
+def is_set(*parameters: str) -> bool:
     """Whether any of these parameters has another value than its default."""
     context = click.get_current_context()
     return any(
@@ -147,7 +147,7 @@ def _label(text: str) -> tuple[str, str]:
 
 async def _serve(options: WebhookOptions, *, any_client: bool) -> None:
     registry = MetricsRegistry()
-    file = webhook_config.server(options.conf_file)
+    file = webhook_config.parse_server(options.conf_file)
     mutations = webhook_config.LiveMutations(file.mutations, registry)
     serve = ServeOptions(
         address=file.binding_address,
@@ -158,7 +158,7 @@ async def _serve(options: WebhookOptions, *, any_client: bool) -> None:
         any_client=True,  # the API server's name differs between clusters, and a mutation has no side effect
         max_body_bytes=https_server.LONGEST_BYTES,
     )
-    server = https_server.served(mutations, serve, registry, any_client=any_client)
+    server = https_server.make_server(mutations, serve, registry, any_client=any_client)
     admin_app = Application(admin_routes(tuple, registry), registry, max_body_bytes=2**16)
     admin = admin_server(admin_app, options.admin, registry)
     came: asyncio.Queue[int] = asyncio.Queue()

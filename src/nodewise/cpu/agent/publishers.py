@@ -68,7 +68,7 @@ class NodeAdvertiser:
     def publish(self, collection: CollectionRound) -> None:
         if collection.stored.intent:
             return
-        counts = node_advertisement.counts(collection.stored.allocations)
+        counts = node_advertisement.resource_counts(collection.stored.allocations)
         if counts == self._advertised and not self._schedule.is_due():
             return
         node_advertisement.advertise(self._cluster.api, self._cluster.node, counts, taint=self._taint)
@@ -108,7 +108,7 @@ class NodeReportPublisher:
         if collection.stored.allocations == self._allocations and not self._schedule.is_due():
             return
         labels = machine.fetch_labels(self._cluster.api, self._cluster.node)
-        self._writer.write(node_report.make(self._store, machine.read(self._root, labels)))
+        self._writer.write(node_report.make_report(self._store, machine.read(self._root, labels)))
         self._allocations = collection.stored.allocations
         self._schedule.reset()
 

@@ -104,7 +104,7 @@ def _container(options: SetupOptions, features: ApiFeatures, folders: Mapping[st
     }
 
 
-def is_another(daemon_set: Object, wanted: Object) -> bool:
+def is_customized(daemon_set: Object, wanted: Object) -> bool:
     """Whether users changed the DaemonSet, for example with `--enforce=cgroup`: then it is left unchanged.
 
     A difference in the image and in how it is pulled does not count as a change.
@@ -113,7 +113,7 @@ def is_another(daemon_set: Object, wanted: Object) -> bool:
     if setup_objects.MADE_FROM in (about.get("annotations") or {}):
         return False
     current_spec, other = (_without_image(made["spec"]) for made in (daemon_set, wanted))
-    is_same = setup_objects.agrees(current_spec, other) and setup_objects.agrees(other, current_spec)
+    is_same = setup_objects.matches(current_spec, other) and setup_objects.matches(other, current_spec)
     return _MANAGED in (about.get("labels") or {}) or not is_same
 
 
@@ -129,7 +129,7 @@ def _without_image(spec: Mapping[str, Any]) -> Object:
 def pods_of(pods: Iterable[Object], daemon_set: Object, node: str) -> list[Object]:
     """The node's pods that were created from the current template of the DaemonSet."""
     template = daemon_set["spec"]["template"]["spec"]
-    return [pod for pod in pods if _node(pod) == node and setup_objects.agrees(pod["spec"], template)]
+    return [pod for pod in pods if _node(pod) == node and setup_objects.matches(pod["spec"], template)]
 
 
 def _node(pod: Object) -> str:
@@ -145,7 +145,7 @@ def _node(pod: Object) -> str:
     return str(names[0]) if names else ""
 
 
-def how_to_apply(namespace: str) -> str:
+def apply_command(namespace: str) -> str:
     """The command that creates the agent's account and rights."""
     if namespace == MANIFEST_NAMESPACE:
         return f"kubectl apply -f {MANIFEST}"

@@ -115,7 +115,7 @@ class _Pods:
 
     def _create(self, node: str) -> Object:
         """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
-        wanted = setup_objects.reconfiguring(node, self._wish, checks=self._checks)
+        wanted = setup_objects.reconfiguration_pod(node, self._wish, checks=self._checks)
         existing = object_writer.find(self._api, object_writer.path(wanted))
         if (
             existing
@@ -169,4 +169,4 @@ class _Pods:
         except NodewiseError as error:
             return PodProgress(has_failed=True, why=str(error))
         is_other = pod is not None and pod["metadata"]["uid"] != made["metadata"]["uid"]
-        return pod_progress.once(None if is_other else pod)
+        return pod_progress.completion_progress(None if is_other else pod)

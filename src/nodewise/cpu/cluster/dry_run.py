@@ -54,10 +54,10 @@ def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> 
         return ValidationCheck(
             "webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs"
         )
-    return _tried(api, wanted)
+    return _dry_run(api, wanted)
 
 
-def _tried(api: ApiClient, wanted: ValidationTarget) -> ValidationCheck:
+def _dry_run(api: ApiClient, wanted: ValidationTarget) -> ValidationCheck:
     try:
         pod = api.create(f"{PODS.path(wanted.pods)}?dryRun=All", _pod(wanted))
     except Refused as error:

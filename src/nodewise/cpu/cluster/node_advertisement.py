@@ -29,7 +29,7 @@ _TRIES: Final = 10
 _PAUSE_S: Final = 0.2
 
 
-def counts(allocations: Allocations) -> Mapping[str, int]:
+def resource_counts(allocations: Allocations) -> Mapping[str, int]:
     """The number of each resource: one for each CPU list of its pool. BadInput without the pool exclusive."""
     if EXCLUSIVE not in allocations.pools:
         problem = Problem("pools", ", ".join(allocations.pools) or "none", EXCLUSIVE)
@@ -60,13 +60,13 @@ def advertise(
     api_versions.check(features)
 
     def status(node_object: Object) -> Object:
-        return _capacity(node_object, features, wanted)
+        return _capacity_patch(node_object, features, wanted)
 
     def labelled(node_object: Object) -> Object:
         taints = read_taints(node_object, features)
         whole = [existing for existing in taints if existing.get("key") != TAINT] + [OURS]
         has_all = not taint or any(is_ours(existing) for existing in taints)
-        return _merged(_label(node_object, "true"), {} if has_all else tainted(whole, features))
+        return _merge(_label_patch(node_object, "true"), {} if has_all else taints_patch(whole, features))
 
     return _change(api, node, {"status": status, "": labelled})
 
@@ -75,11 +75,11 @@ def withdraw(api: ApiClient, node: str, *, features: ApiFeatures | None = None) 
     """Remove the resources, the taint and the label. Returns whether the node changed."""
     features = features or api_versions.fetch(api)
     steps = {
-        "": lambda node_object: _untainted(node_object, features),
-        "status": lambda node_object: _capacity(node_object, features, None),
+        "": lambda node_object: _taint_removal_patch(node_object, features),
+        "status": lambda node_object: _capacity_patch(node_object, features, None),
     }
     changed = _change(api, node, steps)
-    return _change(api, node, {"": lambda node_object: _label(node_object, None)}) or changed
+    return _change(api, node, {"": lambda node_object: _label_patch(node_object, None)}) or changed
 
 
 def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Object]]) -> bool:
@@ -95,7 +95,7 @@ def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Ob
             try:
                 api.patch(
                     NODES.path(name=node, subresource=subresource),
-                    _merged({"metadata": version}, patch),
+                    _merge({"metadata": version}, patch),
                     "merge",
                     _MANAGER,
                 )
@@ -110,7 +110,7 @@ def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Ob
     return changed
 
 
-def _capacity(node: Object, features: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
+def _capacity_patch(node: Object, features: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
     """The patch of the node's status. With None all resources are removed."""
     status = node.get("status") or {}
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
@@ -134,7 +134,7 @@ def _quantity(resource: str, wanted: Mapping[str, int] | None) -> str | None:
     return str(count) if count or (wanted is not None and resource == EXCLUSIVE_CORES) else None
 
 
-def _label(node: Object, value: str | None) -> Object:
+def _label_patch(node: Object, value: str | None) -> Object:
     labels = node["metadata"].get("labels") or {}
     return {} if labels.get(LABEL) == value else {"metadata": {"labels": {LABEL: value}}}
 
@@ -159,20 +159,20 @@ def read_taints(node: Object, features: ApiFeatures) -> Sequence[Mapping[str, An
     return taints
 
 
-def tainted(taints: Sequence[Mapping[str, Any]], features: ApiFeatures) -> Object:
+def taints_patch(taints: Sequence[Mapping[str, Any]], features: ApiFeatures) -> Object:
     """The patch that sets these taints."""
     if features.taints == "spec":
         return {"spec": {"taints": list(taints)}}
     return {"metadata": {"annotations": {TAINTS_ANNOTATION: json.dumps(list(taints), sort_keys=True)}}}
 
 
-def _untainted(node: Object, features: ApiFeatures) -> Object:
+def _taint_removal_patch(node: Object, features: ApiFeatures) -> Object:
     taints = read_taints(node, features)
     others = [taint for taint in taints if taint.get("key") != TAINT]
-    return tainted(others, features) if len(others) < len(taints) else {}
+    return taints_patch(others, features) if len(others) < len(taints) else {}
 
 
-def _merged(base: Object, other: Object) -> dict[str, Any]:
+def _merge(base: Object, other: Object) -> dict[str, Any]:
     """Both objects in one. Values for the same key are objects, which are merged as well."""
-    both = {name: _merged(base[name], other[name]) for name in base.keys() & other.keys()}
+    both = {name: _merge(base[name], other[name]) for name in base.keys() & other.keys()}
     return {**base, **other, **both}

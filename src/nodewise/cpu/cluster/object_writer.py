@@ -124,7 +124,7 @@ def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     A failed pod is replaced; one that succeeded stays, and is not run again. Conflict if others keep changing it;
     raises any other error of the API server.
     """
-    wanted = wanted if _is_stamped(wanted) else setup_objects.stamped(wanted)
+    wanted = wanted if _is_stamped(wanted) else setup_objects.with_template_digest(wanted)
     for _ in range(_TRIES - 1):
         try:
             return _ensured(api, wanted, deadline)

@@ -21,7 +21,7 @@ class PodProgress(NamedTuple):
     why: str = ""
 
 
-def once(pod: Object | None) -> PodProgress:
+def completion_progress(pod: Object | None) -> PodProgress:
     """The progress of a pod that runs once: it is done when it succeeded."""
     if pod is None:
         return PodProgress(has_failed=True, why="somebody deleted the pod")
@@ -29,9 +29,11 @@ def once(pod: Object | None) -> PodProgress:
     if current == "Failed":
         name = pod["metadata"]["name"]
         return PodProgress(
-            has_failed=True, why="; ".join([f"pod {name} went into Failed state", *trouble(pod)])
+            has_failed=True, why="; ".join([f"pod {name} went into Failed state", *find_problem(pod)])
         )
-    return PodProgress(is_done=current == "Succeeded", why="; ".join(trouble(pod)) or current or "Pending")
+    return PodProgress(
+        is_done=current == "Succeeded", why="; ".join(find_problem(pod)) or current or "Pending"
+    )
 
 
 class PodWatch:
@@ -61,13 +63,13 @@ class PodWatch:
             if status.get("ready") and "running" in status.get("state", {})
         }
         if phase(pod) != "Running" or running != names:
-            return PodProgress(why="; ".join(trouble(pod)) or phase(pod) or "Pending")
+            return PodProgress(why="; ".join(find_problem(pod)) or phase(pod) or "Pending")
         key = (pod["metadata"]["uid"], sum(int(status.get("restartCount", 0)) for status in statuses))
         since = self._since.setdefault(key, now)
         return PodProgress(is_done=now - since >= SETTLED_S, why="it has just started")
 
 
-def owned(pods: Iterable[Object], uid: str) -> Iterator[Object]:
+def pods_owned_by(pods: Iterable[Object], uid: str) -> Iterator[Object]:
     """The pods that the object with this UID owns."""
     return (
         pod
@@ -76,7 +78,7 @@ def owned(pods: Iterable[Object], uid: str) -> Iterator[Object]:
     )
 
 
-def trouble(pod: Object) -> list[str]:
+def find_problem(pod: Object) -> list[str]:
     """The problems of a pod that its status reports."""
     status = pod.get("status", {})
     containers = [

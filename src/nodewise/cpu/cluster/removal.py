@@ -60,7 +60,7 @@ class RemovedNode(NamedTuple):
     """None if the node's processes cannot be read: then all stored tasks count as running."""
 
 
-def leave(
+def remove_from_node(
     api: ApiClient,
     node: RemovedNode,
     features: ApiFeatures,
@@ -80,7 +80,7 @@ def leave(
     _delete(api, gone, f"ConfigMap cmk-reconfigure-{node.name}", report_progress)
 
 
-def leave_cluster(
+def remove_from_cluster(
     api: ApiClient,
     namespace: str,
     shared: Iterable[Object],
@@ -95,12 +95,12 @@ def leave_cluster(
         _remove(api, reference, deadline, report_progress)
 
 
-def definitions(features: ApiFeatures) -> Sequence[Object]:
+def definition_references(features: ApiFeatures) -> Sequence[Object]:
     """The definitions of report kinds; their objects are removed with them."""
     return [reports.definition(kind, features) for kind in reports.KINDS]
 
 
-def agent(
+def agent_references(
     api: ApiClient, namespace: str, features: ApiFeatures, report_progress: ProgressReporter
 ) -> Sequence[Object]:
     """The node agent's DaemonSet; none, with a progress message, if any node still has pools."""
@@ -119,7 +119,7 @@ def agent(
     return ()
 
 
-def webhook(namespace: str, features: ApiFeatures) -> Sequence[Object]:
+def webhook_references(namespace: str, features: ApiFeatures) -> Sequence[Object]:
     """The webhook's objects, its registration first: the API server never calls a webhook that is being removed."""
     if features.webhooks == "none":
         return ()
@@ -244,7 +244,7 @@ def _remove_reports(
     api: ApiClient, node: RemovedNode, features: ApiFeatures, report_progress: ProgressReporter
 ) -> None:
     """Remove the reports in both namespaces: CMK always wrote them to `default`."""
-    name = reports.name_of(node.name)
+    name = reports.report_name(node.name)
     for kind in reports.KINDS:
         place = kind.old_resource if features.reports == "third-party" else kind.resource
         for namespace in dict.fromkeys((node.namespace, "default")):
@@ -280,7 +280,7 @@ def _withdraw(
         report_progress(RemovalStep(title, "removed" if was_there else "not there"))
 
 
-def boot_of(api: ApiClient, node: str) -> str:
+def boot_id_of(api: ApiClient, node: str) -> str:
     """The boot id of the node's kernel as the kubelet reported it; empty if unknown."""
     node_object: Mapping[str, Any] = object_writer.find(api, NODES.path(name=node)) or {}
     return str((node_object.get("status") or {}).get("nodeInfo", {}).get("bootID", ""))

@@ -113,7 +113,7 @@ RECONCILE_REPORT: Final = ReportKind(
 KINDS: Final = (NODE_REPORT, RECONCILE_REPORT)
 
 
-def name_of(node: str) -> str:
+def report_name(node: str) -> str:
     """The name of a node's reports; BadInput if there is none.
 
     Characters other than letters, digits and `-` are replaced by `-`, so the nodes `a.b` and `a-b` share one.
@@ -174,7 +174,7 @@ def publish(
 
     A missing definition of the kind is created if permitted. Unavailable without a response, Refused without the right.
     """
-    name = name_of(node)
+    name = report_name(node)
     features = features or api_versions.fetch(api)
     resource = kind.old_resource if features.reports == "third-party" else kind.resource
     body = _body(resource, name, report)

@@ -77,12 +77,12 @@ class SetupReport(NamedTuple):
         return {"nodes": [node.as_dict() for node in self.nodes], **parts}
 
 
-def schedulable(api: ApiClient) -> list[str]:
+def schedulable_nodes(api: ApiClient) -> list[str]:
     """Names of all nodes on which pods may be placed, in the API server's order."""
     return [node["metadata"]["name"] for node in list_nodes(api) if not node["spec"].get("unschedulable")]
 
 
-def known(api: ApiClient, nodes: Sequence[str]) -> list[str]:
+def check_node_names(api: ApiClient, nodes: Sequence[str]) -> list[str]:
     """The names without duplicates. BadSettings names those that are not nodes."""
     for name in nodes:
         setup_objects.check_node(name)
@@ -148,7 +148,7 @@ def _check_account(api: ApiClient, plan: SetupPlan) -> None:
         problem = Problem(
             f"ServiceAccount {namespace}/{agent_daemonset.NAME}", "not there", "the node agent's"
         )
-        remedy = f"{agent_daemonset.how_to_apply(namespace)}; or do without the agent: --no-agent"
+        remedy = f"{agent_daemonset.apply_command(namespace)}; or do without the agent: --no-agent"
         raise Refused("nothing was changed", [problem], remedy=remedy)
 
 
@@ -175,14 +175,15 @@ class _NodeSetup:
         return [node for node, steps in self.steps.items() if not any(step.error for step in steps)]
 
     def run_once(self, commands: Sequence[str]) -> None:
-        make = setup_objects.preparing
+        make = setup_objects.preparation_pod
         made = self._make(commands, lambda node: make(commands, node, self._plan.options, self._features))
         looked_up = PODS.path(self._plan.options.namespace)
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
             there = {pod["metadata"]["uid"]: pod for pod in list_all(self._api, looked_up, {})}
             return {
-                node: pod_progress.once(there.get(pod["metadata"]["uid"])) for node, pod in waiting.items()
+                node: pod_progress.completion_progress(there.get(pod["metadata"]["uid"]))
+                for node, pod in waiting.items()
             }
 
         self._wait(made, look)
@@ -197,7 +198,9 @@ class _NodeSetup:
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
             there, now = list_all(self._api, looked_up, {}), self._deadline.now()
             return {
-                node: watched.steady(pod_progress.owned(there, pod["metadata"]["uid"]), _stamp(pod), now)
+                node: watched.steady(
+                    pod_progress.pods_owned_by(there, pod["metadata"]["uid"]), _stamp(pod), now
+                )
                 for node, pod in waiting.items()
             }
 
@@ -212,7 +215,7 @@ class _NodeSetup:
         self._report_progress(title)
         try:
             existing = object_writer.find(self._api, object_writer.path(wanted))
-            if existing is not None and agent_daemonset.is_another(existing, wanted):
+            if existing is not None and agent_daemonset.is_customized(existing, wanted):
                 made, outcome = existing, "left as somebody made it"
             else:
                 made, outcome = object_writer.ensure(self._api, wanted, self._deadline)
@@ -223,7 +226,7 @@ class _NodeSetup:
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
             there, now = list_all(self._api, looked_up, {}), self._deadline.now()
-            ours = list(pod_progress.owned(there, made["metadata"]["uid"]))
+            ours = list(pod_progress.pods_owned_by(there, made["metadata"]["uid"]))
             return {node: watched.running(agent_daemonset.pods_of(ours, made, node), now) for node in waiting}
 
         self._wait(waiting, look)

@@ -133,7 +133,9 @@ def reconfigure_name(node: str, *, checks: bool = False) -> str:
     return f"cmk-reconfigure-check-pod-{node}" if checks else f"cmk-reconfigure-pod-{node}"
 
 
-def preparing(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
+def preparation_pod(
+    commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures
+) -> Object:
     """The pod whose containers prepare a node, one after the other."""
     ordered = [command for command in ONCE if command in commands]
     containers = [_container(name, _line(name, options), options) for name in ordered]
@@ -160,7 +162,7 @@ def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, featur
     return made | {"metadata": {**metadata, "annotations": stamp}}
 
 
-def reconfiguring(node: str, options: SetupOptions, *, checks: bool = False) -> Object:
+def reconfiguration_pod(node: str, options: SetupOptions, *, checks: bool = False) -> Object:
     """The pod that gives a node other pools, or only checks whether that is possible."""
     ask = options.ask
     line = (
@@ -275,7 +277,7 @@ def _pod(name: str, node: str, options: SetupOptions, parts: Mapping[str, Mappin
         "annotations": dict(parts.get("annotations", {})),
     }
     spec = _spec(node, options, {"restartPolicy": "Never", **parts["spec"]})
-    return stamped({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    return with_template_digest({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
 
 def _spec(node: str, options: SetupOptions, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,7 +296,7 @@ def _stamp(made: Object) -> str:
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def stamped(made: Object) -> Object:
+def with_template_digest(made: Object) -> Object:
     """The object with the digest of its template."""
     metadata = made["metadata"]
     annotations = {**metadata.get("annotations", {}), MADE_FROM: _stamp(made)}
@@ -306,14 +308,14 @@ def is_current(existing: Object, wanted: Object) -> bool:
     stamp = wanted["metadata"]["annotations"][MADE_FROM]
     same = (existing["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp
     return same and all(
-        agrees(existing.get(key), wanted[key]) for key in wanted.keys() - {"metadata", "apiVersion"}
+        matches(existing.get(key), wanted[key]) for key in wanted.keys() - {"metadata", "apiVersion"}
     )
 
 
-def agrees(actual: object, wanted: object) -> bool:
+def matches(actual: object, wanted: object) -> bool:
     """Whether the values for common keys are equal: API servers add defaults, and drop unknown fields."""
     if isinstance(wanted, Mapping) and isinstance(actual, Mapping):
-        return all(agrees(actual[key], wanted[key]) for key in wanted if key in actual)
+        return all(matches(actual[key], wanted[key]) for key in wanted if key in actual)
     if isinstance(wanted, list | tuple) and isinstance(actual, list):
-        return all(any(agrees(item, other) for item in actual) for other in wanted)
+        return all(any(matches(item, other) for item in actual) for other in wanted)
     return actual == wanted

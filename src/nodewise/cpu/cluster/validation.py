@@ -109,7 +109,7 @@ def _resources(
         yield ValidationCheck("resources", ok=None, seen="the pools are not known")
         return
     try:
-        counts = node_advertisement.counts(stored.allocations)
+        counts = node_advertisement.resource_counts(stored.allocations)
     except NodewiseError as error:
         yield ValidationCheck("resources", ok=False, seen=str(error), remedy="nodewise cpu reconfigure")
         return
@@ -191,7 +191,7 @@ def _report(
         "kubectl apply -f deploy/crds/cmk-reports.yaml; the node agent, or `node-report --publish`, writes it"
     )
     try:
-        stored_object = api.get(resource.path(wanted.namespace, reports.name_of(wanted.node)))
+        stored_object = api.get(resource.path(wanted.namespace, reports.report_name(wanted.node)))
     except Refused as error:
         return ValidationCheck(kind.name, ok=False, seen=str(error), remedy=remedy)
     report = (stored_object if is_old else stored_object.get("spec") or {}).get("report") or {}

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from nodewise.cpu.install.elf_paths import LONGEST_PATH, relocated
+from nodewise.cpu.install.elf_paths import LONGEST_PATH, relocate
 from nodewise.cpu.install.installation import LIBRARIES, PROGRAM
 from nodewise.errors import BadInput, BadSettings, Problem
 
@@ -49,14 +49,14 @@ def build(into: Path, modules: Sequence[str]) -> Path:
     patchelf = _check(into)
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".cmk-build-", dir=into.parent) as temporary:
-        made = _collected(Path(temporary), modules)
+        made = _collect(Path(temporary), modules)
         for library in _missing_libraries(made):
             shutil.copy(library, made / LIBRARIES / library.name)
         program = made / PROGRAM
         room = "/".ljust(LONGEST_PATH, "x")
         _run([patchelf, "--force-rpath", "--set-rpath", room, program], "patchelf")
         _run([patchelf, "--set-interpreter", room, program], "patchelf")
-        program.write_bytes(relocated(program.read_bytes(), "", ""))
+        program.write_bytes(relocate(program.read_bytes(), "", ""))
         made.rename(into)
     return into
 
@@ -82,7 +82,7 @@ def _check(into: Path) -> Path:
     return Path(str(patchelf))
 
 
-def _collected(temporary: Path, modules: Sequence[str]) -> Path:
+def _collect(temporary: Path, modules: Sequence[str]) -> Path:
     """PyInstaller's result: the program, its modules in one file beside it, and the libraries."""
     launcher = temporary / "launcher.py"
     launcher.write_text(_LAUNCHER)

@@ -37,9 +37,11 @@ class _Segment(NamedTuple):
     alignment: int
 
 
-def relocated(program: bytes, loader: str, libraries: str) -> bytes:
+def relocate(program: bytes, loader: str, libraries: str) -> bytes:
     """The program with other paths. BadInput if it is not an executable with space for them."""
-    for what, path, at in zip(("loader", "libraries"), (loader, libraries), _places(program), strict=True):
+    for what, path, at in zip(
+        ("loader", "libraries"), (loader, libraries), _path_offsets(program), strict=True
+    ):
         text = path.encode()
         if len(text) > LONGEST_PATH:
             wanted = f"at most {LONGEST_PATH} bytes"
@@ -50,7 +52,7 @@ def relocated(program: bytes, loader: str, libraries: str) -> bytes:
     return program
 
 
-def _places(program: bytes) -> tuple[int, int]:
+def _path_offsets(program: bytes) -> tuple[int, int]:
     """The offsets of the two paths, each with space behind it."""
     order = _ORDERS.get(program[5]) if len(program) >= _HEADER_BYTES and program.startswith(_MAGIC) else None
     if order is None:

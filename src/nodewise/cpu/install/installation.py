@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise import trusted_files
-from nodewise.cpu.install.elf_paths import relocated
+from nodewise.cpu.install.elf_paths import relocate
 from nodewise.cpu.kernel_files import WHITE_SPACE, read_text
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused
 
@@ -62,12 +62,12 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
     version = _VERSION + _digest(folder, str(mount))
     try:
         into.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with _alone(into):
+        with _lock(into):
             for path in into.glob(f"{_VERSION}*{_UNFINISHED}"):
                 _remove(path)
-            changed = _placed(folder, into / version, mount / version / LIBRARIES / loader)
-            changed |= _linked(into, version)
-            removed, kept = _cleared(into, version, proc)
+            changed = _place(folder, into / version, mount / version / LIBRARIES / loader)
+            changed |= _link(into, version)
+            removed, kept = _remove_unused(into, version, proc)
     except OSError as error:
         problem = Problem(str(error.filename or into), error.strerror or str(error), "")
         raise Refused(
@@ -86,7 +86,7 @@ def remove(into: Path) -> bool:
     try:
         if not link.is_symlink() and not link.exists() and not list(into.glob(f"{_VERSION}*")):
             return False
-        with _alone(into):
+        with _lock(into):
             link.unlink(missing_ok=True)
             for path in into.glob(f"{_VERSION}*"):
                 _remove(path)
@@ -121,7 +121,7 @@ def _digest(folder: Path, mount: str) -> str:
         if path.is_symlink():
             continue
         if name == PROGRAM:
-            digest.update(relocated(path.read_bytes(), "", ""))
+            digest.update(relocate(path.read_bytes(), "", ""))
             continue
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
@@ -130,7 +130,7 @@ def _digest(folder: Path, mount: str) -> str:
 
 
 @contextmanager
-def _alone(into: Path) -> Iterator[None]:
+def _lock(into: Path) -> Iterator[None]:
     """Hold the lock against concurrent installations. The kernel releases it when its owner ends."""
     lock = os.open(into / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
@@ -140,7 +140,7 @@ def _alone(into: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _placed(folder: Path, target: Path, loader: Path) -> bool:
+def _place(folder: Path, target: Path, loader: Path) -> bool:
     """Place the version. Returns whether it was written; a damaged one is put aside."""
     mount = str(loader.parent.parent.parent)
     if target.is_dir():
@@ -149,9 +149,9 @@ def _placed(folder: Path, target: Path, loader: Path) -> bool:
         target.rename(target.with_name(f"{target.name}-damaged-{time.time_ns()}{_UNFINISHED}"))
     unfinished = target.with_name(target.name + _UNFINISHED)
     try:
-        _copied(folder, unfinished)
+        _copy(folder, unfinished)
         program = unfinished / PROGRAM
-        _write(program, relocated(program.read_bytes(), str(loader), str(loader.parent)), runs=True)
+        _write(program, relocate(program.read_bytes(), str(loader), str(loader.parent)), runs=True)
         for path in (unfinished, *(path for path in unfinished.rglob("*") if not path.is_symlink())):
             _flush(path)
         unfinished.rename(target)
@@ -170,7 +170,7 @@ def _is_whole(target: Path, mount: str) -> bool:
         return False
 
 
-def _copied(folder: Path, target: Path) -> None:
+def _copy(folder: Path, target: Path) -> None:
     """Copy the files, readable for everybody: containers run as any user."""
     target.mkdir()
     target.chmod(0o755)
@@ -179,7 +179,7 @@ def _copied(folder: Path, target: Path) -> None:
         if path.is_symlink():
             copy.symlink_to(path.readlink())
         elif path.is_dir():
-            _copied(path, copy)
+            _copy(path, copy)
         else:
             shutil.copyfile(path, copy)
             copy.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
@@ -198,7 +198,7 @@ def _flush(path: Path) -> None:
         os.close(file)
 
 
-def _linked(into: Path, version: str) -> bool:
+def _link(into: Path, version: str) -> bool:
     """Update the link, and return whether it changed. It is relative: containers have the folder at another path."""
     link, wanted = into / PROGRAM, f"{version}/{PROGRAM}"
     if link.is_symlink() and str(link.readlink()) == wanted:
@@ -214,13 +214,13 @@ def _linked(into: Path, version: str) -> bool:
     return True
 
 
-def _cleared(into: Path, version: str, proc: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _remove_unused(into: Path, version: str, proc: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Remove unused older versions. Returns the removed and the kept ones."""
     older = sorted(path.name for path in into.glob(f"{_VERSION}*") if path.name != version)
     if not older or proc is None:
         return (), tuple(older)
     time.sleep(_SETTLING_S)
-    running = _running(proc)
+    running = _running_programs(proc)
     if running is None:
         return (), tuple(older)
     removed = [name for name in older if _identity(into / name / PROGRAM) not in running]
@@ -229,7 +229,7 @@ def _cleared(into: Path, version: str, proc: Path | None) -> tuple[tuple[str, ..
     return tuple(removed), tuple(name for name in older if name not in removed)
 
 
-def _running(proc: Path) -> frozenset[tuple[int, int]] | None:
+def _running_programs(proc: Path) -> frozenset[tuple[int, int]] | None:
     """Device and inode of every running program; paths would be those of containers.
 
     None if the program of a process with our name cannot be read.

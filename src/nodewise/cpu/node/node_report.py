@@ -16,7 +16,7 @@ Check = Mapping[str, Any]
 """The result of a check: `ok`, and `errors` as texts."""
 
 
-def make(
+def make_report(
     store: AllocationStore, machine: PoolInputs, kubelet_dir: Path = kubelet_state.DEFAULT_FOLDER
 ) -> dict[str, Any]:
     """The report that `node-report` prints. Errors are part of it.

@@ -47,7 +47,7 @@ class ReviewResponse(NamedTuple):
 _REVIEW: Final = msgspec.json.Decoder(_Review)
 
 
-def answer(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
+def respond(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
     """The answer to a review: with a patch, without one, or a refusal that says what is wrong with the object.
 
     BadInput for what is no review at all, or has nothing by which it could be answered. BadSettings where the mutations
@@ -66,7 +66,7 @@ def _read(body: bytes) -> tuple[_Review, _Request]:
     try:
         review = _REVIEW.decode(body)
     except UNREADABLE as error:
-        raise pod_mutation.unreadable(error, _WHAT) from error
+        raise pod_mutation.decoding_error(error, _WHAT) from error
     if review.kind != "AdmissionReview":
         raise BadInput(_WHAT, [Problem("kind", shown(review.kind), "AdmissionReview")])
     if review.api_version not in VERSIONS:
@@ -102,12 +102,12 @@ def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutatio
 
 
 def _operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[json_objects.Operation]:
-    if not pod_mutation.is_asked(pod):
+    if not pod_mutation.is_requested(pod):
         return []
     try:
         whole = msgspec.json.decode(pod)
     except UNREADABLE as error:
-        raise pod_mutation.unreadable(error, "the pod cannot be read") from error
+        raise pod_mutation.decoding_error(error, "the pod cannot be read") from error
     return list(json_objects.json_patch(whole, pod_mutation.mutate(whole, mutations())))
 
 

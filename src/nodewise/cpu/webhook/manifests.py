@@ -65,7 +65,7 @@ class WebhookInstallation(NamedTuple):
     replicas: int = 2
 
 
-def kept(
+def valid_certificate(
     secret: Object | None, registration: Object | None, namespace: str, now: datetime
 ) -> WebhookCertificate:
     """The cluster's certificate if it is valid; else a new one, with the previous authority trusted as well."""
@@ -93,7 +93,7 @@ def objects(wish: WebhookInstallation, made: WebhookCertificate | None) -> Seque
     return parts if made is None else [_secret(wish, made), *parts]
 
 
-def in_order(made: Sequence[Object], existing: Object | None) -> Sequence[Object]:
+def in_creation_order(made: Sequence[Object], existing: Object | None) -> Sequence[Object]:
     """The objects in the order of creation, given the `existing` registration.
 
     The registration is last, because the webhook has to run before it is called. It is first if it calls this Service
@@ -124,7 +124,7 @@ _Blocks.add_representer(
 )
 
 
-def printed(made: Sequence[Object]) -> str:
+def format_yaml(made: Sequence[Object]) -> str:
     """The objects as YAML documents."""
     return yaml.dump_all(made, Dumper=_Blocks, sort_keys=False)
 
@@ -144,7 +144,7 @@ def _encoded(text: bytes) -> str:
 
 
 def _config_map(wish: WebhookInstallation) -> Object:
-    per_pod, per_container = pod_mutation.defaults(wish.install_dir)
+    per_pod, per_container = pod_mutation.default_mutations(wish.install_dir)
     server = {
         "binding-address": "0.0.0.0",  # noqa: S104 - of a pod
         "port": _PORT,

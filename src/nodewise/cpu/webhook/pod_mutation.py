@@ -64,7 +64,7 @@ class _Pod(msgspec.Struct, frozen=True):
 _POD: Final = msgspec.json.Decoder(_Pod)
 
 
-def defaults(install_dir: str = cmk_names.DEFAULT_INSTALL_DIR) -> Mutations:
+def default_mutations(install_dir: str = cmk_names.DEFAULT_INSTALL_DIR) -> Mutations:
     """The default mutations, for nodes with the node agent.
 
     A pod gets the program and the agent's socket, both read-only, and a toleration of the taint.
@@ -94,7 +94,7 @@ def _host_path(name: str, path: str, kind: str) -> dict[str, Any]:
     return {"name": name, "hostPath": {"path": path, "type": kind}}
 
 
-def is_asked(pod: bytes) -> bool:
+def is_requested(pod: bytes) -> bool:
     """Whether a pod in JSON requests cores or mutation. BadInput names the field that cannot be parsed."""
     parts = pod.count(b"{") + pod.count(b"[")
     if parts > _MOST_PARTS:
@@ -111,10 +111,10 @@ def _decoded(pod: bytes) -> _Pod:
     try:
         return _POD.decode(pod)
     except UNREADABLE as error:
-        raise unreadable(error, _WHAT) from error
+        raise decoding_error(error, _WHAT) from error
 
 
-def unreadable(error: Exception, what: str, below: str = "") -> BadInput:
+def decoding_error(error: Exception, what: str, below: str = "") -> BadInput:
     """The error for an error of msgspec, with the field that it means."""
     if isinstance(error, RecursionError):
         return BadInput(what, [Problem(below, "nested too deep", "a Kubernetes object")])
@@ -138,13 +138,13 @@ def _count(resources: _Resources | None, path: str) -> int:
     amounts_of = resources or _Resources()
     for name in (cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES):
         for where, amounts in (("requests", amounts_of.requests), ("limits", amounts_of.limits)):
-            lists = _whole((amounts or {}).get(name, 0), f"{path}.resources.{where}[{name}]")
+            lists = _mutate_containers((amounts or {}).get(name, 0), f"{path}.resources.{where}[{name}]")
             if lists > 0:
                 return lists
     return 0
 
 
-def _whole(amount: str | int, path: str) -> int:
+def _mutate_containers(amount: str | int, path: str) -> int:
     try:
         lists, rest = divmod(quantity.parse(str(amount)), quantity.NANO)
     except ValueError:
@@ -155,17 +155,17 @@ def _whole(amount: str | int, path: str) -> int:
 
 
 def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
-    """The mutated pod; unchanged values are the same Python objects. The pod `is_asked`.
+    """The mutated pod; unchanged values are the same Python objects. The pod `is_requested`.
 
     BadSettings if the mutations do not fit the pod.
     """
     merged: dict[str, Any] = merge(dict(pod), dict(mutations.per_pod))
-    looked = _looked(merged, _Pod, "perPod")
+    looked = _convert(merged, _Pod, "perPod")
     everywhere = _is_annotated(looked)
     for kind, containers in zip(_KINDS, _containers(looked), strict=True):
         whole = merged["spec"][kind] if containers else []
         treated = [
-            _treated(original, mutations.per_container, f"spec.{kind}[{index}]")
+            _mutate_container(original, mutations.per_container, f"spec.{kind}[{index}]")
             if everywhere or _count(container.resources, f"spec.{kind}[{index}]")
             else original
             for index, (original, container) in enumerate(zip(whole, containers, strict=True))
@@ -175,9 +175,9 @@ def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
     return merged
 
 
-def _treated(container: dict[str, Any], mutation: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _mutate_container(container: dict[str, Any], mutation: Mapping[str, Any], path: str) -> dict[str, Any]:
     merged: dict[str, Any] = merge(container, dict(mutation))
-    looked = _looked(merged, _Container, "perContainer")
+    looked = _convert(merged, _Container, "perContainer")
     lists = _count(looked.resources, path)
     env = merged.get("env") or []
     if not isinstance(env, list):
@@ -187,10 +187,10 @@ def _treated(container: dict[str, Any], mutation: Mapping[str, Any], path: str) 
     return merged | {"env": [*env, {"name": NUM_CORES, "value": str(lists)}]}
 
 
-def _looked(merged: Mapping[str, Any], kind: type[T], source: str) -> T:
+def _convert(merged: Mapping[str, Any], kind: type[T], source: str) -> T:
     """Decode a part of the merged pod. The pod was valid, so an error is one of the mutations."""
     try:
         return msgspec.convert(merged, kind)
     except UNREADABLE as error:
-        wrong = unreadable(error, "mutations cannot be used", source)
+        wrong = decoding_error(error, "mutations cannot be used", source)
         raise BadSettings(wrong.what, wrong.problems) from error

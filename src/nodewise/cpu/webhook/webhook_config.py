@@ -45,7 +45,7 @@ Contents = Mapping[str, bytes]
 """The content of each file, by path, in order."""
 
 
-def contents(source: str) -> Contents:
+def read_files(source: str) -> Contents:
     """The content of the files. BadSettings if there is no file, or one cannot be read."""
     try:
         documents = {str(path): path.read_bytes() for path in _paths(source)}
@@ -81,9 +81,9 @@ def _merged(held: Contents) -> dict[str, Any]:
     return merged
 
 
-def server(source: str) -> ServerFile:
+def parse_server(source: str) -> ServerFile:
     """The settings of the server. BadSettings names every missing and every invalid key."""
-    server = _merged(contents(source)).get("server")
+    server = _merged(read_files(source)).get("server")
     if not isinstance(server, dict):
         seen = "missing" if server is None else shown(server)
         raise BadSettings(_WHAT, [Problem(f"{source}: server", seen, "a mapping")])
@@ -98,7 +98,7 @@ def server(source: str) -> ServerFile:
         raise BadSettings(_WHAT, [Problem(f"{source}: server{path.rstrip('`')}", seen, "")]) from error
 
 
-def mutations(held: Contents) -> Mutations:
+def parse_mutations(held: Contents) -> Mutations:
     """The mutations of pods. BadSettings names everything that cannot be merged into a pod."""
     source = ", ".join(held)
     mutations = _merged(held).get("mutations")
@@ -110,7 +110,7 @@ def mutations(held: Contents) -> Mutations:
         Problem(f"mutations.{key}", "unknown", " or ".join(_PARTS)) for key in mutations.keys() - parts.keys()
     ]
     for key, value in parts.items():
-        problems += _wrong(f"mutations.{key}", value, _PARTS[key])
+        problems += _invalid_parts(f"mutations.{key}", value, _PARTS[key])
     if problems:
         raise BadSettings(
             _WHAT, [problem._replace(field=f"{source}: {problem.field}") for problem in problems]
@@ -118,7 +118,7 @@ def mutations(held: Contents) -> Mutations:
     return Mutations(parts["perPod"], parts["perContainer"])
 
 
-def _wrong(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
+def _invalid_parts(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
     """The parts that the API server would reject in every mutated pod."""
     try:
         merge(shape, value, path)
@@ -157,18 +157,18 @@ class LiveMutations:
         """BadSettings if the files are invalid now."""
         self._source = source
         self._metrics_registry = metrics_registry
-        self._tried: Contents = contents(source)
-        self._value = mutations(self._tried)
+        self._tried: Contents = read_files(source)
+        self._value = parse_mutations(self._tried)
         self._trouble = ""
         metrics_registry.set("cpu_mutations_failing", 0)
 
     def __call__(self) -> Mutations:
         seen: Contents = {}
         try:
-            seen = contents(self._source)
+            seen = read_files(self._source)
             if seen != self._tried:
                 self._tried = seen
-                self._take(mutations(seen))
+                self._take(parse_mutations(seen))
         except BadSettings as error:
             self._tried = seen
             self._fail(str(error))

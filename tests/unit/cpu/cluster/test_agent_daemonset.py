@@ -66,20 +66,20 @@ def test_the_one_that_ships_is_nobodys_whatever_its_image() -> None:
     other = agent_daemonset.daemon_set(
         WISH._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST
     )
-    assert not agent_daemonset.is_another(shipped(), other)
+    assert not agent_daemonset.is_customized(shipped(), other)
 
 
 def test_a_charts_stays_with_the_chart() -> None:
     other = shipped()
     other["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
-    assert agent_daemonset.is_another(other, shipped())
+    assert agent_daemonset.is_customized(other, shipped())
 
 
 def test_one_that_cannot_be_replaced_is_somebodys() -> None:
     """The selector of a DaemonSet never changes."""
     other = shipped()
     other["spec"]["selector"] = {"matchLabels": {"app": "another"}}
-    assert agent_daemonset.is_another(other, shipped())
+    assert agent_daemonset.is_customized(other, shipped())
 
 
 @pytest.mark.parametrize("part", ["args", "volumeMounts"])
@@ -91,7 +91,7 @@ def test_one_with_more_to_it_is_somebodys_unless_it_was_made_from_here(part: str
         "volumeMounts": {"name": "runtime", "mountPath": "/r"},
     }
     changed["spec"]["template"]["spec"]["containers"][0][part].append(more[part])
-    assert agent_daemonset.is_another(changed, wanted)
-    assert agent_daemonset.is_another(wanted, changed)
+    assert agent_daemonset.is_customized(changed, wanted)
+    assert agent_daemonset.is_customized(wanted, changed)
     changed["metadata"]["annotations"] = {setup_objects.MADE_FROM: "former"}
-    assert not agent_daemonset.is_another(changed, wanted)
+    assert not agent_daemonset.is_customized(changed, wanted)

@@ -109,10 +109,12 @@ def test_whatever_fails_leaving_once_more_ends_it(api_client: FailingApiClient) 
     def run() -> None:
         for node in NODES:
             leaving = removal.RemovedNode(node, "cmk", ConfigMapStore(api_client, "cmk", node), None)
-            removal.leave(api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
-        agent = removal.agent(api_client, "cmk", DIALECT, lambda _: None)
-        shared = [*removal.webhook("cmk", DIALECT), *agent]
-        removal.leave_cluster(
+            removal.remove_from_node(
+                api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
+            )
+        agent = removal.agent_references(api_client, "cmk", DIALECT, lambda _: None)
+        shared = [*removal.webhook_references("cmk", DIALECT), *agent]
+        removal.remove_from_cluster(
             api_client, "cmk", shared, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
         )
 
@@ -150,7 +152,7 @@ def test_its_own_pods_hold_places_until_they_are_gone(api_client: FailingApiClie
 
     leaving = removal.RemovedNode("node1", "cmk", store, sweep)
     assert own
-    removal.leave(api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
+    removal.remove_from_node(api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
     api_client.server.behave(api_client.server)
     assert not [at for at in api_client.server.objects if at.endswith("node1") and "/nodes/" not in at]
 

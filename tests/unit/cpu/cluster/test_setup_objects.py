@@ -38,8 +38,8 @@ def test_commands_are_plain_words_or_the_options_are_refused(
     except BadSettings:
         return
     made = [
-        setup_objects.preparing(setup_objects.ONCE, node, wish, NEWEST),
-        setup_objects.reconfiguring(node, wish),
+        setup_objects.preparation_pod(setup_objects.ONCE, node, wish, NEWEST),
+        setup_objects.reconfiguration_pod(node, wish),
     ]
     made.append(setup_objects.daemon_set(setup_objects.ALWAYS, node, wish, NEWEST)["spec"]["template"])
     for pod in made:
@@ -71,7 +71,7 @@ def test_all_problems_are_told_at_once() -> None:
 
 
 def test_the_order_of_commands_is_not_that_of_their_list() -> None:
-    made = setup_objects.preparing(("init", "discover", "install"), "n", SetupOptions(), NEWEST)
+    made = setup_objects.preparation_pod(("init", "discover", "install"), "n", SetupOptions(), NEWEST)
     assert made["metadata"]["name"] == "cmk-init-discover-install-pod-n"
     assert [container["name"] for container in made["spec"]["initContainers"]] == ["init", "install"]
     assert [container["name"] for container in made["spec"]["containers"]] == ["discover"]
@@ -112,7 +112,7 @@ def test_a_pod_of_an_older_template_does_not_count() -> None:
 def test_our_own_program_understands_what_containers_run(name: str) -> None:
     wish = SetupOptions(PoolOptions(2, 1, "packed", "spread", "3,5-7"), namespace="cmk-ns", taint=False)
     if name in setup_objects.ONCE:
-        [container] = setup_objects.preparing([name], "n1", wish, NEWEST)["spec"]["containers"]
+        [container] = setup_objects.preparation_pod([name], "n1", wish, NEWEST)["spec"]["containers"]
     else:
         made = setup_objects.daemon_set([name], "n1", wish, NEWEST)
         [container] = made["spec"]["template"]["spec"]["containers"]
@@ -121,14 +121,14 @@ def test_our_own_program_understands_what_containers_run(name: str) -> None:
         options = arguments.parse(words[1:])
         assert (options.command[0], options.pool, options.namespace) == (program, "infra", "cmk-ns")
         words = list(options.command[1:])
-    understood(words)
+    parse_command_line(words)
 
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_our_own_program_understands_how_nodes_are_reconfigured(checks: bool) -> None:
-    made = setup_objects.reconfiguring("n1", SetupOptions(), checks=checks)
+    made = setup_objects.reconfiguration_pod("n1", SetupOptions(), checks=checks)
     _, *words = shlex.split(made["spec"]["containers"][0]["args"][0])
-    parameters = understood(words)
+    parameters = parse_command_line(words)
     assert (parameters["check"], parameters["node_name"], parameters["num_exclusive_cores"]) == (
         checks,
         "n1",
@@ -136,7 +136,7 @@ def test_our_own_program_understands_how_nodes_are_reconfigured(checks: bool) ->
     )
 
 
-def understood(words: list[str]) -> dict[str, Any]:
+def parse_command_line(words: list[str]) -> dict[str, Any]:
     """The options with which the script `cmk` runs the command; raises usage errors."""
     name, *options = older_flags.translate_cmk(words)
     command = cpu.command.get_command(click.Context(cpu.command), name)
@@ -145,5 +145,7 @@ def understood(words: list[str]) -> dict[str, Any]:
 
 
 def test_the_container_that_installs_is_root_whoever_the_images_user_is() -> None:
-    [container] = setup_objects.preparing(["install"], "n1", SetupOptions(), NEWEST)["spec"]["containers"]
+    [container] = setup_objects.preparation_pod(["install"], "n1", SetupOptions(), NEWEST)["spec"][
+        "containers"
+    ]
     assert container["securityContext"]["runAsUser"] == 0

@@ -29,7 +29,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
     subprocess.run([PATCHELF, "--force-rpath", "--set-rpath", ROOM, program], check=True)
     subprocess.run([PATCHELF, "--set-interpreter", ROOM, program], check=True)
-    return elf_paths.relocated(program.read_bytes(), "", "")
+    return elf_paths.relocate(program.read_bytes(), "", "")
 
 
 def loader() -> Path:
@@ -252,18 +252,18 @@ def test_a_path_that_is_too_long_is_told(bundle: Path, host: Path) -> None:
 )
 def test_what_is_no_program_is_told(program: bytes) -> None:
     with pytest.raises(BadInput, match="cannot relocate the program"):
-        elf_paths.relocated(program, "/a", "/b")
+        elf_paths.relocate(program, "/a", "/b")
 
 
 def test_a_program_without_room_is_told() -> None:
     with pytest.raises(BadInput, match="install --build"):
-        elf_paths.relocated(Path("/bin/sleep").read_bytes(), "/a", "/b")
+        elf_paths.relocate(Path("/bin/sleep").read_bytes(), "/a", "/b")
 
 
 def test_a_program_that_is_cut_off_is_told(sleeper: bytes) -> None:
     for size in range(64, len(sleeper), 997):
         try:
-            elf_paths.relocated(sleeper[:size], "/a", "/b")
+            elf_paths.relocate(sleeper[:size], "/a", "/b")
         except BadInput:
             continue
         assert size > len(sleeper) // 2, "the paths are there"

@@ -24,7 +24,7 @@ def no_wait(_: int) -> None:
     """Do not wait between attempts."""
 
 
-def swept(store: DirectoryStore) -> garbage_collection.CollectionRound:
+def collect(store: DirectoryStore) -> garbage_collection.CollectionRound:
     return garbage_collection.collect_garbage(store, PROC, None, no_wait)
 
 
@@ -63,7 +63,7 @@ def test_what_is_over_goes_and_what_lives_is_known_by_its_start(
     store: DirectoryStore, sleeper: subprocess.Popen[bytes]
 ) -> None:
     hold(store, {"0": Task(sleeper.pid), "1": Task(GONE)})
-    done = swept(store)
+    done = collect(store)
     assert [(reclaimed.cpus, reclaimed.task.pid) for reclaimed in done.reclaimed] == [("1", GONE)]
     (task,) = [cpu_list.tasks[0] for _, cpu_list in store.read().allocations.cpu_lists if cpu_list.tasks]
     assert task == Task(sleeper.pid, _start(sleeper.pid), procfs.read_boot(PROC))
@@ -77,7 +77,7 @@ def test_a_process_that_took_over_an_id_is_another_one(
     store: DirectoryStore, sleeper: subprocess.Popen[bytes]
 ) -> None:
     hold(store, {"0": Task(sleeper.pid, _start(sleeper.pid) - 1, procfs.read_boot(PROC))})
-    assert len(swept(store).reclaimed) == 1
+    assert len(collect(store).reclaimed) == 1
     assert held(store.read().allocations) == {}
 
 
@@ -113,7 +113,7 @@ def test_who_may_not_look_frees_nothing_that_may_live(
     for path in (tmp_path / "conf", *(tmp_path / "conf").rglob("*")):
         os.chown(path, 0, 0)  # root trusts no files of others
     assert held(store.read().allocations) == {"0": {GONE}}
-    swept(store)
+    collect(store)
     assert held(store.read().allocations) == {}
 
 
@@ -126,7 +126,7 @@ def test_nobody_who_just_came_is_taken_for_gone(store: DirectoryStore) -> None:
     def sweep() -> None:
         try:
             while not over.is_set():
-                swept(store)
+                collect(store)
         except BaseException as error:
             failed.append(error)
 
@@ -150,4 +150,4 @@ def test_nobody_who_just_came_is_taken_for_gone(store: DirectoryStore) -> None:
         for child in children:
             child.kill()
             child.wait()
-    assert len(swept(store).reclaimed) == 25
+    assert len(collect(store).reclaimed) == 25

@@ -143,10 +143,10 @@ def test_who_forks_all_the_time_is_moved_whole(store: DirectoryStore) -> None:
         execution.reconfigure(store, only(exclusive="1"), PROC)
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
-            assert seen_below(family) == {ONE}
+            assert affinities_in_session(family) == {ONE}
 
 
-def seen_below(family: RunningProcessTree) -> set[frozenset[int]]:
+def affinities_in_session(family: RunningProcessTree) -> set[frozenset[int]]:
     """The affinities of all processes in the session of the process tree."""
     affinities = set()
     for pid, process in procfs.read_processes(PROC).processes.items():

@@ -40,7 +40,7 @@ def test_without_a_certificate_there_is_no_secret_and_nothing_is_trusted() -> No
 def test_a_certificate_that_serves_is_kept_and_its_objects_are_the_same() -> None:
     before = installed()
     args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
-    kept = manifests.kept(*args, NOW + timedelta(days=3000))
+    kept = manifests.valid_certificate(*args, NOW + timedelta(days=3000))
     assert list(before.values()) == manifests.objects(WebhookInstallation(), kept)
 
 
@@ -49,7 +49,7 @@ def test_one_that_ends_is_made_anew_and_the_former_is_trusted_beside_it_while_it
     before = installed()
     args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
     now = NOW + timedelta(days=days)
-    kept = manifests.kept(*args, now)
+    kept = manifests.valid_certificate(*args, now)
     assert certificates.is_valid(kept.cert, kept.authorities, "default", now)
     old = base64.b64decode(before["Secret"]["data"]["cert.pem"])
     trusted = x509.load_pem_x509_certificates(kept.authorities)
@@ -70,19 +70,19 @@ def test_one_that_ends_is_made_anew_and_the_former_is_trusted_beside_it_while_it
     ],
 )
 def test_what_cannot_be_used_is_made_anew(secret: Object | None, registration: Object | None) -> None:
-    kept = manifests.kept(secret, registration, "default", NOW)
+    kept = manifests.valid_certificate(secret, registration, "default", NOW)
     assert certificates.is_valid(kept.cert, kept.authorities, "default", NOW)
 
 
 def test_who_is_trusted_is_told_before_the_new_certificate_is_shown() -> None:
     before = installed()
     hook = before["MutatingWebhookConfiguration"]
-    again = manifests.objects(WISH, manifests.kept(before["Secret"], hook, "default", NOW))
-    assert kinds(manifests.in_order(again, hook))[-1] == "MutatingWebhookConfiguration"
+    again = manifests.objects(WISH, manifests.valid_certificate(before["Secret"], hook, "default", NOW))
+    assert kinds(manifests.in_creation_order(again, hook))[-1] == "MutatingWebhookConfiguration"
     renewed = manifests.objects(
-        WISH, manifests.kept(before["Secret"], hook, "default", NOW + timedelta(days=3300))
+        WISH, manifests.valid_certificate(before["Secret"], hook, "default", NOW + timedelta(days=3300))
     )
-    assert kinds(manifests.in_order(renewed, hook)) == [
+    assert kinds(manifests.in_creation_order(renewed, hook)) == [
         "MutatingWebhookConfiguration",
         "Secret",
         "ConfigMap",
@@ -94,9 +94,9 @@ def test_who_is_trusted_is_told_before_the_new_certificate_is_shown() -> None:
 def test_nothing_is_called_in_a_namespace_where_nothing_serves_yet() -> None:
     hook = installed()["MutatingWebhookConfiguration"]
     moved = WebhookInstallation("other")
-    made = manifests.objects(moved, manifests.kept(None, hook, "other", NOW))
+    made = manifests.objects(moved, manifests.valid_certificate(None, hook, "other", NOW))
     for existing in (hook, None, {"webhooks": None}):
-        assert kinds(manifests.in_order(made, existing))[-1] == "MutatingWebhookConfiguration"
+        assert kinds(manifests.in_creation_order(made, existing))[-1] == "MutatingWebhookConfiguration"
 
 
 def kinds(made: Sequence[Object]) -> list[str]:
