@@ -48,7 +48,7 @@ def node(
 
 
 @pytest.fixture(scope="session")
-def whole(
+def kube_host(
     control_plane_programs: Path,
     kubelet_program: Path,
     container_programs: packages.ContainerPrograms,
@@ -61,30 +61,30 @@ def whole(
 
 
 @pytest.fixture
-def clusters_own(whole: KubernetesHost) -> Iterator[None]:
+def cluster_scheduler(kube_host: KubernetesHost) -> Iterator[None]:
     """The scheduler of the cluster, not configured."""
-    process = whole.plane.start_scheduler({})
+    process = kube_host.plane.start_scheduler({})
     yield
     process.stop()
 
 
 @pytest.fixture
-def room(whole: KubernetesHost) -> Iterator[Sandbox]:
+def host_sandbox(kube_host: KubernetesHost) -> Iterator[Sandbox]:
     """A namespace of the test on the host."""
-    with test_namespaces.created(whole.plane) as own:
+    with test_namespaces.created(kube_host.plane) as own:
         host_kubelet.wait_admitted(own)
         yield own
 
 
 @pytest.fixture
-def heat(room: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
+def metrics_api(host_sandbox: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
     """The custom metrics API on the host."""
-    with custom_metrics.behind(room, tmp_path) as serving:
+    with custom_metrics.behind(host_sandbox, tmp_path) as serving:
         yield serving
 
 
 @pytest.fixture(scope="session")
-def image(request: pytest.FixtureRequest, whole: KubernetesHost) -> str:
+def image(request: pytest.FixtureRequest, kube_host: KubernetesHost) -> str:
     """The name of nodewise's image, which is loaded on the host."""
-    whole.node.runtime.load(got(request, image_archive.archive))
+    kube_host.node.runtime.load(got(request, image_archive.archive))
     return image_archive.NAME

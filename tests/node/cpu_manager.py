@@ -49,18 +49,20 @@ class CpuManagerOnNode:
             f"--kubeconfig={self._user.kubeconfig}",
         ]
 
-    def beside(self, *words: str | Path) -> list[str]:
+    def command_line(self, *words: str | Path) -> list[str]:
         """The command line of `nodewise cpu` among the node's processes; it ends with this process."""
         return self.node.runtime.enter(["setpriv", "--pdeathsig", "TERM", "--", NODEWISE, "cpu", *words])
 
     def run(self, *words: str | Path) -> str:
         """The stdout of a command; AssertionError if it fails."""
-        completed = self.tried(*words)
+        completed = self.try_run(*words)
         assert completed.returncode == 0, f"{words}: {completed.stderr}"
         return completed.stdout
 
-    def tried(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.beside(*words), capture_output=True, text=True, timeout=120, check=False)
+    def try_run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command_line(*words), capture_output=True, text=True, timeout=120, check=False
+        )
 
     def agent(self, *options: str) -> Process:
         """The node agent, once it responds and the kubelet has the pool's cores."""
@@ -75,8 +77,10 @@ class CpuManagerOnNode:
             f"--health-port={self._health_port}",
             *options,
         ]
-        process = Process(self.beside(*words), self._folder / "agent.log", self.node.runtime.environment)
-        process.wait_ready(lambda: socket.exists() and self.offered() == "1")
+        process = Process(
+            self.command_line(*words), self._folder / "agent.log", self.node.runtime.environment
+        )
+        process.wait_ready(lambda: socket.exists() and self.exclusive_cores_offered() == "1")
         return process
 
     def wait_sweep(self) -> None:
@@ -89,7 +93,7 @@ class CpuManagerOnNode:
         (count,) = re.findall(r"^nodewise_cpu_sweep_seconds_count (\S+)", metrics, re.MULTILINE)
         return int(float(count))
 
-    def offered(self) -> str:
+    def exclusive_cores_offered(self) -> str:
         """The number of exclusive cores in the Node's allocatable resources."""
         status = self.sandbox.api.get(self.node.path)["status"]
         return status["allocatable"].get(cmk_names.EXCLUSIVE_CORES, "")

@@ -42,14 +42,14 @@ class KubernetesHost(NamedTuple):
         """A file of the host, as a path in the test's mount namespace."""
         return self.node.runtime.inside(path)
 
-    def tried(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+    def try_run(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
         """Run a command on the host."""
         command = self.node.runtime.enter(words, network=True)
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
-    def said(self, *words: str | Path) -> str:
+    def output_of(self, *words: str | Path) -> str:
         """The stdout of a command on the host, which has to succeed."""
-        done = self.tried(*words)
+        done = self.try_run(*words)
         assert done.returncode == 0, f"{words}: {done.stderr}{done.stdout}"
         return done.stdout
 
@@ -69,9 +69,9 @@ class KubernetesHost(NamedTuple):
             return pods if len(pods) == count and all(map(is_ready, pods)) else None
 
         what = f"{count} pods of {labels} are ready"
-        return wait(what, ready, 120, lambda: self.told(namespace, **labels))
+        return wait(what, ready, 120, lambda: self.describe_state(namespace, **labels))
 
-    def told(self, namespace: str, **labels: str) -> object:
+    def describe_state(self, namespace: str, **labels: str) -> object:
         """The state of pods, for error messages."""
         pods = self.pods(namespace, **labels)
         events = self.plane.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
@@ -103,8 +103,8 @@ def running(
             outside = network.out_to(server)
             for address in (ADDRESS, controlplane.SERVICE):
                 made.add(address)
-            made.hand_on(server, outside)
-            made.hand_on((controlplane.SERVICE, 443), outside)
+            made.forward(server, outside)
+            made.forward((controlplane.SERVICE, 443), outside)
             yield ADDRESS
 
     with (

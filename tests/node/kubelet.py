@@ -26,10 +26,10 @@ class Kubelet:
     """A running kubelet; `name` is the name of its Node."""
 
     def __init__(
-        self, name: str, plane: ControlPlane, beside: Containerd, start: Callable[[], Process]
+        self, name: str, plane: ControlPlane, containerd: Containerd, start: Callable[[], Process]
     ) -> None:
         self.name = name
-        self.runtime = beside
+        self.runtime = containerd
         self._api = plane.api
         self._start = start
         self.process = start()
@@ -93,13 +93,16 @@ def running(
     """
     with (
         cgroups.created(name) as cgroup,
-        runtime.running(containers, folder) as beside,
-        prepared(beside) if prepared else contextlib.nullcontext(processes.own_address()) as address,
+        runtime.running(containers, folder) as containerd,
+        prepared(containerd) if prepared else contextlib.nullcontext(processes.own_address()) as address,
     ):
         command = _command(plane, program, folder, name, _settings(cgroup) | dict(settings or {}), address)
-        words = beside.enter(command, network=prepared is not None)
+        words = containerd.enter(command, network=prepared is not None)
         kubelet = Kubelet(
-            name, plane, beside, lambda: Process(words, folder / "kubelet.log", beside.environment)
+            name,
+            plane,
+            containerd,
+            lambda: Process(words, folder / "kubelet.log", containerd.environment),
         )
         try:
             kubelet.process.wait_ready(kubelet.is_ready)

@@ -32,7 +32,7 @@ _ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}.oci.tar"
 
 @contextlib.contextmanager
 def laptop(
-    whole: KubernetesHost, programs: Path, busybox: Path, archive: Path, folder: Path
+    kube_host: KubernetesHost, programs: Path, busybox: Path, archive: Path, folder: Path
 ) -> Iterator[PageReader]:
     """A user's shell with a copy of the repository and these programs."""
     home = folder / "repository"
@@ -41,9 +41,9 @@ def laptop(
         (home / name).symlink_to(page_code_blocks.ROOT / name)
     pause = folder / "pause.tar"
     image.write(pause, busybox, PAUSE, command=image.PAUSE)
-    whole.node.runtime.load(pause)
+    kube_host.node.runtime.load(pause)
     tools = {
-        "kind": _kind(whole, programs),
+        "kind": _kind(kube_host, programs),
         "make": _make(archive),
         "kubectl": f'case "$*" in *port-forward*) exec sleep 600;; esac\nexec {programs / "kubectl"} "$@"',
     }
@@ -55,16 +55,16 @@ def laptop(
         "HOME": str(folder),
     }
     with (
-        forwarding(lambda: _network_of_scheduler(whole), 9002) as port,
+        forwarding(lambda: _network_of_scheduler(kube_host), 9002) as port,
         page_reader.reading(home, environment, {_ADMIN: f"127.0.0.1:{port}"}) as typing,
     ):
         yield typing
 
 
-def _kind(whole: KubernetesHost, programs: Path) -> str:
-    kubeconfig = whole.plane.admin.kubeconfig
+def _kind(kube_host: KubernetesHost, programs: Path) -> str:
+    kubeconfig = kube_host.plane.admin.kubeconfig
     kubectl = f"{programs / 'kubectl'} --kubeconfig={kubeconfig}"
-    load = shlex.join(whole.node.runtime.ctr_line("images", "import"))
+    load = shlex.join(kube_host.node.runtime.ctr_line("images", "import"))
     return f"""
 case "$1 $2" in
 "create cluster") test "$(grep -c role: "$6")" = 3 && cp {kubeconfig} "$KUBECONFIG" ;;
@@ -93,21 +93,21 @@ def _written(scripts: Mapping[str, str], folder: Path) -> Path:
     return place
 
 
-def other_nodes(whole: KubernetesHost) -> None:
+def other_nodes(kube_host: KubernetesHost) -> None:
     """The Nodes of the cluster that are only objects."""
     small = objects.node("nodewise-worker", cpu="50m")
     control = objects.node("nodewise-control-plane")
     control["spec"] = {"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]}
     for node in (small, control):
-        whole.plane.api.create(node)
+        kube_host.plane.api.create(node)
 
 
-def _network_of_scheduler(whole: KubernetesHost) -> Path:
+def _network_of_scheduler(kube_host: KubernetesHost) -> Path:
     """Of the newest pod of the second scheduler, as a file of the network's namespace."""
-    pods = whole.pods("nodewise", app=SCHEDULER)
+    pods = kube_host.pods("nodewise", app=SCHEDULER)
     pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"])
     container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
-    tasks = whole.node.runtime.ctr("tasks", "list")
+    tasks = kube_host.node.runtime.ctr("tasks", "list")
     tasks.check_returncode()
     (pid,) = [line.split()[1] for line in tasks.stdout.splitlines() if line.startswith(container)]
-    return whole.node.runtime.inside(f"/proc/{pid}/ns/net")
+    return kube_host.node.runtime.inside(f"/proc/{pid}/ns/net")

@@ -29,7 +29,7 @@ NODE: Final = "node1"
 
 @contextlib.contextmanager
 def operator(
-    whole: KubernetesHost,
+    kube_host: KubernetesHost,
     programs: Path,
     folder: Path,
     forwarded: Callable[[], Object] | None = None,
@@ -48,8 +48,8 @@ def operator(
     )
     if helm:
         (tools / "helm").symlink_to(helm)
-    kubeconfig = whole.plane.admin.kubeconfig
-    whole.path(f"{host_kubelet.KUBERNETES}/admin.conf").write_text(kubeconfig.read_text())
+    kubeconfig = kube_host.plane.admin.kubeconfig
+    kube_host.path(f"{host_kubelet.KUBERNETES}/admin.conf").write_text(kubeconfig.read_text())
     plain = page_reader.plain_environment()
     environment = {
         **plain,
@@ -59,23 +59,23 @@ def operator(
     }
     # doctor knows the host that it is on by its name
     steps = f"echo {host_kubelet.NAME} > /proc/sys/kernel/hostname; cd {shlex.quote(str(home))}; exec bash"
-    shell = whole.node.runtime.enter(["unshare", "--uts", "sh", "-e", "-c", steps], network=True)
+    shell = kube_host.node.runtime.enter(["unshare", "--uts", "sh", "-e", "-c", steps], network=True)
     place = {NODE: host_kubelet.NAME, **(instead or {})}
     with contextlib.ExitStack() as stack:
         if forwarded:
-            port = stack.enter_context(forwarding(lambda: _network_of(whole, forwarded()), 9002))
-            whole.network.hand_on(("127.0.0.1", port), lambda: ForwardingTarget(("127.0.0.1", port)))
+            port = stack.enter_context(forwarding(lambda: _network_of(kube_host, forwarded()), 9002))
+            kube_host.network.forward(("127.0.0.1", port), lambda: ForwardingTarget(("127.0.0.1", port)))
             place[ADMIN] = f"127.0.0.1:{port}"
         yield stack.enter_context(page_reader.reading(home, environment, place, shell))
 
 
-def expect_rejected(room: Sandbox, pod: Object, words: str) -> None:
+def expect_rejected(host_sandbox: Sandbox, pod: Object, words: str) -> None:
     """Wait until the API server rejects the pod: admission policies take effect with a delay."""
 
     def refused() -> bool | None:
-        path = f"/api/v1/namespaces/{room.namespace}/pods"
+        path = f"/api/v1/namespaces/{host_sandbox.namespace}/pods"
         try:
-            room.api.request("POST", path, json=pod, params={"dryRun": "All"})
+            host_sandbox.api.request("POST", path, json=pod, params={"dryRun": "All"})
         except ApiError as error:
             return words in str(error) or None
         return None
@@ -83,21 +83,23 @@ def expect_rejected(room: Sandbox, pod: Object, words: str) -> None:
     wait(f"{pod['metadata']['name']} is refused", refused)
 
 
-def name_service(whole: KubernetesHost, namespace: str, service: str) -> None:
+def name_service(kube_host: KubernetesHost, namespace: str, service: str) -> None:
     """Serve a Service, and add its name to the host's pods."""
-    whole.network.serve(whole.plane.api, namespace, service)
-    address = whole.plane.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]["clusterIP"]
-    names = whole.path("/etc/hosts")
+    kube_host.network.serve(kube_host.plane.api, namespace, service)
+    address = kube_host.plane.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"][
+        "clusterIP"
+    ]
+    names = kube_host.path("/etc/hosts")
     names.write_text(f"{names.read_text()}\n{address} {service}.{namespace}.svc\n")
 
 
-def _network_of(whole: KubernetesHost, pod: Object) -> Path:
+def _network_of(kube_host: KubernetesHost, pod: Object) -> Path:
     """The network namespace of a running pod, as a file."""
     container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
-    tasks = whole.node.runtime.ctr("tasks", "list")
+    tasks = kube_host.node.runtime.ctr("tasks", "list")
     tasks.check_returncode()
     (pid,) = [line.split()[1] for line in tasks.stdout.splitlines() if line.startswith(container)]
-    return whole.node.runtime.inside(f"/proc/{pid}/ns/net")
+    return kube_host.node.runtime.inside(f"/proc/{pid}/ns/net")
 
 
 def _script(file: Path, text: str) -> None:

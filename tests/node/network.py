@@ -57,7 +57,7 @@ class Network:
         """Add an address outside of 127.0.0.0/8 to the loopback interface, so that pods can reach it."""
         self._ip("addr", "add", f"{address}/32", "dev", "lo")
 
-    def hand_on(self, address: Address, choose: Choice) -> None:
+    def forward(self, address: Address, choose: Choice) -> None:
         """Forward connections to this address of the network, which must exist, to the result of `choose`."""
         listening = self._socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,7 +75,7 @@ class Network:
             return ForwardingTarget(ready[next(turns) % len(ready)], is_inside=True) if ready else None
 
         for port in spec["ports"]:
-            self.hand_on((spec["clusterIP"], port["port"]), choose)
+            self.forward((spec["clusterIP"], port["port"]), choose)
 
     def connect(self, address: Address) -> socket.socket:
         """A connection from within the network."""

@@ -14,14 +14,14 @@ from tests.node import cpu_workloads, host_kubelet
 FAR: Final = "far"
 
 
-def policy(room: Sandbox, heat: FakeCustomMetricsApi, hot: str) -> None:
+def policy(host_sandbox: Sandbox, metrics_api: FakeCustomMetricsApi, hot: str) -> None:
     """Create the node `FAR`, and the policy `pol`, which makes kube-scheduler avoid the hot node."""
     # the pods of this module tolerate it; pods that have to run do not
     taint = {"key": "nodewise.test/no-kubelet", "effect": "NoSchedule"}
     far = objects.node(FAR, pods=1000)
-    room.nodes(far | {"spec": {"taints": [taint]}})
-    heat.set("heat", {name: 90 if name == hot else 10 for name in (host_kubelet.NAME, FAR)})
-    extender_process.policy(room, dontschedule=[extender_process.HOT])
+    host_sandbox.nodes(far | {"spec": {"taints": [taint]}})
+    metrics_api.set("heat", {name: 90 if name == hot else 10 for name in (host_kubelet.NAME, FAR)})
+    extender_process.policy(host_sandbox, dontschedule=[extender_process.HOT])
 
 
 def plain(name: str, rather: str, **spec: Any) -> Object:

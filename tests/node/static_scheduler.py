@@ -34,9 +34,9 @@ class StaticPodState(NamedTuple):
 class StaticScheduler:
     """kube-scheduler as a static pod."""
 
-    def __init__(self, whole: KubernetesHost) -> None:
-        self.manifest = whole.path(f"{host_kubelet.MANIFESTS}/kube-scheduler.yaml")
-        self._whole = whole
+    def __init__(self, kube_host: KubernetesHost) -> None:
+        self.manifest = kube_host.path(f"{host_kubelet.MANIFESTS}/kube-scheduler.yaml")
+        self._kube_host = kube_host
         self._targets: dict[Address, ForwardingTarget] = {}
 
     def write(self, text: str) -> None:
@@ -54,24 +54,24 @@ class StaticScheduler:
         """The files in the kubelet's folder of manifests."""
         return sorted(path.name for path in self.manifest.parent.iterdir())
 
-    def hand_on(self, address: Address, url: str) -> None:
+    def forward(self, address: Address, url: str) -> None:
         """Forward connections to this address of the host to a server outside of it."""
         if address not in self._targets:
-            self._whole.network.hand_on(address, lambda: self._targets[address])
+            self._kube_host.network.forward(address, lambda: self._targets[address])
         self._targets[address] = ForwardingTarget(network.address_of(url))
 
-    def shown(self) -> StaticPodState:
+    def current_state(self) -> StaticPodState:
         """The running pod, as in the API server."""
-        return wait("the kubelet tells of its scheduler", self._seen, _TURN_S, self.told)
+        return wait("the kubelet tells of its scheduler", self._seen, _TURN_S, self.describe_state)
 
-    def wait_another_than(self, before: StaticPodState) -> StaticPodState:
+    def wait_replaced_pod(self, before: StaticPodState) -> StaticPodState:
         """Wait until the kubelet runs the pod of another manifest instead."""
 
         def another() -> StaticPodState | None:
             seen = self._seen()
             return seen if seen and seen.hash != before.hash and seen.container != before.container else None
 
-        return wait("kube-scheduler was started anew", another, _TURN_S, self.told)
+        return wait("kube-scheduler was started anew", another, _TURN_S, self.describe_state)
 
     def wait_ready(self) -> StaticPodState:
         """Wait until the pod's probes succeed too."""
@@ -80,15 +80,15 @@ class StaticScheduler:
             pod = self._pod()
             return self._seen() if pod and host_kubelet.is_ready(pod) else None
 
-        return wait("kube-scheduler is ready", ready, _TURN_S, self.told)
+        return wait("kube-scheduler is ready", ready, _TURN_S, self.describe_state)
 
-    def told(self) -> object:
+    def describe_state(self) -> object:
         """The state of the pod, for error messages."""
         pod = self._pod()
-        return pod and pod.get("status"), pod and self._whole.log(pod, "kube-scheduler")
+        return pod and pod.get("status"), pod and self._kube_host.log(pod, "kube-scheduler")
 
     def _pod(self) -> Object | None:
-        return self._whole.plane.api.find(_MIRROR)
+        return self._kube_host.plane.api.find(_MIRROR)
 
     def _seen(self) -> StaticPodState | None:
         pod = self._pod()
@@ -102,26 +102,26 @@ class StaticScheduler:
 
 
 @contextlib.contextmanager
-def running(whole: KubernetesHost) -> Iterator[StaticScheduler]:
+def running(kube_host: KubernetesHost) -> Iterator[StaticScheduler]:
     """kube-scheduler from a manifest in kubeadm's form."""
     minor, patch = host_kubelet.VERSION.split(".")[1:]
-    user = whole.plane.user("system:kube-scheduler")
-    config = whole.plane.kubectl(
+    user = kube_host.plane.user("system:kube-scheduler")
+    config = kube_host.plane.kubectl(
         f"--kubeconfig={user.kubeconfig}", "config", "view", "--raw", "--flatten", "--minify"
     )
-    _private(whole.path(f"{host_kubelet.KUBERNETES}/scheduler.conf"), config)
-    running = StaticScheduler(whole)
-    running.write(scheduler_manifests.text(_impatient(scheduler_manifests.pod(int(minor), patch))))
+    _private(kube_host.path(f"{host_kubelet.KUBERNETES}/scheduler.conf"), config)
+    running = StaticScheduler(kube_host)
+    running.write(scheduler_manifests.text(_with_short_timeouts(scheduler_manifests.pod(int(minor), patch))))
     try:
-        running.shown()
+        running.current_state()
         yield running
     finally:
         for path in running.manifest.parent.iterdir():
             path.unlink()
-        wait("its pod is gone", lambda: None if running._pod() else True, _TURN_S, running.told)
+        wait("its pod is gone", lambda: None if running._pod() else True, _TURN_S, running.describe_state)
 
 
-def _impatient(pod: Object) -> Object:
+def _with_short_timeouts(pod: Object) -> Object:
     """The same pod with quick probes and a short Lease, because it is restarted many times."""
     (container,) = pod["spec"]["containers"]
     container["command"] += LEASE

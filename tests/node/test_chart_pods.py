@@ -38,33 +38,40 @@ class HelmRelease:
     """The chart, installed in the test's namespace."""
 
     def __init__(
-        self, whole: KubernetesHost, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path
+        self,
+        kube_host: KubernetesHost,
+        host_sandbox: Sandbox,
+        helm: Helm,
+        values: dict[str, str],
+        *files: Path,
     ) -> None:
-        self.whole, self.room, self._helm = whole, room, helm
+        self.kube_host, self.host_sandbox, self._helm = kube_host, host_sandbox, helm
         options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         options += [f"--values={file}" for file in files]
-        self._release = ["nodewise", str(CHART), "--namespace", room.namespace, *options]
+        self._release = ["nodewise", str(CHART), "--namespace", host_sandbox.namespace, *options]
 
     def install(self) -> None:
         done = self._helm.run("install", *self._release)
-        assert done.returncode == 0, f"{done.stderr} {self.whole.told(self.room.namespace)}"
+        assert done.returncode == 0, (
+            f"{done.stderr} {self.kube_host.describe_state(self.host_sandbox.namespace)}"
+        )
 
     def upgrade(self, *more: str) -> None:
         self._helm.said("upgrade", *self._release, *more)
 
     def uninstall(self) -> None:
-        self._helm.said("uninstall", "nodewise", "--namespace", self.room.namespace)
+        self._helm.said("uninstall", "nodewise", "--namespace", self.host_sandbox.namespace)
 
     def pods(self, count: int) -> list[Object]:
         """This number of replicas, once they are ready."""
-        return self.whole.wait_ready(self.room.namespace, count, **EXTENDER)
+        return self.kube_host.wait_ready(self.host_sandbox.namespace, count, **EXTENDER)
 
 
 @contextlib.contextmanager
 def installed(
-    whole: KubernetesHost, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path
+    kube_host: KubernetesHost, host_sandbox: Sandbox, helm: Helm, values: dict[str, str], *files: Path
 ) -> Iterator[HelmRelease]:
-    release = HelmRelease(whole, room, helm, values, *files)
+    release = HelmRelease(kube_host, host_sandbox, helm, values, *files)
     release.install()
     try:
         yield release
@@ -73,22 +80,22 @@ def installed(
 
 
 @pytest.fixture
-def helm(helm_program: Path, whole: KubernetesHost, tmp_path: Path) -> Helm:
-    return Helm(helm_program, whole.plane.admin.kubeconfig, tmp_path)
+def helm(helm_program: Path, kube_host: KubernetesHost, tmp_path: Path) -> Helm:
+    return Helm(helm_program, kube_host.plane.admin.kubeconfig, tmp_path)
 
 
 @pytest.fixture
-def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
-    with static_scheduler.running(whole) as running:
+def scheduler(kube_host: KubernetesHost) -> Iterator[StaticScheduler]:
+    with static_scheduler.running(kube_host) as running:
         yield running
 
 
 @pytest.fixture
 def release(
-    whole: KubernetesHost, room: Sandbox, helm: Helm, image: str, scheduler: StaticScheduler
+    kube_host: KubernetesHost, host_sandbox: Sandbox, helm: Helm, image: str, scheduler: StaticScheduler
 ) -> Iterator[HelmRelease]:
     """Two replicas with all agents behind their Service, with certificates as `nodewise certs` makes them."""
-    AppliedCertificates(room, whole.plane.admin)("--apply", f"--name={SERVICE}")
+    AppliedCertificates(host_sandbox, kube_host.plane.admin)("--apply", f"--name={SERVICE}")
     values = {
         "service.clusterIP": SERVICE,
         "settings.sync_period": "500ms",
@@ -96,41 +103,41 @@ def release(
         "agents.telemetry.settings.advertise_resource": "",  # the node outlives the release
         "cpu.enabled": "false",
     }
-    with installed(whole, room, helm, values, CHART / "values/values-all.yaml") as release:
+    with installed(kube_host, host_sandbox, helm, values, CHART / "values/values-all.yaml") as release:
         release.pods(2)
-        whole.wait_ready(room.namespace, **ANNOTATOR)
-        whole.network.serve(whole.plane.api, room.namespace, "nodewise")
+        kube_host.wait_ready(host_sandbox.namespace, **ANNOTATOR)
+        kube_host.network.serve(kube_host.plane.api, host_sandbox.namespace, "nodewise")
         yield release
 
 
-def renew(whole: KubernetesHost, room: Sandbox) -> None:
+def renew(kube_host: KubernetesHost, host_sandbox: Sandbox) -> None:
     """Renew the certificates as the CronJob does. One lacks a name, so a new authority is announced."""
-    space = f"--namespace={room.namespace}"
-    whole.plane.kubectl(space, "create", "job", "renewal", "--from=cronjob/nodewise-certs")
-    path = f"/apis/batch/v1/namespaces/{room.namespace}/jobs/renewal"
+    space = f"--namespace={host_sandbox.namespace}"
+    kube_host.plane.kubectl(space, "create", "job", "renewal", "--from=cronjob/nodewise-certs")
+    path = f"/apis/batch/v1/namespaces/{host_sandbox.namespace}/jobs/renewal"
 
     def succeeded() -> bool | None:
-        return room.api.get(path).get("status", {}).get("succeeded") == 1 or None
+        return host_sandbox.api.get(path).get("status", {}).get("succeeded") == 1 or None
 
     about = {"batch.kubernetes.io/job-name": "renewal"}
-    wait("the job is done", succeeded, 120, lambda: whole.told(room.namespace, **about))
+    wait("the job is done", succeeded, 120, lambda: kube_host.describe_state(host_sandbox.namespace, **about))
 
 
-def configure(whole: KubernetesHost, room: Sandbox, folder: Path) -> None:
+def configure(kube_host: KubernetesHost, host_sandbox: Sandbox, folder: Path) -> None:
     """Configure the host's scheduler for the Service, with the current content of its client Secret."""
-    held = AppliedCertificates(room, whole.plane.admin).held()[1]
+    held = AppliedCertificates(host_sandbox, kube_host.plane.admin).held()[1]
     files = {"-cert": "tls.crt", "-key": "tls.key", "--ca": "ca.crt"}
     for name in files.values():
         (folder / name).write_bytes(held[name])
     options = [word for flag, name in files.items() for word in (flag, str(folder / name))]
-    whole.said(NODEWISE, "configure", *options, f"--extender-url=https://{SERVICE}:9001")
+    kube_host.output_of(NODEWISE, "configure", *options, f"--extender-url=https://{SERVICE}:9001")
 
 
-def shown(whole: KubernetesHost) -> int:
+def served_serial_number(kube_host: KubernetesHost) -> int:
     """The serial number of the certificate that the Service presents."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with whole.network.connect((SERVICE, 9001)) as plain, context.wrap_socket(plain) as secure:
+    with kube_host.network.connect((SERVICE, 9001)) as plain, context.wrap_socket(plain) as secure:
         # a client without a certificate is rejected after the handshake
         return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").serial_number
 
@@ -138,10 +145,10 @@ def shown(whole: KubernetesHost) -> int:
 class PodCreator:
     """Creates pods with a policy one after another, and records how many replicas are ready meanwhile."""
 
-    def __init__(self, whole: KubernetesHost, room: Sandbox) -> None:
+    def __init__(self, kube_host: KubernetesHost, host_sandbox: Sandbox) -> None:
         self.made: list[str] = []
         self.ready: list[int] = []
-        self._whole, self._room = whole, room
+        self._kube_host, self._host_sandbox = kube_host, host_sandbox
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -149,16 +156,16 @@ class PodCreator:
     def _run(self) -> None:
         while not self._over.wait(PAUSE_S):
             name = f"web-{len(self.made)}"
-            self._room.pods(preferred_nodes.with_policy(name, host_kubelet.NAME))
+            self._host_sandbox.pods(preferred_nodes.with_policy(name, host_kubelet.NAME))
             self.made.append(name)
-            pods = self._whole.pods(self._room.namespace, **EXTENDER)
+            pods = self._kube_host.pods(self._host_sandbox.namespace, **EXTENDER)
             self.ready.append(sum(map(host_kubelet.is_ready, pods)))
 
-    def goes_on(self) -> None:
+    def wait_for_progress(self) -> None:
         """Wait until more pods are created and bound."""
         last = len(self.made) + 2
         wait("more pods are made", lambda: len(self.made) > last or None)
-        assert self._room.expect_bound(f"web-{last}", 120) == FAR
+        assert self._host_sandbox.expect_bound(f"web-{last}", 120) == FAR
 
     def stop(self) -> None:
         self._over.set()
@@ -166,63 +173,65 @@ class PodCreator:
 
 
 @contextlib.contextmanager
-def stream(whole: KubernetesHost, room: Sandbox) -> Iterator[PodCreator]:
+def stream(kube_host: KubernetesHost, host_sandbox: Sandbox) -> Iterator[PodCreator]:
     """Pods until the end of the context: all are bound where the policy allows, at the first attempt."""
-    made = PodCreator(whole, room)
+    made = PodCreator(kube_host, host_sandbox)
     try:
-        made.goes_on()
+        made.wait_for_progress()
         yield made
     finally:
         made.stop()
-    assert {room.expect_bound(name) for name in made.made} == {FAR}
-    failed = room.api.get(
-        f"/api/v1/namespaces/{room.namespace}/events", fieldSelector="reason=FailedScheduling"
+    assert {host_sandbox.expect_bound(name) for name in made.made} == {FAR}
+    failed = host_sandbox.api.get(
+        f"/api/v1/namespaces/{host_sandbox.namespace}/events", fieldSelector="reason=FailedScheduling"
     )
     assert [event["message"] for event in failed["items"] if "web-" in event["involvedObject"]["name"]] == []
 
 
 def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
-    whole: KubernetesHost,
-    room: Sandbox,
-    heat: FakeCustomMetricsApi,
+    kube_host: KubernetesHost,
+    host_sandbox: Sandbox,
+    metrics_api: FakeCustomMetricsApi,
     scheduler: StaticScheduler,
     release: HelmRelease,
     tmp_path: Path,
 ) -> None:
-    preferred_nodes.policy(room, heat, hot=host_kubelet.NAME)
-    before = scheduler.shown()
-    configure(whole, room, tmp_path)
-    configured = scheduler.wait_another_than(before)
-    room.pods(
+    preferred_nodes.policy(host_sandbox, metrics_api, hot=host_kubelet.NAME)
+    before = scheduler.current_state()
+    configure(kube_host, host_sandbox, tmp_path)
+    configured = scheduler.wait_replaced_pod(before)
+    host_sandbox.pods(
         preferred_nodes.plain("plain", host_kubelet.NAME),
         preferred_nodes.with_policy("first", host_kubelet.NAME),
     )
-    assert room.expect_bound("plain") == host_kubelet.NAME
-    assert room.expect_bound("first", 120) == FAR
-    old, serial = release.pods(2), shown(whole)
-    with stream(whole, room) as pods:
-        renew(whole, room)
-        configure(whole, room, tmp_path)
-        scheduler.wait_another_than(configured)
-        pods.goes_on()
+    assert host_sandbox.expect_bound("plain") == host_kubelet.NAME
+    assert host_sandbox.expect_bound("first", 120) == FAR
+    old, serial = release.pods(2), served_serial_number(kube_host)
+    with stream(kube_host, host_sandbox) as pods:
+        renew(kube_host, host_sandbox)
+        configure(kube_host, host_sandbox, tmp_path)
+        scheduler.wait_replaced_pod(configured)
+        pods.wait_for_progress()
         names = (f"--name={SERVICE}", f"--name={NEW_NAME}")
-        AppliedCertificates(room, whole.plane.admin)("--apply", *names, "--restarted")
+        AppliedCertificates(host_sandbox, kube_host.plane.admin)("--apply", *names, "--restarted")
         release.upgrade("--set", "settings.sync_period=600ms")
-        wait("a new certificate is served", lambda: shown(whole) != serial or None)
-        configure(whole, room, tmp_path)
-        pods.goes_on()
+        wait("a new certificate is served", lambda: served_serial_number(kube_host) != serial or None)
+        configure(kube_host, host_sandbox, tmp_path)
+        pods.wait_for_progress()
         wait("all replicas are new", lambda: _are_others(release, old) or None, 120)
-        pods.goes_on()
+        pods.wait_for_progress()
     assert min(pods.ready) >= 2
-    ours = x509.load_pem_x509_certificate(AppliedCertificates(room, whole.plane.admin).held()[0]["tls.crt"])
-    assert shown(whole) == ours.serial_number
-    for pod in (*release.pods(2), *whole.wait_ready(room.namespace, **ANNOTATOR)):
+    ours = x509.load_pem_x509_certificate(
+        AppliedCertificates(host_sandbox, kube_host.plane.admin).held()[0]["tls.crt"]
+    )
+    assert served_serial_number(kube_host) == ours.serial_number
+    for pod in (*release.pods(2), *kube_host.wait_ready(host_sandbox.namespace, **ANNOTATOR)):
         assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
-        assert "forbidden" not in whole.log(pod, pod["spec"]["containers"][0]["name"]).lower()
+        assert "forbidden" not in kube_host.log(pod, pod["spec"]["containers"][0]["name"]).lower()
 
 
 def _are_others(release: HelmRelease, old: list[Object]) -> bool:
-    pods = release.whole.pods(release.room.namespace, **EXTENDER)
+    pods = release.kube_host.pods(release.host_sandbox.namespace, **EXTENDER)
     uids = {pod["metadata"]["uid"] for pod in pods}
     return len(uids) == len(old) and uids.isdisjoint(pod["metadata"]["uid"] for pod in old)
 
@@ -231,50 +240,65 @@ class TestCpuManager:
     """As docs/install.md has it: one command makes the pools of a node, installs the program, and runs the agent."""
 
     @pytest.fixture
-    def clusters_own(self, whole: KubernetesHost) -> Iterator[None]:
-        process = whole.plane.start_scheduler({})
+    def cluster_scheduler(self, kube_host: KubernetesHost) -> Iterator[None]:
+        process = kube_host.plane.start_scheduler({})
         yield
         process.stop()
 
     @pytest.fixture
     def manager(
-        self, whole: KubernetesHost, room: Sandbox, helm: Helm, image: str, clusters_own: None, tmp_path: Path
+        self,
+        kube_host: KubernetesHost,
+        host_sandbox: Sandbox,
+        helm: Helm,
+        image: str,
+        cluster_scheduler: None,
+        tmp_path: Path,
     ) -> Iterator[CpuManagerOnNode]:
-        manager = CpuManagerOnNode(room, whole.node, whole.plane.admin, tmp_path)
+        manager = CpuManagerOnNode(host_sandbox, kube_host.node, kube_host.plane.admin, tmp_path)
         values = {
-            "cpu.namespace": room.namespace,
+            "cpu.namespace": host_sandbox.namespace,
             "cpu.createNamespace": "false",
             "cpu.setup.hosts": f"{{{host_kubelet.NAME}}}",
             "cpu.setup.args": "{--insecure=True,--num-exclusive-cores=1,--num-shared-cores=0}",
             "cpu.agent.args": f"{{--interval={cpu_manager.PERIOD_S:g}s}}",
         }
-        with installed(whole, room, helm, values, CHART / "values/values-cmk.yaml"):
+        with installed(kube_host, host_sandbox, helm, values, CHART / "values/values-cmk.yaml"):
             yield manager
-        wait("the agent is gone", lambda: None if whole.pods(room.namespace, app="cmk-agent") else True)
+        wait(
+            "the agent is gone",
+            lambda: None if kube_host.pods(host_sandbox.namespace, app="cmk-agent") else True,
+        )
         manager.run("uninstall", *manager.place, "--proc-fs=/proc")
 
     def test_pods_get_cores_by_the_agent_s_socket(
-        self, whole: KubernetesHost, room: Sandbox, manager: CpuManagerOnNode
+        self, kube_host: KubernetesHost, host_sandbox: Sandbox, manager: CpuManagerOnNode
     ) -> None:
-        whole.wait_ready(room.namespace, app="cmk-agent")
-        whole.wait_ready(room.namespace, 2, app="cmk-webhook-app")
-        wait("the kubelet offers cores", lambda: manager.offered() == "1" or None, show=manager.offered)
-        room.pods(cpu_manager.pod("pinned", f"exec {ISOLATE} -- busybox sleep 1000", whole.node.name))
-        pod = cpu_workloads.running(room, "pinned")
+        kube_host.wait_ready(host_sandbox.namespace, app="cmk-agent")
+        kube_host.wait_ready(host_sandbox.namespace, 2, app="cmk-webhook-app")
+        wait(
+            "the kubelet offers cores",
+            lambda: manager.exclusive_cores_offered() == "1" or None,
+            show=manager.exclusive_cores_offered,
+        )
+        host_sandbox.pods(
+            cpu_manager.pod("pinned", f"exec {ISOLATE} -- busybox sleep 1000", kube_host.node.name)
+        )
+        pod = cpu_workloads.running(host_sandbox, "pinned")
         manager.wait_held(pod)
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
-        room.api.delete(f"/api/v1/namespaces/{room.namespace}/pods/pinned")
+        host_sandbox.api.delete(f"/api/v1/namespaces/{host_sandbox.namespace}/pods/pinned")
         manager.wait_gone(pod)
         manager.wait_free()
-        (agent,) = whole.wait_ready(room.namespace, app="cmk-agent")
+        (agent,) = kube_host.wait_ready(host_sandbox.namespace, app="cmk-agent")
         assert agent["status"]["containerStatuses"][0]["restartCount"] == 0
-        assert "forbidden" not in whole.log(agent, "agent").lower()
-        assert seccomp_modes(whole, agent) == {"2"}, "the runtime's profile holds"
+        assert "forbidden" not in kube_host.log(agent, "agent").lower()
+        assert seccomp_modes(kube_host, agent) == {"2"}, "the runtime's profile holds"
 
 
-def seccomp_modes(whole: KubernetesHost, pod: Object) -> set[str]:
+def seccomp_modes(kube_host: KubernetesHost, pod: Object) -> set[str]:
     """The kernel's seccomp modes of all processes of a pod's container: 2 is a filter, 0 none."""
-    proc = whole.node.runtime.inside("/proc")
+    proc = kube_host.node.runtime.inside("/proc")
     (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
     lines = "\n".join((proc / f"{pid}/status").read_text() for pid in pids)
     return set(re.findall(r"^Seccomp:\s*(\d)", lines, re.MULTILINE))

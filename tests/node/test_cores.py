@@ -93,7 +93,7 @@ def test_every_task_has_its_own_cores(machine: VirtualCpuMachine, place: str, mo
         at: set(map(int, cpu_list["tasks"])) for pool in pools for at, cpu_list in pool["cpuLists"].items()
     }
     assert {at: pids for at, pids in lists.items() if pids} == tasks(machine, place)
-    late = machine.tried(f"{CMK} isolate {place} --pool=exclusive true")
+    late = machine.try_run(f"{CMK} isolate {place} --pool=exclusive true")
     assert (late.code, late.out) == (125, "")
     assert "pool exclusive: 0 of 2 CPU lists free, 2 held; wanted 1" in late.err
     machine.end("a")
@@ -147,7 +147,7 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: VirtualCpuMachine
         confinement = enforcer.target_cpusets(holding, machine_topology, {})[name]
         machine.cgroup(name, confinement.cpus, confinement.mems)
     machine.start("first", place, "--pool=exclusive")
-    refused = machine.tried(
+    refused = machine.try_run(
         f"echo $$ > /sys/fs/cgroup/far/cgroup.procs; {CMK} isolate {place} --pool=exclusive true"
     )
     assert refused.code == 125
@@ -162,7 +162,7 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: VirtualCpuMachine
     before = {name: machine.threads(name) for name in ("first", "near", "far")}
     held = tasks(machine, place)
     words = f"reconfigure {place} {' '.join(COUNTS)} --exclusive-mode=spread"
-    refused = machine.tried(f"{CMK} {words}")
+    refused = machine.try_run(f"{CMK} {words}")
     assert refused.code == 1
     assert "cannot use CPUs 6-7: none of them is online and in its cpuset" in refused.err
     assert ({name: machine.threads(name) for name in before}, tasks(machine, place)) == (before, held)

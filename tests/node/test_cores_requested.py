@@ -100,7 +100,7 @@ def test_nothing_is_left_of_a_node_that_was_left(
             report = f"/apis/intel.com/v1/namespaces/{sandbox.namespace}/cmk-nodereports/{node.name}"
             wait("the node's report is there", lambda: sandbox.api.find(report))
         options = [*manager.place, "--proc-fs=/proc", "--crds"]
-        refused = manager.tried("uninstall", *options)
+        refused = manager.try_run("uninstall", *options)
         assert refused.returncode == 1
         assert f"running tasks on node {node.name}" in refused.stderr
         sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/holds")

@@ -40,7 +40,7 @@ LOOKING = ("reconcile", "nodereport")
 
 
 @pytest.fixture(scope="module")
-def played(
+def simulated_commands(
     node: Kubelet, container_programs: ContainerPrograms, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
     """An image with simulated commands for the pods of `cluster-init`."""
@@ -79,9 +79,9 @@ def prepared(sandbox: Sandbox, node: Kubelet, *more: str, timeout_s: float = 60)
 
 
 def test_pods_do_their_work_one_after_the_other(
-    sandbox: Sandbox, node: Kubelet, controllers: None, played: str
+    sandbox: Sandbox, node: Kubelet, controllers: None, simulated_commands: str
 ) -> None:
-    report = prepared(sandbox, node, f"--cmk-img={played}")
+    report = prepared(sandbox, node, f"--cmk-img={simulated_commands}")
     assert report["ready"], report
     remaining = pods(sandbox)
     once = remaining.pop(setup_objects.pod_name(PREPARING, node.name))
@@ -98,7 +98,7 @@ def test_pods_do_their_work_one_after_the_other(
     }
     assert [lines[0].split()[:2] for lines in started.values()] == [["0", "isolate"], ["1000", "isolate"]]
     before = {name: pod["metadata"]["uid"] for name, pod in pods(sandbox).items()}
-    assert prepared(sandbox, node, f"--cmk-img={played}")["ready"]
+    assert prepared(sandbox, node, f"--cmk-img={simulated_commands}")["ready"]
     assert {name: pod["metadata"]["uid"] for name, pod in pods(sandbox).items()} == before
 
 
@@ -114,11 +114,13 @@ def test_what_the_kubelet_says_is_told(sandbox: Sandbox, node: Kubelet, controll
 
 
 def test_a_node_is_reconfigured_by_pods_that_see_its_processes(
-    sandbox: Sandbox, node: Kubelet, played: str
+    sandbox: Sandbox, node: Kubelet, simulated_commands: str
 ) -> None:
     node.label({cmk_names.LABEL: "true"})
     try:
-        completed = run(sandbox, "reconfigure_setup", f"--cmk-img={played}", "--cmk-img-pol=Never")
+        completed = run(
+            sandbox, "reconfigure_setup", f"--cmk-img={simulated_commands}", "--cmk-img-pol=Never"
+        )
     finally:
         sandbox.api.patch(node.path, {"metadata": {"labels": {cmk_names.LABEL: None}}})
     assert json.loads(completed.stdout)["nodes"] == [{"node": node.name, "state": "reconfigured"}], completed
@@ -140,16 +142,20 @@ class TestLeaving:
             sandbox.pods(cpu_manager.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
             pod = cpu_workloads.running(sandbox, "held")
             manager.wait_held(pod)
-            completed = manager.tried("uninstall", *manager.place, "--proc-fs=/proc")
+            completed = manager.try_run("uninstall", *manager.place, "--proc-fs=/proc")
             assert completed.returncode == 1
             assert "running tasks" in completed.stderr
             assert pod["metadata"]["uid"] in completed.stderr
-            assert manager.offered() == "1"
+            assert manager.exclusive_cores_offered() == "1"
             assert len(manager.tasks()) == 1
             sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/held")
             manager.wait_gone(pod)
         manager.run("uninstall", *manager.place, "--proc-fs=/proc")
-        wait("the kubelet offers no cores", lambda: None if manager.offered() else True, show=manager.offered)
+        wait(
+            "the kubelet offers no cores",
+            lambda: None if manager.exclusive_cores_offered() else True,
+            show=manager.exclusive_cores_offered,
+        )
         node_object = sandbox.api.get(node.path)
         assert cmk_names.EXCLUSIVE_CORES not in node_object["status"]["capacity"]
         assert OURS not in node_object["spec"].get("taints", [])

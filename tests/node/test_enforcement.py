@@ -131,8 +131,13 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
         # what a kubelet does that finds no checkpoint of devices; one of 1.36 finds its socket in their place
         nothing = {"status": {"capacity": {cmk_names.EXCLUSIVE_CORES: "0"}}}
         sandbox.api.patch(f"{static.path}/status", nothing)
-        wait("the cores are offered no more", lambda: True if manager.offered() == "0" else None)
-        wait("the cores are offered again", lambda: True if manager.offered() == "1" else None)
+        wait(
+            "the cores are offered no more",
+            lambda: True if manager.exclusive_cores_offered() == "0" else None,
+        )
+        wait(
+            "the cores are offered again", lambda: True if manager.exclusive_cores_offered() == "1" else None
+        )
         wait_masks(manager, pod, EXCLUSIVE)
         manager.wait_sweep()
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}

@@ -56,5 +56,7 @@ def test_a_cluster_and_a_policy(
         try:
             reader.follows([*begin, *policy, *end])
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{cluster.told('nodewise', app='nodewise-scheduler')}") from None
+            raise AssertionError(
+                f"{error}\n{cluster.describe_state('nodewise', app='nodewise-scheduler')}"
+            ) from None
         assert not (tmp_path / "kubeconfig").exists()

@@ -104,28 +104,32 @@ def pools(task: str) -> str:
 
 
 @pytest.fixture
-def old_task(whole: KubernetesHost, room: Sandbox) -> Object:
+def old_task(kube_host: KubernetesHost, host_sandbox: Sandbox) -> Object:
     """A pod in which CMK's `isolate` runs a command."""
-    room.pods(cpu_manager.pod("of-before", "exec busybox sleep 1000", whole.node.name, cores=0))
-    return cpu_workloads.running(room, "of-before")
+    host_sandbox.pods(cpu_manager.pod("of-before", "exec busybox sleep 1000", kube_host.node.name, cores=0))
+    return cpu_workloads.running(host_sandbox, "of-before")
 
 
-def pid_of(whole: KubernetesHost, pod: Object) -> str:
+def pid_of(kube_host: KubernetesHost, pod: Object) -> str:
     """The first process of a pod's only container, by its id on the node."""
-    lines = whole.node.runtime.ctr("tasks", "list").stdout.splitlines()
+    lines = kube_host.node.runtime.ctr("tasks", "list").stdout.splitlines()
     (pid,) = [line.split()[1] for line in lines if line.startswith(container_of(pod))]
     return pid
 
 
 @pytest.fixture
-def cmk(whole: KubernetesHost, room: Sandbox, clusters_own: None, old_task: Object) -> Iterator[None]:
+def cmk(
+    kube_host: KubernetesHost, host_sandbox: Sandbox, cluster_scheduler: None, old_task: Object
+) -> Iterator[None]:
     """CMK 1.5, running on the node."""
-    api, node = whole.plane.api, whole.node
+    api, node = kube_host.plane.api, kube_host.node
     api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     for obj in objects():
         api.ensure(obj)
     api.create(
-        _made("v1", "ConfigMap", f"cmk-config-{node.name}", data={"config": pools(pid_of(whole, old_task))})
+        _made(
+            "v1", "ConfigMap", f"cmk-config-{node.name}", data={"config": pools(pid_of(kube_host, old_task))}
+        )
         | {
             "metadata": {
                 "name": f"cmk-config-{node.name}",
@@ -137,32 +141,32 @@ def cmk(whole: KubernetesHost, room: Sandbox, clusters_own: None, old_task: Obje
     node.label({cmk_names.LABEL: "true"})
     api.patch(node.path, {"spec": {"taints": [{"key": "cmk", "value": "true", "effect": "NoSchedule"}]}})
     node.advertise({cmk_names.EXCLUSIVE_CORES: "1"})
-    program = whole.path("/opt/bin/cmk")
+    program = kube_host.path("/opt/bin/cmk")
     program.parent.mkdir(exist_ok=True)
     program.write_text("CMK's\n")
-    whole.wait_ready(NAMESPACE, app=DAEMONS)
-    whole.wait_ready(NAMESPACE, **WEBHOOK)
+    kube_host.wait_ready(NAMESPACE, app=DAEMONS)
+    kube_host.wait_ready(NAMESPACE, **WEBHOOK)
     yield
-    whole.plane.kubectl(
+    kube_host.plane.kubectl(
         "delete", "--ignore-not-found", "--timeout=50s", *(f"-f={file}" for file in MANIFESTS)
     )
     wait("the namespace is gone", lambda: None if api.find(f"/api/v1/namespaces/{NAMESPACE}") else True)
-    clear(whole)
+    clear(kube_host)
 
 
 MANIFESTS = [page_code_blocks.ROOT / "deploy" / name for name in ("cpu-agent.yaml", "cpu.yaml")]
 
 
-def clear(whole: KubernetesHost) -> None:
+def clear(kube_host: KubernetesHost) -> None:
     """Restore the node."""
-    api, node = whole.plane.api, whole.node
+    api, node = kube_host.plane.api, kube_host.node
     api.delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cmk-role-binding-node")
     api.patch(node.path, {"metadata": {"labels": {cmk_names.LABEL: None}}, "spec": {"taints": None}})
     api.patch(f"{node.path}/status", {"status": {"capacity": {cmk_names.EXCLUSIVE_CORES: None}}})
-    whole.said("sh", "-c", "rm -rf /opt/bin/*")
+    kube_host.output_of("sh", "-c", "rm -rf /opt/bin/*")
 
 
-def of_cmk() -> Object:
+def cmk_pod() -> Object:
     """A pod as mutated by CMK's webhook; it needs a shared core."""
     made = cpu_workloads.pod(
         "of-cmk",
@@ -184,38 +188,38 @@ def of_cmk() -> Object:
     return made
 
 
-def wants_a_core(name: str) -> Object:
+def pending_pod(name: str) -> Object:
     """A pod as mutated by nodewise's webhook, which waits for the only core."""
     return cpu_manager.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host_kubelet.NAME)
 
 
-def tasks(whole: KubernetesHost, pool: str) -> list[str]:
+def tasks(kube_host: KubernetesHost, pool: str) -> list[str]:
     """The tasks of a pool, as CMK reads them."""
-    text = whole.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host_kubelet.NAME}")["data"]["config"]
+    text = kube_host.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host_kubelet.NAME}")["data"]["config"]
     return [task for lists in yaml.safe_load(text)[pool].values() for held in lists.values() for task in held]
 
 
 def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
-    whole: KubernetesHost,
-    room: Sandbox,
+    kube_host: KubernetesHost,
+    host_sandbox: Sandbox,
     image: str,
     cmk: None,
     old_task: Object,
     control_plane_programs: Path,
     tmp_path: Path,
 ) -> None:
-    api, old = whole.plane.api, pid_of(whole, old_task)
+    api, old = kube_host.plane.api, pid_of(kube_host, old_task)
     hold, away, install, look, let, rights = page_code_blocks.section(PAGE, "## Node by node")
     validate, describe = look.text.splitlines(keepends=True)
-    kubeconfig = str(whole.plane.admin.kubeconfig)
+    kubeconfig = str(kube_host.plane.admin.kubeconfig)
     with migration.operator(
-        whole,
+        kube_host,
         control_plane_programs,
         tmp_path,
-        instead={"~/.kube/config": kubeconfig, "my-namespace": room.namespace},
+        instead={"~/.kube/config": kubeconfig, "my-namespace": host_sandbox.namespace},
     ) as typing:
         typing.follows([hold])
-        migration.expect_rejected(room, wants_a_core("too-early"), "exceeded quota: no-cores")
+        migration.expect_rejected(host_sandbox, pending_pod("too-early"), "exceeded quota: no-cores")
         typing.follows([away, install])
         output = typing.types(validate, may_fail=True)
         checks = json.loads(output)["checks"]
@@ -223,30 +227,30 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         assert [check["name"] for check in checks if not check["ok"]] == ["webhook"], checks
         assert f" {old}\n" in typing.types(describe)
         typing.follows([let])
-        api.create(of_cmk())
-        room.pods(wants_a_core("new"))
-        new = cpu_workloads.running(room, "new")
+        api.create(cmk_pod())
+        host_sandbox.pods(pending_pod("new"))
+        new = cpu_workloads.running(host_sandbox, "new")
         wait(
             "a pod of CMK's form holds infra",
-            lambda: tasks(whole, "infra") or None,
-            show=lambda: whole.told(NAMESPACE),
+            lambda: tasks(kube_host, "infra") or None,
+            show=lambda: kube_host.describe_state(NAMESPACE),
         )
-        assert tasks(whole, "exclusive") == [old]
-        api.delete(f"/api/v1/namespaces/{room.namespace}/pods/of-before")
+        assert tasks(kube_host, "exclusive") == [old]
+        api.delete(f"/api/v1/namespaces/{host_sandbox.namespace}/pods/of-before")
         held = wait(
             "the core is the next one's",
-            lambda: ((now := tasks(whole, "exclusive")) != [old] and now) or None,
+            lambda: ((now := tasks(kube_host, "exclusive")) != [old] and now) or None,
         )
-        assert held == [pid_of(whole, new)]
-        manager = CpuManagerOnNode(room, whole.node, whole.plane.admin, tmp_path)
+        assert held == [pid_of(kube_host, new)]
+        manager = CpuManagerOnNode(host_sandbox, kube_host.node, kube_host.plane.admin, tmp_path)
         assert set(manager.masks(new).values()) == {EXCLUSIVE}
 
         typing.follows(page_code_blocks.section(PAGE, "## Roll back"))
         for path in MADE_ANEW:
             wait(f"{path} can be made anew", lambda path=path: None if api.find(path) else True)
-        assert tasks(whole, "exclusive") == held
-        assert cpu_workloads.running(room, "new")["metadata"]["uid"] == new["metadata"]["uid"]
-        account = whole.plane.service_account("cmk-serviceaccount", NAMESPACE, RIGHTS)
+        assert tasks(kube_host, "exclusive") == held
+        assert cpu_workloads.running(host_sandbox, "new")["metadata"]["uid"] == new["metadata"]["uid"]
+        account = kube_host.plane.service_account("cmk-serviceaccount", NAMESPACE, RIGHTS)
         config_map = _made("v1", "ConfigMap", "cmk-webhook-configmap", data={"server.yaml": ""})
         admission.wait_allowed(lambda: admission.try_create(account.api, config_map))
         account.api.create(config_map)
@@ -255,13 +259,13 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
             account.api.get("/api/v1/pods")
 
 
-@pytest.mark.usefixtures("clusters_own")
-def test_the_pods_that_leave_nodes_become_ready(whole: KubernetesHost, image: str) -> None:
+@pytest.mark.usefixtures("cluster_scheduler")
+def test_the_pods_that_leave_nodes_become_ready(kube_host: KubernetesHost, image: str) -> None:
     """As the undo of cpu-pools.md waits for it; here on a node that has nothing to leave."""
     manifests = [str(page_code_blocks.ROOT / "deploy" / name) for name in ("cpu.yaml", "cpu-uninstall.yaml")]
     files = [f"--filename={file}" for file in manifests]
-    whole.plane.kubectl("apply", *files)
+    kube_host.plane.kubectl("apply", *files)
     try:
-        whole.wait_ready(NAMESPACE, app="cmk-uninstall-all-nodes")
+        kube_host.wait_ready(NAMESPACE, app="cmk-uninstall-all-nodes")
     finally:
-        whole.plane.kubectl("delete", "--timeout=50s", *files)
+        kube_host.plane.kubectl("delete", "--timeout=50s", *files)

@@ -106,33 +106,33 @@ roleRef: {{kind: ClusterRole, name: gas-handler, apiGroup: rbac.authorization.k8
 
 
 @pytest.fixture
-def cards(whole: KubernetesHost) -> Iterator[None]:
+def cards(kube_host: KubernetesHost) -> Iterator[None]:
     """The host has three devices, as Intel's plugin advertises them."""
     shape = gpu.node(host_kubelet.NAME, cards=3, millicores=1000)
-    whole.node.label({key: text for key, text in shape["metadata"]["labels"].items() if "intel" in key})
+    kube_host.node.label({key: text for key, text in shape["metadata"]["labels"].items() if "intel" in key})
     extended = {key: amount for key, amount in shape["status"]["capacity"].items() if "/" in key}
-    whole.node.advertise(extended)
+    kube_host.node.advertise(extended)
     yield
-    api, path = whole.plane.api, whole.node.path
+    api, path = kube_host.plane.api, kube_host.node.path
     api.patch(path, {"metadata": {"labels": {f"{gpu.PREFIX}gpu-numbers": None}}})
     api.patch(f"{path}/status", {"status": {"capacity": dict.fromkeys(extended)}})
 
 
 @pytest.fixture
-def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
+def scheduler(kube_host: KubernetesHost) -> Iterator[StaticScheduler]:
     """kube-scheduler, which uses GAS."""
-    whole.path(CONFIG).write_text(GAS)
-    certs = whole.path("/etc/certs")
+    kube_host.path(CONFIG).write_text(GAS)
+    certs = kube_host.path("/etc/certs")
     certs.mkdir(exist_ok=True)
-    pair = whole.plane.authority.issue("kubernetes-ca")
+    pair = kube_host.plane.authority.issue("kubernetes-ca")
     (certs / "client.crt").write_bytes(pair.cert.read_bytes())
     (certs / "client.key").write_bytes(pair.key.read_bytes())
-    with static_scheduler.running(whole) as running:
-        before = running.shown()
+    with static_scheduler.running(kube_host) as running:
+        before = running.current_state()
         running.write(_asking(running.manifest.read_text()))
-        running.wait_another_than(before)
+        running.wait_replaced_pod(before)
         yield running
-    whole.path(CONFIG).unlink()
+    kube_host.path(CONFIG).unlink()
     for file in certs.iterdir():
         file.unlink()
 
@@ -155,20 +155,22 @@ def _asking(manifest: str) -> str:
 
 
 @pytest.fixture
-def gas(whole: KubernetesHost, scheduler: StaticScheduler, room: Sandbox, tmp_path: Path) -> Iterator[None]:
+def gas(
+    kube_host: KubernetesHost, scheduler: StaticScheduler, host_sandbox: Sandbox, tmp_path: Path
+) -> Iterator[None]:
     """GAS, running."""
     file = tmp_path / "gas.yaml"
     file.write_text(INSTALLED)
-    whole.plane.kubectl("apply", "-f", str(file))
-    whole.wait_ready("default", app="gas")
+    kube_host.plane.kubectl("apply", "-f", str(file))
+    kube_host.wait_ready("default", app="gas")
     yield
-    whole.plane.kubectl("delete", "--ignore-not-found", "-f", str(file))
+    kube_host.plane.kubectl("delete", "--ignore-not-found", "-f", str(file))
 
 
 @pytest.fixture
 def operator(
-    whole: KubernetesHost,
-    room: Sandbox,
+    kube_host: KubernetesHost,
+    host_sandbox: Sandbox,
     image: str,
     gas: None,
     control_plane_programs: Path,
@@ -176,16 +178,16 @@ def operator(
     tmp_path: Path,
 ) -> Iterator[PageReader]:
     instead = {
-        "my-namespace": room.namespace,
+        "my-namespace": host_sandbox.namespace,
         "control1": host_kubelet.NAME,
         "values-gas.yaml": f"values-gas.yaml --set service.clusterIP={SERVICE}",
     }
 
     def replica() -> Object:
-        return whole.wait_ready("nodewise", 2, **EXTENDER)[0]
+        return kube_host.wait_ready("nodewise", 2, **EXTENDER)[0]
 
     with migration.operator(
-        whole, control_plane_programs, tmp_path, replica, helm_program, instead
+        kube_host, control_plane_programs, tmp_path, replica, helm_program, instead
     ) as typing:
         yield typing
         typing.types("helm uninstall nodewise --namespace nodewise; kubectl delete namespace nodewise")
@@ -204,48 +206,54 @@ def pod(name: str, card: str = "") -> Object:
 
 
 def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
-    whole: KubernetesHost, room: Sandbox, cards: None, scheduler: StaticScheduler, operator: PageReader
+    kube_host: KubernetesHost,
+    host_sandbox: Sandbox,
+    cards: None,
+    scheduler: StaticScheduler,
+    operator: PageReader,
 ) -> None:
-    beside, switch, seen, away, back = (
+    first, switch, seen, away, back = (
         page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
     )
     hold, stop, configure, restarted, let = switch
     restore, start = back
     fetch, _ = page_code_blocks.section(KUBEADM, "## 2. kube-scheduler")
-    before = _written(whole, scheduler)
-    room.pods(pod("of-before", "card0"))
+    before = _written(kube_host, scheduler)
+    host_sandbox.pods(pod("of-before", "card0"))
 
-    operator.follows(beside)
-    room.pods(pod("of-meanwhile", "card2"))
-    (_, curl) = page_code_blocks.steps(beside[-1])
+    operator.follows(first)
+    host_sandbox.pods(pod("of-meanwhile", "card2"))
+    (_, curl) = page_code_blocks.steps(first[-1])
     wait("nodewise knows both", lambda: _held(operator, curl) == {"card0", "card2"} or None)
-    migration.name_service(whole, "nodewise", "nodewise")
+    migration.name_service(kube_host, "nodewise", "nodewise")
 
     operator.follows([hold])
-    migration.expect_rejected(room, pod("too-early"), "exceeded quota: no-cards")
-    room.pods(cpu_workloads.pod("without-cards", "exec sleep 1000"))
-    assert room.expect_bound("without-cards") == host_kubelet.NAME
+    migration.expect_rejected(host_sandbox, pod("too-early"), "exceeded quota: no-cards")
+    host_sandbox.pods(cpu_workloads.pod("without-cards", "exec sleep 1000"))
+    assert host_sandbox.expect_bound("without-cards") == host_kubelet.NAME
     operator.follows([stop])
-    assert whole.pods("default", app="gas") == []
-    asked_gas = scheduler.shown()
+    assert kube_host.pods("default", app="gas") == []
+    asked_gas = scheduler.current_state()
     operator.follows([fetch, configure])
-    scheduler.wait_another_than(asked_gas)
+    scheduler.wait_replaced_pod(asked_gas)
     asked_us = scheduler.wait_ready()
     operator.follows([restarted, let])
-    room.pods(pod("first"))
-    assert room.expect_bound("first") == host_kubelet.NAME
-    room.pods(pod("second"))
-    room.expect_rejected("second")
+    host_sandbox.pods(pod("first"))
+    assert host_sandbox.expect_bound("first") == host_kubelet.NAME
+    host_sandbox.pods(pod("second"))
+    host_sandbox.expect_rejected("second")
     operator.follows(seen)
 
     operator.follows([hold, restore])
-    assert _written(whole, scheduler) == before
-    scheduler.wait_another_than(asked_us)
+    assert _written(kube_host, scheduler) == before
+    scheduler.wait_replaced_pod(asked_us)
     operator.follows([start, let])
-    running = {name: cpu_workloads.running(room, name) for name in ("of-before", "of-meanwhile", "first")}
+    running = {
+        name: cpu_workloads.running(host_sandbox, name) for name in ("of-before", "of-meanwhile", "first")
+    }
     assert [gpu.cards_of(pod) for pod in running.values()] == [["card0"], ["card2"], ["card1"]]
     operator.follows(away)
-    wait("GAS is gone", lambda: None if whole.pods("default", app="gas") else True)
+    wait("GAS is gone", lambda: None if kube_host.pods("default", app="gas") else True)
 
 
 def _held(operator: PageReader, curl: ShellStep) -> set[str]:
@@ -256,6 +264,6 @@ def _held(operator: PageReader, curl: ShellStep) -> set[str]:
     return {card for card, device in node["cards"].items() if device["held"]}
 
 
-def _written(whole: KubernetesHost, scheduler: StaticScheduler) -> tuple[str, str]:
+def _written(kube_host: KubernetesHost, scheduler: StaticScheduler) -> tuple[str, str]:
     """kube-scheduler's manifest and configuration."""
-    return scheduler.manifest.read_text(), whole.path(CONFIG).read_text()
+    return scheduler.manifest.read_text(), kube_host.path(CONFIG).read_text()

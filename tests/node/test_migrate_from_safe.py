@@ -53,14 +53,14 @@ def deployment(name: str) -> Object:
 
 
 @pytest.fixture
-def safe(whole: KubernetesHost, clusters_own: None, tmp_path: Path) -> Iterator[None]:
+def safe(kube_host: KubernetesHost, cluster_scheduler: None, tmp_path: Path) -> Iterator[None]:
     """kube-safe-scheduler and metrics-server, running."""
-    api, folder = whole.plane.api, tmp_path / "metrics"
+    api, folder = kube_host.plane.api, tmp_path / "metrics"
     folder.mkdir()
     for name, labels in OLDER.items():
         api.create(deployment(name))
-        whole.wait_ready(SYSTEM, **labels)
-    api.patch(whole.node.path, {"metadata": {"annotations": WRITTEN}})
+        kube_host.wait_ready(SYSTEM, **labels)
+    api.patch(kube_host.node.path, {"metadata": {"annotations": WRITTEN}})
     with resource_metrics.behind(api, folder) as metrics:
         metrics.cpu = {host_kubelet.NAME: "500m"}
         yield
@@ -70,16 +70,16 @@ def safe(whole: KubernetesHost, clusters_own: None, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def operator(
-    whole: KubernetesHost, image: str, safe: None, control_plane_programs: Path, tmp_path: Path
+    kube_host: KubernetesHost, image: str, safe: None, control_plane_programs: Path, tmp_path: Path
 ) -> Iterator[PageReader]:
-    with migration.operator(whole, control_plane_programs, tmp_path) as typing:
+    with migration.operator(kube_host, control_plane_programs, tmp_path) as typing:
         yield typing
         files = "-f deploy/annotator.yaml -f deploy/test-pod.yaml -f deploy/rbac.yaml -f deploy/scoring.yaml"
         typing.types(f"kubectl delete --ignore-not-found {files}")
 
 
 def test_annotations_and_the_scheduler_change_hands_and_change_back(
-    whole: KubernetesHost, operator: PageReader
+    kube_host: KubernetesHost, operator: PageReader
 ) -> None:
     look, annotator, (pair, _), seen, back = (
         page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
@@ -87,22 +87,22 @@ def test_annotations_and_the_scheduler_change_hands_and_change_back(
     operator.follows(look)
     operator.follows(annotator)
     for name in ("node-annotator", "k8s-assessor"):
-        assert whole.pods(SYSTEM, **OLDER[name]) == []
+        assert kube_host.pods(SYSTEM, **OLDER[name]) == []
 
-    wait("nodewise writes", lambda: annotations(whole).get("requested-pods"))
+    wait("nodewise writes", lambda: annotations(kube_host).get("requested-pods"))
     operator.follows([pair])
-    (pod,) = whole.pods(SYSTEM, **OLDER["my-scheduler"])
+    (pod,) = kube_host.pods(SYSTEM, **OLDER["my-scheduler"])
     assert [container["name"] for container in pod["spec"]["containers"]] == ["scheduler", "nodewise"]
     operator.follows(seen)
     operator.follows(back)
     for labels in OLDER.values():
-        (pod,) = whole.wait_ready(SYSTEM, **labels)
+        (pod,) = kube_host.wait_ready(SYSTEM, **labels)
         (container,) = pod["spec"]["containers"]
         assert container["image"] == image.NAME
-    assert whole.pods("nodewise", app="nodewise-annotator") == []
+    assert kube_host.pods("nodewise", app="nodewise-annotator") == []
 
 
-def annotations(whole: KubernetesHost) -> dict[str, str]:
+def annotations(kube_host: KubernetesHost) -> dict[str, str]:
     """The annotations of the node."""
-    annotations: dict[str, str] = whole.plane.api.get(whole.node.path)["metadata"]["annotations"]
+    annotations: dict[str, str] = kube_host.plane.api.get(kube_host.node.path)["metadata"]["annotations"]
     return annotations

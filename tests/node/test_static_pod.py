@@ -24,15 +24,15 @@ URL = "https://127.0.0.1:9001"
 
 
 @pytest.fixture
-def scheduler(whole: KubernetesHost) -> Iterator[StaticScheduler]:
-    with static_scheduler.running(whole) as running:
+def scheduler(kube_host: KubernetesHost) -> Iterator[StaticScheduler]:
+    with static_scheduler.running(kube_host) as running:
         yield running
 
 
 @pytest.fixture
-def policy(room: Sandbox, heat: FakeCustomMetricsApi) -> None:
+def policy(host_sandbox: Sandbox, metrics_api: FakeCustomMetricsApi) -> None:
     """One that leaves only the real node."""
-    preferred_nodes.policy(room, heat, hot=FAR)
+    preferred_nodes.policy(host_sandbox, metrics_api, hot=FAR)
 
 
 @pytest.fixture
@@ -58,80 +58,80 @@ def with_policy(name: str) -> Object:
 
 
 def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
-    whole: KubernetesHost,
-    room: Sandbox,
+    kube_host: KubernetesHost,
+    host_sandbox: Sandbox,
     policy: None,
     scheduler: StaticScheduler,
     papers: WrittenCertificates,
     tmp_path: Path,
 ) -> None:
     original = scheduler.manifest.read_bytes()
-    room.pods(plain("before"), with_policy("waiting"))
-    assert room.expect_bound("before") == FAR
-    assert "Insufficient telemetry/scheduling" in room.expect_rejected("waiting")
-    with extender_process.extender(whole.plane, tmp_path, *papers.flags, papers=papers) as nodewise:
+    host_sandbox.pods(plain("before"), with_policy("waiting"))
+    assert host_sandbox.expect_bound("before") == FAR
+    assert "Insufficient telemetry/scheduling" in host_sandbox.expect_rejected("waiting")
+    with extender_process.extender(kube_host.plane, tmp_path, *papers.flags, papers=papers) as nodewise:
         nodewise.wait_fetched("heat")
-        scheduler.hand_on(EXTENDER, nodewise.url)
-        assert whole.tried(*configure(papers, "--check")).returncode == 3
+        scheduler.forward(EXTENDER, nodewise.url)
+        assert kube_host.try_run(*configure(papers, "--check")).returncode == 3
         assert scheduler.manifest.read_bytes() == original
 
-        before = scheduler.shown()
-        whole.said(*configure(papers))
-        scheduler.wait_another_than(before)
-        assert room.expect_bound("waiting") == host_kubelet.NAME
-        cpu_workloads.running(room, "waiting")
-        room.pods(plain("plain"), with_policy("web"))
-        assert room.expect_bound("plain") == FAR
-        assert room.expect_bound("web") == host_kubelet.NAME
+        before = scheduler.current_state()
+        kube_host.output_of(*configure(papers))
+        scheduler.wait_replaced_pod(before)
+        assert host_sandbox.expect_bound("waiting") == host_kubelet.NAME
+        cpu_workloads.running(host_sandbox, "waiting")
+        host_sandbox.pods(plain("plain"), with_policy("web"))
+        assert host_sandbox.expect_bound("plain") == FAR
+        assert host_sandbox.expect_bound("web") == host_kubelet.NAME
         assert nodewise.decisions("web")
 
         configured = scheduler.wait_ready()
         text = scheduler.manifest.read_bytes()
-        whole.said(*configure(papers))
-        assert whole.tried(*configure(papers, "--check")).returncode == 0
+        kube_host.output_of(*configure(papers))
+        assert kube_host.try_run(*configure(papers, "--check")).returncode == 0
         assert scheduler.manifest.read_bytes() == text
-        assert scheduler.shown() == configured
-    room.pods(plain("alone"), with_policy("left"))
-    assert room.expect_bound("alone") == FAR
-    room.expect_rejected("left")
+        assert scheduler.current_state() == configured
+    host_sandbox.pods(plain("alone"), with_policy("left"))
+    assert host_sandbox.expect_bound("alone") == FAR
+    host_sandbox.expect_rejected("left")
 
-    whole.said(NODEWISE, "configure", "--restore")
+    kube_host.output_of(NODEWISE, "configure", "--restore")
     assert scheduler.manifest.read_bytes() == original
-    scheduler.wait_another_than(configured)
-    room.pods(plain("after"), with_policy("again"))
-    assert room.expect_bound("after") == FAR
-    assert "Insufficient telemetry/scheduling" in room.expect_rejected("again")
-    assert scheduler.shown().hash == before.hash
+    scheduler.wait_replaced_pod(configured)
+    host_sandbox.pods(plain("after"), with_policy("again"))
+    assert host_sandbox.expect_bound("after") == FAR
+    assert "Insufficient telemetry/scheduling" in host_sandbox.expect_rejected("again")
+    assert scheduler.current_state().hash == before.hash
     assert scheduler.names() == [scheduler.manifest.name]
 
 
 def test_what_was_put_in_is_taken_out_of_a_manifest_that_changed_since(
-    whole: KubernetesHost,
-    room: Sandbox,
+    kube_host: KubernetesHost,
+    host_sandbox: Sandbox,
     policy: None,
     scheduler: StaticScheduler,
     papers: WrittenCertificates,
 ) -> None:
     """As by `kubeadm upgrade`, which asks for more of the scheduler; what it asked for stays."""
     original = scheduler.manifest.read_text()
-    before = scheduler.shown()
-    whole.said(*configure(papers))
+    before = scheduler.current_state()
+    kube_host.output_of(*configure(papers))
     scheduler.write(scheduler.manifest.read_text().replace("cpu: 100m", "cpu: 50m"))
-    whole.said(NODEWISE, "configure", "--uninstall")
+    kube_host.output_of(NODEWISE, "configure", "--uninstall")
     assert scheduler.manifest.read_text() == original.replace("cpu: 100m", "cpu: 50m")
-    assert not whole.path("/etc/certs/client.key").exists()
-    scheduler.wait_another_than(before)
-    room.pods(plain("after"))
-    assert room.expect_bound("after") == FAR
+    assert not kube_host.path("/etc/certs/client.key").exists()
+    scheduler.wait_replaced_pod(before)
+    host_sandbox.pods(plain("after"))
+    assert host_sandbox.expect_bound("after") == FAR
 
 
 def test_the_kubelet_runs_every_file_of_its_folder_but_those_that_begin_with_a_dot(
-    whole: KubernetesHost, room: Sandbox, scheduler: StaticScheduler
+    kube_host: KubernetesHost, host_sandbox: Sandbox, scheduler: StaticScheduler
 ) -> None:
     """Hence no backup lies there, and what is about to be renamed into its place begins with a dot."""
     for name, file in {"hidden": ".kube-scheduler.yaml.new", "kept": "kube-scheduler.yaml.backup"}.items():
         pod = cpu_workloads.pod(name, "exec sleep 1000", automountServiceAccountToken=None)
-        pod["metadata"]["namespace"] = room.namespace
+        pod["metadata"]["namespace"] = host_sandbox.namespace
         scheduler.place(file, json.dumps(pod))
-    wait("the copy runs", lambda: room.pod(f"kept-{host_kubelet.NAME}"))
-    assert room.pod(f"hidden-{host_kubelet.NAME}") is None
+    wait("the copy runs", lambda: host_sandbox.pod(f"kept-{host_kubelet.NAME}"))
+    assert host_sandbox.pod(f"hidden-{host_kubelet.NAME}") is None

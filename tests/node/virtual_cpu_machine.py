@@ -94,7 +94,7 @@ class VirtualCpuMachine:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def tried(self, script: str, timeout_s: float = 120) -> CommandOutput:
+    def try_run(self, script: str, timeout_s: float = 120) -> CommandOutput:
         """What came of lines for a shell."""
         with socket.create_connection(("127.0.0.1", self._port), timeout_s) as connection:
             connection.sendall(base64.b64encode(script.encode()) + b"\n")
@@ -105,7 +105,7 @@ class VirtualCpuMachine:
 
     def run(self, script: str, timeout_s: float = 120) -> str:
         """What lines for a shell print; AssertionError if they fail."""
-        response = self.tried(script, timeout_s)
+        response = self.try_run(script, timeout_s)
         assert response.code == 0, f"{script}: {response.err}"
         return response.out
 
@@ -146,7 +146,7 @@ class VirtualCpuMachine:
         """Have the wrapper end its command, and wait for it to be over."""
         pid = self.pid(name)
         self.run(f"kill {pid}")
-        wait(f"{name} ends", lambda: self.tried(f"kill -0 {pid}").code or None, 120)
+        wait(f"{name} ends", lambda: self.try_run(f"kill -0 {pid}").code or None, 120)
 
     def everybody_ends(self) -> None:
         """All workloads, and what started them."""
@@ -258,9 +258,9 @@ def running(
 ) -> Iterator[VirtualCpuMachine]:
     """A machine of the packages below `root` with `files`, and the state of an earlier boot. Raises NotReadyError."""
     port = processes.free_port()
-    whole = {**entries, "state.tar": FileEntry(0o100644, state or _nothing())}
+    kube_host = {**entries, "state.tar": FileEntry(0o100644, state or _nothing())}
     hardware = HARDWARE._replace(kernel=kernel)
-    with virtual_machine.running(root, folder, whole, hardware, ((port, _PORT),)) as process:
+    with virtual_machine.running(root, folder, kube_host, hardware, ((port, _PORT),)) as process:
         machine = VirtualCpuMachine(port)
         process.wait_ready(lambda: _answers(machine), 120)
         yield machine
@@ -268,7 +268,7 @@ def running(
 
 def _answers(machine: VirtualCpuMachine) -> bool:
     try:
-        return machine.tried("true", 20).code == 0
+        return machine.try_run("true", 20).code == 0
     except (OSError, ValueError):
         return False
 

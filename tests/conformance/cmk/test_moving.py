@@ -92,7 +92,7 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
             *(["--conf-dir", conf] if place == "directory" else []),
             "--num-exclusive-cores", row.exclusive, "--num-shared-cores", row.shared,
         )  # fmt: skip
-        everywhere = {letter: families[letter].everywhere for letter in row.runs}
+        thread_affinities = {letter: families[letter].thread_affinities for letter in row.runs}
         capacity = server.objects[NODES.path(name="n1")].get("status", {}).get("capacity", {})
         config_maps = {path.rpartition("/")[2] for path in server.folder("configmaps")}
     left = {"directory": DirectoryStore(conf).read().allocations}
@@ -100,7 +100,9 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
         left["configmap"] = configmap.parse_texts(stored(server))
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
-    assert everywhere == {letter: {frozenset(cpulist.parse_list(cpus))} for letter, cpus in row.runs.items()}
+    assert thread_affinities == {
+        letter: {frozenset(cpulist.parse_list(cpus))} for letter, cpus in row.runs.items()
+    }
     if row.error:
         assert (left["directory"], stored(server)) == (first, texts)
     else:

@@ -155,7 +155,7 @@ def content(row: WebhookHttpRow) -> bytes:
 def test_requests(row: WebhookHttpRow, own: Webhook) -> None:
     sent = content(row)
     assert len(sent) == (row.pad or len(sent))
-    with own.client(own.papers.context()) as client:
+    with own.client(own.certificates.context()) as client:
         answer = client.request(row.method, row.path, content=sent, headers={"Content-Type": row.type})
     assert answer.status_code == row.status
     assert [part for part in row.error if part not in answer.text] == []
@@ -197,7 +197,7 @@ def test_clients_that_say_nothing_hold_nobody_up(own: Webhook) -> None:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_both_versions_of_tls_are_served(version: ssl.TLSVersion, own: Webhook) -> None:
-    context = own.papers.context()
+    context = own.certificates.context()
     context.minimum_version = context.maximum_version = version
     with own.client(context) as client:
         assert (
@@ -282,7 +282,7 @@ def no_certificate(folder: Path) -> None:
     for word in ("False", "no"):
         with webhook_process.serving(folder, f"--insecure={word}") as running:
             for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
-                context = running.papers.context()
+                context = running.certificates.context()
                 context.minimum_version = context.maximum_version = version
                 with running.client(context) as client, pytest.raises(httpx2.TransportError):
                     client.post("/mutate", json=webhook_process.review(webhook_process.pod_with_request()))
@@ -297,8 +297,8 @@ def client_certificate(folder: Path) -> None:
         answer = running.post(webhook_process.review(webhook_process.pod_with_request()), shows=True)
         assert answer.status_code == 200
         assert answer.json()["response"]["allowed"]
-        strangers = running.papers.servers.issue("stranger")
-        context = running.papers.servers.client_context(strangers)
+        strangers = running.certificates.servers.issue("stranger")
+        context = running.certificates.servers.client_context(strangers)
         with running.client(context) as client, pytest.raises(httpx2.TransportError):
             client.post("/mutate", json=webhook_process.review(webhook_process.pod_with_request()))
 
@@ -328,9 +328,9 @@ def started(
     folder: Path, *arguments: str, without: str = "", mutations: Object | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The error of a server that does not start."""
-    papers = WebhookCertificateFiles(folder)
+    certificates = WebhookCertificateFiles(folder)
     content = webhook_process.own_mutations() if mutations is None else mutations
-    file = webhook_process.configure(folder, papers, content, without=without)
+    file = webhook_process.configure(folder, certificates, content, without=without)
     command = [CMK, "webhook", "--conf-file", file, "--health-port=0", *arguments]
     return forks.run(command)
 

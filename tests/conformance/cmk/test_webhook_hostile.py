@@ -110,7 +110,7 @@ def expect_answer(webhook: Webhook, body: bytes) -> int:
 def test_each_thing_that_is_something_else(webhook: Webhook) -> None:
     bodies = [json.dumps(document).encode() for document in corrupted(whole())]
     assert len(bodies) > 500
-    with webhook.client(webhook.papers.context()) as client:
+    with webhook.client(webhook.certificates.context()) as client:
         for body in bodies:
             answer = client.post("/mutate", content=body, headers={"Content-Type": "application/json"})
             review = answer.json()

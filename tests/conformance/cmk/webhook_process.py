@@ -46,13 +46,13 @@ class Webhook(NamedTuple):
     process: Process
     url: str
     health: str
-    papers: WebhookCertificateFiles
+    certificates: WebhookCertificateFiles
     mutations: Path
 
     def post(self, body: Object | bytes, *, shows: bool = False, **headers: str) -> httpx2.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **headers}
-        with self.client(self.papers.context(shows=shows)) as client:
+        with self.client(self.certificates.context(shows=shows)) as client:
             return client.post("/mutate", content=content, headers=sent)
 
     def client(self, context: ssl.SSLContext) -> httpx2.Client:
@@ -105,14 +105,16 @@ def own_mutations() -> Object:
     return {"perPod": per_pod, "perContainer": per_container}
 
 
-def configure(folder: Path, papers: WebhookCertificateFiles, mutations: Object, *, without: str = "") -> Path:
+def configure(
+    folder: Path, certificates: WebhookCertificateFiles, mutations: Object, *, without: str = ""
+) -> Path:
     """Write both files. Returns the path of server.yaml, which lacks the key `without`."""
     (folder / "mutations.yaml").write_text(yaml.safe_dump({"mutations": mutations}))
     server = {
         "binding-address": "127.0.0.1",
         "port": 0,
-        "cert": str(papers.server.cert),
-        "key": str(papers.server.key),
+        "cert": str(certificates.server.cert),
+        "key": str(certificates.server.key),
         "mutations": str(folder / "mutations.yaml"),
     }
     server.pop(without, None)
@@ -122,12 +124,12 @@ def configure(folder: Path, papers: WebhookCertificateFiles, mutations: Object, 
 
 @contextlib.contextmanager
 def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> Iterator[Webhook]:
-    """The command, from its first line to its end; the client CA is in `papers`."""
-    papers = WebhookCertificateFiles(folder)
-    file = configure(folder, papers, own_mutations() if mutations is None else mutations)
+    """The command, from its first line to its end; the client CA is in `certificates`."""
+    certificates = WebhookCertificateFiles(folder)
+    file = configure(folder, certificates, own_mutations() if mutations is None else mutations)
     options = [
         f"--conf-file={file}",
-        f"--cafile={papers.clients.ca_file}",
+        f"--cafile={certificates.clients.ca_file}",
         "--health-port=0",
         "--shutdown-delay=0s",
         *arguments,
@@ -135,7 +137,7 @@ def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> I
     log = folder / f"webhook-{number()}.log"
     with ForkedProcess([CMK, "webhook", *options], log) as process:
         process.wait_ready(lambda: len(_urls(log)) > 1)
-        yield Webhook(process, *_urls(log), papers, folder / "mutations.yaml")
+        yield Webhook(process, *_urls(log), certificates, folder / "mutations.yaml")
 
 
 def _urls(log: Path) -> list[str]:

@@ -61,7 +61,7 @@ def family(task: Task) -> list[thread_affinity.Thread]:
     return [thread for pid in pids for thread in thread_affinity.read(PROC, pid)]
 
 
-def everywhere(task: Task) -> set[frozenset[int]]:
+def thread_affinities(task: Task) -> set[frozenset[int]]:
     return {thread.cpus for thread in family(task)}
 
 
@@ -93,10 +93,10 @@ def test_it_moves_who_runs_however_often_it_sweeps(tmp_path: Path, machine: str)
         (task,) = agent.expect_held("0")
         move = {"pid": task.pid, "from": "0", "to": "1"}
         assert reconfigure(agent, "--check") == {"moves": [move], "done": False}
-        assert (everywhere(task), list(agent.holders())) == ({ZERO}, ["0"])
+        assert (thread_affinities(task), list(agent.holders())) == ({ZERO}, ["0"])
         assert reconfigure(agent) == {"moves": [move], "done": True}
         assert len(family(task)) >= 3
-        assert (everywhere(task), agent.holders()) == ({ONE}, {"1": (task,)})
+        assert (thread_affinities(task), agent.holders()) == ({ONE}, {"1": (task,)})
         assert reconfigure(agent) == {"moves": [], "done": True}
         assert agent.store.read().intent is None
         (sleep,) = (process.pid for process in family(task) if name(process.pid) == "sleep")
@@ -131,7 +131,7 @@ def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine:
             PATIENCE_S,
             lambda: agent.log,
         )
-        assert (everywhere(task), agent.holders()) == ({ZERO}, {"0": (task,)})
+        assert (thread_affinities(task), agent.holders()) == ({ZERO}, {"0": (task,)})
         wait("it is logged", lambda: "cpu_intent_recovered" in agent.log or None)
         assert wrapper.stdin
         wrapper.stdin.close()

@@ -65,7 +65,7 @@ class RunningProcessTree:
         }
 
     @property
-    def everywhere(self) -> set[frozenset[int]]:
+    def thread_affinities(self) -> set[frozenset[int]]:
         """The affinities of all threads."""
         return set(self.affinities.values())
 

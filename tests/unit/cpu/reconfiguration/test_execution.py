@@ -75,7 +75,7 @@ def test_every_thread_of_a_family_moves(store: DirectoryStore) -> None:
         family = families["exclusive"]
         assert len(family.affinities) == 9
         came = execution.reconfigure(store, only(exclusive="1"), PROC)
-        assert family.everywhere == {ONE}
+        assert family.thread_affinities == {ONE}
         assert store.read()[::2] == (node({"exclusive": {"1": (family.task,)}}), None)
         assert [move.task.pid for move in came.moves] == [family.process.pid]
 
@@ -110,7 +110,7 @@ def test_who_is_of_no_pool_stays(store: DirectoryStore) -> None:
     """Case 208: the process above, which is on more CPUs, is nobody's."""
     with process_trees.running({0, 1}, below=0) as above, held(store, exclusive="0") as families:
         execution.reconfigure(store, only(exclusive="1"), PROC)
-        assert (above.everywhere, families["exclusive"].everywhere) == ({BOTH}, {ONE})
+        assert (above.thread_affinities, families["exclusive"].thread_affinities) == ({BOTH}, {ONE})
 
 
 def test_a_task_on_two_lists_moves_from_both(store: DirectoryStore) -> None:
@@ -118,7 +118,7 @@ def test_a_task_on_two_lists_moves_from_both(store: DirectoryStore) -> None:
     with process_trees.running({0, 1}) as family:
         store.create(node({"exclusive": {"0": (family.task,), "1": (family.task,)}, "infra": {}}))
         execution.reconfigure(store, {"exclusive": {0: ("1", "0")}, "infra": {0: ()}}, PROC)
-        assert family.everywhere == {BOTH}
+        assert family.thread_affinities == {BOTH}
 
 
 def test_whose_list_survives_is_not_touched(store: DirectoryStore) -> None:
@@ -127,14 +127,14 @@ def test_whose_list_survives_is_not_touched(store: DirectoryStore) -> None:
         os.sched_setaffinity(exclusive.pids[1], {0, 1})
         before = exclusive.affinities
         execution.reconfigure(store, only(exclusive="0", shared="1"), PROC)
-        assert (exclusive.affinities, shared.everywhere) == (before, {ONE})
+        assert (exclusive.affinities, shared.thread_affinities) == (before, {ONE})
 
 
 def test_a_thread_on_one_cpu_of_its_list_goes_to_one(store: DirectoryStore) -> None:
     with process_trees.running({0, 1}, pinned=ZERO) as family:
         store.create(node({"shared": {"0,1": (family.task,)}}))
         execution.reconfigure(store, only(shared="1"), PROC)
-        assert family.everywhere == {ONE}
+        assert family.thread_affinities == {ONE}
 
 
 def test_who_forks_all_the_time_is_moved_whole(store: DirectoryStore) -> None:
@@ -165,7 +165,7 @@ def test_who_ends_meanwhile_is_forgotten(store: DirectoryStore) -> None:
             families["infra"].process.wait()
 
         execution.reconfigure(store, only(infra="1", shared="1"), PROC, widen=end)
-        assert families["shared"].everywhere == {ONE}
+        assert families["shared"].thread_affinities == {ONE}
 
 
 def test_tasks_that_are_over_do_not_count(store: DirectoryStore) -> None:
@@ -174,7 +174,7 @@ def test_tasks_that_are_over_do_not_count(store: DirectoryStore) -> None:
         stored = store.read()
         store.replace(stored.version, node({"exclusive": {"0": (families["exclusive"].task,), "1": (gone,)}}))
         execution.reconfigure(store, only(exclusive="1"), PROC)
-        assert families["exclusive"].everywhere == {ONE}
+        assert families["exclusive"].thread_affinities == {ONE}
 
 
 def test_looking_touches_nothing(store: DirectoryStore) -> None:
@@ -184,7 +184,7 @@ def test_looking_touches_nothing(store: DirectoryStore) -> None:
         assert [move.after for move in came.moves] == [ONE]
         with pytest.raises(BadInput, match="1 CPU lists held; wanted at most 0"):
             execution.reconfigure(store, {"exclusive": {0: ()}}, PROC, only_check=True)
-        assert (store.read(), families["exclusive"].everywhere) == (before, {ZERO})
+        assert (store.read(), families["exclusive"].thread_affinities) == (before, {ZERO})
 
 
 def test_what_the_kernel_does_not_allow_is_undone(store: DirectoryStore) -> None:
@@ -193,7 +193,7 @@ def test_what_the_kernel_does_not_allow_is_undone(store: DirectoryStore) -> None
         before = store.read().allocations
         with pytest.raises(Refused, match=r"thread \d+: may use CPUs 1 only; wanted 1,63"):
             execution.reconfigure(store, only(infra="1", shared="1,63"), PROC)
-        assert [family.everywhere for family in families.values()] == [{ZERO}, {ZERO}]
+        assert [family.thread_affinities for family in families.values()] == [{ZERO}, {ZERO}]
         assert store.read()[::2] == (before, None)
 
 
@@ -221,7 +221,7 @@ def test_a_signal_that_ends_it_undoes_it(store: DirectoryStore, monkeypatch: pyt
         with pytest.raises(KeyboardInterrupt):
             execution.reconfigure(store, only(exclusive="1"), PROC)
         assert next(count) > 4
-        assert (store.read()[::2], families["exclusive"].everywhere) == ((before, None), {ZERO})
+        assert (store.read()[::2], families["exclusive"].thread_affinities) == ((before, None), {ZERO})
 
 
 class StoreWithConcurrentWrites:
@@ -271,7 +271,7 @@ def test_who_writes_first_is_heeded(store: DirectoryStore) -> None:
             node({"infra": {"1": (families["infra"].task,)}, "shared": {"0": ()}}),
             None,
         )
-        assert families["infra"].everywhere == {ONE}
+        assert families["infra"].thread_affinities == {ONE}
 
 
 def test_who_gives_cores_away_meanwhile_is_not_overwritten(store: DirectoryStore) -> None:
@@ -286,7 +286,7 @@ def test_who_gives_cores_away_meanwhile_is_not_overwritten(store: DirectoryStore
         with pytest.raises(Conflict, match=f"tasks {late.task.pid}"):
             execution.reconfigure(StoreWithConcurrentWrites(store, {2: claim}), only(exclusive="1"), PROC)
         assert store.read()[::2] == (both, None)
-        assert families["exclusive"].everywhere == {ZERO}
+        assert families["exclusive"].thread_affinities == {ZERO}
 
 
 def test_an_answer_that_was_lost_is_no_failure(store: DirectoryStore) -> None:
@@ -299,7 +299,7 @@ def test_an_answer_that_was_lost_is_no_failure(store: DirectoryStore) -> None:
     with held(store, exclusive="0") as families:
         execution.reconfigure(StoreWithLostResponse(store, {}), only(exclusive="1"), PROC)
         assert store.read()[::2] == (node({"exclusive": {"1": (families["exclusive"].task,)}}), None)
-        assert families["exclusive"].everywhere == {ONE}
+        assert families["exclusive"].thread_affinities == {ONE}
 
 
 def test_a_book_that_never_answers_again_keeps_its_intent(
@@ -315,9 +315,9 @@ def test_a_book_that_never_answers_again_keeps_its_intent(
             execution.reconfigure(
                 StoreWithConcurrentWrites(store, dict.fromkeys(range(2, 99), gone)), only(exclusive="1"), PROC
             )
-        assert (store.read().intent is None, families["exclusive"].everywhere) == (False, {ONE})
+        assert (store.read().intent is None, families["exclusive"].thread_affinities) == (False, {ONE})
         assert execution.recover(store, PROC)
-        assert (store.read()[::2], families["exclusive"].everywhere) == ((before, None), {ZERO})
+        assert (store.read()[::2], families["exclusive"].thread_affinities) == ((before, None), {ZERO})
 
 
 def test_who_is_at_it_is_left_to_it(store: DirectoryStore) -> None:
@@ -330,7 +330,7 @@ def test_who_is_at_it_is_left_to_it(store: DirectoryStore) -> None:
                 Unavailable, match=f"being reconfigured by process {carrier.task.pid} since now"
             ):
                 execution.reconfigure(store, only(exclusive="1"), PROC, only_check=only_check)
-        assert families["exclusive"].everywhere == {ZERO}
+        assert families["exclusive"].thread_affinities == {ZERO}
 
 
 def test_who_is_at_it_in_another_thread_is_left_to_it(store: DirectoryStore) -> None:
@@ -341,7 +341,7 @@ def test_who_is_at_it_in_another_thread_is_left_to_it(store: DirectoryStore) -> 
             assert not other.submit(execution.recover, store, PROC).result(10)
 
         execution.reconfigure(store, only(exclusive="1"), PROC, widen=sweep)
-        assert families["exclusive"].everywhere == {ONE}
+        assert families["exclusive"].thread_affinities == {ONE}
         assert store.read()[::2] == (node({"exclusive": {"1": (families["exclusive"].task,)}}), None)
 
 
@@ -352,7 +352,10 @@ def test_what_an_earlier_boot_began_is_over(store: DirectoryStore) -> None:
             stored.version, stored.allocations, Intent(stored.allocations, Task(1, 1, "earlier"), "then")
         )
         assert execution.recover(store, PROC)
-        assert (store.read()[::2], families["exclusive"].everywhere) == ((stored.allocations, None), {ZERO})
+        assert (store.read()[::2], families["exclusive"].thread_affinities) == (
+            (stored.allocations, None),
+            {ZERO},
+        )
 
 
 CARRIER = """
