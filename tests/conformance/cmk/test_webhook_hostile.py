@@ -155,4 +155,4 @@ def test_who_asks_meanwhile_is_answered(webhook: Webhook) -> None:
             thread.join()
     assert failures == []
     assert webhook.process.is_running
-    assert not webhook.says("request_failed")
+    assert not webhook.log_line_has("request_failed")

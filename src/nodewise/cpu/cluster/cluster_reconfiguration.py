@@ -152,7 +152,7 @@ class _Pods:
         while True:
             progress = self._progress(made)
             if progress.is_done or progress.has_failed:
-                self._deadline.hurry()
+                self._deadline.reset_pause()
                 return progress
             if self._deadline.is_over:
                 return progress._replace(

@@ -69,11 +69,11 @@ class Deadline:
         self._clock.sleep(min(self._pause_s, left_s))
         self._pause_s = min(self._pause_s * 1.6, _LONGEST_S)
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Wait for a fixed time."""
         self._clock.sleep(seconds)
 
-    def hurry(self) -> None:
+    def reset_pause(self) -> None:
         """Begin again with short pauses, because something changed."""
         self._pause_s = _FIRST_S
 

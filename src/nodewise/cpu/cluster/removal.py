@@ -272,7 +272,7 @@ def _withdraw(
     try:
         was_there = again = node_advertisement.withdraw(api, node.name, features=features)
         while again and not deadline.is_over:
-            deadline.rest(_ROUND_S)
+            deadline.sleep(_ROUND_S)
             again = node_advertisement.withdraw(api, node.name, features=features)
     except NotFound:
         report_progress(RemovalStep(f"Node {node.name}", "not there"))

@@ -267,7 +267,7 @@ class _NodeSetup:
         while waiting:
             progress = self._look(waiting, look)
             for node in [node for node, status in progress.items() if status.is_done or status.has_failed]:
-                self._deadline.hurry()
+                self._deadline.reset_pause()
                 del waiting[node]
                 if progress[node].has_failed:
                     self._fail(node, progress[node].why)

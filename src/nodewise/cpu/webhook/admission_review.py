@@ -1,4 +1,4 @@
-"""An AdmissionReview answered: bytes in, bytes out."""
+"""The response to an AdmissionReview, from bytes to bytes."""
 
 import base64
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from nodewise.cpu.webhook.pod_mutation import Mutations
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 
 PATH: Final = "/mutate"
-"""Where the API server sends reviews."""
+"""The path to which the API server sends reviews."""
 VERSIONS: Final = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
 _WHAT: Final = "the review cannot be read"
 _OBJECT: Final = "request.object"
@@ -36,22 +36,21 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ReviewResponse(NamedTuple):
-    """What goes back, and what it came to."""
+    """The response to a review, and its outcome."""
 
     body: bytes
     outcome: Literal["mutated", "untouched", "refused"]
-    told: str = ""
-    """Of a mutated pod its namespace and its name, as far as it has one; of a refusal the reason."""
+    detail: str = ""
+    """The namespace of a mutated pod, or the reason of a refusal."""
 
 
 _REVIEW: Final = msgspec.json.Decoder(_Review)
 
 
 def respond(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
-    """The answer to a review: with a patch, without one, or a refusal that says what is wrong with the object.
+    """The response to a review: with a patch, without one, or a refusal that names what is wrong with the object.
 
-    BadInput for what is no review at all, or has nothing by which it could be answered. BadSettings where the mutations
-    do not go together with the pod.
+    BadInput if the body is not a review, or has no UID. BadSettings if the mutations do not fit the pod.
     """
     review, request = _read(body)
     try:

@@ -31,9 +31,9 @@ def make_server(
     def log_and_render(request: Request, answer: ReviewResponse) -> Response:
         metrics_registry.count("cpu_reviews_total", outcome=answer.outcome)
         if answer.outcome == "mutated":
-            logs.emit("cpu_pod_mutated", namespace=answer.told)
+            logs.emit("cpu_pod_mutated", namespace=answer.detail)
         elif answer.outcome == "refused":
-            logs.emit("cpu_pod_refused", error=answer.told, peer=request.peer)
+            logs.emit("cpu_pod_refused", error=answer.detail, peer=request.peer)
         return Response(200, answer.body)
 
     async def mutate(request: Request) -> Response:

@@ -93,19 +93,19 @@ class FakeCpusetRuntime:
     """A container runtime that only has records of cpusets."""
 
     def __init__(self, **cpusets: Cpuset) -> None:
-        self.told = {{"a": A, "b": B}[name]: cpuset for name, cpuset in cpusets.items()}
+        self.cpusets = {{"a": A, "b": B}[name]: cpuset for name, cpuset in cpusets.items()}
         self.sets: list[tuple[str, Cpuset]] = []
         self.refuses = ""
 
     def find(self, container: str) -> ContainerCpuset | None:
         inherited = Cpuset(cpus(*range(8)), cpus(0, 1))
-        return ContainerCpuset(self.told[container], inherited) if container in self.told else None
+        return ContainerCpuset(self.cpusets[container], inherited) if container in self.cpusets else None
 
     def confine(self, container: str, to: Cpuset) -> None:
         if container == self.refuses:
             raise Refused("cannot confine a container")
         self.sets.append((container, to))
-        self.told[container] = to
+        self.cpusets[container] = to
 
 
 @pytest.fixture
@@ -140,14 +140,14 @@ def test_what_somebody_else_set_is_set_again(memory: Path) -> None:
     state = stored(("exclusive", "5", [ONE]))
     assert enforcer(runtime, memory).admit(lambda: state, A, {})
     assert not enforcer(runtime, memory).admit(lambda: state, A, {})
-    runtime.told[A] = Cpuset(cpus(0, 1))
+    runtime.cpusets[A] = Cpuset(cpus(0, 1))
     assert enforcer(runtime, memory).check(lambda: state, {}).changed == {A: Cpuset(cpus(5), cpus(1))}
 
 
 def test_a_container_that_is_gone_is_forgotten(memory: Path) -> None:
     runtime = FakeCpusetRuntime(a=Cpuset())
     enforcer(runtime, memory).admit(lambda: stored(("exclusive", "5", [ONE])), A, {})
-    del runtime.told[A]
+    del runtime.cpusets[A]
     assert enforcer(runtime, memory).check(lambda: stored(("exclusive", "5", [ONE])), {}) == ({}, [])
     assert cpuset.load_originals(memory) == {}
 
@@ -186,7 +186,7 @@ def test_a_task_may_pass_cpus_while_the_node_is_being_reconfigured_and_no_longer
     under_test = enforcer(runtime, memory)
     under_test.widen(lambda: now[0], [ONE])
     assert [container for container, _ in runtime.sets] == [A]
-    assert runtime.told[A].cpus == cpus(1, 2, 3)
+    assert runtime.cpusets[A].cpus == cpus(1, 2, 3)
     assert list(under_test.check(lambda: now[0], {}).changed) == [B]
     now[0] = StoredAllocations(target, "2")
     assert under_test.check(lambda: now[0], {}).changed[A] == Cpuset(cpus(3), cpus(0))

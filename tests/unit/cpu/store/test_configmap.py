@@ -74,12 +74,12 @@ class SimulatedWait:
 
     def __init__(self, api_client: InMemoryApiClient, events: dict[int, dict[str, Any]]) -> None:
         self.seconds, self._api_client, self._events = 0.0, api_client, events
-        self.told: list[str] = []
+        self.warnings: list[str] = []
         self.store = ConfigMapStore(
             api_client,
             "ns",
             "node1",
-            warn=self.told.append,
+            warn=self.warnings.append,
             clock=LockClock(lambda: self.seconds, self._sleep),
         )
 
@@ -104,7 +104,7 @@ def test_who_locked_it_is_waited_for(locked: InMemoryApiClient) -> None:
         waiting.store.replace(version, HELD)
     assert waiting.seconds == 3
     waiting.store.replace(waiting.store.read().version, HELD)
-    assert (waiting.store.read().allocations, waiting.seconds, waiting.told) == (HELD, 3, [])
+    assert (waiting.store.read().allocations, waiting.seconds, waiting.warnings) == (HELD, 3, [])
 
 
 def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: InMemoryApiClient) -> None:
@@ -114,7 +114,7 @@ def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: InMemor
     assert waiting.seconds == LEASE_S
     assert waiting.store.read().allocations == HELD
     assert locked.get(PATH)["metadata"]["annotations"][cmk_names.OWNER] == ""
-    assert "cmk-isolate-pod" in waiting.told[0]
+    assert "cmk-isolate-pod" in waiting.warnings[0]
 
 
 def test_the_holder_that_moves_is_not_overtaken(locked: InMemoryApiClient) -> None:
@@ -126,4 +126,4 @@ def test_the_holder_that_moves_is_not_overtaken(locked: InMemoryApiClient) -> No
     assert [
         task.pid for _, cpu_list in waiting.store.read().allocations.cpu_lists for task in cpu_list.tasks
     ] == [99]
-    assert json.dumps(waiting.told) == "[]"
+    assert json.dumps(waiting.warnings) == "[]"
