@@ -79,7 +79,7 @@ def _serves_on(agent: RunningNodeAgent) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_what_is_no_message_gets_an_error_and_the_connection_lives(
+def test_an_invalid_line_gets_an_error_and_the_connection_stays_open(
     agent: RunningNodeAgent, what: str
 ) -> None:
     with agent.client() as client:
@@ -120,7 +120,7 @@ def test_a_slow_sender_is_cut_off_and_keeps_nobody_waiting(agent: RunningNodeAge
     assert "line_deadline" in agent.log
 
 
-def test_who_does_not_read_is_not_waited_for(agent: RunningNodeAgent) -> None:
+def test_clients_that_do_not_read_delay_no_others(agent: RunningNodeAgent) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(10):
             deaf = stack.enter_context(agent.client())
@@ -132,7 +132,7 @@ def test_who_does_not_read_is_not_waited_for(agent: RunningNodeAgent) -> None:
         assert _claim_as(agent, 0)["cpus"] == [1]
 
 
-def test_a_thousand_connections_of_one_tenant_are_its_own_trouble(tmp_path: Path) -> None:
+def test_a_thousand_connections_of_one_tenant_affect_no_other(tmp_path: Path) -> None:
     with agent_process.running(tmp_path, "--max-connections=60", "--max-per-pod=40", pools=POOLS) as agent:
         with contextlib.ExitStack() as stack:
             links = []
@@ -152,7 +152,7 @@ def test_a_thousand_connections_of_one_tenant_are_its_own_trouble(tmp_path: Path
         agent.expect_free()
 
 
-def test_one_that_idles_gives_way_to_another_tenant(tmp_path: Path) -> None:
+def test_an_idle_connection_is_closed_for_another_tenant(tmp_path: Path) -> None:
     with agent_process.running(tmp_path, "--max-connections=20", "--max-per-pod=20", pools=POOLS) as agent:
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(agent.client()) for _ in range(20)]
@@ -162,7 +162,7 @@ def test_one_that_idles_gives_way_to_another_tenant(tmp_path: Path) -> None:
         agent.expect_free()
 
 
-def test_one_that_holds_gives_way_too_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_connection_with_an_allocation_is_closed_without_losing_it(tmp_path: Path) -> None:
     with agent_process.running(tmp_path, "--max-connections=5", "--max-per-pod=7", pools=POOLS) as agent:
         wrappers = agent.start_holders(5, "shared")
         assert _claim_as(agent, 65534)["cpus"] == [1]

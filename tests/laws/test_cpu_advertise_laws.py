@@ -59,7 +59,7 @@ def others(name: str, dialect: ApiFeatures) -> tuple[Any, ...]:
 
 
 @given(DIALECTS, TAINTS, CAPACITY, COUNTS, st.booleans())
-def test_said_twice_is_said_once_and_others_keep_what_they_say(
+def test_advertisement_is_idempotent_and_keeps_the_changes_of_others(
     dialect: ApiFeatures, taints: list[Any], capacity: dict[str, str], counts: dict[str, int], taint: bool
 ) -> None:
     name = a_node(dialect, taints, capacity)

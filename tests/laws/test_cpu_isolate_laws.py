@@ -12,7 +12,7 @@ from tests.conformance.cmk import concurrent_isolates, isolate_process
 
 @settings(max_examples=2)
 @given(st.integers(0, 2**32))
-def test_no_cpu_has_two_owners_and_nothing_is_left(seed: int) -> None:
+def test_concurrent_isolates_never_share_a_cpu_and_leave_nothing(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         node = isolate_process.create_node(Path(folder), concurrent_isolates.fresh())
         concurrent_isolates.check_isolation(

@@ -349,9 +349,7 @@ def occupied(draw: st.DrawFn, plan: PoolPlan) -> Allocations:
 
 
 @given(st.data(), machines())
-def test_whichever_move_is_the_last_no_exclusive_cpu_is_shared(
-    data: st.DataObject, machine: Topology
-) -> None:
+def test_no_exclusive_cpu_is_shared_after_any_move(data: st.DataObject, machine: Topology) -> None:
     old, new = (planned(machine, data.draw(asks(machine)), set()) for _ in range(2))
     if old is None or new is None:
         return

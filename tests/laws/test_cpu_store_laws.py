@@ -98,7 +98,7 @@ class Tasks:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_whatever_the_api_server_answers_no_cpu_has_two_owners_and_nothing_is_lost(
+def test_an_unreliable_api_server_loses_no_allocation_and_shares_no_cpu(
     data: st.DataObject,
 ) -> None:
     tasks = Tasks(lambda: data.draw(FAULTS))

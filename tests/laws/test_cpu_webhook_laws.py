@@ -108,7 +108,7 @@ def encoded_like(value: Any, other: Any) -> bytes:
 
 
 @given(JSON, JSON)
-def test_what_is_merged_twice_is_merged_once(held: Any, given_: Any) -> None:
+def test_merging_is_idempotent(held: Any, given_: Any) -> None:
     before = copy.deepcopy(held)
     try:
         once = json_objects.merge(held, given_)
@@ -126,7 +126,7 @@ def test_a_mutated_pod_is_not_mutated_again(pod: Any, mutations: Mutations) -> N
 
 
 @given(PODS, MUTATIONS)
-def test_nothing_stands_twice(pod: Any, mutations: Mutations) -> None:
+def test_mutations_create_no_duplicates(pod: Any, mutations: Mutations) -> None:
     spec = applied(patch_of(pod, mutations), pod)["spec"]
     named = [("volumes", "name", spec)]
     for container in (*spec["containers"], *(spec.get("initContainers") or ())):
@@ -137,7 +137,7 @@ def test_nothing_stands_twice(pod: Any, mutations: Mutations) -> None:
 
 
 @given(PODS, MUTATIONS)
-def test_who_does_not_ask_is_left_alone_and_who_asks_gets_a_number(pod: Any, mutations: Mutations) -> None:
+def test_only_containers_that_request_cores_get_their_number(pod: Any, mutations: Mutations) -> None:
     operations = patch_of(pod, mutations)
     if not pod_mutation.is_requested(encoded(pod)):
         assert operations == []

@@ -70,7 +70,7 @@ def tasks(machine: VirtualCpuMachine, place: str) -> dict[str, set[int]]:
     return {words[0]: set(map(int, words[1].split(","))) for words in held if words[1:]}
 
 
-def test_what_the_machine_is(machine: VirtualCpuMachine) -> None:
+def test_the_topology_of_the_machine(machine: VirtualCpuMachine) -> None:
     document = machine.cmk("topology", "-o", "json")
     assert (document["sockets"], document["cores"]) == (2, 4)
     assert [(cpu["socket"], cpu["numa"], cpu["siblings"]) for cpu in document["cpus"]] == [

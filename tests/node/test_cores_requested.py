@@ -84,7 +84,7 @@ def traces(sandbox: Sandbox, node: Kubelet) -> Object:
     }
 
 
-def test_nothing_is_left_of_a_node_that_was_left(
+def test_removal_leaves_no_traces_on_the_node(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> None:
     earlier = CpuManagerOnNode(sandbox, node, plane.admin, tmp_path)

@@ -102,7 +102,7 @@ def test_pods_do_their_work_one_after_the_other(
     assert {name: pod["metadata"]["uid"] for name, pod in pods(sandbox).items()} == before
 
 
-def test_what_the_kubelet_says_is_told(sandbox: Sandbox, node: Kubelet, controllers: None) -> None:
+def test_errors_of_the_kubelet_are_reported(sandbox: Sandbox, node: Kubelet, controllers: None) -> None:
     missing = prepared(sandbox, node, "--cmk-img=nodewise.test/nothing:1", "--cmk-cmd-list=init", timeout_s=8)
     assert "container init: ErrImageNeverPull" in missing["steps"][0]["error"]
     without = prepared(sandbox, node, f"--cmk-img={image.NAME}", "--cmk-cmd-list=init")
@@ -136,7 +136,9 @@ class TestLeaving:
         with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
             yield made
 
-    def test_nothing_is_left(self, sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode) -> None:
+    def test_uninstall_removes_everything(
+        self, sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode
+    ) -> None:
         """While a pod runs on the core nothing is touched."""
         with manager.agent("--no-publish"):
             sandbox.pods(cpu_manager.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name))

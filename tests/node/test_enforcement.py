@@ -72,7 +72,7 @@ def wait_output(node: Kubelet, pod: Object, *words: str) -> list[str]:
     return wait(f"the container says {words}", seen, show=lambda: node.log(pod, "main"))
 
 
-def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_afterwards(
+def test_a_child_cannot_leave_the_cpuset_until_the_task_ends(
     sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode
 ) -> None:
     script = f"{PREPARED} {ISOLATE} -- sh -c '{ESCAPES}'; echo over; sleep 1000"

@@ -137,7 +137,7 @@ def contents_of(archive: Path) -> Iterator[tuple[str, bytes]]:
                         yield member.name, layer.extractfile(member).read()
 
 
-def test_nothing_is_in_it_that_only_building_needs(archive: Path) -> None:
+def test_the_image_contains_no_build_tools(archive: Path) -> None:
     members = list(layers(archive))
     names = {member.name for member in members}
     left = (
@@ -160,7 +160,7 @@ def test_nothing_is_in_it_that_only_building_needs(archive: Path) -> None:
     assert [member.name for member in members if member.mode & 0o6000] == []
 
 
-def test_it_is_small_enough(archive: Path) -> None:
+def test_the_image_is_small_enough(archive: Path) -> None:
     assert archive.stat().st_size < contents.LARGEST_BYTES
 
 
@@ -314,7 +314,7 @@ def test_the_older_configurators_templates_are_where_it_had_them(image: ImageUnd
 
 
 @pytest.mark.parametrize("template", [f"{TEMPLATES}/scheduler-config.yaml", f"{TEMPLATES}/{BOTH}", ""])
-def test_it_configures_a_host_as_the_hosts_own_command_does(
+def test_the_image_configures_a_host_as_the_installed_command_does(
     containerd: Containerd, image: ImageUnderTest, host: Path, template: str, tmp_path: Path
 ) -> None:
     before = everything(host)

@@ -195,7 +195,7 @@ def host(operator: ImageToolsUser, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(inside)
 
 
-def test_it_configures_a_host_by_the_lines_of_the_how_to(podman: ImageToolsUser, host: Path) -> None:
+def test_podman_configures_a_host_by_the_lines_of_the_how_to(podman: ImageToolsUser, host: Path) -> None:
     """And undoes it: the backup is of this host, though each container has a name of its own."""
     [block] = page_code_blocks.section(PAGE, "### Configure a host with it")
     line = block.text.replace("nerdctl --namespace k8s.io run", "podman run")

@@ -141,7 +141,7 @@ def other(program: Path, folder: Path) -> Path:
     return folder
 
 
-def test_whoever_starts_it_while_it_is_replaced_starts_one_of_both(
+def test_a_start_during_the_replacement_runs_either_version(
     empty: ReadOnlyRoot, program: Path, tmp_path: Path
 ) -> None:
     second = other(program, tmp_path / "second")

@@ -70,7 +70,7 @@ def test_a_second_one_fails_with_the_reason_and_runs_after_the_first_ended(
     assert (cpu_workloads.exit_code(third), node.log(third, "main")) == (0, ["ran"])
 
 
-def test_who_did_not_request_a_core_gets_none(
+def test_a_pod_without_a_request_gets_no_core(
     sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode
 ) -> None:
     with manager.agent("--no-publish"):

@@ -48,7 +48,7 @@ def test_nothing_outlives_the_first_process(
 
 
 @pytest.mark.usefixtures("container_programs")
-def test_what_a_killed_run_left_is_in_nobodys_way() -> None:
+def test_leftovers_of_a_killed_run_do_not_disturb() -> None:
     with cgroups.created("twice") as left, cgroups.created("twice") as own:
         assert left != own
         assert Path(cgroups.hierarchies()[0].place, own.lstrip("/")).is_dir()

@@ -57,7 +57,7 @@ def with_policy(name: str) -> Object:
     return preferred_nodes.with_policy(name, FAR)
 
 
-def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
+def test_a_static_scheduler_is_configured_and_restored(
     kube_host: KubernetesHost,
     host_sandbox: Sandbox,
     policy: None,
@@ -105,7 +105,7 @@ def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
     assert scheduler.names() == [scheduler.manifest.name]
 
 
-def test_what_was_put_in_is_taken_out_of_a_manifest_that_changed_since(
+def test_uninstall_keeps_later_changes_of_the_manifest(
     kube_host: KubernetesHost,
     host_sandbox: Sandbox,
     policy: None,

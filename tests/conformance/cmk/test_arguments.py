@@ -45,7 +45,7 @@ def test_the_version(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["-h"], ["--help"], ["init", "--hel"], ["--help", "reconcile"]])
-def test_help_is_for_who_calls_it_cmk(words: list[str]) -> None:
+def test_help_names_the_called_program(words: list[str]) -> None:
     done = run(*words)
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: cmk ")

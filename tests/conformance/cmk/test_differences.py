@@ -67,12 +67,12 @@ FAULTS = {"B": 76}
 """The number of faults by letter."""
 SHOWN = {
     18: "conformance/cmk/test_isolate_trouble.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
-    22: "conformance/cmk/test_isolate_trouble.py::test_it_waits_until_one_ends_and_ends_at_once_when_it_should",
+    22: "conformance/cmk/test_isolate_trouble.py::test_isolate_waits_for_a_free_list_and_ends_at_a_signal",
     34: "conformance/cmk/test_isolate_trouble.py::test_a_list_that_names_a_cpu_that_is_offline_is_an_error",
-    38: "unit/cpu/store/test_configmap.py::test_what_others_put_there_stays",
-    43: "conformance/cmk/test_node_commands.py::test_nothing_is_said_to_be_free_that_is_not",
+    38: "unit/cpu/store/test_configmap.py::test_keys_and_annotations_of_others_are_kept",
+    43: "conformance/cmk/test_node_commands.py::test_a_full_disk_frees_no_cpu_list",
     45: "unit/cli/test_cpu_common_options.py::test_is_never_guessed",
-    50: "unit/cpu/webhook/test_manifests.py::test_wishes_are_heeded",
+    50: "unit/cpu/webhook/test_manifests.py::test_options_are_applied",
     51: "cluster/test_cpu_nodes.py::test_all_that_is_made_is_what_the_api_server_knows",
     55: "cluster/test_cpu_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
     56: "unit/cpu/cluster/test_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
@@ -148,7 +148,7 @@ def test_the_page_says_what_became_of_every_fault_and_in_which_rows() -> None:
     assert {int(number) for *_, cell in rows for number in re.findall(r"\d+", cell)} <= NUMBERS
 
 
-def test_what_became_of_each_fault_is_shown() -> None:
+def test_every_fault_has_a_test_or_a_row() -> None:
     rows = re.findall(r"^\| B(\d+) \|.*\| (.*?) \| ([\d, ]*)\|$", section(), re.MULTILINE)
     silent = {int(number) for number, now, cell in rows if not cell and not now.startswith("unchanged")}
     here = {int(number) for number in re.findall(r"def test_b(\d+)_", (HERE / "test_faults.py").read_text())}

@@ -137,7 +137,7 @@ def test_words_that_mean_nothing_are_named(two: DirectoryNode, words: list[str],
     assert two.holders() == {}
 
 
-def test_it_waits_while_the_node_is_reconfigured(two: DirectoryNode) -> None:
+def test_isolate_waits_during_a_reconfiguration(two: DirectoryNode) -> None:
     stored = two.store.read()
     target = pool_allocations.from_lists({"exclusive": {0: ("1",)}, "shared": {}, "infra": {0: ("0",)}})
     two.store.replace(
@@ -152,7 +152,7 @@ def test_it_waits_while_the_node_is_reconfigured(two: DirectoryNode) -> None:
         assert json.loads(read_line(process))["cpus"] == [1]
 
 
-def test_it_waits_until_one_ends_and_ends_at_once_when_it_should(two: DirectoryNode) -> None:
+def test_isolate_waits_for_a_free_list_and_ends_at_a_signal(two: DirectoryNode) -> None:
     with start(
         cpu(two, *show_command()[:-1], "import os,time; print(1, flush=True); time.sleep(600)")
     ) as first:
@@ -212,7 +212,7 @@ def test_a_key_of_the_terminal_reaches_the_command_once(two: DirectoryNode) -> N
     os.close(terminal)
 
 
-def test_it_stops_and_goes_on_with_its_command(two: DirectoryNode) -> None:
+def test_isolate_stops_and_continues_with_its_command(two: DirectoryNode) -> None:
     """As a shell's job."""
     stay = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     with start(cpu(two, "--", sys.executable, "-c", stay)) as process:
@@ -234,7 +234,7 @@ def state_of(pid: int) -> str:
 
 
 @pytest.mark.root
-def test_as_the_first_process_of_a_container_it_passes_signals_on(two: DirectoryNode) -> None:
+def test_isolate_as_first_process_of_a_container_forwards_signals(two: DirectoryNode) -> None:
     stay = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)"
     inside = ["unshare", "--pid", "--fork", "--kill-child", *cpu(two, "--", sys.executable, "-c", stay)]
     with start(inside, {"CMK_PROC_FS": "/proc"}) as process:
@@ -265,7 +265,7 @@ def test_the_command_has_no_more_signals_blocked_or_ignored_than_without_isolate
     assert with_it == without
 
 
-def test_it_imports_nothing_but_the_standard_library(two: DirectoryNode) -> None:
+def test_isolate_imports_only_the_standard_library(two: DirectoryNode) -> None:
     words = cpu(two, "true")
     done = run([words[0], "-X", "importtime", *words[1:]])
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}

@@ -113,7 +113,7 @@ def _stored(server: MinimalApiServer) -> Allocations:
 @pytest.mark.parametrize(
     "row", table_rows.read("discover", DiscoverRow), ids=lambda row: f"{row.id}-{row.version}"
 )
-def test_what_a_node_says_of_itself(row: DiscoverRow, tmp_path: Path) -> None:
+def test_a_node_advertises_its_cores(row: DiscoverRow, tmp_path: Path) -> None:
     conf = directory_of(allocations_of(row.pools), tmp_path / "conf")
     is_old = api_versions.parse(row.version) < (1, 7)
     with cluster(row.version, tmp_path) as (server, leading):
@@ -245,7 +245,7 @@ class TestFullDisk:
 
     FULL = (shutil.which("prlimit") or "prlimit", "--fsize=0")
 
-    def test_no_pools_are_half_made(self, tmp_path: Path) -> None:
+    def test_a_full_disk_leaves_no_partial_pools(self, tmp_path: Path) -> None:
         options = ["--conf-dir", tmp_path / "conf", "--sysfs", write(machines.texts("T8"), tmp_path / "m")]
         done = run("init", *options, before=self.FULL)
         assert done.returncode == 1
@@ -254,7 +254,7 @@ class TestFullDisk:
         assert run("describe", *options[:2]).returncode == 1
         assert run("init", *options).returncode == 0
 
-    def test_nothing_is_said_to_be_free_that_is_not(self, tmp_path: Path) -> None:
+    def test_a_full_disk_frees_no_cpu_list(self, tmp_path: Path) -> None:
         allocations = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
         conf = directory_of(allocations, tmp_path / "conf")
         options = ["--conf-dir", conf, "--proc-fs", processes({}, tmp_path / "proc")]
@@ -263,7 +263,7 @@ class TestFullDisk:
         assert "File too large" in done.stderr
         assert len(json_output("reconcile", *options)["reclaimedCpuLists"]) == 1
 
-    def test_what_cannot_be_printed_is_told(self, tmp_path: Path) -> None:
+    def test_a_full_stdout_is_an_error(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf")
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(

@@ -113,7 +113,7 @@ def test_a_plain_list_for_core_power_names_the_first_of_two_classes(tmp_path: Pa
         (("--excl-non-isolcpus", "20"), 1, "--excl-non-isolcpus: cores that are not on this machine: 20"),
     ],
 )
-def test_what_cannot_be_planned_is_told_by_name(
+def test_an_impossible_plan_names_the_option(
     options: tuple[str, str], code: int, message: str, tmp_path: Path
 ) -> None:
     done = run("plan", "--sysfs", folder(made_up.texts("T8"), tmp_path), *options)

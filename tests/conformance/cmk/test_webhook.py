@@ -177,7 +177,7 @@ def test_the_answer_is_of_the_version_that_asks(version: str, own: Webhook) -> N
     assert answer["response"]["patchType"] == "JSONPatch"
 
 
-def test_what_is_not_new_is_left_alone(own: Webhook) -> None:
+def test_only_new_pods_are_mutated(own: Webhook) -> None:
     """A registration that sends too much must not keep pods from going."""
     for operation in ("DELETE", "UPDATE", "CONNECT"):
         body = webhook_process.review(webhook_process.pod_with_request())

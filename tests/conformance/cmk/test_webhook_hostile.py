@@ -129,7 +129,7 @@ def test_bodies_that_mean_harm(webhook: Webhook, body: bytes) -> None:
     assert webhook.operations(webhook_process.pod_with_request())
 
 
-def test_who_asks_meanwhile_is_answered(webhook: Webhook) -> None:
+def test_valid_reviews_are_answered_during_invalid_ones(webhook: Webhook) -> None:
     """All of them at once, again and again."""
     ended = threading.Event()
     failures: list[BaseException] = []

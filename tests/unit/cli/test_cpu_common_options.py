@@ -40,12 +40,14 @@ def account(tmp_path: Path) -> Path:
 
 
 class TestNode:
-    def test_is_the_one_that_was_told(self, api_client: BlockingClient, account: Path) -> None:
+    def test_is_the_configured_one(self, api_client: BlockingClient, account: Path) -> None:
         assert (
             common_options.node(replace(UNNAMED, node_name="named"), api_client, INSIDE, account) == "named"
         )
 
-    def test_is_that_of_our_pod_in_our_namespace(self, api_client: BlockingClient, account: Path) -> None:
+    def test_is_the_node_of_this_pod_in_its_namespace(
+        self, api_client: BlockingClient, account: Path
+    ) -> None:
         assert common_options.node(UNNAMED, api_client, INSIDE, account) == "node-1"
 
     @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ class TestNode:
 
 
 class TestPatience:
-    def test_is_as_the_older_program_had_it(self) -> None:
+    def test_has_the_default_of_cmk(self) -> None:
         assert common_options.lock_timeout_s({}) == 30
         assert common_options.lock_timeout_s({"CMK_LOCK_TIMEOUT": "0.5"}) == 0.5
 

@@ -81,7 +81,7 @@ def test_nothing_overlaps_and_all_is_inside(machine: Topology) -> None:
             assert x1 <= other[0] or other[2] <= x0 or y1 <= other[1] or other[3] <= y0
 
 
-def test_there_is_a_dark_one_in_it() -> None:
+def test_the_picture_has_dark_colours() -> None:
     text = machine_svg.draw(machines.machine("rv64-visionfive2"))
     assert "@media (prefers-color-scheme: dark)" in text
     assert "<script" not in text

@@ -57,13 +57,13 @@ def test_the_agent_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert document == {"done": False, "moves": [{"pid": 17, "from": "1-2", "to": "3"}]}
 
 
-def test_what_the_agent_refuses_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_of_the_agent_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with agent(tmp_path / "socket", agent_messages.encode_error(Refused("no CPU is free"))):
         assert run("reconfigure", "--agent", str(tmp_path / "socket"), *OPTIONS) == 1
     assert capsys.readouterr().err == "nodewise: no CPU is free\n"
 
 
-def test_an_agent_that_hangs_up_is_no_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_connection_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with agent(tmp_path / "socket", b""):
         assert run("reconfigure", "--agent", str(tmp_path / "socket"), *OPTIONS) == 1
     assert "the node agent does not answer" in capsys.readouterr().err

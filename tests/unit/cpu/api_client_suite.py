@@ -21,7 +21,7 @@ def item(name: str, **data: str) -> dict[str, Any]:
 class ApiClientSuite:
     """Inherit it and define the fixtures `api_client` and `space`, a namespace for the tests."""
 
-    def test_what_is_made_can_be_read(self, api_client: ApiClient, space: str) -> None:
+    def test_a_created_object_can_be_read(self, api_client: ApiClient, space: str) -> None:
         made = api_client.create(CONFIG_MAPS.path(space), item("a", x="1"))
         assert api_client.get(CONFIG_MAPS.path(space, "a")) == made
         assert made["data"] == {"x": "1"}
@@ -33,18 +33,18 @@ class ApiClientSuite:
         config_maps = api_client.get(CONFIG_MAPS.path(space), {"fieldSelector": "metadata.name=b2"})
         assert [config_map["metadata"]["name"] for config_map in config_maps["items"]] == ["b2"]
 
-    def test_what_there_is_not_is_not_found(self, api_client: ApiClient, space: str) -> None:
+    def test_a_missing_object_is_not_found(self, api_client: ApiClient, space: str) -> None:
         with pytest.raises(NotFound, match="nothing"):
             api_client.get(CONFIG_MAPS.path(space, "nothing"))
         with pytest.raises(NotFound):
             api_client.delete(CONFIG_MAPS.path(space, "nothing"))
 
-    def test_a_name_is_given_once(self, api_client: ApiClient, space: str) -> None:
+    def test_a_second_create_is_a_conflict(self, api_client: ApiClient, space: str) -> None:
         api_client.create(CONFIG_MAPS.path(space), item("c"))
         with pytest.raises(Conflict):
             api_client.create(CONFIG_MAPS.path(space), item("c"))
 
-    def test_who_writes_second_is_told(self, api_client: ApiClient, space: str) -> None:
+    def test_a_replace_of_an_old_version_is_a_conflict(self, api_client: ApiClient, space: str) -> None:
         first = api_client.create(CONFIG_MAPS.path(space), item("d", x="1"))
         api_client.replace(CONFIG_MAPS.path(space, "d"), first | {"data": {"x": "2"}})
         with pytest.raises(Conflict):
@@ -56,7 +56,7 @@ class ApiClientSuite:
         api_client.patch(CONFIG_MAPS.path(space, "e"), {"data": {"x": "2", "y": None}}, "merge")
         assert api_client.get(CONFIG_MAPS.path(space, "e"))["data"] == {"x": "2"}
 
-    def test_a_delete_may_ask_for_a_version(self, api_client: ApiClient, space: str) -> None:
+    def test_a_delete_may_require_a_version(self, api_client: ApiClient, space: str) -> None:
         made = api_client.create(CONFIG_MAPS.path(space), item("f"))
         api_client.patch(CONFIG_MAPS.path(space, "f"), {"data": {"x": "2"}}, "merge")
         with pytest.raises(Conflict):
@@ -68,7 +68,7 @@ class ApiClientSuite:
         with pytest.raises(NotFound):
             api_client.get(CONFIG_MAPS.path(space, "f"))
 
-    def test_many_threads_may_ask(self, api_client: ApiClient, space: str) -> None:
+    def test_threads_may_use_one_client(self, api_client: ApiClient, space: str) -> None:
         """Each adds one to the same number, by compare and swap."""
         api_client.create(CONFIG_MAPS.path(space), item("g", x="0"))
 

@@ -22,7 +22,7 @@ def test_other_pools_are_asked_for() -> None:
     )
 
 
-def test_what_is_not_said_is_as_without_it() -> None:
+def test_missing_fields_have_defaults() -> None:
     assert agent_messages.parse_reconfigure_request({}) == ReconfigureRequest(PoolOptions())
 
 
@@ -40,7 +40,7 @@ def test_moves_are_told_by_process_id() -> None:
     assert decoded == (moves[0]._replace(task=Task(17)),)
 
 
-def test_why_it_cannot_be_is_told() -> None:
+def test_an_error_response_is_raised() -> None:
     with pytest.raises(Refused, match="no CPU is free"):
         agent_messages.parse_reconfigure_response(
             json.loads(agent_messages.encode_error(Refused("no CPU is free")))
@@ -48,6 +48,6 @@ def test_why_it_cannot_be_is_told() -> None:
 
 
 @pytest.mark.parametrize("answer", [{}, {"moves": 1}, {"moves": [[1, "x", "2"]]}, {"moves": [[1, "2"]]}])
-def test_what_is_no_answer_is_shown(answer: dict[str, object]) -> None:
+def test_an_invalid_response_is_shown(answer: dict[str, object]) -> None:
     with pytest.raises(BadInput, match="cannot read the node agent's answer"):
         agent_messages.parse_reconfigure_response(answer)

@@ -43,6 +43,6 @@ def test_an_intent_is_read_as_it_was_written() -> None:
         ({"threads": {"1-2": "x"}}, "intent.threads.1-2"),
     ],
 )
-def test_what_is_no_intent_is_named(changed: dict[str, object], named: str) -> None:
+def test_an_invalid_intent_is_named(changed: dict[str, object], named: str) -> None:
     with pytest.raises(BadInput, match=named):
         allocation_store.parse_intent(INTENT.as_dict() | changed)

@@ -39,7 +39,7 @@ def test_names(machine: str, text: str, cores: list[int]) -> None:
         ("9999999999", "'9999999999'"),
     ],
 )
-def test_what_is_not_there_is_named(text: str, seen: str) -> None:
+def test_missing_cores_are_named(text: str, seen: str) -> None:
     with pytest.raises(BadInput, match="--excl-non-isolcpus") as caught:
         core_lists.parse_cores(text, topology.parse(texts("D8r")))
     assert seen in str(caught.value)

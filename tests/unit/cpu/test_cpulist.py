@@ -55,7 +55,7 @@ def test_the_last_cpu_has_a_name_where_it_is_known(text: str, cpus: tuple[int, .
         ("9" * 5000, "'999", "up to 65535"),
     ],
 )
-def test_what_is_no_list_is_named(text: str, piece: str, wanted: str) -> None:
+def test_an_invalid_list_is_named(text: str, piece: str, wanted: str) -> None:
     with pytest.raises(BadInput) as caught:
         cpulist.parse_list(text, "--excl-non-isolcpus")
     problem = caught.value.problems[0]
@@ -93,7 +93,7 @@ def test_masks(text: str, cpus: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "g", "1 2", "-1", ",", "f" * 100_000])
-def test_what_is_no_mask_is_named(text: str) -> None:
+def test_an_invalid_mask_is_named(text: str) -> None:
     with pytest.raises(BadInput, match="cpu0/topology/thread_siblings"):
         cpulist.parse_mask(text, "cpu0/topology/thread_siblings")
 

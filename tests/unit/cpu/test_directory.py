@@ -7,7 +7,7 @@ from nodewise.cpu.store import directory
 from nodewise.errors import BadInput
 
 
-def test_what_cmk_wrote_is_read() -> None:
+def test_a_directory_of_cmk_is_read() -> None:
     files = {
         "lock": "",
         "pools": None,
@@ -67,7 +67,7 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
         ({"tasks.json": "[]"}, "wanted a mapping"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_named(files: dict[str, str | None], message: str) -> None:
+def test_invalid_files_are_named(files: dict[str, str | None], message: str) -> None:
     with pytest.raises(BadInput) as caught:
         directory.parse_files(files)
     assert message in str(caught.value)

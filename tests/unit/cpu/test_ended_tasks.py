@@ -76,7 +76,7 @@ def is_held(result: CollectionResult) -> bool:
         "only a process id is known, and there is none",
     ],
 )
-def test_who_holds_a_list(task: Task, processes: Mapping[int, NodeProcess], held: bool) -> None:
+def test_detection_of_ended_tasks(task: Task, processes: Mapping[int, NodeProcess], held: bool) -> None:
     assert is_held(collect(task, processes)) == held
 
 
@@ -100,7 +100,7 @@ def test_descendants_that_a_sweep_saw_hold_the_list_without_a_mark() -> None:
         assert not is_held(collect(task, {103: NodeProcess(9, 1)}, later.known))
 
 
-def test_processes_below_the_wrapper_are_no_matter_while_it_lives() -> None:
+def test_a_living_wrapper_keeps_the_task_alive() -> None:
     result = collect(TASK, {**WRAPPER, 101: NodeProcess(6, 100)})
     assert result.known == {TASK: {(100, 5), (101, 6)}}
     assert result.reclaimed == ()

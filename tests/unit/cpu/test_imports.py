@@ -36,12 +36,12 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-def test_there_are_such_files() -> None:
+def test_the_imported_modules_exist() -> None:
     assert "cpulist" in LEAN
 
 
 @pytest.mark.parametrize("module", LEAN)
-def test_they_import_the_standard_library_only(module: str) -> None:
+def test_workload_modules_import_only_the_standard_library(module: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(module=module)], capture_output=True, text=True, check=True
     )

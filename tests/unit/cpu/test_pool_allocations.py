@@ -28,13 +28,13 @@ TASK = Task(48624, start=1234, boot="b", pod="p", container="c")
 IDENTITIES = '{"exclusive":{"5,13":[{"boot":"b","container":"c","pid":48624,"pod":"p","start":1234}]}}'
 
 
-def test_what_cmk_wrote_is_written_as_it_was() -> None:
+def test_a_state_of_cmk_is_written_unchanged() -> None:
     assert configmap.format_texts(configmap.parse_texts(ConfigMapTexts(CONFIG))) == ConfigMapTexts(
         CONFIG, "{}"
     )
 
 
-def test_what_tasks_are_besides_their_process_ids_stands_beside_them() -> None:
+def test_identities_of_tasks_are_stored_separately() -> None:
     allocations = configmap.parse_texts(ConfigMapTexts(CONFIG, IDENTITIES))
     assert allocations.pools["exclusive"].sockets[0][1].tasks == (TASK,)
     assert configmap.format_texts(allocations) == ConfigMapTexts(CONFIG, IDENTITIES)

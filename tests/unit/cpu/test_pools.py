@@ -55,7 +55,7 @@ def test_all_numbers_that_are_wrong_are_told_together() -> None:
     assert len(caught.value.problems) == 2
 
 
-def test_what_is_printed() -> None:
+def test_output() -> None:
     document = pools.plan(topology.parse(texts("T4")), PoolOptions(2, 1)).as_dict()
     assert document == {
         "pools": {"exclusive": {"0": ["0,4", "1,5"]}, "shared": {"0": ["2,6"]}, "infra": {"0": ["3,7"]}}

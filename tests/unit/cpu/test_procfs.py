@@ -68,7 +68,7 @@ def test_a_process_that_has_just_been_started_has_its_wrappers_name() -> None:
         os.waitpid(child, 0)
 
 
-def test_threads_of_the_kernel_and_programs_without_an_environment_are_no_riddle() -> None:
+def test_kernel_threads_and_empty_environments_are_readable() -> None:
     with subprocess.Popen(["sleep", "60"], env={}) as bare:
         census = procfs.read_processes(PROC)
         bare.kill()
@@ -156,7 +156,7 @@ def test_an_environment_without_an_end_is_not_read_to_its_end(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_who_says_to_be_of_a_task_is_known_with_its_container(tmp_path: Path, is_named: bool) -> None:
+def test_a_process_with_a_mark_is_read_with_its_container(tmp_path: Path, is_named: bool) -> None:
     folder = fake(tmp_path, 7)
     if is_named:
         (folder / "stat").write_text((folder / "stat").read_text().replace("(x)", "(isolate-100)"))
@@ -165,7 +165,7 @@ def test_who_says_to_be_of_a_task_is_known_with_its_container(tmp_path: Path, is
     assert procfs.read_processes(tmp_path).processes[7].container == "b" * 64
 
 
-def test_oneself() -> None:
+def test_reading_this_process() -> None:
     me = procfs.read_self(PROC)
     assert (me.pid, me.parent) == (os.getpid(), os.getppid())
     assert procfs.read_allowed(PROC, os.getpid()) == os.sched_getaffinity(0)
@@ -187,7 +187,7 @@ def test_a_name_may_hold_anything(name: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "7", "7 (x) S 3", NUMBERS.replace("99", "-1"), NUMBERS.replace("7 ", "x ", 1)]
 )
-def test_what_is_no_process_is_an_error(text: str) -> None:
+def test_an_invalid_stat_file_is_an_error(text: str) -> None:
     with pytest.raises(BadInput, match="22 fields"):
         procfs.parse_stat(text)
 

@@ -24,7 +24,7 @@ def node(pools: Mapping[str, Mapping[str, tuple[Task, ...]]]) -> Allocations:
     )
 
 
-def test_who_blocks_a_move_goes_first() -> None:
+def test_a_blocking_task_is_moved_first() -> None:
     """The exclusive task is to have cores of infra, and infra the task's core."""
     before = node({"exclusive": {"0": (A,)}, "infra": {"1,2": (B,)}})
     plan = reconfiguration_plan.plan(before, {"exclusive": {0: ["1"]}, "infra": {0: ["0,2"]}})
@@ -89,7 +89,7 @@ def test_a_task_whose_lists_come_together_is_on_the_list_once() -> None:
     assert [cpu_list.tasks for _, cpu_list in plan.allocations.cpu_lists if cpu_list.tasks] == [(A, B)]
 
 
-def test_a_pool_of_somebody_elses_is_not_taken_away() -> None:
+def test_an_unknown_pool_is_an_error() -> None:
     pool = pool_allocations.pool("fast", {0: [pool_allocations.parse_cpu_list("1")]}, is_exclusive=True)
     before = Allocations({**node({"exclusive": {"0": ()}}).pools, "fast": pool})
     with pytest.raises(BadInput, match="pool fast: not one of ours"):

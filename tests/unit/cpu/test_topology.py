@@ -153,7 +153,7 @@ def test_every_cpu_is_in_one_core_where_the_kernel_contradicts_itself() -> None:
     assert [core.cpus for core in topology.parse(texts).cores] == [(0, 1), (2,)]
 
 
-def test_what_a_kernel_does_not_write_is_named_by_its_file() -> None:
+def test_invalid_kernel_files_are_named() -> None:
     texts = files(2, online="0-x", cpu0__topology__core_id="one", cpu1__topology__thread_siblings_list="1-")
     with pytest.raises(BadInput) as caught:
         topology.parse(texts | {f"{CPUS}/cpu0/online": "1", f"{CPUS}/cpu1/online": "1"})
@@ -177,7 +177,7 @@ def test_the_register_of_the_base_frequency(tmp_path: Path) -> None:
     assert sysfs.read_base_mhz(tmp_path) == 2300
 
 
-def test_what_is_printed() -> None:
+def test_output() -> None:
     machine = topology.parse(files(2, online="0") | {f"{topology.NODES}/node3/cpulist": "0"})
     document = machine.as_dict()
     assert (document["sockets"], document["cores"]) == (1, 1)

@@ -88,7 +88,7 @@ def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: RunningNod
         wait("it is told", lambda: "cpu_reclaimed" in agent.log or None)
 
 
-def test_what_a_command_leaves_without_an_environment_holds_its_cores(tmp_path: Path) -> None:
+def test_a_process_without_an_environment_keeps_the_allocation(tmp_path: Path) -> None:
     """It is known as the wrapper's child only, and no garbage was collected while the command ran."""
     with agent_process.running(tmp_path, "--interval=1h", pools=POOLS) as agent:
         wrapper = agent.isolate("env", "-i", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
@@ -127,7 +127,7 @@ def test_a_release_is_refused_while_descendants_live(agent: RunningNodeAgent) ->
     assert agent.holders() == {}
 
 
-def test_who_asks_again_is_told_the_same(agent: RunningNodeAgent) -> None:
+def test_a_repeated_request_gets_the_same_response(agent: RunningNodeAgent) -> None:
     with agent.client() as client:
         first = client.ask(CLAIM)
         assert first["cpus"] == [0]
@@ -147,7 +147,7 @@ def test_the_task_of_another_is_not_given_back(agent: RunningNodeAgent) -> None:
         wrapper.communicate("")
 
 
-def test_an_agent_that_starts_anew_finds_all_as_it_was(tmp_path: Path) -> None:
+def test_a_restarted_agent_keeps_all_allocations(tmp_path: Path) -> None:
     with agent_process.running(tmp_path, pools=POOLS) as first:
         wrapper = first.holder()
         held = first.expect_held("0")
@@ -187,14 +187,14 @@ def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path)
             assert client.ask(CLAIM)["cpus"] == [0]
 
 
-def test_who_ends_without_a_word_is_swept_at_once(tmp_path: Path) -> None:
+def test_a_task_that_ends_without_release_is_collected_at_once(tmp_path: Path) -> None:
     with agent_process.running(tmp_path, "--interval=1h", pools=POOLS) as agent:
         for _ in range(3):
             assert agent.claim_and_end("exclusive")["cpus"] == [0]
             agent.expect_free()
 
 
-def test_a_reconfiguration_that_nobody_carries_out_is_taken_back(agent: RunningNodeAgent) -> None:
+def test_an_abandoned_reconfiguration_is_rolled_back(agent: RunningNodeAgent) -> None:
     stored = agent.store.read()
     over = procfs.read_self(PROC)
     by = pool_allocations.Task(over.pid, over.start - 1, procfs.read_boot(PROC))
@@ -207,7 +207,7 @@ def test_a_reconfiguration_that_nobody_carries_out_is_taken_back(agent: RunningN
         assert client.ask(CLAIM)["cpus"] == [0]
 
 
-def test_it_counts_what_it_does(agent: RunningNodeAgent) -> None:
+def test_the_agent_exports_metrics(agent: RunningNodeAgent) -> None:
     with agent.client() as client:
         client.ask(CLAIM)
         client.ask({"do": "claim", "pool": "infra"})

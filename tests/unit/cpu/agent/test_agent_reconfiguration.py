@@ -85,7 +85,7 @@ def reconfigure(agent: RunningNodeAgent, *options: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_it_moves_who_runs_however_often_it_sweeps(tmp_path: Path, machine: str) -> None:
+def test_tasks_are_moved_during_frequent_garbage_collections(tmp_path: Path, machine: str) -> None:
     with agent_process.running(tmp_path, machine, "--interval=0.1s", pools=POOLS) as agent:
         wrapper = agent.isolate("sh", "-c", "sleep 1000 & echo runs; exec cat")
         assert wrapper.stdout
@@ -113,7 +113,7 @@ def name(pid: int) -> str:
     return ""
 
 
-def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine: str) -> None:
+def test_an_interrupted_reconfiguration_is_rolled_back(tmp_path: Path, machine: str) -> None:
     with (
         agent_process.running(tmp_path, machine, "--interval=0.2s", pools=POOLS) as agent,
         agent.holder() as wrapper,
@@ -137,7 +137,7 @@ def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine:
         wrapper.stdin.close()
 
 
-def test_it_takes_back_who_is_known_by_its_sweeps_alone(tmp_path: Path) -> None:
+def test_rollback_moves_processes_known_from_earlier_collections(tmp_path: Path) -> None:
     """The wrapper is gone and its children carry no mark."""
     store = DirectoryStore(tmp_path / "state")
     with process_trees.running({0}) as family:

@@ -80,7 +80,7 @@ def api_client(*pods: Object) -> InMemoryApiClient:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_container_may_have(case: str) -> None:
+def test_the_allowed_number_of_lists(case: str) -> None:
     stored_pod, wanted, allowed = CASES[case]
     pods = PodRequests(api_client(stored_pod), "n1", patience_s=0.0)
     if allowed is None:
@@ -110,7 +110,7 @@ def test_each_pool_has_its_resource() -> None:
     assert pods.allowed("exclusive", TASK, 1) == 0
 
 
-def test_a_pod_of_the_kubelets_own_is_known_by_its_copy() -> None:
+def test_a_static_pod_is_found_by_its_mirror_pod() -> None:
     copy = pod(
         "uid-1", container("one", 1), metadata={"annotations": {"kubernetes.io/config.mirror": "checksum"}}
     )
@@ -124,7 +124,7 @@ def copy_of(uid: str, name: str, count: int, since: str) -> Object:
     return pod(name, container("one", count), metadata=metadata)
 
 
-def test_a_pod_that_calls_itself_the_copy_of_another_stands_for_nobody() -> None:
+def test_a_forged_mirror_pod_is_ignored() -> None:
     """Whoever makes pods writes their annotations: neither may a tenant get more by it, nor another one less."""
     mine = pod("uid-1", container("one", 1), status=statuses(one="a" * 64))
     for count in (0, 9):
@@ -132,7 +132,7 @@ def test_a_pod_that_calls_itself_the_copy_of_another_stands_for_nobody() -> None
         assert PodRequests(api_client(mine, false), "n1", patience_s=0.0).allowed("exclusive", TASK, 1) == 1
 
 
-def test_of_several_copies_the_first_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_mirror_pod_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = api_client()
     copies = [copy_of("uid-1", f"uid-{day}", day, f"2026-01-{day:02}T00:00:00Z") for day in (4, 2, 3)]
     monkeypatch.setattr(requests, "get", lambda *_: {"items": copies})

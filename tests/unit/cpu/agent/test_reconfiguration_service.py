@@ -44,6 +44,6 @@ def test_root_in_a_pod_of_the_agents_own_namespace_may() -> None:
     ],
     ids=["a user", "a user in our pod", "a tenant's root", "nobody's pod", "no namespace", "no API server"],
 )
-def test_nobody_else_may(guard: ReconfigurationAuthorizer, peer: PeerProcess) -> None:
+def test_other_processes_are_not_authorized(guard: ReconfigurationAuthorizer, peer: PeerProcess) -> None:
     with pytest.raises(Refused, match="cannot reconfigure the node"):
         guard.check(peer)

@@ -12,7 +12,7 @@ from nodewise.cpu.agent import socket_file
 from nodewise.errors import BadSettings, Unavailable
 
 
-def test_anybody_may_connect_and_the_file_goes_at_the_end(tmp_path: Path) -> None:
+def test_every_user_may_connect_and_the_file_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "run/cpu.sock"
     with socket_file.opened(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
@@ -30,7 +30,7 @@ def test_a_second_agent_is_turned_away(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_dead_agent_left_is_replaced(tmp_path: Path) -> None:
+def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "cpu.sock"
     program = (
         "import os, sys; from pathlib import Path; from nodewise.cpu.agent import socket_file\n"

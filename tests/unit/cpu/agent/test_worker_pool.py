@@ -58,7 +58,7 @@ def test_an_owner_has_one_job_under_way_at_a_time() -> None:
     turns.stop(PATIENCE_S)
 
 
-def test_what_is_under_way_is_finished_and_the_rest_dropped() -> None:
+def test_stop_finishes_running_jobs_and_drops_the_others() -> None:
     gates, turns = GatedJobs(), FairWorkerPool(1)
     turns.add("a", gates.job("a1"))
     turns.add("a", gates.job("a2"))

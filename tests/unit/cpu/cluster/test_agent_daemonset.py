@@ -22,7 +22,7 @@ def shipped() -> Any:
     return daemon_set
 
 
-def test_it_is_what_ships() -> None:
+def test_the_daemon_set_equals_the_shipped_one() -> None:
     assert agent_daemonset.daemon_set(WISH, NEWEST) == shipped()
 
 
@@ -35,7 +35,7 @@ def test_its_account_is_what_ships() -> None:
     assert accounts == [(agent_daemonset.NAME, agent_daemonset.MANIFEST_NAMESPACE)]
 
 
-def test_wishes_are_heeded() -> None:
+def test_options_are_applied() -> None:
     made = agent_daemonset.daemon_set(
         SetupOptions(image="i:2", pull_policy="Never", pull_secret="s", namespace="n"), NEWEST
     )
@@ -69,13 +69,13 @@ def test_the_one_that_ships_is_nobodys_whatever_its_image() -> None:
     assert not agent_daemonset.is_customized(shipped(), other)
 
 
-def test_a_charts_stays_with_the_chart() -> None:
+def test_a_daemon_set_of_the_chart_is_customized() -> None:
     other = shipped()
     other["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
     assert agent_daemonset.is_customized(other, shipped())
 
 
-def test_one_that_cannot_be_replaced_is_somebodys() -> None:
+def test_another_selector_is_customized() -> None:
     """The selector of a DaemonSet never changes."""
     other = shipped()
     other["spec"]["selector"] = {"matchLabels": {"app": "another"}}
@@ -83,7 +83,7 @@ def test_one_that_cannot_be_replaced_is_somebodys() -> None:
 
 
 @pytest.mark.parametrize("part", ["args", "volumeMounts"])
-def test_one_with_more_to_it_is_somebodys_unless_it_was_made_from_here(part: str) -> None:
+def test_additions_are_customized_without_our_digest(part: str) -> None:
     wanted = shipped()
     changed = copy.deepcopy(wanted)
     more: dict[str, Any] = {

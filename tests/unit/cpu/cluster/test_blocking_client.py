@@ -25,7 +25,7 @@ class TestBlocking(ApiClientSuite):
     pass
 
 
-def test_who_asks_after_the_end_is_told() -> None:
+def test_a_call_after_close_is_unavailable() -> None:
     opened = BlockingClient(FakeApi())
     opened.close()
     opened.close()

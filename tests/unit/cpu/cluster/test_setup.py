@@ -78,7 +78,7 @@ def at_every_call(api_client: FailingApiClient, run: Callable[[], object], check
         check()
 
 
-def test_whatever_fails_a_second_run_ends_it(api_client: FailingApiClient) -> None:
+def test_a_second_preparation_succeeds_after_any_failure(api_client: FailingApiClient) -> None:
     assert prepare(api_client).is_whole
     whole = kept(api_client.server)
     parts = ("/nodes/", "/serviceaccounts/")
@@ -94,7 +94,7 @@ def test_whatever_fails_a_second_run_ends_it(api_client: FailingApiClient) -> No
     at_every_call(api_client, lambda: prepare(api_client), check)
 
 
-def test_whatever_fails_leaving_once_more_ends_it(api_client: FailingApiClient) -> None:
+def test_a_second_removal_succeeds_after_any_failure(api_client: FailingApiClient) -> None:
     untouched = kept(api_client.server)
     for node in api_client.server.folder("nodes").values():
         node["metadata"]["labels"] = {cmk_names.LABEL: "true"}
@@ -166,7 +166,7 @@ def test_rights_that_are_missing_are_told_of_each_node(api_client: FailingApiCli
     assert all("cannot list pods" in node.error for node in report.nodes)
 
 
-def test_two_at_once_make_the_same(api_client: FailingApiClient) -> None:
+def test_concurrent_preparations_agree(api_client: FailingApiClient) -> None:
     """The second one finds that the first one was faster, between its look and its write."""
     create = api_client.create
 
@@ -195,7 +195,7 @@ def test_a_pod_that_somebody_deletes_is_no_success(api_client: FailingApiClient)
     assert not second.error
 
 
-def test_what_somebody_changed_by_hand_is_put_right(api_client: FailingApiClient) -> None:
+def test_manual_changes_are_reverted(api_client: FailingApiClient) -> None:
     prepare(api_client)
     name = setup_objects.daemon_set_name(("reconcile", "nodereport"), "node1")
     path = f"/apis/apps/v1/namespaces/cmk/daemonsets/{name}"
@@ -258,7 +258,7 @@ def test_pods_are_made_ready_only_for_an_agent_that_is_there(api_client: Failing
     assert report.shared.steps == ()
 
 
-def test_somebodys_own_agent_stays(api_client: FailingApiClient) -> None:
+def test_a_customized_agent_is_kept(api_client: FailingApiClient) -> None:
     own = agent_daemonset.daemon_set(WISH, DIALECT)
     container = own["spec"]["template"]["spec"]["containers"][0]
     own["spec"]["template"]["spec"]["containers"] = [

@@ -109,7 +109,7 @@ def test_a_pod_of_an_older_template_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("name", setup_objects.ALLOWED)
-def test_our_own_program_understands_what_containers_run(name: str) -> None:
+def test_the_commands_of_containers_are_valid(name: str) -> None:
     wish = SetupOptions(PoolOptions(2, 1, "packed", "spread", "3,5-7"), namespace="cmk-ns", taint=False)
     if name in setup_objects.ONCE:
         [container] = setup_objects.preparation_pod([name], "n1", wish, NEWEST)["spec"]["containers"]
@@ -125,7 +125,7 @@ def test_our_own_program_understands_what_containers_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("checks", [False, True])
-def test_our_own_program_understands_how_nodes_are_reconfigured(checks: bool) -> None:
+def test_the_commands_of_reconfiguration_pods_are_valid(checks: bool) -> None:
     made = setup_objects.reconfiguration_pod("n1", SetupOptions(), checks=checks)
     _, *words = shlex.split(made["spec"]["containers"][0]["args"][0])
     parameters = parse_command_line(words)

@@ -89,21 +89,19 @@ def fails(code: grpc.StatusCode, why: str = "because") -> Answer:
     return answer
 
 
-def test_it_says_what_it_is(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
+def test_name_and_version_of_the_runtime(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
     runtime.answers["Version"] = lambda *_: {"runtime_name": "containerd", "runtime_version": "1.7.24"}
     assert asking.version() == "containerd 1.7.24"
 
 
-def test_what_it_was_told_is_in_the_status_where_it_has_it(
-    runtime: FakeContainerRuntime, asking: ContainerRuntime
-) -> None:
+def test_the_cpuset_is_read_from_the_status(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
     runtime.runs("{}", resources={"linux": {"cpuset_cpus": "1,3", "cpuset_mems": "0"}})
     container = asking.find(ID)
     assert container is not None
     assert container.effective == Cpuset(frozenset({1, 3}), frozenset({0}))
 
 
-def test_else_it_is_in_the_container_s_specification(
+def test_the_cpuset_is_read_from_the_specification_of_older_runtimes(
     runtime: FakeContainerRuntime, asking: ContainerRuntime
 ) -> None:
     spec = {"linux": {"resources": {"cpu": {"cpus": "2", "shares": 2}}}}
@@ -128,14 +126,16 @@ def test_a_pod_without_a_process_of_its_own_leaves_what_the_machine_has(
     assert container.effective == Cpuset(frozenset(range(8)), frozenset({0, 1}))
 
 
-def test_one_that_does_not_run_is_none(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
+def test_a_container_that_is_not_running_is_none(
+    runtime: FakeContainerRuntime, asking: ContainerRuntime
+) -> None:
     runtime.answers["ContainerStatus"] = fails(grpc.StatusCode.NOT_FOUND)
     assert asking.find(ID) is None
     runtime.runs("{}", state=2)
     assert asking.find(ID) is None
 
 
-def test_what_is_empty_is_not_set(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
+def test_empty_parts_of_a_cpuset_are_not_set(runtime: FakeContainerRuntime, asking: ContainerRuntime) -> None:
     requests: list[Any] = []
     runtime.answers["UpdateContainerResources"] = lambda request, _: requests.append(request) or {}
     asking.confine(ID, Cpuset(frozenset({4, 5, 6, 9})))
@@ -153,7 +153,7 @@ def test_a_container_that_ended_meanwhile_is_no_error(
     asking.confine(ID, Cpuset(frozenset({1})))
 
 
-def test_a_runtime_that_says_no_is_refusal_with_its_words(
+def test_a_refusal_of_the_runtime_has_its_message(
     runtime: FakeContainerRuntime, asking: ContainerRuntime
 ) -> None:
     runtime.runs("{}")

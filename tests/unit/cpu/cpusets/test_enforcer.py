@@ -82,7 +82,7 @@ def test_during_a_reconfiguration_a_container_has_the_old_and_the_new_cpus() -> 
         pytest.param({0}, {0, 1}, {2}, None, {2}, id="another thread whose choice is gone"),
     ],
 )  # fmt: skip
-def test_what_a_thread_may_use_after_a_change(
+def test_affinity_after_a_change_of_the_cpuset(
     mask: set[int], old: set[int], new: set[int], own: set[int] | None, after: set[int]
 ) -> None:
     masks = [frozenset(cpu_ids) for cpu_ids in (mask, old, new)]
@@ -117,7 +117,7 @@ def enforcer(runtime: FakeCpusetRuntime, memory: Path) -> CpusetEnforcer:
     return CpusetEnforcer(runtime, MACHINE, Path("/proc"), memory)
 
 
-def test_what_a_container_had_outlives_the_agent(memory: Path) -> None:
+def test_original_cpusets_survive_the_agent(memory: Path) -> None:
     runtime = FakeCpusetRuntime(a=Cpuset(), b=Cpuset(cpus(2, 3), cpus(0)))
     both = stored(("exclusive", "5", [ONE]), ("exclusive", "2", [OTHER]))
     changed, problems = enforcer(runtime, memory).check(lambda: both, {})
@@ -135,7 +135,7 @@ def test_what_a_container_had_outlives_the_agent(memory: Path) -> None:
     assert cpuset.load_originals(memory) == {}
 
 
-def test_what_somebody_else_set_is_set_again(memory: Path) -> None:
+def test_cpusets_that_others_changed_are_set_again(memory: Path) -> None:
     runtime = FakeCpusetRuntime(a=Cpuset())
     state = stored(("exclusive", "5", [ONE]))
     assert enforcer(runtime, memory).admit(lambda: state, A, {})

@@ -104,7 +104,7 @@ def test_the_program_starts_with_its_own_loader_and_libraries(bundle: Path, host
         program.wait()
 
 
-def test_everybody_may_read_it(bundle: Path, host: Path) -> None:
+def test_the_program_is_readable_by_all_users(bundle: Path, host: Path) -> None:
     before = os.umask(0o077)
     try:
         installation.install(bundle, host, MOUNT, PROC)
@@ -116,7 +116,7 @@ def test_everybody_may_read_it(bundle: Path, host: Path) -> None:
     assert version.stat().st_mode & 0o777 == 0o755
 
 
-def test_once_more_changes_nothing(bundle: Path, host: Path) -> None:
+def test_a_second_installation_changes_nothing(bundle: Path, host: Path) -> None:
     first = installation.install(bundle, host, MOUNT, PROC)
     times = {path: path.stat().st_mtime_ns for path in host.rglob("*") if path.name != ".cmk.lock"}
     again = installation.install(bundle, host, MOUNT, PROC)
@@ -129,7 +129,7 @@ def test_once_more_changes_nothing(bundle: Path, host: Path) -> None:
     assert times == {path: path.stat().st_mtime_ns for path in host.rglob("*") if path.name != ".cmk.lock"}
 
 
-def test_what_is_damaged_is_made_whole(bundle: Path, host: Path) -> None:
+def test_a_damaged_version_is_replaced(bundle: Path, host: Path) -> None:
     installation.install(bundle, host, MOUNT, PROC)
     before = contents(host)
     damaged = (host / "cmk").resolve().parent / "lib/deep/module"
@@ -146,7 +146,7 @@ def test_another_mount_is_another_version(bundle: Path, host: Path) -> None:
     assert b"/usr/local/cmk/" + second.version.encode() in (host / "cmk").read_bytes()
 
 
-def test_what_is_installed_can_be_installed_from(bundle: Path, host: Path, tmp_path: Path) -> None:
+def test_an_installed_version_is_a_bundle(bundle: Path, host: Path, tmp_path: Path) -> None:
     first = installation.install(bundle, host, MOUNT, PROC)
     again = installation.install((host / "cmk").resolve().parent, tmp_path / "other", MOUNT, PROC)
     assert first.version == again.version
@@ -184,7 +184,7 @@ def test_the_older_program_is_replaced(bundle: Path, host: Path) -> None:
     assert (host / "kubectl").read_text() == "another's"
 
 
-def test_what_an_install_left_that_was_killed_is_cleared(bundle: Path, host: Path) -> None:
+def test_leftovers_of_a_killed_installation_are_removed(bundle: Path, host: Path) -> None:
     (host / ".cmk-0123456789abcdef.part/lib").mkdir(parents=True)
     (host / ".cmk-link.part").symlink_to("nowhere")
     installation.install(bundle, host, MOUNT, PROC)
@@ -250,7 +250,7 @@ def test_a_path_that_is_too_long_is_told(bundle: Path, host: Path) -> None:
     ],
     ids=["nothing", "a script", "cut off", "of 32 bits", "no headers"],
 )
-def test_what_is_no_program_is_told(program: bytes) -> None:
+def test_a_file_that_is_no_program_is_an_error(program: bytes) -> None:
     with pytest.raises(BadInput, match="cannot relocate the program"):
         elf_paths.relocate(program, "/a", "/b")
 

@@ -59,7 +59,7 @@ def hold(store: DirectoryStore, tasks: dict[str, Task]) -> None:
     allocation_store.update(store, decide, no_wait)
 
 
-def test_what_is_over_goes_and_what_lives_is_known_by_its_start(
+def test_ended_tasks_are_removed_and_others_get_their_start(
     store: DirectoryStore, sleeper: subprocess.Popen[bytes]
 ) -> None:
     hold(store, {"0": Task(sleeper.pid), "1": Task(GONE)})
@@ -82,7 +82,7 @@ def test_a_process_that_took_over_an_id_is_another_one(
 
 
 @pytest.mark.root
-def test_who_may_not_look_frees_nothing_that_may_live(
+def test_unreadable_processes_keep_their_tasks(
     store: DirectoryStore, sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """A wrapper is gone, and root runs something that was started after it."""
@@ -117,7 +117,7 @@ def test_who_may_not_look_frees_nothing_that_may_live(
     assert held(store.read().allocations) == {}
 
 
-def test_nobody_who_just_came_is_taken_for_gone(store: DirectoryStore) -> None:
+def test_a_new_task_is_never_collected(store: DirectoryStore) -> None:
     """Tasks come while others sweep: a task is alive before it is in the state, so it is found alive."""
     children: list[subprocess.Popen[bytes]] = []
     over = threading.Event()

@@ -40,7 +40,7 @@ def test_the_policy_none_gives_nothing_away_and_is_at_odds_with_nothing() -> Non
     ],
     ids=["version 1", "version 2", "version 3"],
 )  # fmt: skip
-def test_what_it_gave_away_in_all_versions(content: Any, allocation: KubeletAllocation) -> None:
+def test_allocations_of_the_kubelet_in_all_versions(content: Any, allocation: KubeletAllocation) -> None:
     assert kubelet_state.parse(checkpoint(**content)).allocations == (allocation,)
 
 
@@ -66,7 +66,7 @@ def test_a_memory_manager_that_sets_nodes_is_named() -> None:
     assert "memoryManagerPolicy Static" in problem.field
 
 
-def test_what_of_the_kubelet_s_own_would_replace_a_pool() -> None:
+def test_features_of_the_kubelet_that_replace_pools() -> None:
     alternatives = kubelet_state.kubelet_alternatives(POOLS)
     assert list(alternatives) == ["exclusive", "shared", "infra"]
     assert "full-pcpus-only" in alternatives["exclusive"]
@@ -76,7 +76,7 @@ def test_what_of_the_kubelet_s_own_would_replace_a_pool() -> None:
     ) == {"exclusive-non-isolcpus": alternatives["exclusive"]}
 
 
-def test_it_is_read_from_the_kubelet_s_folder(tmp_path: Path) -> None:
+def test_the_state_is_read_from_the_kubelets_folder(tmp_path: Path) -> None:
     assert kubelet_state.read(tmp_path) is None
     (tmp_path / kubelet_state.CPU_STATE).write_text(checkpoint(defaultCpuSet="0-3"))
     assert kubelet_state.read(tmp_path) == KubeletState("static", cpus(0, 1, 2, 3))

@@ -24,7 +24,7 @@ def test_classes_that_differ_are_told(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"nodewise-cpu": WANTED}
 
 
-def test_nothing_is_written_again(tmp_path: Path) -> None:
+def test_an_unchanged_feature_file_is_not_written(tmp_path: Path) -> None:
     nfd_feature.write(tmp_path, ["power", "performance"])
     before = (tmp_path / "nodewise-cpu").stat()
     assert not nfd_feature.write(tmp_path, ["performance", "power"])
@@ -32,7 +32,7 @@ def test_nothing_is_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preferences", [[], ["power", "power"]])
-def test_what_is_no_longer_so_is_taken_back(preferences: list[str], tmp_path: Path) -> None:
+def test_a_feature_file_is_removed(preferences: list[str], tmp_path: Path) -> None:
     nfd_feature.write(tmp_path, ["power", "performance"])
     assert nfd_feature.write(tmp_path, preferences)
     assert not nfd_feature.write(tmp_path, preferences)

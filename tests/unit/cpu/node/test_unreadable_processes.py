@@ -28,7 +28,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_whose_it_may_be(tmp_path: Path, case: str) -> None:
+def test_possible_tasks_of_an_unreadable_process(tmp_path: Path, case: str) -> None:
     """A tenant can hide its processes: that may hold its own tasks, and nobody else's."""
     task, start, path, may = CASES[case]
     (tmp_path / "7").mkdir()

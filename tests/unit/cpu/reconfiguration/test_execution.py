@@ -91,7 +91,7 @@ time.sleep(1000)
 """
 
 
-def test_a_wrapper_that_is_on_its_way_to_its_cpus_comes_along(store: DirectoryStore) -> None:
+def test_a_starting_wrapper_is_moved_too(store: DirectoryStore) -> None:
     """It was told that it holds a list, and goes there after the plan was made."""
     with subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE) as wrapper:
         try:
@@ -106,7 +106,7 @@ def test_a_wrapper_that_is_on_its_way_to_its_cpus_comes_along(store: DirectorySt
             wrapper.kill()
 
 
-def test_who_is_of_no_pool_stays(store: DirectoryStore) -> None:
+def test_processes_outside_of_pools_are_not_moved(store: DirectoryStore) -> None:
     """Case 208: the process above, which is on more CPUs, is nobody's."""
     with process_trees.running({0, 1}, below=0) as above, held(store, exclusive="0") as families:
         execution.reconfigure(store, only(exclusive="1"), PROC)
@@ -121,7 +121,7 @@ def test_a_task_on_two_lists_moves_from_both(store: DirectoryStore) -> None:
         assert family.thread_affinities == {BOTH}
 
 
-def test_whose_list_survives_is_not_touched(store: DirectoryStore) -> None:
+def test_tasks_whose_list_survives_are_not_moved(store: DirectoryStore) -> None:
     with held(store, exclusive="0", shared="0,1") as families:
         exclusive, shared = families["exclusive"], families["shared"]
         os.sched_setaffinity(exclusive.pids[1], {0, 1})
@@ -137,7 +137,7 @@ def test_a_thread_on_one_cpu_of_its_list_goes_to_one(store: DirectoryStore) -> N
         assert family.thread_affinities == {ONE}
 
 
-def test_who_forks_all_the_time_is_moved_whole(store: DirectoryStore) -> None:
+def test_a_tree_that_forks_continuously_is_moved_completely(store: DirectoryStore) -> None:
     with process_trees.running({0}, forks=True) as family:
         store.create(node({"exclusive": {"0": (family.task,)}}))
         execution.reconfigure(store, only(exclusive="1"), PROC)
@@ -156,7 +156,7 @@ def affinities_in_session(family: RunningProcessTree) -> set[frozenset[int]]:
     return affinities
 
 
-def test_who_ends_meanwhile_is_forgotten(store: DirectoryStore) -> None:
+def test_tasks_that_end_meanwhile_are_removed(store: DirectoryStore) -> None:
     with held(store, infra="0", shared="0") as families:
 
         def end(wanted: Mapping[Task, frozenset[int]]) -> None:
@@ -187,7 +187,7 @@ def test_looking_touches_nothing(store: DirectoryStore) -> None:
         assert (store.read(), families["exclusive"].thread_affinities) == (before, {ZERO})
 
 
-def test_what_the_kernel_does_not_allow_is_undone(store: DirectoryStore) -> None:
+def test_moves_are_undone_if_the_kernel_rejects_one(store: DirectoryStore) -> None:
     """The second task's list has a CPU that this machine has not."""
     with held(store, infra="0", shared="0") as families:
         before = store.read().allocations
@@ -247,7 +247,7 @@ class StoreWithConcurrentWrites:
         self._store.delete(version)
 
 
-def test_who_writes_first_is_heeded(store: DirectoryStore) -> None:
+def test_concurrent_changes_of_the_store_are_kept(store: DirectoryStore) -> None:
     """Before the intent somebody claims a core; before the end a task ends."""
     with held(store, infra="0") as families, process_trees.running({1}) as late:
 
@@ -274,7 +274,7 @@ def test_who_writes_first_is_heeded(store: DirectoryStore) -> None:
         assert families["infra"].thread_affinities == {ONE}
 
 
-def test_who_gives_cores_away_meanwhile_is_not_overwritten(store: DirectoryStore) -> None:
+def test_concurrent_allocations_of_cmk_are_kept(store: DirectoryStore) -> None:
     """An older program heeds no intent."""
     with held(store, exclusive="0") as families, process_trees.running({1}) as late:
         both = node({"exclusive": {"0": (families["exclusive"].task,), "1": (late.task,)}})
@@ -302,7 +302,7 @@ def test_an_answer_that_was_lost_is_no_failure(store: DirectoryStore) -> None:
         assert families["exclusive"].thread_affinities == {ONE}
 
 
-def test_a_book_that_never_answers_again_keeps_its_intent(
+def test_a_store_that_stays_unavailable_keeps_its_intent(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone() -> None:
@@ -320,7 +320,7 @@ def test_a_book_that_never_answers_again_keeps_its_intent(
         assert (store.read()[::2], families["exclusive"].thread_affinities) == ((before, None), {ZERO})
 
 
-def test_who_is_at_it_is_left_to_it(store: DirectoryStore) -> None:
+def test_a_running_reconfiguration_is_not_recovered(store: DirectoryStore) -> None:
     with held(store, exclusive="0") as families, process_trees.running({0, 1}) as carrier:
         stored = store.read()
         store.replace(stored.version, stored.allocations, Intent(stored.allocations, carrier.task, "now"))
@@ -333,7 +333,7 @@ def test_who_is_at_it_is_left_to_it(store: DirectoryStore) -> None:
         assert families["exclusive"].thread_affinities == {ZERO}
 
 
-def test_who_is_at_it_in_another_thread_is_left_to_it(store: DirectoryStore) -> None:
+def test_a_reconfiguration_in_another_thread_is_not_recovered(store: DirectoryStore) -> None:
     """The node agent sweeps while it moves tasks."""
     with held(store, exclusive="0") as families, ThreadPoolExecutor(1) as other:
 
@@ -345,7 +345,7 @@ def test_who_is_at_it_in_another_thread_is_left_to_it(store: DirectoryStore) -> 
         assert store.read()[::2] == (node({"exclusive": {"1": (families["exclusive"].task,)}}), None)
 
 
-def test_what_an_earlier_boot_began_is_over(store: DirectoryStore) -> None:
+def test_a_reconfiguration_of_an_earlier_boot_is_recovered(store: DirectoryStore) -> None:
     with held(store, exclusive="0") as families:
         stored = store.read()
         store.replace(
@@ -385,7 +385,7 @@ execution.reconfigure(DirectoryStore(path, 30), lists, Path("/proc"))
 """A program that kills itself before or after a step: a write, or a change of an affinity."""
 
 
-def test_who_is_killed_between_any_two_steps_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_a_reconfiguration_killed_at_any_step_is_recovered(tmp_path: Path) -> None:
     """Either old state and old affinities, or all new."""
     lists = {"infra": {0: ["1"]}, "shared": {0: ["1"]}}
     ends = set()

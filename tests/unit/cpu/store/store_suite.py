@@ -19,21 +19,21 @@ INTENT = Intent(HELD, Task(3, 4, "one"), "2026-01-01T00:00:00Z", (MOVE,), {"18-6
 
 
 class StoreSuite:
-    def test_there_is_nothing_at_first(self, store: AllocationStore) -> None:
+    def test_a_new_store_is_empty(self, store: AllocationStore) -> None:
         with pytest.raises(NotFound):
             store.read()
 
-    def test_what_was_written_is_read(self, store: AllocationStore) -> None:
+    def test_written_allocations_can_be_read(self, store: AllocationStore) -> None:
         store.create(HELD)
         assert store.read()[::2] == (HELD, None)
 
-    def test_what_is_there_is_not_created(self, store: AllocationStore) -> None:
+    def test_an_existing_store_is_not_created(self, store: AllocationStore) -> None:
         store.create(HELD)
         with pytest.raises(Conflict):
             store.create(FREE)
         assert store.read().allocations == HELD
 
-    def test_the_one_that_read_first_and_wrote_second_hears_of_it(self, store: AllocationStore) -> None:
+    def test_a_write_of_an_old_version_is_a_conflict(self, store: AllocationStore) -> None:
         """Case 102."""
         store.create(FREE)
         first, other = store.read(), store.read()
@@ -42,7 +42,7 @@ class StoreSuite:
             store.replace(other.version, FREE)
         assert store.read().allocations == HELD
 
-    def test_what_came_back_is_not_what_was_read(self, store: AllocationStore) -> None:
+    def test_a_restored_content_has_another_version(self, store: AllocationStore) -> None:
         store.create(FREE)
         first = store.read()
         store.replace(first.version, HELD)
@@ -77,7 +77,7 @@ class StoreSuite:
         store.replace(store.read().version, HELD)
         assert store.read()[::2] == (HELD, None)
 
-    def test_it_is_deleted_as_it_was_read(self, store: AllocationStore) -> None:
+    def test_only_the_read_version_is_deleted(self, store: AllocationStore) -> None:
         store.create(FREE)
         old = store.read()
         store.replace(old.version, HELD)

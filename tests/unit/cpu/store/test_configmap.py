@@ -39,7 +39,9 @@ def test_the_older_program_reads_it(store: ConfigMapStore, api_client: InMemoryA
     assert yaml.safe_load(config_map["data"]["config"])["exclusive"] == {0: {"0,4": ["17"], "1,5": []}, 1: {}}
 
 
-def test_what_others_put_there_stays(store: ConfigMapStore, api_client: InMemoryApiClient) -> None:
+def test_keys_and_annotations_of_others_are_kept(
+    store: ConfigMapStore, api_client: InMemoryApiClient
+) -> None:
     store.create(FREE)
     api_client.patch(PATH, {"metadata": {"annotations": {"a": "b"}}, "data": {"other": "x"}}, "merge")
     store.replace(store.read().version, HELD)
@@ -96,7 +98,7 @@ def locked(store: ConfigMapStore, api_client: InMemoryApiClient) -> Iterator[InM
     return api_client
 
 
-def test_who_locked_it_is_waited_for(locked: InMemoryApiClient) -> None:
+def test_the_lock_of_cmk_is_waited_for(locked: InMemoryApiClient) -> None:
     release = {"metadata": {"annotations": {cmk_names.OWNER: ""}}}
     waiting = SimulatedWait(locked, {3: release})
     version = waiting.store.read().version
@@ -117,7 +119,7 @@ def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: InMemor
     assert "cmk-isolate-pod" in waiting.warnings[0]
 
 
-def test_the_holder_that_moves_is_not_overtaken(locked: InMemoryApiClient) -> None:
+def test_the_lock_of_an_active_owner_is_not_taken_over(locked: InMemoryApiClient) -> None:
     """What the older program writes while it holds its lock is never lost."""
     theirs = {"data": {"config": yaml.safe_dump({"exclusive": {0: {"0,4": ["99"], "1,5": []}}})}}
     waiting = SimulatedWait(locked, {int(LEASE_S) - 1: theirs})

@@ -47,7 +47,7 @@ def test_the_older_program_reads_it(store: DirectoryStore, root: Path) -> None:
     assert (root / "pools/infra/1").is_dir()
 
 
-def test_what_the_older_program_writes_is_seen(store: DirectoryStore, root: Path) -> None:
+def test_writes_of_cmk_change_the_version(store: DirectoryStore, root: Path) -> None:
     store.create(FREE)
     before = store.read().version
     (root / "pools/exclusive/0/1,5/tasks").write_text("2000, 2001\n")
@@ -87,7 +87,7 @@ def test_a_journal_that_cannot_be_read_is_named(store: DirectoryStore, root: Pat
         store.read()
 
 
-def test_who_waits_for_the_lock_gives_up_in_time(root: Path) -> None:
+def test_waiting_for_the_lock_has_a_timeout(root: Path) -> None:
     """Case 106: whoever holds it is not interrupted."""
     store = DirectoryStore(root, 0.1)
     store.create(FREE)

@@ -21,7 +21,7 @@ def installed(wish: WebhookInstallation = WISH) -> dict[str, Object]:
     return {obj["kind"]: obj for obj in manifests.objects(wish, made)}
 
 
-def test_they_are_in_the_order_in_which_they_are_made() -> None:
+def test_objects_are_in_creation_order() -> None:
     assert list(installed()) == [
         "Secret",
         "ConfigMap",
@@ -45,7 +45,7 @@ def test_a_certificate_that_serves_is_kept_and_its_objects_are_the_same() -> Non
 
 
 @pytest.mark.parametrize("days", [3290, 4000])
-def test_one_that_ends_is_made_anew_and_the_former_is_trusted_beside_it_while_it_lasts(days: int) -> None:
+def test_an_expiring_certificate_is_replaced_and_stays_trusted(days: int) -> None:
     before = installed()
     args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
     now = NOW + timedelta(days=days)
@@ -69,12 +69,12 @@ def test_one_that_ends_is_made_anew_and_the_former_is_trusted_beside_it_while_it
         ({"data": {"cert.pem": 5}}, {"webhooks": [{}]}),
     ],
 )
-def test_what_cannot_be_used_is_made_anew(secret: Object | None, registration: Object | None) -> None:
+def test_an_unusable_certificate_is_replaced(secret: Object | None, registration: Object | None) -> None:
     kept = manifests.valid_certificate(secret, registration, "default", NOW)
     assert certificates.is_valid(kept.cert, kept.authorities, "default", NOW)
 
 
-def test_who_is_trusted_is_told_before_the_new_certificate_is_shown() -> None:
+def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
     before = installed()
     hook = before["MutatingWebhookConfiguration"]
     again = manifests.objects(WISH, manifests.valid_certificate(before["Secret"], hook, "default", NOW))
@@ -91,7 +91,7 @@ def test_who_is_trusted_is_told_before_the_new_certificate_is_shown() -> None:
     ]
 
 
-def test_nothing_is_called_in_a_namespace_where_nothing_serves_yet() -> None:
+def test_the_registration_is_last_for_a_new_namespace() -> None:
     hook = installed()["MutatingWebhookConfiguration"]
     moved = WebhookInstallation("other")
     made = manifests.objects(moved, manifests.valid_certificate(None, hook, "other", NOW))
@@ -103,12 +103,12 @@ def kinds(made: Sequence[Object]) -> list[str]:
     return [obj["kind"] for obj in made]
 
 
-def test_one_for_another_namespace_is_not_kept() -> None:
+def test_a_certificate_of_another_namespace_is_replaced() -> None:
     made = certificates.create("one", NOW)
     assert not certificates.is_valid(made.cert, made.authorities, "two", NOW)
 
 
-def test_one_of_another_authority_does_not_serve() -> None:
+def test_a_certificate_of_another_authority_is_invalid() -> None:
     made, other = certificates.create("one", NOW), certificates.create("one", NOW)
     assert not certificates.is_valid(made.cert, other.authorities, "one", NOW)
     assert certificates.is_valid(made.cert, other.authorities + made.authorities, "one", NOW)
@@ -141,7 +141,7 @@ def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_s
         ("/etc/own.crt", ["--cafile=/etc/own.crt", "--insecure=False"]),
     ],
 )
-def test_mutual_tls_is_for_who_has_told_the_api_server(cafile: str, arguments: list[str]) -> None:
+def test_client_certificates_are_optional(cafile: str, arguments: list[str]) -> None:
     (container,) = installed(WebhookInstallation(cafile=cafile))["Deployment"]["spec"]["template"]["spec"][
         "containers"
     ]
@@ -160,7 +160,7 @@ def test_an_older_api_server_gets_only_what_it_knows() -> None:
     }
 
 
-def test_wishes_are_heeded() -> None:
+def test_options_are_applied() -> None:
     wish = WebhookInstallation("own", "image:1", "Never", "secret", "/opt/cmk", "", "Fail", {"cores": "yes"})
     objects = installed(wish)
     spec = objects["Deployment"]["spec"]["template"]["spec"]

@@ -46,7 +46,7 @@ def test_a_folder_and_a_pattern_are_merged_in_the_order_of_names(tmp_path: Path,
         ("- 1", ["wanted a mapping"]),
     ],
 )
-def test_what_is_wrong_with_a_server_file(tmp_path: Path, text: str, problems: list[str]) -> None:
+def test_invalid_server_files(tmp_path: Path, text: str, problems: list[str]) -> None:
     file = written(tmp_path, server=text) / "server.yaml"
     with pytest.raises(BadSettings) as caught:
         webhook_config.parse_server(str(file))
@@ -92,7 +92,7 @@ def test_the_mutations_that_we_come_with_can_be_read(tmp_path: Path) -> None:
         ("mutations: {perContainer: {env: A}}", "env[0]: 'A'; wanted a name, and a value"),
     ],
 )
-def test_what_is_wrong_with_mutations(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_mutations(tmp_path: Path, text: str, problem: str) -> None:
     file = written(tmp_path, mutations=text) / "mutations.yaml"
     with pytest.raises(BadSettings) as caught:
         webhook_config.parse_mutations(webhook_config.read_files(str(file)))

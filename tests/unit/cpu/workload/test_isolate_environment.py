@@ -9,7 +9,7 @@ from nodewise.cpu.workload import isolate
 CARRIED = {"LD_LIBRARY_PATH": "/opt/bin/cmk.d", "_PYI_ARCHIVE_FILE": "x", "_MEIPASS2": "y", "A": "b"}
 
 
-def test_as_a_script_it_adds_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_only_adds_the_variables_of_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.environ", dict(CARRIED))
     assert isolate.command_environment({"CMK_CPUS_ASSIGNED": "1"}) == {**CARRIED, "CMK_CPUS_ASSIGNED": "1"}
 
