@@ -180,7 +180,7 @@ def test_starting_its_python_leaves_nothing_that_says_where_and_when_it_was(
     """A module that was compiled so would stay, for it is newer than its source."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     home = assemble.debian_home(archive.parents[1])
-    packages = debian.remembered(home)
+    packages = debian.cached_packages(home)
     assert packages
     debian.unpack(packages, home, tmp_path / "root")
     assert python.target(tmp_path / "root", "2.36", platform.machine()).version.startswith("3.")
