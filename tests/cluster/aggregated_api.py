@@ -71,7 +71,7 @@ def registered(
 
 
 def wait_available(api: ClusterApi, service: Object) -> None:
-    """Until the API server hands on what is asked of an APIService; that its status says so comes a moment before."""
+    """Wait until the API server forwards requests to an APIService, which is a moment after its status says so."""
     path, spec = path_of(service), service["spec"]
 
     def available() -> bool | None:

@@ -126,7 +126,7 @@ def _pipeline(measuring: MetricsServices, sandbox: Sandbox) -> Iterator[MetricsP
 
 @pytest.fixture
 def fake_extender() -> Iterator[FakeExtenderServer]:
-    """An extender that does nothing until it is told to do otherwise."""
+    """A fake extender that accepts everything until a test changes it."""
     with extender_double.serving() as serving:
         yield serving
 

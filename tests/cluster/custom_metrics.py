@@ -54,7 +54,7 @@ class FakeCustomMetricsApi:
         time: str | None = None,
         window_s: int | None = None,
     ) -> None:
-        """The values of a metric from now on, by node; it is well again if it had been told to fail."""
+        """Set the values of a metric by node; this also ends a fault that `fail` or `hang` has set."""
         self.heal(metric)
         self._samples[metric] = {
             node: value if isinstance(value, NodeSample) else NodeSample(str(value), time, window_s)

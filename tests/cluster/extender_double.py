@@ -61,7 +61,7 @@ class RecordedCall(NamedTuple):
 
 
 class FakeExtenderServer:
-    """What the extender answers; a test changes the fields at any time.
+    """A fake scheduler extender; a test changes its responses at any time.
 
     `reject` and `reject_for_good` map nodes to reasons (the latter also rules out preemption), `lose` names
     nodes that filter forgets altogether, `scores` are given as they are, `spare` names nodes that preempt
@@ -190,7 +190,7 @@ def tls_fields(ca_file: Path | None, pair: CertificatePair) -> Object:
 def serving(
     tls: ServerTls | None = None, port: int = 0, *, records: bool = True
 ) -> Iterator[FakeExtenderServer]:
-    """A double that answers at its `url` until the block is left."""
+    """A fake extender that listens at its `url` until the block is left."""
     fake_extender = FakeExtenderServer(records=records)
     with loopback.serving(fake_extender, tls, port) as url:
         fake_extender.url = url
@@ -201,7 +201,7 @@ def serving(
 
 
 def main() -> None:
-    """Serves a double that records nothing, until it is interrupted."""
+    """Serve a fake extender that records nothing, until it is interrupted."""
     parser = argparse.ArgumentParser(description="a scheduler extender that does nothing")
     parser.add_argument("--port", type=int, default=9100)
     for name in ("--cert", "--key", "--cacert"):

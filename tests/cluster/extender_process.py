@@ -89,7 +89,7 @@ def pod(name: str, **more: Any) -> Object:
 def heated(
     sandbox: Sandbox, metrics: FakeCustomMetricsApi, heat: Mapping[str, str | int], **strategies: list[Object]
 ) -> None:
-    """Nodes that measure this heat, and a policy that avoids the hot ones, or what `strategies` say."""
+    """Create nodes with these values of `heat`, and a policy with `strategies`, by default against hot nodes."""
     sandbox.nodes(*objects.nodes(" ".join(heat)))
     metrics.set("heat", heat)
     policy(sandbox, **(strategies or {"dontschedule": [HOT]}))
@@ -221,7 +221,7 @@ def endpoint(name: str, url: str, *, ready: bool = True) -> Object:
 
 
 def user(plane: ControlPlane) -> User:
-    """Somebody with the rights that ship, nodewise's own namespace being `OWN_NAMESPACE`."""
+    """A user with the shipped rights; nodewise's own namespace is `OWN_NAMESPACE`."""
     made = plane.user(f"nodewise-{processes.number()}", rules())
     access.grant(plane.api, made.name, rules("Role"), OWN_NAMESPACE)
     return made

@@ -34,7 +34,7 @@ def pod(name: str, i915: int = 1, **amounts: int) -> Object:
 
 
 def user(plane: ControlPlane) -> User:
-    """Somebody with the rights that ship for the gpu agent."""
+    """A user with the shipped rights of the gpu agent."""
     made = plane.user(f"nodewise-{processes.number()}")
     for kind, namespace in (("ClusterRole", ""), ("Role", OWN_NAMESPACE)):
         shipped = extender_process.manifest("gpu.yaml")
@@ -71,7 +71,7 @@ def cards_of(pod: Object) -> list[str]:
 
 
 def allocation_record(sandbox: Sandbox, node: str, namespace: str = OWN_NAMESPACE) -> Mapping[str, Any]:
-    """The entries of a node's ledger, by pod uid; none where there is none."""
+    """The entries of a node's allocation record, by pod uid; empty without a record."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/gpu-{node}"
     pod = sandbox.api.find(path) or {"metadata": {}}
     entries: Mapping[str, Any] = json.loads(

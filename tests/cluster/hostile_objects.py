@@ -152,7 +152,7 @@ def odd_kubelet(cluster: HealthyCluster) -> Iterator[None]:
 
 
 def odd_cards() -> Callable[[HealthyCluster], AbstractContextManager[None]]:
-    """A node that says of its cards what nobody understands."""
+    """A node with GPU labels that cannot be parsed."""
     node = gpu.node("odd")
     node["metadata"]["annotations"] = {"nodewise.io/gpu-cards": ESCAPES + LONG}
     return misconfigurations.created(node)
@@ -168,7 +168,7 @@ class _SilentServer:
 
 @contextlib.contextmanager
 def strange_server(cluster: HealthyCluster) -> Iterator[None]:
-    """Somebody at the entry's address whose certificate's name is written to be read on a terminal, and who is mute."""
+    """A server at the extender's address that never responds, with control sequences in its certificate's name."""
     pair = cluster.papers.leaf(
         ESCAPES[:60], cluster.papers.authority, "other.example", use=purpose_certificates.SERVER
     )

@@ -54,7 +54,7 @@ def _container(name: str, state: Object, restarts: int = 0, *, ready: bool = Fal
 
 
 def _meant_for(pod: Object) -> str | None:
-    """The node of a pod of a DaemonSet that nobody has placed yet: there is no kube-scheduler."""
+    """The node of a DaemonSet pod that is not bound yet, as no kube-scheduler runs."""
     affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
     names = [field["values"][0] for term in terms for field in term.get("matchFields", [])]

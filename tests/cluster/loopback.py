@@ -92,7 +92,7 @@ def _wait_started(server: uvicorn.Server, thread: threading.Thread) -> None:
 
 
 def kubeconfig(folder: Path, address: str) -> Path:
-    """A kubeconfig without papers, for whoever is served so."""
+    """A kubeconfig without credentials for this address."""
     file = folder / "plain.kubeconfig"
     config = {
         "apiVersion": "v1",

@@ -70,7 +70,7 @@ def initial_values(nodes: Sequence[str], chance: random.Random) -> MetricValues:
 
 
 class MetricHistory:
-    """The truths so far, and which of them may still be told: those since `floor`, the last that all knew."""
+    """All values so far; a decision may rest on those since `floor`, the last that every component has read."""
 
     def __init__(self, first: MetricValues) -> None:
         self.truths = [first]
@@ -82,33 +82,33 @@ class MetricHistory:
         return self.truths[-1]
 
     def add(self, truth: MetricValues) -> None:
-        """A truth from now on, told before anybody can read it."""
+        """Add values, before any component can read them."""
         self.began_s.append(time.monotonic())
         self.truths.append(truth)
 
     def settled(self) -> None:
-        """The newest truth is known everywhere; none that is older may come back."""
+        """Every component has read the newest values; responses from older ones are wrong from now on."""
         self.floor = len(self.truths) - 1
 
     def age_s(self, number: int, now_s: float) -> float:
-        """For how long a truth has been none."""
+        """For how long these values have been outdated."""
         return max(0.0, now_s - self.began_s[number + 1]) if number + 1 < len(self.truths) else 0.0
 
 
 class FreshnessCheck(Generic[T]):
-    """Answers of one kind, held against the truths: which one is told, and that none comes back."""
+    """Compares responses of one kind with the history, and checks that none rests on older values than one before."""
 
     def __init__(self, history: MetricHistory, meant: Callable[[MetricValues], T]) -> None:
         self._history = history
         self._meant = meant
         self._at_least = 0
         self.oldest_s = 0.0
-        """For how long the most outdated answer had been outdated."""
+        """The largest age of outdated values in a response, in seconds."""
 
     def told(self, answer: T, floor: int, answered_s: float) -> int | None:
-        """The number of the truth that the answer tells; None if it is none that may be told.
+        """The index of the values that the response rests on; None if no acceptable values give this response.
 
-        `floor` is that of the moment at which it was asked.
+        `floor` is the history's floor at the time of the request.
         """
         at_least = max(self._at_least, floor)
         for number in range(at_least, len(self._history.truths)):
@@ -119,10 +119,10 @@ class FreshnessCheck(Generic[T]):
         return None
 
     def forget(self) -> None:
-        """Any truth may be told again."""
+        """Accept values of any age again."""
         self._at_least = 0
 
     def meanings(self) -> str:
-        """What would have been right, for an error."""
+        """The acceptable responses, for an error message."""
         meant = [self._meant(truth) for truth in self._history.truths[self._at_least :]]
         return f"right since truth {self._at_least} was told: {meant}"

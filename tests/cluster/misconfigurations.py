@@ -276,7 +276,7 @@ def _flag(cluster: HealthyCluster, flag: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def expired_server(cluster: HealthyCluster) -> Iterator[None]:
-    """Somebody answers whose certificate was over yesterday."""
+    """The extender has a certificate that expired yesterday."""
     host = processes.own_address()
     pair = cluster.papers.leaf(
         "late", cluster.papers.authority, host, use=purpose_certificates.SERVER, days=-1
@@ -409,7 +409,7 @@ def one_down(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unserved(cluster: HealthyCluster) -> Iterator[None]:
-    """Nobody answers for the custom metrics API any more."""
+    """No server is behind the custom metrics API."""
     paths = [
         f"/apis/apiregistration.k8s.io/v1/apiservices/{v}.{custom_metrics.GROUP}"
         for v in custom_metrics.VERSIONS

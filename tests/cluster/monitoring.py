@@ -54,7 +54,7 @@ class NodeExporter:
         part.rename(self.folder / f"{series}.prom")
 
     def remove(self, series: str) -> None:
-        """As if nobody had ever measured this."""
+        """Remove a series from all exporters and from Prometheus."""
         (self.folder / f"{series}.prom").unlink(missing_ok=True)
 
 

@@ -37,7 +37,7 @@ def number() -> int:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now, and that no other run of tests is about to listen on."""
+    """A free TCP port of 127.0.0.1 that no other test process uses."""
     while True:
         port = next(_ports())
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 @functools.cache
 def _ports() -> Iterator[int]:
-    """A share of the ports, over and over: one that is nobody else's as long as this process runs."""
+    """Ports of a range that belongs to this process alone, without end."""
     shares = [range(first, first + _SHARE) for first in range(LOWEST_PORT, HIGHEST_PORT, _SHARE)]
     for share in shares:
         with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class Process:
             time.sleep(0.05)
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines of the log, long ones cut, for an error."""
+        """The last lines of the log, with long lines cut, for error messages."""
         return "\n".join(line[:300] for line in self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, grace_s: float = 5) -> None:

@@ -73,7 +73,7 @@ def behind_a_service(plane: ControlPlane, folder: Path, count: int) -> Iterator[
 
 
 class PodHistory:
-    """Every state of the pods of a namespace that the API server told of, in order."""
+    """Every state of the pods of a namespace, in the order of the watch."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
@@ -143,6 +143,6 @@ def record_history(sandbox: Sandbox) -> Iterator[PodHistory]:
 
 
 def held_gpus(replica: ExtenderProcess) -> dict[str, Any]:
-    """Who holds cards, by this replica's books: pods by node, of nodes where somebody does."""
+    """The GPUs that pods hold according to a replica: allocations by node and pod, without unused nodes."""
     state = httpx2.get(f"{replica.health}/state/gpu", timeout=30).json()["nodes"]
     return {name: node["pods"] for name, node in state.items() if node["pods"]}

@@ -186,7 +186,7 @@ def continuous_pods(
 
 
 class PodObserver(Protocol):
-    """Whom a watch of pods is told to."""
+    """Receives the events of a watch of pods."""
 
     place: str
     """The path of the pods."""

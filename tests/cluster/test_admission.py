@@ -348,7 +348,7 @@ def cluster(plane: ControlPlane, audit_log: AuditLog) -> GuardedCluster:
 
 
 def wait_enforced(cluster: GuardedCluster) -> None:
-    """All policies are enforced, each for somebody whom it concerns."""
+    """Wait until every policy is enforced for an account that it applies to."""
     tool = cluster.plane.user("enforced", [access.rule("patch", "namespaces")])
     for user, write in (
         (cluster.nodewise, NODE_FORBIDDEN["a taint"]),

@@ -164,7 +164,7 @@ def until_all_bound(pods: PodStream) -> None:
 
 
 def failures(sandbox: Sandbox) -> dict[str, str]:
-    """The pods of which kube-scheduler told a failure, and what it said."""
+    """The messages of failed scheduling attempts, by pod."""
     path = f"/api/v1/namespaces/{sandbox.namespace}/events"
     events = sandbox.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
     return {event["involvedObject"]["name"]: event["message"] for event in events}

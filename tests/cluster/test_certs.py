@@ -143,7 +143,7 @@ def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_
 
 @pytest.fixture
 def operator(plane: ControlPlane, sandbox: Sandbox) -> User:
-    """Somebody with the rights that the page on certificates names, in the test's namespace only."""
+    """A user with the rights that the page about certificates lists, in the test's namespace only."""
     rules = [access.rule("get create update", "secrets")]
     return plane.user(f"operator-{processes.number()}", rules, sandbox.namespace)
 

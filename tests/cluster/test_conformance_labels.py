@@ -13,7 +13,7 @@ STORIES = stories.all_stories()
 
 
 class StoryResults:
-    """The stage after the end, and every story, in the order of the tables."""
+    """The environment after all stories, and the run of each story in the order of the tables."""
 
     def __init__(self, environment: TasEnvironment, story_runs: list[TasStoryRun]) -> None:
         self.environment, self.story_runs = environment, story_runs

@@ -42,7 +42,7 @@ class CpuCommands(NamedTuple):
         return self.plane.service_account(name, NAMESPACE)
 
     def needed(self, account: str) -> set[ApiRight]:
-        """What was asked for in each namespace, all of it allowed; `/version` and discovery are everybody's."""
+        """The rights that were used in each namespace, all of them granted; `/version` and discovery need none."""
         audited = self.log.requests(f"system:serviceaccount:{NAMESPACE}:{account}")
         requests = [request for request in audited if request.resource]
         assert [request for request in requests if request.is_refused] == []

@@ -51,7 +51,7 @@ def plane(control_plane_programs: Path, tmp_path: Path) -> Iterator[ControlPlane
 
 @pytest.fixture
 def shell(plane: ControlPlane, control_plane_programs: Path) -> Iterator[PageReader]:
-    """Of somebody who follows the page, with a cluster's own kubeconfig in place of the reader's."""
+    """A shell for the commands of the page, with the kubeconfig of the test's cluster."""
     kubeconfig = str(plane.admin.kubeconfig)
     plain = page_reader.plain_environment()
     environment = {

@@ -136,7 +136,7 @@ def expect_ready_for_cores(admitted_pod: Object) -> None:
 def plain(
     plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningWebhook]:
-    """With TLS of the server alone, as it is where the API server was told nothing."""
+    """Without client certificates, which is the default of an API server."""
     with (
         test_namespaces.created(plane) as sandbox,
         running(sandbox, tmp_path_factory.mktemp("webhook"), "--insecure=True") as made,
@@ -308,7 +308,7 @@ def test_what_is_printed_is_what_an_api_server_takes(sandbox: Sandbox) -> None:
 
 
 class MutualTlsPlane(NamedTuple):
-    """An API server that was told to show a certificate, and who signed that."""
+    """An API server that is configured with a client certificate for webhooks, and its CA."""
 
     plane: controlplane.ControlPlane
     clients: CertificateAuthority

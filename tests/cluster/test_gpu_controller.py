@@ -145,7 +145,7 @@ class _LossyLines:
 def through(
     plane: ControlPlane, folder: Path, *more: str
 ) -> Iterator[tuple[ExtenderProcess, LossyTransport]]:
-    """An extender that reaches the API server through somebody who loses what it is told to lose."""
+    """An extender whose connection to the API server loses selected watch events."""
     user = gpu.user(plane)
     lossy = LossyTransport(plane.url, plane.authority.client_context(user.pair))
     with loopback.serving(lossy) as address:

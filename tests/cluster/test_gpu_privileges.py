@@ -42,7 +42,7 @@ class GpuRightsScenario(NamedTuple):
             return str(client.post(f"{replica.url}/scheduler/bind", json=arguments).json()["Error"])
 
     def binds_at_once(self) -> None:
-        """Both replicas write the ledger of each node, until one of them was too late and looks again."""
+        """Bind through both replicas at once until one of them has a conflict and reads the record again."""
         for number in range(50):
             if any(
                 (request.verb, request.resource) == ("get", "leases") and "gpu-" in request.name

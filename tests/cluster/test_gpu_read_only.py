@@ -18,7 +18,7 @@ def node(name: str = "g1") -> Object:
 
 
 def running(sandbox: Sandbox, name: str, cards: str, on: str = "g1") -> Object:
-    """A pod as the older system left it: the cards stand in its annotation, and no ledger names it."""
+    """A pod of the older system: its GPUs are in an annotation, and no allocation record names it."""
     made = gpu.pod(name, millicores=600)
     made["metadata"]["annotations"] = {gpu.CARDS: cards}
     return made | {"spec": made["spec"] | {"nodeName": on}}

@@ -48,7 +48,7 @@ NAMESPACE = "nodewise"
 
 @pytest.fixture
 def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> Iterator[PageReader]:
-    """Somebody who is root on a host of the control plane."""
+    """A shell of root on a control-plane host."""
     own = ["unshare", "--mount", "--propagation=private"]
     if os.geteuid() or subprocess.run([*own, "true"], capture_output=True, check=False).returncode:
         availability.not_run("a host with an /etc of its own: it needs root, and mount namespaces")

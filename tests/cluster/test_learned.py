@@ -20,7 +20,7 @@ AGENT = "--agents=learned"
 
 @pytest.fixture
 def by(plane: ControlPlane) -> Iterator[User]:
-    """Somebody with the rights that ship for agents that remember, where nothing is remembered yet."""
+    """A user with the shipped rights for agents with stored state, without any state yet."""
     made = plane.user(f"nodewise-{processes.number()}", extender_process.rules())
     memory = next(
         manifest for manifest in extender_process.manifest("memory.yaml") if manifest["kind"] == "Role"

@@ -82,7 +82,7 @@ def test_every_right_has_its_row() -> None:
 
 
 def lease(api: ClusterApi, *, there: bool) -> None:
-    """A Lease that nobody holds, or none."""
+    """Release the Lease, if there is one."""
     metadata = {"name": LEASE, "namespace": NAMESPACE}
     free = {"apiVersion": f"{LEASES}/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
     api.delete(path_of(free))

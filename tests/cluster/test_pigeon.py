@@ -72,7 +72,7 @@ def forget(plane: ControlPlane) -> None:
 
 
 def keeper(plane: ControlPlane) -> User:
-    """Somebody with the rights that ship, those to remember among them."""
+    """A user with the shipped rights, including those for stored state."""
     memory = next(
         manifest for manifest in extender_process.manifest("memory.yaml") if manifest["kind"] == "Role"
     )["rules"]

@@ -23,7 +23,7 @@ MISSPELT = {"dontSchedule": {"rules": [HOT]}}
 
 @contextlib.contextmanager
 def before_the_upgrade(api: ClusterApi) -> Iterator[None]:
-    """A definition that takes unknown strategies, as the older ones did; afterwards it is ours again."""
+    """Install a definition that accepts unknown strategies, as older ones did, and restore ours afterwards."""
     extender_process.define(api)
     probe = extender_process.tas_policy("probe", MISSPELT, "default")
     rules = extender_process.manifest("crds/taspolicies.yaml")[0]

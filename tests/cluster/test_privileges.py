@@ -89,7 +89,7 @@ class RightsScenario(NamedTuple):
         self.first.expect_bound("web")
 
     def looks(self) -> None:
-        """The commands that only look, by somebody who is bound to the roles for it."""
+        """Run the read-only commands as a user with their roles."""
         plane = self.shipped.plane
         user = plane.user(READER)
         access.bind(plane.api, user.name, "nodewise-reader")

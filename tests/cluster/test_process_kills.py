@@ -235,7 +235,7 @@ class KillTestCluster:
         return (well["MetricsFetched"] == "True" and status["violatingNodes"] == count) or None
 
     def _check_log(self) -> None:
-        """No traceback, no flood, and each trouble told once."""
+        """Check the log: no traceback, not too many lines, and each error logged once."""
         assert "Traceback" not in self.parts[-1].process.log.read_text()
         loud = self._loud()
         assert loud.total() <= MOST_WARNINGS * len(self.took_s), loud.most_common()

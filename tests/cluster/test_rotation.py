@@ -185,7 +185,7 @@ def test_a_broken_client_ca_is_told_and_the_old_one_holds(
 
 
 def test_a_clients_certificate_is_replaced(site: RotationFiles, nodewise: ExtenderProcess) -> None:
-    """Nobody tells nodewise of it: old connections are closed with an answer, and new ones show the new one."""
+    """nodewise notices by itself: old connections close after a response, and new ones get the new certificate."""
     with steady_load.load(nodewise, site.identity) as load:
         since_s = time.monotonic()
         site.papers.client.swap(site.ca.issued("system:kube-scheduler", days=400))

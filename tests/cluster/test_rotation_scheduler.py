@@ -174,7 +174,7 @@ def test_a_scheduler_reads_its_ca_file_once(
 
 @pytest.fixture
 def robot(plane: ControlPlane) -> User:
-    """Somebody with a certificate in files."""
+    """A user with a client certificate in files."""
     return plane.user(f"first-{processes.number()}", [access.rule("list watch create delete", "nodes")])
 
 

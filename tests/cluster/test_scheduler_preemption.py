@@ -19,7 +19,7 @@ FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole no
 def full(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, **fields: object
 ) -> AbstractContextManager[ScheduledCluster]:
-    """One node whose only pod, `small`, leaves no room; the double is the extender."""
+    """One node that its only pod, `small`, fills; the extender is the fake."""
     small = objects.running_on("a", objects.pod("small", cpu="3"))
     return scheduler.cluster(
         [objects.node("a")], [extender_double.entry(fake_extender.url, **fields)], [small]

@@ -23,7 +23,7 @@ FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole no
 def plain(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, names: str = "a b c", **fields: object
 ) -> AbstractContextManager[ScheduledCluster]:
-    """Empty nodes, and the double as the only extender, with these fields of its entry."""
+    """Empty nodes, and the fake as the only extender, with these fields in its configuration."""
     return scheduler.cluster(objects.nodes(names), [extender_double.entry(fake_extender.url, **fields)])
 
 
@@ -186,7 +186,7 @@ def test_a_prioritize_that_fails_costs_the_scores_and_nothing_else(
 def test_a_hang_costs_each_pod_http_timeout_twice(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    """Once in filter, once in prioritize; and pods are decided one after the other, so everybody waits."""
+    """Once in filter and once in prioritize; pods are scheduled one after another, so all of them wait."""
     fake_extender.hang()
     with plain(scheduler, fake_extender, httpTimeout="500ms", ignorable=True) as cluster:
         start_s = time.monotonic()

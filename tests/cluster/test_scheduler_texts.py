@@ -24,7 +24,7 @@ BROKEN = "telemetry policy default/web: disk_health LessThan 1"
 def told(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, names: str = "a b c", cpu: str = "100m"
 ) -> tuple[SchedulingOutcome, str]:
-    """What becomes of a pod on plain nodes with the double as extender, and its event."""
+    """The outcome of a pod on plain nodes with the fake extender, and its event."""
     with scheduler.cluster(objects.nodes(names), [extender_double.entry(fake_extender.url)]) as cluster:
         return cluster.submit(objects.pod("web", cpu=cpu))["web"], cluster.event("web")
 

@@ -74,7 +74,7 @@ def measured(
 
 
 class AnnotatorCommand:
-    """`nodewise annotate` by somebody with the rights that ship for it."""
+    """`nodewise annotate` as a user with its shipped rights."""
 
     def __init__(self, plane: ControlPlane, measured: MeasuredMachines) -> None:
         role = next(

@@ -69,7 +69,7 @@ def version(go: str) -> tuple[int, ...]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of every go command: this toolchain, no workspace, no C compiler, nobody's flags."""
+    """The environment of every go command: this toolchain, no workspace, no C compiler, no flags of the user."""
     return os.environ | {"GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "0", "GOFLAGS": ""}
 
 

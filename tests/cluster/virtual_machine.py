@@ -43,7 +43,7 @@ class FileEntry(NamedTuple):
 
 
 class EmulatedHardware(NamedTuple):
-    """What qemu emulates, and what the kernel is told."""
+    """The machine that qemu emulates, and the command line of its kernel."""
 
     smp: str
     """How many CPUs, and how they hang together, as qemu takes it."""

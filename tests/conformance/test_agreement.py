@@ -1,6 +1,6 @@
 """`explain` and `decide` agree with kube-scheduler's decisions for random policies and clusters.
 
-The scheduler is the stand-in, which passes the real one's suite (tests/cluster/test_scheduler_rules.py).
+The scheduler is the simulated one, which passes the real one's suite (tests/cluster/test_scheduler_rules.py).
 """
 
 import itertools
@@ -46,7 +46,7 @@ VALUES = st.lists(st.none() | st.integers(0, 6) | st.sampled_from(["1500m", "2.2
 
 
 class DrawnCluster(NamedTuple):
-    """What is drawn of one world."""
+    """The drawn contents of one cluster."""
 
     nodes: int
     rules: list[Json]
@@ -126,7 +126,7 @@ class PrefixedCluster:
         return [objects.node(name) for name in self.nodes]
 
     def write(self) -> list[str]:
-        """Its files; the extender reads them with those of other worlds, `decide` alone."""
+        """Write its files; the extender reads them together with other clusters, `decide` alone."""
         listed = [*self.cluster, *self.pods, *([self.policy()] if self.draw.exists else [])]
         self._files[0].write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
         rows = [f"{n},{metric},{v}\n" for metric, values in self.metrics.items() for n, v in values.items()]
@@ -169,7 +169,7 @@ def decide_all(files: list[str], *more: str) -> dict[str, Json]:
 
 
 def until_read(extender: ExtenderProcess, clusters: list[PrefixedCluster]) -> None:
-    """Until the extender's snapshot holds all of these worlds: their policies, and every metric there is."""
+    """Wait until the extender's snapshot holds the policies and metrics of all these clusters."""
     wanted = {
         metric for cluster_state in clusters for metric in cluster_state.named & cluster_state.metrics.keys()
     }
@@ -249,7 +249,7 @@ def agree(cluster_state: PrefixedCluster, files: list[str], extender: ExtenderPr
 
 
 def check_placed(node: str | None, decision: Json) -> None:
-    """The scheduler took one of the nodes that are told to be best, or none where none is."""
+    """The scheduler took one of the nodes with the best score, or none if none passes."""
     assert (node is None) == (not decision["feasible"])
     if node is not None:
         assert node in decision["feasible"]
@@ -289,7 +289,7 @@ def counted(event: str, attempt: Json) -> None:
 
 
 def changed(cluster_state: PrefixedCluster, files: list[str], attempt: Json) -> None:
-    """With the policy changed as it is told, so many more nodes pass as it is told."""
+    """With the policy changed as suggested, as many more nodes pass as the report says."""
     name = f"{cluster_state.namespace}/{cluster_state.pods[-1]['metadata']['name']}"
     file = Path(files[0]).with_suffix(".tried")
     for change in attempt["changes"]:

@@ -37,7 +37,7 @@ def values() -> dict[str, Any]:
 
 
 def write(folder: Path) -> Path:
-    """The world as files."""
+    """Write the cluster as files."""
     made = folder / "objects"
     made.mkdir()
     for number, item in enumerate([*objects(), values()]):

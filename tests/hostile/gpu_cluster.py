@@ -65,7 +65,7 @@ class GpuCluster(NamedTuple):
         self.server.call(lambda api: api.remove(resource, name, namespace))
 
     def bound(self, made: dict[str, Any], node: str) -> None:
-        """A pod that somebody bound, without us."""
+        """Create a pod that another scheduler has bound."""
         self.put(PODS, made | {"spec": made["spec"] | {"nodeName": node}})
 
     def ledger(self, node: str, text: Any) -> None:

@@ -114,7 +114,7 @@ async def _left(receive: Receive) -> None:
 
 @contextlib.contextmanager
 def serving() -> Iterator[MalformedApiServer]:
-    """The world of these tests, with `temp` well and everything else as somebody makes it."""
+    """Run the server; the metric `temp` is correct, and tests change everything else."""
     api = FakeApi(TASPOLICIES)
     policy, *nodes = cluster_files.objects()
     api.put(TASPOLICIES, policy)

@@ -74,7 +74,7 @@ def check_scored(answer: RawResponse, names: Sequence[str] | None = None) -> Non
 
 
 def check_preempted(answer: RawResponse, names: Sequence[str] | None = None) -> None:
-    """Nobody is evicted from a node that was not asked about."""
+    """No pod is evicted from a node that is not in the request."""
     response_body = document(answer)
     assert set(response_body) == {"NodeNameToMetaVictims"}
     for victims in response_body["NodeNameToMetaVictims"].values():

@@ -1,4 +1,4 @@
-"""Two tenants of one cluster, and nodewise with the rights that ship: the stage of `test_tenants.py`.
+"""Two tenants of one cluster, and nodewise with the rights that ship: the cluster of `test_tenants.py`.
 
 A tenant has a namespace without trust and may write pods and TASPolicies there, as the ClusterRole `edit` allows, and
 nothing else. The only success of an attack test is that nothing of the other tenant changes:
@@ -192,7 +192,7 @@ def _pod(pod: Object) -> Object:
 
 @contextlib.contextmanager
 def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[TenantCluster]:
-    """The stage, with nodewise ready and leading; `flags` are its further flags."""
+    """The cluster, with nodewise ready and leading; `flags` are added to its command line."""
     with test_namespaces.created(plane) as own, custom_metrics.behind(own, folder) as metrics:
         extender_process.define(plane.api)
         own.nodes(*(gpu.node(name, cards=2) for name in NODES))

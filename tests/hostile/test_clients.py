@@ -120,7 +120,7 @@ def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
 
 
 def _fill_ledger(sandbox: Sandbox, size: int) -> None:
-    """The ledger of `g1` has so many bytes, with an entry that no version of nodewise reads."""
+    """Fill the allocation record of `g1` to so many bytes, with an entry that no version of nodewise reads."""
     text = '{"other":{"newer":""}}'
     text = text.replace('""', f'"{"x" * (size - len(text))}"')
     metadata = {"labels": {"nodewise.io/ledger": "gpu"}, "annotations": {"nodewise.io/holdings": text}}
@@ -135,7 +135,7 @@ def _fill_ledger(sandbox: Sandbox, size: int) -> None:
 def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_that_passes(
     plane: ControlPlane, sandbox: Sandbox, papers: CertificateFiles, tmp_path: Path
 ) -> None:
-    """Nine pods with thousands of empty containers filled a ledger, and every bind to a node that passed failed."""
+    """Nine pods with thousands of empty containers once filled an allocation record, and every bind failed."""
     evil = gpu.pod("evil", 1)
     evil["spec"]["containers"] += [{"name": f"empty-{number}", "image": "none"} for number in range(64)]
     evil, first, second = (

@@ -122,7 +122,7 @@ QUIET = {
 
 
 def test_nodes_of_every_wrong_shape(cluster: GpuCluster) -> None:
-    """Each passes or gets a reason; what is wrong with it is told where it is asked for."""
+    """Each node passes or gets a reason, and its problems are in the state."""
     fit = {f"fit-{at}": arguments for at, arguments in enumerate(FIT.values())}
     rest = {f"not-{at}": arguments for at, arguments in enumerate(NOT.values())}
     for name, arguments in (fit | rest).items():
@@ -296,7 +296,7 @@ LEDGERS: dict[str, tuple[str, int]] = {
 
 
 def test_ledgers_of_every_wrong_shape(cluster: GpuCluster) -> None:
-    """Nobody but us may write there; whatever stands there, other nodes and the process go on."""
+    """Only nodewise may write records; with any content, other nodes and the process are unaffected."""
     for text, count in LEDGERS.values():
         cluster.ledger("good2", text)
         if count:  # soon, for the leader asks about pods that nobody knows and takes their entries out
@@ -312,7 +312,7 @@ def test_ledgers_of_every_wrong_shape(cluster: GpuCluster) -> None:
 
 
 def test_who_writes_annotations_does_not_change_who_holds_what(cluster: GpuCluster) -> None:
-    """Before the pod is bound, and while it runs; the ledger counts."""
+    """Before the pod is bound and while it runs; the allocation record is what counts."""
     forged = one_gpu_pod("forged", gas_container_cards="card1", gas_container_tiles="card1:gt0", gas_ts="1")
     made = cluster.put(PODS, forged)
     assert json.loads(cluster.bind(made, "good1").body)["Error"] == ""
@@ -350,7 +350,7 @@ def test_two_pods_of_one_name(cluster: GpuCluster) -> None:
 
 
 def test_thousands_of_victims(cluster: GpuCluster) -> None:
-    """Most of them nobody knows; some are named on every node."""
+    """Most of the names are unknown; some are on every node."""
     victims = {"Pods": [{"UID": f"nobody-{number}"} for number in range(5000)], "NumPDBViolations": 0}
     names = [*GOOD, "n1", *(f"nowhere-{number}" for number in range(30))]
     body = {"Pod": one_gpu_pod("p"), "NodeNameToMetaVictims": dict.fromkeys(names, victims)}
@@ -362,7 +362,7 @@ def test_thousands_of_victims(cluster: GpuCluster) -> None:
 
 
 def test_a_pod_of_many_cards_fits_where_the_entry_is_still_small(cluster: GpuCluster) -> None:
-    """What the largest pod writes into the ledger leaves room for others."""
+    """The reservation of the largest pod leaves space in the record for others."""
     made = cluster.put(PODS, pod("large", *_many(limits.MOST_CONTAINERS, i915=1, millicores=1)))
     assert json.loads(cluster.bind(made, "good1").body)["Error"] == ""
     text = cluster.server.call(

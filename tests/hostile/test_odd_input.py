@@ -43,7 +43,7 @@ class MalformedCluster(NamedTuple):
         return wait(what, lambda: see() or None, PATIENCE_S, self.target.process.tail)
 
     def check_others(self) -> None:
-        """The policy of everybody else is obeyed, and nothing of ours broke."""
+        """Check that another policy is still followed and nothing in nodewise has failed."""
         answer = self.target.filter(cluster_files.NODES)
         assert responses.check_filtered(answer, cluster_files.NODES) == (
             ["n1", "n2"],
@@ -230,7 +230,7 @@ def test_one_bad_value_is_named_and_spoils_its_own_node_only(cluster: MalformedC
 
 
 def test_values_that_can_be_read_are_exact_however_odd(cluster: MalformedCluster) -> None:
-    """Negative, beyond 64 bits, of nodes that nobody has, of a node twice, of a time to come, of other kinds."""
+    """Negative values, values beyond 64 bits, unknown nodes, a node twice, future timestamps, other kinds."""
     odd = [
         metric_item("n1", -5),
         metric_item("n2", "9" * 60),
@@ -258,7 +258,7 @@ PROMETHEUS_ANSWERS: dict[str, MalformedResponse] = {
 
 @pytest.mark.parametrize("response", PROMETHEUS_ANSWERS.values(), ids=list(PROMETHEUS_ANSWERS))
 def test_an_answer_of_prometheus(cluster: MalformedCluster, response: MalformedResponse) -> None:
-    """The policy's pods wait, for its metric was never fetched; the answer is named, and nobody else waits."""
+    """The policy's pods wait, as its metric was never fetched; the error is logged, and no other pod waits."""
     name = "asks"
     cluster.server.odd[PROMETHEUS] = response
     before = len(cluster.target.events("metric_failed"))

@@ -1,7 +1,7 @@
 """Two tenants on a real API server: neither can change anything of the other.
 
-See `tenants.py` for the stage. A test creates what a tenant may create, calls `stage.settle()` and compares. Attacks
-that need another stage are in files of their own; `docs/security.md` lists all of them.
+See `tenants.py` for the cluster. A test creates what a tenant may create, calls `cluster.settle()` and
+compares. Attacks that need another cluster are in files of their own; `docs/security.md` lists all of them.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def shared_cluster(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def cluster(shared_cluster: TenantCluster) -> Iterator[TenantCluster]:
-    """The stage with the victim's GPU pod on the first node; policies and pods are gone afterwards."""
+    """The cluster with the victim's GPU pod on the first node; policies and pods are removed afterwards."""
     shared_cluster.victim.gpu_pod("victim", NODES[0], "card0")
     yield shared_cluster
     for tenant in (shared_cluster.attacker, shared_cluster.victim):

@@ -1,7 +1,7 @@
 """A model of GPU allocation: an API server, replicas that bind pods, and one that collects garbage.
 
-The books are the real ones (`agents.gpu.state`). Every call to the server is a message, which may arrive late, after
-its sender gave up, or never; every process may be killed between any two calls; what a replica knows lags behind.
+The allocations are the real ones (`agents.gpu.state`). Every call to the server is a message, which may arrive late,
+after its sender gave up, or never; every process may be killed between any two calls; what a replica knows lags behind.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -57,7 +57,7 @@ Process = Generator[Call, ModelResponse, None]
 
 
 class ModelApiServer:
-    """Pods and ledgers, with what the real API server promises: one order of writes, and preconditions."""
+    """Pods and allocation records, with the guarantees of the real API server: ordered writes and preconditions."""
 
     def __init__(self) -> None:
         self.version = 10
@@ -85,7 +85,7 @@ class ModelApiServer:
         return ModelResponse(ok=True, found=self.allocation_record.get(on))
 
     def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> ModelResponse:
-        """Replace the ledger of this version; None: create it."""
+        """Replace the record of this version; None creates it."""
         known = self.allocation_record.get(on)
         if (known.version if known else None) != version:
             return ModelResponse(ok=False)
@@ -118,7 +118,7 @@ class ModelApiServer:
 
 
 class ModelReplica:
-    """One process: what it knows of pods and of ledgers, each as old as its watch."""
+    """One process: its pods and allocation records, each as old as its watch."""
 
     def __init__(self, server: ModelApiServer) -> None:
         self.server = server

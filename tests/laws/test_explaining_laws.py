@@ -44,7 +44,7 @@ POD: Any = SimpleNamespace(
 
 
 class RuleInputs(SimpleNamespace):
-    """Rules with values, decided by the real agent as often as somebody asks."""
+    """Rules with values, and decisions of the real agent about them."""
 
     def filter(self, rules: Any = None) -> Decision:
         strategy = {"rules": rules or self.rules, "logicalOperator": self.logical}

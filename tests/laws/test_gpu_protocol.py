@@ -141,7 +141,7 @@ class ProtocolModel:
             assert len(names) <= CAPACITY, f"{place}: {names}"
 
     def settle(self) -> None:
-        """All that is under way arrives, everybody hears of everything, and claims that nobody binds are cleared."""
+        """Finish all calls, deliver all watch events, and clear reservations that no binding follows."""
         while self.late:
             self.arrive(0)
             self.check()
@@ -159,7 +159,7 @@ class ProtocolModel:
                 replica.watch(kind, len(self.server.history))
 
     def held(self) -> dict[tuple[str, str], list[str]]:
-        """By node and card: the pods that hold it, as the books of a replica say."""
+        """The pods that hold each GPU according to a replica, by node and GPU."""
         holders: dict[tuple[str, str], list[str]] = {}
         for on, node_state in self.replicas[0].build().nodes.items():
             for pod in node_state.allocations.by_uid.values():
@@ -270,7 +270,7 @@ class AnyPod(ModelApiServer):
 
 
 class AnyRecord(ModelApiServer):
-    """Takes a ledger that was made from an older one."""
+    """Accepts a record that was made from an older version."""
 
     def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> ModelResponse:
         known = self.allocation_record.get(on)
@@ -278,7 +278,7 @@ class AnyRecord(ModelApiServer):
 
 
 class LosingRecords(ModelApiServer):
-    """Deletes a node's ledger now and then, as a garbage collector would that takes it for a deleted node's."""
+    """Sometimes deletes a node's record, like a garbage collector that takes the node for deleted."""
 
     def put_pod(self, pod: ModelPod) -> ModelPod:
         if pod.on and self.version % 3 == 0 and self.allocation_record.pop(pod.on, None):

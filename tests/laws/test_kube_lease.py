@@ -28,7 +28,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class BadNetwork(FakeApi):
-    """Requests are late and still arrive after nobody waits for them; some are lost, and so are some answers."""
+    """Delays requests, which still arrive after their deadline, and loses some requests and responses."""
 
     def __init__(self, server: FakeApi, chance: random.Random) -> None:
         super().__init__()

@@ -77,6 +77,6 @@ def test_a_list_as_go_writes_it_is_never_read_whole() -> None:
         {"describedObject": {"kind": "Node", "name": f"n-{number}"}, "value": "1"} for number in range(3)
     ]
     body = json.dumps({"kind": "MetricValueList", "items": listed}, separators=(",", ":")).encode()
-    assert [bytes(cut) for cut in metric_value_list._cut(body)] == [
+    assert [bytes(item) for item in metric_value_list._split_items(body)] == [
         json.dumps(item, separators=(",", ":")).encode() for item in listed
     ]

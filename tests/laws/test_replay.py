@@ -68,7 +68,7 @@ OPTIONS = st.builds(
 
 
 class RecordedCluster:
-    """A world that steps change; what a step does not touch stays the same object, as in the real stores."""
+    """A cluster that steps change; objects that a step leaves alone stay identical, as in the real stores."""
 
     def __init__(self, options: TelemetryOptions) -> None:
         self.recorded = Recorded(options)
@@ -202,7 +202,7 @@ def pairs(cluster_states: list[ClusterState]) -> list[tuple[ClusterState, Cluste
 
 
 def shown(cluster_state: ClusterState) -> Any:
-    """All of a world, and every order in it."""
+    """Everything in a cluster state, with every order."""
     series = [
         (m, list(s.samples.items()), msgspec.structs.replace(s, samples={}))
         for m, s in cluster_state.metrics.series.items()
@@ -218,7 +218,7 @@ def shown(cluster_state: ClusterState) -> Any:
 
 
 def same_parts(first: ClusterState, two: ClusterState) -> Any:
-    """Which parts of two worlds are the same objects: what a state looks at to see what changed."""
+    """The parts that are identical objects in two cluster states, which builders use to detect changes."""
     series = {m for m in first.metrics.series if first.metrics.series[m] is two.metrics.series.get(m)}
     policies = {
         key for key, policy in first.objects[POLICIES].items() if policy is two.objects[POLICIES].get(key)

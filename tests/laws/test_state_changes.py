@@ -36,7 +36,7 @@ def thing(name: str, uid: int) -> Any:
 
 
 class MirrorBuilder:
-    """A builder that applies changes to a copy of the objects; its state is that copy. It fails when it is told to."""
+    """A builder that applies changes to a copy of the objects; its state is that copy. Tests can make it fail."""
 
     def __init__(self, *objects: str, node_objects: bool) -> None:
         self.inputs = Inputs(frozenset(objects), node_objects=node_objects, metrics=False)

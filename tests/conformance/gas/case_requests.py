@@ -30,7 +30,7 @@ def environment_with_cases(api_server: GasApiServer, folder: Path) -> Iterator[G
 
 
 def check_placement(on: GasEnvironment, case: PlacementCase) -> None:
-    """A pod is filtered, then bound, and then the API server says what it was told to write."""
+    """Filter a pod, bind it, and compare what the API server stores with the row."""
     row = case.row
     served = on.extender(row.flags)
     pod = on.pod(f"{case.tag}-p", row.pod, case.driver, **row.annotations)

@@ -178,7 +178,7 @@ def _old_flags(flags: Flags) -> list[str]:
 
 
 class FaultyGasEnvironment(GasEnvironment):
-    """A stage whose process reaches the API server through `trouble`, and sees what a beacon says."""
+    """An environment whose process reaches the API server through a faulty proxy, with a beacon node for waits."""
 
     def __init__(self, api_server: GasApiServer, folder: Path, plane: ControlPlane) -> None:
         super().__init__(api_server, folder)
@@ -226,7 +226,7 @@ def is_marked(pod: Object) -> bool:
 
 
 def full(books: Books, driver: str = "i915") -> Books:
-    """Books with the whole names of resources."""
+    """Allocations with the full names of resources."""
     return {
         card: {table_notation.resource(name, driver): amount for name, amount in held.items()}
         for card, held in books.items()

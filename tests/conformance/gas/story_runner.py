@@ -104,7 +104,7 @@ class GasStoryRun:
             self._check_told(sorted(step.told))
 
     def _check_told(self, wanted: list[str]) -> None:
-        """Soon, and still when the leader has told all that it knew then; it takes its steps one after another."""
+        """Check labels soon, and again after the leader has processed everything that it knew at that time."""
         self._environment.settle_told()
         wait("who is told", lambda: self._told() == wanted or None, DEADLINE_S, self._told)
         self._environment.settle_told()

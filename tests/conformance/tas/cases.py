@@ -1,6 +1,6 @@
 """The requests of the tables' rows: one case for each row and form.
 
-A case is one request about one world. Its tag is the namespace that the world is laid into and the beginning of
+A case is one request about one cluster. Its tag is the namespace that its objects are in and the beginning of
 its metrics' names, so that no case can see another; `own` takes both out of an answer again.
 """
 
@@ -24,7 +24,7 @@ from tests.conformance.tas.table_rows import (
 
 
 class TasCase(NamedTuple):
-    """One request about one world."""
+    """One request about one cluster."""
 
     row: RequestRow
     tag: str
@@ -73,7 +73,7 @@ def _cases(name: str) -> list[TasCase]:
 
 
 def _numbered(rows: Iterable[RequestRow], path: str) -> Iterator[TasCase]:
-    """Each row in each of its forms; rows of one number are told apart by their place."""
+    """Each row in each of its forms; rows with the same number differ by their position."""
     seen: dict[str, int] = {}
     for row in rows:
         seen[row.number] = place = seen.get(row.number, 0) + 1

@@ -11,7 +11,7 @@ from tests.conformance.tas.table_rows import RowCluster
 
 
 def write_clusters(cases: Iterable[TasCase], folder: Path) -> None:
-    """Write the objects of every case's world."""
+    """Write the objects of every case's cluster."""
     worlds = {case.tag: case.row.cluster_state for case in cases}
     nodes = {name for cluster_state in worlds.values() for name in _known(cluster_state)}
     items = [_node(name) for name in sorted(nodes)]

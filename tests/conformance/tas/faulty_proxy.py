@@ -56,7 +56,7 @@ class TasFaultyProxy:
         self._lost.update(collections)
 
     def find(self, *collections: str, expired: bool = False) -> None:
-        """These can be again. `expired`: a watch that goes on from before is told that it cannot."""
+        """End the faults of these paths. `expired`: a watch that continues from an older version gets an error."""
         if expired:
             self._expired.update(collections)
         self._lost.difference_update(collections)

@@ -31,7 +31,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExpectedDecision(_Strict, kw_only=True):
-    """What is told about a policy's pods."""
+    """The expected decision for a policy's pods."""
 
     failed: dict[str, str] | UnsetType | None = UNSET
     """By node: the reason why it is rejected; all other nodes of the story pass. Null: nobody had a say."""

@@ -225,7 +225,7 @@ def _define(plane: ControlPlane, path: str, definition: Object, *, takes: bool) 
 
 @contextlib.contextmanager
 def open_environment(plane: ControlPlane, folder: Path) -> Iterator[TasEnvironment]:
-    """A stage with the beacon lit, and nothing left of it afterwards."""
+    """An environment that is ready for stories; afterwards all its objects are removed."""
     extender_process.define(plane.api)
     with (
         _older_definition(plane),

@@ -110,7 +110,7 @@ class TasStoryRun:
         self._environment.sandbox.create(made)
 
     def _label(self, step: TasStep) -> None:
-        """What somebody else writes, and what is to be there at the end of the step."""
+        """Write labels of other writers, and note the labels that are expected at the end of the step."""
         after = {node: dict(labels) for node, labels in self._labels.items()}
         for node, labels_of_node in step.label.items():
             name = self.names.node(node)
