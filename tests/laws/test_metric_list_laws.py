@@ -67,7 +67,7 @@ def read(body: bytes) -> str:
 @example(b'{"items":[{"describedObject":{"name":"a"}},{"describedObject":{"name":"b"}}}]}')
 @example(b'{"items":[{"describedObject":{"name":"a"},"x":[{},{"describedObject":0}]}]}')
 def test_an_item_is_the_same_however_the_list_is_read(body: bytes) -> None:
-    with mock.patch.object(metric_value_list, "_cut", return_value=()):
+    with mock.patch.object(metric_value_list, "_split_items", return_value=()):
         whole = read(body)
     assert read(body) == whole
 
