@@ -144,7 +144,7 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
         waiting(sandbox, gpu.pod("b", 1)),
     )
     demand = [ContainerDemand("main", 1, {"gpu.intel.com/i915": 1})]
-    room = limits.room_for(demand, "gpu.intel.com/tiles")
+    room = limits.max_record_bytes(demand, "gpu.intel.com/tiles")
     _fill_ledger(sandbox, room)
     with serving(plane, tmp_path, papers) as running:
 

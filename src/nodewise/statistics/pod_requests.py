@@ -62,7 +62,7 @@ def is_holding(pod: Any) -> bool:
     return bool(pod.spec.nodeName) and pod.status.phase not in COMPLETED_PHASES
 
 
-def effective(pod: RequestingPod) -> PodRequest:
+def effective_request(pod: RequestingPod) -> PodRequest:
     """For each resource, the sum of the containers that run together, or an init container's request if it is greater.
 
     Sidecars run together with the containers. Pod overhead does not count, as in the older system.
@@ -73,7 +73,7 @@ def effective(pod: RequestingPod) -> PodRequest:
     return PodRequest(*(_effective_amount(running, init, resource) for resource in ("cpu", "memory")))
 
 
-def together(pod: RequestingPod, resource: str) -> int:
+def sum_of_containers(pod: RequestingPod, resource: str) -> int:
     """The sum of the containers without init containers: CPU in milli-CPU, other resources in whole units."""
     return _sum(pod.spec.containers or (), resource)
 

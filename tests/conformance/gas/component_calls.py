@@ -40,13 +40,13 @@ def _demand(text: str, annotations: Mapping[str, str]) -> None:
 
 
 def _joined(labels: dict[str, str]) -> str:
-    return node_labels.joined(labels, min(labels))
+    return node_labels.join_split_label(labels, min(labels))
 
 
 def _groups(arguments: list[Any]) -> list[frozenset[str]]:
     tags, *names = arguments
-    groups = node_labels.groups(node_labels.joined(tags, min(tags)))
-    return [node_labels.with_groups([name], groups) for name in names]
+    groups = node_labels.parse_groups(node_labels.join_split_label(tags, min(tags)))
+    return [node_labels.expand_groups([name], groups) for name in names]
 
 
 def _cards(text: str) -> dict[str, Any]:
@@ -111,13 +111,15 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "amount": amounts.parse_amount,
     "books": _books,
     "cards": _cards,
-    "devices": node_labels.devices,
+    "devices": node_labels.parse_device_indices,
     "divided": lambda arguments: amounts.divide(*arguments),
     "ended": _ended,
     "groups": _groups,
     "joined": _joined,
-    "links": lambda arguments: node_labels.links(arguments[0], node_labels.devices(arguments[1]))[0],
+    "links": lambda arguments: node_labels.parse_links(
+        arguments[0], node_labels.parse_device_indices(arguments[1])
+    )[0],
     "reordered": lambda arguments: subdevices.reorder(*arguments),
     "tiles": allocation_record.parse_subdevices,
-    "total": amounts.total,
+    "total": amounts.sum_amounts,
 }

@@ -85,7 +85,7 @@ def divide(amounts: Mapping[str, int], gpus: int) -> Amounts:
     return Amounts({resource: amount // gpus for resource, amount in amounts.items()})
 
 
-def total(parts: Iterable[Mapping[str, int]]) -> Amounts:
+def sum_amounts(parts: Iterable[Mapping[str, int]]) -> Amounts:
     """The sum by resource. OverflowError if it exceeds `LARGEST`."""
     sums: dict[str, int] = {}
     for part in parts:

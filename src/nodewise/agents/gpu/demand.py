@@ -304,7 +304,7 @@ def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: Resource
     for index in group:
         _check_shareable(containers[index], profile)
     try:
-        amounts.total(_gpu_requests(containers[index], profile) for index in group)
+        amounts.sum_amounts(_gpu_requests(containers[index], profile) for index in group)
     except OverflowError as error:
         words = f"{SAME_GPU}: the sum of {_cut(str(error))}"
         raise _refused(RejectionKind.OVERFLOW, words, "ask for less", at_once=False) from None

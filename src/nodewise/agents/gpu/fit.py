@@ -114,7 +114,7 @@ def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitR
         return _answer(
             rejections, [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
         )
-    room = limits.room_for(demand.containers, candidate_gpus.layout.subdevices)
+    room = limits.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
     rejections.reject(
         candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room, reasons.RecordFull()
     )

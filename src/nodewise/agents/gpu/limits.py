@@ -55,7 +55,7 @@ def entry_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
     return _ENTRY_BYTES + sum(_container_bytes(container, subdevices) for container in containers)
 
 
-def room_for(containers: Iterable[ContainerRequest], subdevices: str) -> int:
+def max_record_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
     """The longest allocation record that has space for the pod's reservation."""
     return RECORD_BYTES - entry_bytes(containers, subdevices)
 

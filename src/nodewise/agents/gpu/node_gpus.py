@@ -187,11 +187,11 @@ def _labelled_names(tags: Mapping[str, str], profile: ResourceProfile, notes: _N
     """The names of GPUs from labels: from their numbers, or else from the older label with names."""
     key, old = f"{profile.prefix}gpu-numbers", f"{profile.prefix}cards"
     try:
-        text = node_labels.joined(tags, key)
+        text = node_labels.join_split_label(tags, key)
     except ValueError as error:
         notes.add(str(error))
         text = ""
-    candidates = [number and f"card{number}" for number in node_labels.numbers(text)]
+    candidates = [number and f"card{number}" for number in node_labels.split_numbers(text)]
     if not text and old in tags:
         key, candidates = old, tags[old].split(".")
     names = set(filter(node_labels.is_name, candidates))
@@ -278,7 +278,7 @@ def _capacity(
 
 def _buses(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> dict[str, frozenset[str]]:
     try:
-        return node_labels.groups(node_labels.joined(tags, f"{profile.prefix}pci-groups"))
+        return node_labels.parse_groups(node_labels.join_split_label(tags, f"{profile.prefix}pci-groups"))
     except ValueError as error:
         notes.add(str(error))
         return {}
@@ -290,7 +290,7 @@ def _numa(
     """The NUMA nodes, or the problem of their label."""
     key = f"{profile.prefix}numa-gpu-map"
     try:
-        groups = node_labels.numa(node_labels.joined(tags, key))
+        groups = node_labels.parse_numa_map(node_labels.join_split_label(tags, key))
     except ValueError as error:
         notes.add(f"label {key}: {error}")
         return (), str(error)
@@ -305,14 +305,18 @@ def _links(
     """The links between the node's GPUs. If sub-devices are counted, only between existing ones."""
     key = f"{profile.prefix}xe-links"
     try:
-        text = node_labels.joined(tags, key)
+        text = node_labels.join_split_label(tags, key)
         by_index = (
-            node_labels.devices(node_labels.joined(tags, f"{profile.prefix}gpu-numbers")) if text else ()
+            node_labels.parse_device_indices(
+                node_labels.join_split_label(tags, f"{profile.prefix}gpu-numbers")
+            )
+            if text
+            else ()
         )
     except ValueError as error:
         notes.add(f"label {key}: {error}")
         return ()
-    parsed, stopped = node_labels.links(text, by_index)
+    parsed, stopped = node_labels.parse_links(text, by_index)
     if stopped:
         notes.add(f"label {key}: {stopped}")
     existing = [link for link in parsed if _ends_exist(link, subdevices)]

@@ -41,7 +41,7 @@ class PolicyRule(NamedTuple):
     value: str
 
 
-def joined(labels: Mapping[str, str], key: str) -> str:
+def join_split_label(labels: Mapping[str, str], key: str) -> str:
     """Join a value that was split into labels: `<key>`, and `<key>2`, `<key>3` … whose values begin with a Z."""
     parts = [labels.get(key, "")]
     while (part := labels.get(f"{key}{len(parts) + 1}")) is not None:
@@ -55,24 +55,24 @@ def is_name(gpu: str) -> bool:
     return _NAME.fullmatch(gpu) is not None
 
 
-def numbers(text: str) -> list[str]:
+def split_numbers(text: str) -> list[str]:
     """Split `0.1.10` into its parts in order, including empty ones; no parts for an empty text."""
     return text.split(".") if text else []
 
 
-def groups(text: str) -> dict[str, frozenset[str]]:
+def parse_groups(text: str) -> dict[str, frozenset[str]]:
     """By GPU, the first group of GPUs on one bus that contains it. `0.1_2.3.4` are two groups."""
     gpu_groups = [_gpus(part) for part in text.split("_")] if text else []
     return {gpu: group for group in reversed(gpu_groups) for gpu in group}
 
 
-def with_groups(gpus: Iterable[str], among: Mapping[str, frozenset[str]]) -> frozenset[str]:
+def expand_groups(gpus: Iterable[str], among: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """The GPUs with all GPUs of their groups; a GPU without a group is alone. Each group is visited once."""
     alone = {gpu for gpu in gpus if gpu not in among}
     return frozenset(alone).union(*{among[gpu] for gpu in gpus if gpu in among})
 
 
-def numa(text: str) -> tuple[frozenset[str], ...]:
+def parse_numa_map(text: str) -> tuple[frozenset[str], ...]:
     """Parse the GPUs of each NUMA node: `0-0.1_1-2.3`."""
     numa_nodes = []
     for part in text.split("_") if text else ():
@@ -84,19 +84,19 @@ def numa(text: str) -> tuple[frozenset[str], ...]:
 
 
 def _gpus(text: str) -> frozenset[str]:
-    return frozenset(f"card{number}" for number in numbers(text) if number)
+    return frozenset(f"card{number}" for number in split_numbers(text) if number)
 
 
-def devices(gpu_numbers: str) -> tuple[str, ...]:
+def parse_device_indices(gpu_numbers: str) -> tuple[str, ...]:
     """GPUs by Level-Zero device index, in the order of their numbers. ValueError if one is not a number."""
-    unique = [number for number in dict.fromkeys(numbers(gpu_numbers)) if number]
+    unique = [number for number in dict.fromkeys(split_numbers(gpu_numbers)) if number]
     odd = [number for number in unique if not _NUMBER.fullmatch(number)]
     if odd:
         raise ValueError(f"{shown(odd[0])} is no number, so cards have no device index")
     return tuple(f"card{number}" for number in sorted(unique, key=lambda number: (int(number), number)))
 
 
-def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
+def parse_links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
     """Parse links such as `0.0-1.0_2.1-3.2` in order.
 
     Returns the links and why parsing stopped, empty if it did not. Links that name no device, or connect a GPU
@@ -117,7 +117,7 @@ def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
     return list(result), ""
 
 
-def rules(labels: Mapping[str, str]) -> list[PolicyRule]:
+def policy_rules(labels: Mapping[str, str]) -> list[PolicyRule]:
     """The labels of telemetry policies on this node, by policy and name."""
     result = []
     for key, value in labels.items():
@@ -127,7 +127,7 @@ def rules(labels: Mapping[str, str]) -> list[PolicyRule]:
     return sorted(result)
 
 
-def subdevice(text: str) -> tuple[str, int] | None:
+def parse_subdevice(text: str) -> tuple[str, int] | None:
     """Parse the GPU and the sub-device of `card0_gt1`; None if it is not such a name."""
     match = _SUBDEVICE.fullmatch(text)
     return None if match is None else (match[1], int(match[2]))

@@ -46,7 +46,7 @@ def parse_policy_labels(
     tags: Mapping[str, str], groups: Groups, subdevices: Mapping[str, int], note: Callable[[str], None]
 ) -> PolicyLabels:
     """Parse the labels for the GPUs in `subdevices`, which contains the number of sub-devices of each."""
-    rules = node_labels.rules(tags)
+    rules = node_labels.policy_rules(tags)
     disabled = _gpus(rules, _DISABLE, groups)
     descheduled = _gpus(rules, _DESCHEDULE, groups)
     for name in sorted(disabled - subdevices.keys()):
@@ -72,7 +72,7 @@ def _with_prefix(rules: Sequence[PolicyRule], start: str) -> list[tuple[str, str
 def _gpus(rules: Sequence[PolicyRule], start: str, groups: Groups) -> frozenset[str]:
     named = _with_prefix(rules, start)
     alone = {gpu for gpu, value in named if value != PCI_GROUP}
-    grouped = node_labels.with_groups({gpu for gpu, value in named if value == PCI_GROUP}, groups)
+    grouped = node_labels.expand_groups({gpu for gpu, value in named if value == PCI_GROUP}, groups)
     return frozenset(filter(node_labels.is_name, alone | grouped))
 
 
@@ -80,7 +80,7 @@ def _subdevices(rules: Sequence[PolicyRule], *starts: str) -> Tiles:
     by_gpu: dict[str, set[int]] = {}
     for start in starts:
         for text, _ in _with_prefix(rules, start):
-            if subdevice := node_labels.subdevice(text):
+            if subdevice := node_labels.parse_subdevice(text):
                 by_gpu.setdefault(subdevice[0], set()).add(subdevice[1])
     return {gpu: frozenset(numbers) for gpu, numbers in sorted(by_gpu.items())}
 
@@ -100,7 +100,7 @@ def _existing(named: Tiles, subdevices: Mapping[str, int], note: Callable[[str],
 def _preferred_subdevices(rules: Sequence[PolicyRule]) -> dict[str, tuple[int, ...]]:
     by_gpu: dict[str, dict[int, None]] = {}
     for gpu, value in _with_prefix(rules, _SUBDEVICE_PREFERRED):
-        if subdevice := node_labels.subdevice(f"{gpu}_{value}"):
+        if subdevice := node_labels.parse_subdevice(f"{gpu}_{value}"):
             by_gpu.setdefault(subdevice[0], {})[subdevice[1]] = None
     return {gpu: tuple(numbers) for gpu, numbers in sorted(by_gpu.items())}
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nodewise.agent import MAX_SCORE, Names, ScorePlugin, Scores, Snapshot, StateExporter
 from nodewise.agents.learned.memory import TypeRewards
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import PendingPod, key, pending_pod_type
+from nodewise.agents.learned.pods import PendingPod, pending_pod_type, type_key
 from nodewise.agents.learned.rewards import Floats, LearningRule
 from nodewise.agents.learned.state import LearnedState
 
@@ -115,7 +115,7 @@ class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingP
         if state is None:
             return None
         type_ = pending_pod_type(pod)
-        known = state.types.get(key(pod.metadata.namespace, type_))
+        known = state.types.get(type_key(pod.metadata.namespace, type_))
         expected = expected_rewards(known, state.now, self._rule)
         untried = _points(np.array([expected.untried + expected.untried_bonus]))
         by_node = np.full(len(snapshot.nodes) + 1, self._options.points_missing(int(untried[0])))

@@ -171,6 +171,6 @@ def _controller(owners: tuple[OwnerReference, ...] | None) -> OwnerReference | N
     return next((owner for owner in owners or () if owner.controller), None)
 
 
-def key(namespace: str, type_: str) -> str:
+def type_key(namespace: str, type_: str) -> str:
     """The key of a type."""
     return f"{namespace}/{type_}"

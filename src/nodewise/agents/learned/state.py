@@ -16,7 +16,7 @@ from nodewise.agents.learned import outcomes
 from nodewise.agents.learned.memory import RewardMemory, TypeRewards
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.outcomes import PodOutcome
-from nodewise.agents.learned.pods import ObservedPod, key, observed_pod_type
+from nodewise.agents.learned.pods import ObservedPod, observed_pod_type, type_key
 from nodewise.agents.learned.rewards import LearningRule
 from nodewise.errors import BadInput
 from nodewise.state import Change, Changes, difference
@@ -200,7 +200,9 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
 def _observations_of(pod: ObservedPod, outcome: PodOutcome | None) -> list[_Observation]:
     if outcome is None:
         return []
-    return [_Observation(key(pod.metadata.namespace, observed_pod_type(pod)), pod.spec.nodeName, outcome)]
+    return [
+        _Observation(type_key(pod.metadata.namespace, observed_pod_type(pod)), pod.spec.nodeName, outcome)
+    ]
 
 
 def _sort_by_time(observations: Sequence[_Observation]) -> Generator[None, None, list[_Observation]]:

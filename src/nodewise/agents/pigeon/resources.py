@@ -40,7 +40,7 @@ _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 def pod_amounts(pod: RequestingPod, gpu: str = GPU) -> Amounts:
     """The requests of a pod's containers, without init containers and overhead."""
     cpu, memory, devices, storage = (
-        pod_requests.together(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
+        pod_requests.sum_of_containers(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
     )
     return (cpu, memory, 1, devices, storage)
 

@@ -80,14 +80,14 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
 
     def equivalence_key(self, pod: PodFields) -> PodRequest:
         """What the pod requests; no other field matters."""
-        return pod_requests.effective(pod)
+        return pod_requests.effective_request(pod)
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Rejects nodes where the risk of overload is above the percentile."""
         base = self.state(snapshot)
         if base is None:
             return _not_ready(candidates)
-        return self._verdict(shares.with_pod(base, candidates.numbers, self.equivalence_key(pod)))
+        return self._verdict(shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod)))
 
     def preempt(
         self, pod: PodFields, candidates: Names, snapshot: Snapshot, victims: Victims
@@ -99,10 +99,10 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return _not_ready(candidates)
-        with_pod = shares.with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
         is_running_there = [pod.metadata.uid in victims.get(name, ()) for name in candidates.tolist()]
         if any(is_running_there):
-            measured = shares.with_pod(base, candidates.numbers, _NO_REQUEST)
+            measured = shares.shares_with_pod(base, candidates.numbers, _NO_REQUEST)
             with_pod = with_pod._replace(mean=np.where(is_running_there, measured.mean, with_pod.mean))
         return self._verdict(with_pod)
 
@@ -111,7 +111,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return None
-        with_pod = shares.with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
         return self._scores(self._scorer.scores(with_pod.mean, with_pod.deviation), with_pod)
 
     def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
@@ -119,7 +119,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return None
-        with_pod = shares.with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
         return self._scores(_balance_points(with_pod), with_pod)
 
     def _verdict(self, with_pod: Shares) -> Verdict:

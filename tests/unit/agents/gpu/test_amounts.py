@@ -49,12 +49,12 @@ def test_what_is_left_over_falls_to_no_card(gpus: int, each: dict[str, int]) -> 
 
 
 def test_sums_go_up_to_the_largest_amount() -> None:
-    assert amounts.total([{"a": 2}, {"a": LARGEST - 2, "b": 1}]) == {"a": LARGEST, "b": 1}
+    assert amounts.sum_amounts([{"a": 2}, {"a": LARGEST - 2, "b": 1}]) == {"a": LARGEST, "b": 1}
 
 
 def test_a_sum_above_the_largest_amount_is_an_overflow_that_names_the_resource() -> None:
     with pytest.raises(OverflowError, match=r"^a$"):
-        amounts.total([{"b": 1, "a": 2}, {"a": LARGEST - 2}, {"a": 1}])
+        amounts.sum_amounts([{"b": 1, "a": 2}, {"a": LARGEST - 2}, {"a": 1}])
 
 
 def test_equal_amounts_are_one_key() -> None:

@@ -19,7 +19,9 @@ ASKED = new("p", "i915=1")
 
 
 def record_space(gpu_pod: AllocatedPod = ASKED) -> int:
-    return limits.room_for(demand.parse_demand(gpu_pod, INTEL, agent()._options).containers, INTEL.subdevices)
+    return limits.max_record_bytes(
+        demand.parse_demand(gpu_pod, INTEL, agent()._options).containers, INTEL.subdevices
+    )
 
 
 def filled(size: int, on: str = "n1") -> AllocationRecordLease:
