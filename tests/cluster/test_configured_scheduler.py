@@ -19,7 +19,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import NotReadyError, Process
 from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
-from tests.conformance.configure.scheduler_manifests import changed
+from tests.conformance.configure.scheduler_manifests import with_field
 
 KUBECONFIG = "/etc/kubernetes/scheduler.conf"
 IMAGE = f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
@@ -28,7 +28,7 @@ IMAGE = f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
 @pytest.fixture
 def host(tmp_path: Path) -> ControlPlaneHost:
     host_files = ControlPlaneHost(tmp_path / "host")
-    host_files.write(scheduler_manifests.text(scheduler_manifests.pod(36, image=IMAGE)))
+    host_files.write(scheduler_manifests.to_yaml(scheduler_manifests.kubeadm_pod(36, image=IMAGE)))
     return host_files
 
 
@@ -93,7 +93,11 @@ def of_host(host: ControlPlaneHost, plane: ControlPlane) -> Object:
     return value
 
 
-TEMPLATES = {"tas": scheduler_manifests.TAS, "gas": scheduler_manifests.GAS, "both": scheduler_manifests.BOTH}
+TEMPLATES = {
+    "tas": scheduler_manifests.TAS_TEMPLATE,
+    "gas": scheduler_manifests.GAS_TEMPLATE,
+    "both": scheduler_manifests.BOTH_TEMPLATE,
+}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -169,10 +173,10 @@ def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
 ) -> None:
     own = host.k / "own.yaml"
     own.write_text(USERS)
-    command = [*scheduler_manifests.pod(36)["spec"]["containers"][0]["command"], f"--config={own}"]
+    command = [*scheduler_manifests.kubeadm_pod(36)["spec"]["containers"][0]["command"], f"--config={own}"]
     host.write(
-        scheduler_manifests.text(
-            changed(scheduler_manifests.pod(36, image=IMAGE), "spec.containers.0.command", command)
+        scheduler_manifests.to_yaml(
+            with_field(scheduler_manifests.kubeadm_pod(36, image=IMAGE), "spec.containers.0.command", command)
         )
     )
     ran = host.run("--merge")
@@ -210,13 +214,13 @@ def test_what_kube_scheduler_does_not_start_with_is_refused(
 ) -> None:
     """The real program refuses it, and we do before it is in its place."""
     old, new = BROKEN[what]
-    assert old in scheduler_manifests.TAS
+    assert old in scheduler_manifests.TAS_TEMPLATE
     assert host.run().code == 0
     whole = host.snapshot()
-    host.template.write_text(scheduler_manifests.TAS.replace(old, new))
+    host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace(old, new))
     assert host.run().code == 1
     assert host.snapshot() == whole
-    broken = scheduler_manifests.TAS.replace(old, new).replace("XVERSIONX", "v1")
+    broken = scheduler_manifests.TAS_TEMPLATE.replace(old, new).replace("XVERSIONX", "v1")
     host.config.write_text(broken)
     with scheduler(plane, host) as (process, address), pytest.raises(NotReadyError):
         process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))

@@ -56,7 +56,9 @@ def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> I
     shutil.copytree("/etc", etc, symlinks=True, ignore=_of_a_cluster)
     manifests = etc / "kubernetes/manifests"
     manifests.mkdir(parents=True)
-    (manifests / "kube-scheduler.yaml").write_text(scheduler_manifests.text(scheduler_manifests.pod(36, "3")))
+    (manifests / "kube-scheduler.yaml").write_text(
+        scheduler_manifests.to_yaml(scheduler_manifests.kubeadm_pod(36, "3"))
+    )
     for name in ("admin.conf", "scheduler.conf"):
         shutil.copy(plane.admin.kubeconfig, etc / "kubernetes" / name)
     home = tmp_path / "root"

@@ -118,7 +118,7 @@ def test_the_manifest_that_tests_start_from_is_kubeadms(root: KubeadmHost, tmp_p
     """And `nodewise configure` edits kubeadm's own text, and takes it back to the byte."""
     kinds = ("ClusterConfiguration", "InitConfiguration")
     root.write([{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": kind} for kind in kinds])
-    assert root.scheduler() == scheduler_manifests.pod(
+    assert root.scheduler() == scheduler_manifests.kubeadm_pod(
         36, image=f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
     )
     text = root.manifest.read_text()

@@ -111,7 +111,9 @@ def running(kube_host: KubernetesHost) -> Iterator[StaticScheduler]:
     )
     _private(kube_host.path(f"{host_kubelet.KUBERNETES}/scheduler.conf"), config)
     running = StaticScheduler(kube_host)
-    running.write(scheduler_manifests.text(_with_short_timeouts(scheduler_manifests.pod(int(minor), patch))))
+    running.write(
+        scheduler_manifests.to_yaml(_with_short_timeouts(scheduler_manifests.kubeadm_pod(int(minor), patch)))
+    )
     try:
         running.current_state()
         yield running

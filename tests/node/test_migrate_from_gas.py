@@ -151,7 +151,7 @@ def _asking(manifest: str) -> str:
         {"name": "certdir", "hostPath": {"path": "/etc/certs/"}},
     ]
     pod["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"
-    return kubeadm.text(pod)
+    return kubeadm.to_yaml(pod)
 
 
 @pytest.fixture

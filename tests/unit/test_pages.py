@@ -175,7 +175,7 @@ def doubts(configuration: Mapping[str, Any]) -> list[str]:
         **configuration,
     }
     context = scheduler_configuration_file.RenderContext(
-        scheduler_versions.parse_setting("1.36.3"), "", "", insecure=False
+        scheduler_versions.parse_version("1.36.3"), "", "", insecure=False
     )
     try:
         return list(

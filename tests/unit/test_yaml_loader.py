@@ -81,7 +81,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     "the objects of decide and --objects-from": lambda text, _: list(
         documents.split_documents(text.encode(), "file.yaml")
     ),
-    "the manifest of a static pod": lambda text, _: yaml_editor.parse(text.encode(), "file.yaml"),
+    "the manifest of a static pod": lambda text, _: yaml_editor.parse_document(text.encode(), "file.yaml"),
     "settings": through_file(lambda path: config_file.read_config_file(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read(Path(path))),
     "the webhook's files": through_file(webhook.parse_server),

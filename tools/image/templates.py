@@ -34,7 +34,7 @@ def template(agents: str) -> str:
     )
     for entry in configuration["extenders"]:
         del entry["tlsConfig"]["caFile"]
-    return yaml_editor.dump({**configuration, "apiVersion": _API})
+    return yaml_editor.dump_yaml({**configuration, "apiVersion": _API})
 
 
 def write(root: Path) -> None:

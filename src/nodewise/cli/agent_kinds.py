@@ -10,7 +10,7 @@ from nodewise.cli import data_sources
 from nodewise.cli.decide_inputs import PodPlacement
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.settings import Group, list_settings
-from nodewise.configure.scheduler_configuration import Role
+from nodewise.configure.scheduler_configuration import AgentRole
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import agent_chain
 from nodewise.extender.requeueing import PendingPodFields
@@ -57,10 +57,10 @@ def parse_agents(text: str) -> list[AgentKind]:
     return load_kinds([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
 
 
-def extender_role(kind: AgentKind, options: Any) -> Role:
+def extender_role(kind: AgentKind, options: Any) -> AgentRole:
     """The verbs and resources that an extender's entry needs for an agent, according to the agent itself."""
     agent = kind.agent(options)
-    return Role(
+    return AgentRole(
         kind.name,
         filters=bool(agent_chain.filter_functions(agent)),
         prioritizes=bool(agent_chain.score_functions(agent)),

@@ -93,7 +93,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     """The changes that make kube-scheduler call nodewise. Nothing is written. `BadInput` lists all problems."""
     files = _read_host(request)
     version = (
-        scheduler_versions.parse_setting(request.version)
+        scheduler_versions.parse_version(request.version)
         if request.version
         else static_pod.scheduler_version(files.manifest)
     )
@@ -117,13 +117,13 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     if (
         files.manifest.recorded_state is None
         and before.config
-        and files.manifest.on_host(before.config) == destination
+        and files.manifest.host_path(before.config) == destination
     ):
         before = before._replace(backup=backup.path if backup else None)
     hashed = config_hash([rendered.data, *(change.after or b"" for change in credentials)])
     wanted = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
     value = static_pod.add_configuration(files.manifest, wanted)
-    pod = plan_change(request.manifest, yaml_editor.rewrite(files.manifest.document, value), 0o600)
+    pod = plan_change(request.manifest, yaml_editor.rewrite_document(files.manifest.document, value), 0o600)
     changes = [*credentials, config, *_deployment_changes(request, version), pod]
     return ChangePlan(
         changes,
@@ -177,7 +177,7 @@ def managed_files(request: HostRequest) -> set[str]:
         manifest = None  # a backup may repair it; otherwise the problem is reported later, with all others
     if manifest is not None:
         before = manifest.recorded_state.config if manifest.recorded_state else None
-        configs |= {manifest.on_host(path) for path in (manifest.users_config, before) if path}
+        configs |= {manifest.host_path(path) for path in (manifest.user_config, before) if path}
         configs |= {manifest.own_config} if manifest.own_config else set()
         folders |= {manifest.own_certs} if manifest.own_certs else set()
     credentials = {os.path.join(folder, name) for folder in folders for name in CERTIFICATE_FILES}
@@ -307,16 +307,16 @@ def _users_configuration(request: HostRequest, files: HostFiles) -> tuple[str, b
     does not say how to handle it.
     """
     before = files.manifest.recorded_state
-    users = files.manifest.users_config or (before.config if before else None)
+    users = files.manifest.user_config or (before.config if before else None)
     if users is None or request.existing == "replace":
         return None
     if request.existing != "merge":
-        if files.manifest.users_config is None:
+        if files.manifest.user_config is None:
             wanted = f"--merge to keep {users}, which is used without us, or --replace"
         else:
             wanted = "--merge to have our entries put among its own, or --replace"
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", wanted)])
-    path = files.manifest.on_host(users)
+    path = files.manifest.host_path(users)
     if before and before.backup and path == config_path(request):
         return path, backups.original_content(before.backup, path)
     return path, read_required(path)
@@ -332,12 +332,12 @@ def _check_named_files(request: HostRequest, files: HostFiles, rendered: Rendere
     if not request.ca:
         ours.discard(f"{static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}")
     problems = []
-    for field, path in scheduler_configuration_file.named_files(rendered.value):
+    for field, path in scheduler_configuration_file.list_named_files(rendered.value):
         inside, name = os.path.split(path)
         host = (
             os.path.join(request.cert_dir, name)
             if inside == static_pod.CERTS_MOUNT
-            else files.manifest.on_host(path)
+            else files.manifest.host_path(path)
         )
         if field.startswith("extenders") and path not in ours and not os.path.isfile(host):
             problems.append(Problem(field, f"{path}, and there is no {host}", "a file that is there"))

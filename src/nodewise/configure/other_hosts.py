@@ -55,7 +55,7 @@ def render_script(run: OtherHostRun) -> str:
     return _SCRIPT_START + "\n".join(lines) + _SCRIPT_END
 
 
-def run_document(run: OtherHostRun) -> dict[str, Any]:
+def describe_run(run: OtherHostRun) -> dict[str, Any]:
     """The run as a JSON document."""
     return {
         "version": run.version,

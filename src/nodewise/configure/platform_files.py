@@ -73,20 +73,22 @@ def _cluster_configuration(platform: Platform, version: str) -> dict[str, Any]:
 
 
 def _kubeadm_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    texts_by_name = {CONFIG_FILE: yaml_editor.dump(dict(value)), PATCH_FILE: _dns_policy_patch()}
+    texts_by_name = {CONFIG_FILE: yaml_editor.dump_yaml(dict(value)), PATCH_FILE: _dns_policy_patch()}
     for version in _KUBEADM_VERSIONS:
         init = {
             "apiVersion": f"kubeadm.k8s.io/{version}",
             "kind": "InitConfiguration",
             "patches": {"directory": _PATCH_FOLDER},
         }
-        texts = [yaml_editor.dump(document) for document in (_cluster_configuration(platform, version), init)]
+        texts = [
+            yaml_editor.dump_yaml(document) for document in (_cluster_configuration(platform, version), init)
+        ]
         texts_by_name[f"kubeadm-{version}.yaml"] = "---\n".join(texts)
     return texts_by_name
 
 
 def _dns_policy_patch() -> str:
-    return yaml_editor.dump({"spec": {"dnsPolicy": static_pod.DNS_POLICY}})
+    return yaml_editor.dump_yaml({"spec": {"dnsPolicy": static_pod.DNS_POLICY}})
 
 
 def _kind_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
@@ -103,20 +105,20 @@ def _kind_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     cluster = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
-        "kubeadmConfigPatches": [yaml_editor.dump(patch) for patch in patches],
+        "kubeadmConfigPatches": [yaml_editor.dump_yaml(patch) for patch in patches],
         "nodes": [node, {"role": "worker"}],
     }
     return {
-        CONFIG_FILE: yaml_editor.dump(dict(value)),
+        CONFIG_FILE: yaml_editor.dump_yaml(dict(value)),
         PATCH_FILE: _dns_policy_patch(),
-        "kind.yaml": yaml_editor.dump(cluster),
+        "kind.yaml": yaml_editor.dump_yaml(cluster),
     }
 
 
 def _capi_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     """A KubeadmControlPlane whose bootstrap provider writes the files on each machine."""
     texts = {
-        platform.config: yaml_editor.dump(dict(value)),
+        platform.config: yaml_editor.dump_yaml(dict(value)),
         f"{_PATCH_FOLDER}/{posixpath.basename(PATCH_FILE)}": _dns_policy_patch(),
     }
     written = [_machine_file(path, {"content": text}) for path, text in texts.items()]
@@ -131,7 +133,7 @@ def _capi_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
             "initConfiguration": {"patches": {"directory": _PATCH_FOLDER}},
             "joinConfiguration": {"patches": {"directory": _PATCH_FOLDER}},
         }
-        texts_by_name[f"kubeadmcontrolplane-{version}.yaml"] = yaml_editor.dump(
+        texts_by_name[f"kubeadmcontrolplane-{version}.yaml"] = yaml_editor.dump_yaml(
             {
                 "apiVersion": f"controlplane.cluster.x-k8s.io/{version}",
                 "kind": "KubeadmControlPlane",
@@ -139,7 +141,7 @@ def _capi_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
                 "spec": {"kubeadmConfigSpec": spec},
             }
         )
-    return {**texts_by_name, "clusterresourceset.yaml": yaml_editor.dump(_RESOURCE_SET)}
+    return {**texts_by_name, "clusterresourceset.yaml": yaml_editor.dump_yaml(_RESOURCE_SET)}
 
 
 def _machine_file(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,8 +168,8 @@ _RESOURCE_SET: Final = {
 def _k3s_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     snippet = {"kube-scheduler-arg+": [f"config={platform.config}"]}
     return {
-        CONFIG_FILE: yaml_editor.dump(dict(value)),
-        "config.yaml.d/nodewise.yaml": yaml_editor.dump(snippet),
+        CONFIG_FILE: yaml_editor.dump_yaml(dict(value)),
+        "config.yaml.d/nodewise.yaml": yaml_editor.dump_yaml(snippet),
     }
 
 
@@ -177,14 +179,14 @@ def _rke2_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
         "kube-scheduler-extra-mount+": [f"{platform.folder}:{platform.folder}:ro"],
     }
     return {
-        CONFIG_FILE: yaml_editor.dump(dict(value)),
-        "config.yaml.d/nodewise.yaml": yaml_editor.dump(snippet),
+        CONFIG_FILE: yaml_editor.dump_yaml(dict(value)),
+        "config.yaml.d/nodewise.yaml": yaml_editor.dump_yaml(snippet),
     }
 
 
 def _microk8s_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     return {
-        CONFIG_FILE: yaml_editor.dump(dict(value)),
+        CONFIG_FILE: yaml_editor.dump_yaml(dict(value)),
         "args/kube-scheduler": f"--config={platform.config}\n",
     }
 
@@ -194,7 +196,7 @@ def _talos_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]
     config = {name: item for name, item in value.items() if name != "clientConnection"}
     volume = {"hostPath": platform.folder, "mountPath": platform.certs, "readonly": True}
     scheduler = {"config": config, "extraVolumes": [volume]}
-    return {"machine-config-patch.yaml": yaml_editor.dump({"cluster": {"scheduler": scheduler}})}
+    return {"machine-config-patch.yaml": yaml_editor.dump_yaml({"cluster": {"scheduler": scheduler}})}
 
 
 PLATFORMS: Final = {

@@ -24,13 +24,13 @@ def plan_uninstall(request: HostRequest) -> ChangePlan:
     """The changes that remove everything that earlier runs added."""
     manifest = static_pod.parse_manifest(read_required(request.manifest), request.manifest, request.container)
     value = static_pod.remove_configuration(manifest)
-    pod = plan_change(request.manifest, yaml_editor.rewrite(manifest.document, value), 0o600)
+    pod = plan_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value), 0o600)
     changes: list[FileChange] = []
     warnings: list[str] = []
     if manifest.own_config is not None:
         changes, warnings = _own_file_changes(manifest)
-        if manifest.users_config:
-            warnings.append(f"the configuration {manifest.users_config} is not ours, and stays")
+        if manifest.user_config:
+            warnings.append(f"the configuration {manifest.user_config} is not ours, and stays")
     summary = file_diff.pod_changes(manifest.document.value, value, manifest.container_index)
     return ChangePlan([pod, *changes], (), warnings, None, summary, manifest.own_certs or "")
 
@@ -120,7 +120,7 @@ def _own_file_changes(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
     if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
         return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
     removed = [plan_change(path, None, 0) for path in certificates]
-    if not before.config or manifest.on_host(before.config) != config:
+    if not before.config or manifest.host_path(before.config) != config:
         return [*removed, plan_change(config, None, 0)], []
     if not before.backup:
         raise BadInput(

@@ -17,7 +17,7 @@ _MAX_WEIGHT: Final = 10_000
 """Small enough that the sum of a node's scores over all plugins and extenders fits into 64 bits."""
 
 
-class Role(NamedTuple):
+class AgentRole(NamedTuple):
     """The verbs and resources of an agent."""
 
     agent: str
@@ -59,7 +59,7 @@ class SchedulerOptions(NamedTuple):
     """Path of the kubeconfig as kube-scheduler sees it; empty: the permissions of its pod."""
 
 
-def build_configuration(roles: Sequence[Role], options: SchedulerOptions) -> dict[str, Any]:
+def build_configuration(roles: Sequence[AgentRole], options: SchedulerOptions) -> dict[str, Any]:
     """A KubeSchedulerConfiguration. `BadSettings` for options that do not work or that do not fail closed."""
     problems = [*_url_problems(options), *_weight_problems(roles, options), *_role_problems(roles, options)]
     if problems:
@@ -79,20 +79,20 @@ def build_configuration(roles: Sequence[Role], options: SchedulerOptions) -> dic
     }
 
 
-def agents_without_filter(roles: Sequence[Role], options: SchedulerOptions) -> list[str]:
+def agents_without_filter(roles: Sequence[AgentRole], options: SchedulerOptions) -> list[str]:
     """Agents whose filter is not called, because no resource marks their pods."""
     groups = (group for _, group in _entry_groups(roles, options) if not _needs_filter(group, options))
     return [role.agent for group in groups for role in group if role.filters]
 
 
-def _entry_groups(roles: Sequence[Role], options: SchedulerOptions) -> list[tuple[str, list[Role]]]:
+def _entry_groups(roles: Sequence[AgentRole], options: SchedulerOptions) -> list[tuple[str, list[AgentRole]]]:
     """The URL path of each entry with its agents."""
     if options.one_entry_per_agent:
         return [(f"agents/{role.agent}", [role]) for role in roles]
     return [("scheduler", list(roles))]
 
 
-def _build_bind_entries(roles: Sequence[Role], options: SchedulerOptions) -> list[dict[str, Any]]:
+def _build_bind_entries(roles: Sequence[AgentRole], options: SchedulerOptions) -> list[dict[str, Any]]:
     """A separate entry for the bind verb, if the common entry receives all pods: nodewise binds only pods that request
     a resource of the agent that binds. Empty if not needed.
     """
@@ -117,7 +117,7 @@ def _managed_resources(resources: Mapping[str, bool]) -> list[dict[str, Any]]:
     ]
 
 
-def _build_entry(path: str, roles: Sequence[Role], options: SchedulerOptions) -> dict[str, Any]:
+def _build_entry(path: str, roles: Sequence[AgentRole], options: SchedulerOptions) -> dict[str, Any]:
     resources = _common_resources(roles)
     filters, binds = _needs_filter(roles, options), bool(resources) and any(role.binds for role in roles)
     weight = options.weights.get(
@@ -149,20 +149,20 @@ def _tls_fields(options: SchedulerOptions) -> dict[str, Any]:
     return {"enableHTTPS": True, "tlsConfig": names}
 
 
-def _needs_filter(roles: Iterable[Role], options: SchedulerOptions) -> bool:
+def _needs_filter(roles: Iterable[AgentRole], options: SchedulerOptions) -> bool:
     """Whether an entry has the filter verb: if a resource marks its pods, or if the options ask for it."""
     roles = list(roles)
     return any(role.filters for role in roles) and (options.filter_all_pods or bool(_common_resources(roles)))
 
 
-def _common_resources(roles: Sequence[Role]) -> dict[str, bool]:
+def _common_resources(roles: Sequence[AgentRole]) -> dict[str, bool]:
     """The resources that select the pods of an entry; empty if an agent handles all pods."""
     if not all(role.resources for role in roles):
         return {}
     return {name: is_mark for role in roles for name, is_mark in role.resources.items()}
 
 
-def _role_problems(roles: Sequence[Role], options: SchedulerOptions) -> Iterable[Problem]:
+def _role_problems(roles: Sequence[AgentRole], options: SchedulerOptions) -> Iterable[Problem]:
     """Problems of the agents. A missing response must not accept a pod, so an agent that filters marked pods needs its
     filter.
     """
@@ -176,7 +176,7 @@ def _role_problems(roles: Sequence[Role], options: SchedulerOptions) -> Iterable
             yield from _unfiltered_problems(group)
 
 
-def _unfiltered_problems(group: Sequence[Role]) -> Iterable[Problem]:
+def _unfiltered_problems(group: Sequence[AgentRole]) -> Iterable[Problem]:
     """Problems of an entry without the filter verb."""
     guards = [role.agent for role in group if role.filters and role.resources]
     others = [role.agent for role in group if not role.resources]
@@ -188,7 +188,7 @@ def _unfiltered_problems(group: Sequence[Role]) -> Iterable[Problem]:
         yield Problem("--agents", seen, "--filter-all-pods")
 
 
-def _weight_problems(roles: Sequence[Role], options: SchedulerOptions) -> Iterable[Problem]:
+def _weight_problems(roles: Sequence[AgentRole], options: SchedulerOptions) -> Iterable[Problem]:
     known = {role.agent for role in roles} if options.one_entry_per_agent else set()
     for agent, weight in options.weights.items():
         if agent and agent not in known:

@@ -111,10 +111,10 @@ def render_value(value: Mapping[str, Any], context: RenderContext) -> RenderedCo
     for entry in configuration["extenders"]:
         _set_entry_defaults(entry, context)
     _check_configuration(configuration, "the built-in template", extenders_needed=True)
-    return RenderedConfiguration(yaml_editor.dump(configuration).encode(), configuration, [])
+    return RenderedConfiguration(yaml_editor.dump_yaml(configuration).encode(), configuration, [])
 
 
-def named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def list_named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """The fields of a configuration that name files, with the paths."""
     kubeconfig = (value.get("clientConnection") or {}).get("kubeconfig")
     if kubeconfig:
@@ -150,7 +150,7 @@ def _rewrite_document(
 ) -> RenderedConfiguration:
     _check_configuration(value, document.name, extenders_needed=True)
     return RenderedConfiguration(
-        yaml_editor.rewrite(document, value), value, [*warnings, *_entry_warnings(value)]
+        yaml_editor.rewrite_document(document, value), value, [*warnings, *_entry_warnings(value)]
     )
 
 
@@ -169,7 +169,7 @@ def _entry_warnings(value: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _parse_configuration(data: bytes, name: str, *, extenders_needed: bool = True) -> Document:
-    document = yaml_editor.parse(data, name)
+    document = yaml_editor.parse_document(data, name)
     if not isinstance(document.value, dict):
         raise BadInput(name, [Problem("", "no map", "a KubeSchedulerConfiguration")])
     _check_configuration(document.value, name, extenders_needed=extenders_needed)

@@ -44,7 +44,7 @@ class SchedulerVersion(NamedTuple):
         return f"1.{self.minor}"
 
 
-def parse_image(image: str) -> SchedulerVersion:
+def parse_image_version(image: str) -> SchedulerVersion:
     """The version in the tag of an image. `BadInput` if the tag has none."""
     name = image.partition("@")[0]
     last = name.rpartition("/")[2]
@@ -56,7 +56,7 @@ def parse_image(image: str) -> SchedulerVersion:
     return _supported(int(match[1]), int(match[2]), f"image {image}")
 
 
-def parse_setting(text: str) -> SchedulerVersion:
+def parse_version(text: str) -> SchedulerVersion:
     """The version in a setting. `BadSettings` if it is invalid."""
     match = re.fullmatch(r"v?(\d{1,9})\.(\d{1,9})(?:\.\d.*)?", text)
     if match is None:

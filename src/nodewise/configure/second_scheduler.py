@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.configure import yaml_editor
-from nodewise.configure.scheduler_configuration import Role
+from nodewise.configure.scheduler_configuration import AgentRole
 
 URL: Final = "http://127.0.0.1:9001"
 _RBAC: Final = "rbac.authorization.k8s.io"
@@ -57,7 +57,7 @@ class SecondSchedulerOptions(NamedTuple):
     name: str
     """The schedulerName of its pods, and the name of all objects."""
     namespace: str
-    agents: Sequence[Role]
+    agents: Sequence[AgentRole]
     scheduler_image: str
     """The image of kube-scheduler, with the minor version of the cluster."""
     image: str
@@ -90,7 +90,7 @@ def build_objects(options: SecondSchedulerOptions) -> list[dict[str, Any]]:
         *_role_binding(options, "Role", options.name, "", options.namespace),
         {
             **_object_header(options, "v1", "ConfigMap"),
-            "data": {"scheduler.yaml": yaml_editor.dump(dict(_with_leader_election(options)))},
+            "data": {"scheduler.yaml": yaml_editor.dump_yaml(dict(_with_leader_election(options)))},
         },
         _deployment(options),
     ]

@@ -69,7 +69,7 @@ class Manifest(NamedTuple):
         return _host_paths(self.spec.get("volumes")).get(CERTS_VOLUME)
 
     @property
-    def users_config(self) -> str | None:
+    def user_config(self) -> str | None:
         """The configuration that someone else added."""
         return self.config if self.config and self.config != self.own_config else None
 
@@ -96,7 +96,7 @@ class Manifest(NamedTuple):
     def _annotations(self) -> Mapping[str, str]:
         return (self.document.value.get("metadata") or {}).get("annotations") or {}
 
-    def on_host(self, path: str) -> str:
+    def host_path(self, path: str) -> str:
         """The path on the host of a path in the container."""
         volumes = _host_paths(self.spec.get("volumes"))
         mounts = self.container.get("volumeMounts") or []
@@ -122,7 +122,7 @@ def parse_manifest(data: bytes, name: str, container: str = "") -> Manifest:
     """Parse a manifest. `BadInput` if it is not a pod of kube-scheduler."""
     if not data.strip():
         raise BadInput("not found error: spec not found", [Problem(name, "an empty file", "a Pod")])
-    document = yaml_editor.parse(data, name)
+    document = yaml_editor.parse_document(data, name)
     root = document.value
     if not isinstance(root, dict):
         raise BadInput(f'unmarshaling of "{name}" failed', [Problem("root", "no map", "a Pod")])
@@ -143,7 +143,7 @@ def scheduler_version(manifest: Manifest) -> SchedulerVersion:
     image = manifest.container.get("image")
     if not isinstance(image, str):
         raise BadInput("not found error: imageName not found")
-    return scheduler_versions.parse_image(image)
+    return scheduler_versions.parse_image_version(image)
 
 
 def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def remove_configuration(manifest: Manifest) -> dict[str, Any]:
         return root
     spec, container = root["spec"], root["spec"]["containers"][manifest.container_index]
     before = manifest.recorded_state or PriorState()
-    container.update(scheduler_command_line.with_config(container, manifest.users_config or before.config))
+    container.update(scheduler_command_line.with_config(container, manifest.user_config or before.config))
     for where, field in ((container, "volumeMounts"), (spec, "volumes")):
         _set_or_remove(
             where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OWN_VOLUMES]
@@ -215,7 +215,7 @@ def prior_state(manifest: Manifest) -> PriorState:
         return prior
     policy = manifest.spec.get("dnsPolicy")
     taken_over = manifest.own_config is not None and policy == DNS_POLICY
-    return PriorState(None if taken_over else policy, manifest.users_config)
+    return PriorState(None if taken_over else policy, manifest.user_config)
 
 
 def _set_or_remove(where: dict[str, Any], field: str, value: Any) -> None:

@@ -1,8 +1,8 @@
 """Edits YAML text with minimal changes: comments, quotes, order and line ends are preserved.
 
-A text is parsed into a plain value. The caller creates the expected value. `rewrite` replaces the few pieces of text
-that differ, parses the result again and compares it with the expected value. Edits that are not possible in this way
-are refused.
+A text is parsed into a plain value. The caller creates the expected value. `rewrite_document` replaces the few pieces
+of text that differ, parses the result again and compares it with the expected value. Edits that are not possible in
+this way are refused.
 """
 
 import difflib
@@ -44,7 +44,7 @@ class Edit(NamedTuple):
     text: str
 
 
-def parse(data: bytes, name: str) -> Document:
+def parse_document(data: bytes, name: str) -> Document:
     """The only document of a file. `BadInput` for none or several documents, duplicate keys, or invalid YAML."""
     if len(data) > MAX_BYTES:
         raise _parse_error(name, f"{len(data)} bytes", f"at most {MAX_BYTES}")
@@ -59,7 +59,7 @@ def parse(data: bytes, name: str) -> Document:
     return Document(name, data.decode(), nodes[0], _copy_unshared(values[0]))
 
 
-def rewrite(document: Document, expected: Any) -> bytes:
+def rewrite_document(document: Document, expected: Any) -> bytes:
     """The text with the expected value, with as few changes as possible. `BadInput` if that is not possible."""
     edits = sorted(_node_edits(document, document.node, document.value, expected))
     text, at, pieces = document.text, 0, []
@@ -70,7 +70,7 @@ def rewrite(document: Document, expected: Any) -> bytes:
         at = edit.end
     text_after = "".join([*pieces, text[at:]]).encode()
     try:
-        same = comparison_key(parse(text_after, document.name).value) == comparison_key(expected)
+        same = comparison_key(parse_document(text_after, document.name).value) == comparison_key(expected)
     except BadInput:
         same = False
     return text_after if same else _refuse_edit(document)
@@ -90,7 +90,7 @@ def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
 _Dumper.add_representer(str, _represent_text)
 
 
-def dump(value: Any) -> str:
+def dump_yaml(value: Any) -> str:
     """A value as YAML text."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000)
 

@@ -1,4 +1,4 @@
-"""Tests say which numbered cases they hold, and how nodewise departs from the older configurator there."""
+"""Assigns case numbers to tests, with the differences from the older configurator."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -15,6 +15,6 @@ CASES: list[CaseNumber] = []
 
 
 def case(number: str | int, differs: str = "") -> Callable[[F], F]:
-    """Of the test below; `differs` is empty where nodewise does as the older program did, exit codes apart."""
+    """Decorates the test of a case. `differs` is empty if only exit codes differ from the older program."""
     CASES.append(CaseNumber(str(number), differs))
     return lambda test: test

@@ -1,4 +1,4 @@
-"""A host of the control plane in a temporary folder, and the real command run on it."""
+"""A control-plane host in a temporary folder, on which the real command runs."""
 
 import datetime as dt
 import os
@@ -32,7 +32,7 @@ class KeyPair(NamedTuple):
 
 
 class ControlPlaneHost:
-    """K is `root/K`, as in the list of cases; the working directory has the template of TAS."""
+    """A control-plane host. K is `root/K`, as in the list of cases; the working directory has the template of TAS."""
 
     def __init__(self, root: Path, minor: int = 30) -> None:
         self.k, self.work = root / "K", root / "S"
@@ -42,11 +42,11 @@ class ControlPlaneHost:
         self.manifest = self.k / "manifests" / "kube-scheduler.yaml"
         self.config = self.k / "scheduler-config.yaml"
         self.template = self.work / TEMPLATE
-        self.template.write_bytes(scheduler_manifests.TAS.encode())
+        self.template.write_bytes(scheduler_manifests.TAS_TEMPLATE.encode())
         (self.work / "deploy" / "tas-deployment.yaml").write_text(
             "a: node-role.kubernetes.io/control-plane\n"
         )
-        self.write(scheduler_manifests.text(scheduler_manifests.pod(minor)))
+        self.write(scheduler_manifests.to_yaml(scheduler_manifests.kubeadm_pod(minor)))
         for name, data in CERTIFICATE_FILES.items():
             self.write_certificate(name, data)
 
@@ -61,7 +61,7 @@ class ControlPlaneHost:
         self.manifest.chmod(0o600)
 
     def base_flags(self, **other: str) -> list[str]:
-        """The base flags, with others in their place."""
+        """The flags of all cases, with other values for some."""
         flags = {
             "b": f"{self.k}",
             "d": f"{self.k}",
@@ -104,7 +104,7 @@ class ControlPlaneHost:
         return sorted(self.k.glob("backup_*"))
 
     def snapshot(self) -> dict[str, tuple[int, bytes | None]]:
-        """All that is there: names, modes and contents."""
+        """Modes and contents of all files and folders by path; None for folders."""
         return {
             str(path.relative_to(self.k)): (
                 path.lstat().st_mode,
@@ -127,7 +127,7 @@ def issue(
     days: int = 100,
     usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.CLIENT_AUTH,
 ) -> KeyPair:
-    """A certificate with its key, in PEM; signed by itself where nobody is named."""
+    """A certificate with its key, in PEM; self-signed without `by`."""
     own = serialization.load_pem_private_key(key, None) if key else ec.generate_private_key(ec.SECP256R1())
     assert isinstance(own, ec.EllipticCurvePrivateKey)
     issuer = x509.load_pem_x509_certificate(by.cert).subject if by else _name(name)

@@ -1,4 +1,4 @@
-"""Obstacles for a run, set up in its own process: a signal in the middle, another user, a full disk."""
+"""Faults for a run, injected in its own process: a signal at a write call, another user, a full disk."""
 
 import os
 import resource
@@ -19,11 +19,11 @@ WRITE_FUNCTIONS: Final = (
     "fchown",
     "setxattr",
 )
-"""Functions of `os`."""
+"""Functions of `os` that are counted."""
 
 
 def signal_at_write(count: int, number: signal.Signals) -> None:
-    """Send this process a signal at the call of that number that writes.
+    """Send a signal to this process at the write call of this number.
 
     SIGKILL comes before the call, or after half of the bytes of a write; any other signal after the call.
     """
@@ -38,20 +38,20 @@ def become_nobody() -> None:
 
 
 def limit_files(size: int) -> None:
-    """Let no file grow beyond so many bytes."""
+    """Limit the size of files in bytes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 class SignalAtWrite:
-    """Counts calls that write."""
+    """Counts write calls and sends the signal."""
 
     def __init__(self, count: int, number: signal.Signals) -> None:
         self._remaining = count
         self._signal = number
 
     def wrap(self, name: str) -> Callable[..., Any]:
-        """The function of `os` by this name, which counts."""
+        """The function of `os` of this name, with counting."""
         function = getattr(os, name)
 
         def call(*arguments: Any, **options: Any) -> Any:

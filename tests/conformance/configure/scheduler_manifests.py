@@ -1,6 +1,6 @@
 """kubeadm's kube-scheduler.yaml as each minor version writes it, and the templates of the older configurator.
 
-From the facts that were written down when the older program was observed: a base, and what changed with which version.
+From observations of the older program: a base, and the changes of each version.
 """
 
 import copy
@@ -11,8 +11,8 @@ import yaml
 MINORS = range(18, 38)
 
 
-def pod(minor: int = 30, patch: str = "0", **image: str) -> dict[str, Any]:
-    """The object that kubeadm of this version writes."""
+def kubeadm_pod(minor: int = 30, patch: str = "0", **image: str) -> dict[str, Any]:
+    """The pod that kubeadm of this version writes."""
     probe_port: int | str = 10259 if minor < 34 else "probe-port"
     live = "/healthz" if minor < 32 else "/livez"
     command = [
@@ -81,28 +81,28 @@ def _probe(path: str, port: int | str, failures: int, period: int, timeout: int)
     }
 
 
-def text(value: Any) -> str:
-    """As kubeadm writes it: keys in order, lists not indented."""
+def to_yaml(value: Any) -> str:
+    """YAML as kubeadm writes it: sorted keys, lists not indented."""
     return yaml.safe_dump(value, sort_keys=True, width=1000)
 
 
-def changed(value: dict[str, Any], where: str, new: Any) -> dict[str, Any]:
-    """A copy with another value, `None` for a key that is taken away: `spec.containers.0.command`."""
+def with_field(value: dict[str, Any], where: str, new: Any) -> dict[str, Any]:
+    """A copy with another value at a path such as `spec.containers.0.command`; `REMOVED` removes the key."""
     edited = copy.deepcopy(value)
     *path, last = where.split(".")
     place: Any = edited
     for name in path:
         place = place[int(name)] if isinstance(place, list) else place[name]
-    if new is GONE:
+    if new is REMOVED:
         del place[last]
     else:
         place[int(last) if isinstance(place, list) else last] = new
     return edited
 
 
-GONE = object()
+REMOVED = object()
 
-_TAS = {
+_TAS_ENTRY = {
     "urlPrefix": "https://tas-service.telemetry-aware-scheduling.svc.cluster.local:9001",
     "filterVerb": "scheduler/filter",
     "prioritizeVerb": "scheduler/prioritize",
@@ -116,7 +116,7 @@ _TAS = {
         "keyFile": "/host/certs/client.key",
     },
 }
-_GAS = {
+_GAS_ENTRY = {
     "urlPrefix": "https://gas-service.default.svc.cluster.local:9001",
     "filterVerb": "scheduler/filter",
     "bindVerb": "scheduler/bind",
@@ -125,17 +125,17 @@ _GAS = {
     "managedResources": [{"name": "gpu.intel.com/i915", "ignoredByScheduler": False}],
     "ignorable": True,
     "nodeCacheCapable": True,
-    "tlsConfig": _TAS["tlsConfig"],
+    "tlsConfig": _TAS_ENTRY["tlsConfig"],
 }
 
 
-def template(*extenders: dict[str, Any]) -> str:
-    """A template in the form of those that came with the older configurator, which had CRLF."""
+def scheduler_template(*extenders: dict[str, Any]) -> str:
+    """A template like those of the older configurator, which have CRLF line ends."""
     value = {
         "apiVersion": "kubescheduler.config.k8s.io/XVERSIONX",
         "kind": "KubeSchedulerConfiguration",
         "clientConnection": {"kubeconfig": "/etc/kubernetes/scheduler.conf"},
-        "extenders": list(extenders) or [_TAS],
+        "extenders": list(extenders) or [_TAS_ENTRY],
     }
     lines = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000)
     return lines.replace("\n", "\r\n")
@@ -146,4 +146,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-TAS, GAS, BOTH = template(), template(_GAS), template(_TAS, _GAS)
+TAS_TEMPLATE, GAS_TEMPLATE, BOTH_TEMPLATE = (
+    scheduler_template(),
+    scheduler_template(_GAS_ENTRY),
+    scheduler_template(_TAS_ENTRY, _GAS_ENTRY),
+)

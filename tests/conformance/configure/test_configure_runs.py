@@ -1,4 +1,4 @@
-"""Normal runs, and what is only shown: the numbered cases 1 to 28 and 99 to 111."""
+"""Normal runs and dry runs: the numbered cases 1 to 28 and 99 to 111."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from tests.conformance.configure.control_plane_hosts import AUTHORITY, CLIENT, P
 HASH, BEFORE = "nodewise.io/config-hash", "nodewise.io/before-configure"
 
 
-def mode(path: os.PathLike[str]) -> int:
+def permissions(path: os.PathLike[str]) -> int:
     return stat.S_IMODE(Path(path).stat().st_mode)
 
 
-def without_ours(pod):
-    """The object, and what a run adds to it."""
+def split_additions(pod):
+    """The pod without the additions of a run, and the additions."""
     container, spec = pod["spec"]["containers"][0], pod["spec"]
     added = {
         "command": [container["command"].pop()],
@@ -46,13 +46,13 @@ def test_a_first_run(host):
     assert (host.certs / "client.key").read_bytes() == CLIENT.key
     assert (host.certs / "client.crt").read_bytes() == CLIENT.cert
     assert (host.certs / "ca.crt").read_bytes() == AUTHORITY.cert
-    assert [mode(host.certs / name) for name in ("client.key", "client.crt", "ca.crt")] == [
+    assert [permissions(host.certs / name) for name in ("client.key", "client.crt", "ca.crt")] == [
         0o600,
         0o644,
         0o644,
     ]
-    pod, added = without_ours(host.pod)
-    assert pod == scheduler_manifests.pod(30)
+    pod, added = split_additions(host.pod)
+    assert pod == scheduler_manifests.kubeadm_pod(30)
     assert added["command"] == [f"--config={host.config}"]
     assert added["mounts"] == [
         {"mountPath": str(host.config), "name": "schedulerconfig", "readOnly": True},
@@ -68,10 +68,10 @@ def test_a_first_run(host):
     assert entry["tlsConfig"]["caFile"] == "/host/certs/ca.crt"
     assert entry["httpTimeout"] == "5s"
     [backup] = host.backups
-    assert mode(backup) == 0o700
+    assert permissions(backup) == 0o700
     assert {path.name for path in backup.iterdir()} == {"kube-scheduler.yaml", "nodewise-backup.json"}
     assert (backup / "kube-scheduler.yaml").read_bytes() == old
-    assert mode(backup / "kube-scheduler.yaml") == 0o600
+    assert permissions(backup / "kube-scheduler.yaml") == 0o600
     for text in (
         f'Backups written to folder "{backup}"',
         f'Certs written to folder "{host.certs}"',
@@ -125,7 +125,7 @@ def test_every_version_of_kubeadm(tmp_path, minor):
     host = ControlPlaneHost(tmp_path, minor)
     assert host.run().code == 0
     assert host.configuration["apiVersion"] == f"kubescheduler.config.k8s.io/{VERSIONS[minor]}"
-    assert without_ours(host.pod)[0] == scheduler_manifests.pod(minor)
+    assert split_additions(host.pod)[0] == scheduler_manifests.kubeadm_pod(minor)
     assert "control-plane" in (host.work / "deploy" / "tas-deployment.yaml").read_text()
 
 
@@ -135,7 +135,7 @@ def test_a_configuration_that_nobody_uses_is_overwritten(host):
     host.config.chmod(0o600)
     assert host.run().code == 0
     assert host.configuration["kind"] == "KubeSchedulerConfiguration"
-    assert mode(host.config) == 0o600
+    assert permissions(host.config) == 0o600
     assert (host.backups[0] / "scheduler-config.yaml").read_text() == "old\n"
     assert (host.backups[0] / "kube-scheduler.yaml").exists()
 
@@ -172,17 +172,17 @@ def test_the_key_of_a_former_run_is_closed(host):
     (host.certs / "client.key").write_bytes(b"old")
     (host.certs / "client.key").chmod(0o644)
     assert host.run().code == 0
-    assert (mode(host.certs), mode(host.certs / "client.key")) == (0o700, 0o600)
+    assert (permissions(host.certs), permissions(host.certs / "client.key")) == (0o700, 0o600)
     (host.certs / "client.key").chmod(0o644)
     assert host.run().code == 0
-    assert mode(host.certs / "client.key") == 0o600
+    assert permissions(host.certs / "client.key") == 0o600
 
 
 @case(16, "the file that is not used any more is named")
 def test_a_template_of_another_name(host):
     host.run()
     other = host.work / "gas-config.yaml"
-    other.write_bytes(scheduler_manifests.GAS.encode())
+    other.write_bytes(scheduler_manifests.GAS_TEMPLATE.encode())
     ran = host.run(f=str(other))
     new = str(host.k / "gas-config.yaml")
     assert f"--config={new}" in host.container["command"]
@@ -196,7 +196,7 @@ def test_a_template_of_another_name(host):
 def test_another_template_of_the_same_name(host):
     host.run()
     before = host.pod
-    host.template.write_bytes(scheduler_manifests.GAS.encode())
+    host.template.write_bytes(scheduler_manifests.GAS_TEMPLATE.encode())
     assert host.run().code == 0
     assert "gas-service" in host.config.read_text()
     after = host.pod
@@ -207,14 +207,14 @@ def test_another_template_of_the_same_name(host):
 @case(18)
 def test_a_plus_in_the_name(host):
     both = host.work / "scheduler-config-tas+gas.yaml"
-    both.write_bytes(scheduler_manifests.BOTH.encode())
+    both.write_bytes(scheduler_manifests.BOTH_TEMPLATE.encode())
     assert host.run(f=str(both)).code == 0
     assert f"--config={host.k}/scheduler-config-tas+gas.yaml" in host.container["command"]
 
 
 @case(20)
 def test_the_template_is_the_destination(host):
-    host.config.write_bytes(scheduler_manifests.TAS.encode())
+    host.config.write_bytes(scheduler_manifests.TAS_TEMPLATE.encode())
     assert host.run(f=str(host.config)).code == 0
     assert host.configuration["apiVersion"].endswith("/v1")
 
@@ -224,7 +224,7 @@ def test_a_narrow_umask(host):
     ran = host.configure(*host.base_flags(), before=partial(os.umask, 0o077))
     assert ran.code == 0
     names = (host.config, host.certs, host.certs / "client.crt", host.certs / "client.key")
-    assert [mode(name) for name in names] == [0o644, 0o755, 0o644, 0o600]
+    assert [permissions(name) for name in names] == [0o644, 0o755, 0o644, 0o600]
 
 
 @case(22)
@@ -235,7 +235,7 @@ def test_a_symbolic_link_stays(host):
     assert host.run().code == 0
     assert host.manifest.is_symlink()
     assert f"--config={host.config}" in target.read_text()
-    assert mode(target) == 0o600
+    assert permissions(target) == 0o600
 
 
 @case(23, "names of files are absolute")
@@ -247,7 +247,7 @@ def test_a_relative_folder(host):
 
 @case(26, "the version that this kube-scheduler reads is written, and it is told")
 def test_a_template_with_a_version_of_its_own(host):
-    host.template.write_text(scheduler_manifests.TAS.replace("XVERSIONX", "v1beta1"))
+    host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace("XVERSIONX", "v1beta1"))
     ran = host.run()
     assert host.configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
     assert "says kubescheduler.config.k8s.io/v1beta1" in ran.err
@@ -255,7 +255,7 @@ def test_a_template_with_a_version_of_its_own(host):
 
 @case(27, "only apiVersion is set, by its place")
 def test_a_placeholder_in_a_comment(host):
-    host.template.write_text("# XVERSIONX is set\r\n" + scheduler_manifests.TAS)
+    host.template.write_text("# XVERSIONX is set\r\n" + scheduler_manifests.TAS_TEMPLATE)
     assert host.run().code == 0
     assert host.config.read_bytes().startswith(b"# XVERSIONX is set\r\n")
     assert host.configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
@@ -267,13 +267,19 @@ def test_a_placeholder_in_a_comment(host):
     [
         ("}{", "yaml"),
         ("just words", "no map"),
-        (scheduler_manifests.TAS.replace("KubeSchedulerConfiguration", "Pod"), "kind"),
-        (scheduler_manifests.TAS.replace("filterVerb", "filterverb"), "extenders[0].filterverb"),
-        (scheduler_manifests.TAS.replace("weight: 1", "weight: -1"), "extenders[0].weight"),
-        (scheduler_manifests.TAS.replace("https://tas", "tas"), "extenders[0].urlPrefix"),
-        (scheduler_manifests.TAS.replace("ignorable: true", "ignorable: 1"), "extenders[0].ignorable"),
-        (scheduler_manifests.TAS.replace("ignorable: true", "httpTimeout: 5"), "extenders[0].httpTimeout"),
-        (scheduler_manifests.TAS.replace("extenders:", "profiles:"), "extenders"),
+        (scheduler_manifests.TAS_TEMPLATE.replace("KubeSchedulerConfiguration", "Pod"), "kind"),
+        (scheduler_manifests.TAS_TEMPLATE.replace("filterVerb", "filterverb"), "extenders[0].filterverb"),
+        (scheduler_manifests.TAS_TEMPLATE.replace("weight: 1", "weight: -1"), "extenders[0].weight"),
+        (scheduler_manifests.TAS_TEMPLATE.replace("https://tas", "tas"), "extenders[0].urlPrefix"),
+        (
+            scheduler_manifests.TAS_TEMPLATE.replace("ignorable: true", "ignorable: 1"),
+            "extenders[0].ignorable",
+        ),
+        (
+            scheduler_manifests.TAS_TEMPLATE.replace("ignorable: true", "httpTimeout: 5"),
+            "extenders[0].httpTimeout",
+        ),
+        (scheduler_manifests.TAS_TEMPLATE.replace("extenders:", "profiles:"), "extenders"),
     ],
 )
 def test_a_template_that_kube_scheduler_would_not_start_with(host, text, names):
@@ -287,7 +293,7 @@ def test_a_template_that_kube_scheduler_would_not_start_with(host, text, names):
 
 @case(125, "refused")
 def test_a_template_that_names_a_certificate_that_is_not_there(host):
-    host.template.write_text(scheduler_manifests.TAS.replace("client.crt", "other.crt"))
+    host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace("client.crt", "other.crt"))
     before = host.snapshot()
     ran = host.run()
     assert ran.code == 1
@@ -334,7 +340,7 @@ def test_a_dry_run_without_a_folder_for_backups(host):
 @case(103, "a unified diff, coloured on a terminal only")
 def test_a_difference_is_shown_by_lines(host):
     host.run()
-    host.template.write_text(scheduler_manifests.TAS.replace("weight: 1", "weight: 7"))
+    host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace("weight: 1", "weight: 7"))
     lines = host.run("-dry-run").out.splitlines()
     assert "-  weight: 1\\r" in lines
     assert "+  weight: 7\\r" in lines

@@ -1,4 +1,4 @@
-"""What is deployed, and what was said of it: the numbered cases 114, 116 to 118, 123 and 124."""
+"""The deployed manifests: the numbered cases 114, 116 to 118, 123 and 124."""
 
 import re
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ def test_the_extenders_deployment(name: str) -> None:
 
 
 def rule_schema() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the definition says of a strategy and of a rule."""
+    """The schemas of a strategy and of a rule."""
     definition = yaml.safe_load((DEPLOY / "crds" / "taspolicies.yaml").read_text())
     [version] = definition["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
@@ -88,7 +88,7 @@ def rule_schema() -> tuple[dict[str, Any], dict[str, Any]]:
 @case(117)
 @case(118)
 def test_the_definition_of_policies() -> None:
-    """A real API server refuses and takes them by tests/cluster/test_conformance_crd.py."""
+    """tests/cluster/test_conformance_crd.py checks them with a real API server."""
     strategy, rule = rule_schema()
     fields = rule["properties"]
     assert "operator" in rule["required"]
@@ -102,7 +102,7 @@ def test_the_definition_of_policies() -> None:
 
 @case(123, "nodes are known by the label `node`")
 def test_the_adapters_rule_for_metrics_of_nodes() -> None:
-    """A real adapter answers by it in tests/cluster/test_metrics_pipeline.py."""
+    """tests/cluster/test_metrics_pipeline.py checks it with a real adapter."""
     values = yaml.safe_load((DEPLOY / "metrics" / "prometheus-adapter.yaml").read_text())
     [custom] = values["rules"]["custom"]
     assert custom["resources"] == {"overrides": {"node": {"resource": "node"}}}
@@ -179,7 +179,7 @@ def rules(rows: list[tuple[str, str, int, list[str]]]) -> Iterator[dict[str, Any
 
 @case(124)
 def test_what_the_end_to_end_tests_looked_at() -> None:
-    """The labels' policies; the others are below."""
+    """The policies with labels; the test below has the others."""
     labels = {name: node_labels_of(policy(labeling=list(rules(rows)))) for name, (rows, _) in LABELS.items()}
     assert labels == {name: wanted for name, (_, wanted) in LABELS.items()}
 

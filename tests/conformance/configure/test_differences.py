@@ -1,7 +1,7 @@
-"""`docs/differences.md` and the tests say the same, and every case has one.
+"""`docs/differences.md` and the tests agree, and every numbered case has a test.
 
-The numbers are those of the cases that were written down when the older program was observed, all 110 of them; they
-have gaps. A number without a test, and one that is tested and not among them, fails.
+The numbers are those of the 110 cases that were observed with the older program, with gaps. A number without a test and
+a tested number that is not among them fail.
 """
 
 import re
@@ -33,7 +33,7 @@ NUMBERS = {
 }
 NUMBER = r"\d+[ab]?"
 MODULES = (test_deploy, test_other_platforms, test_failures, test_configure_runs, test_manifest_forms)
-"""Whose import makes the list."""
+"""The import of these modules fills the list of cases."""
 
 
 def section() -> str:
@@ -41,7 +41,7 @@ def section() -> str:
 
 
 def rows_of_page() -> list[str]:
-    """The numbers in the first column of the page's tables."""
+    """The numbers in the first column of the tables on the page."""
     cells = re.findall(rf"^\| ({NUMBER}(?:, {NUMBER})*) \|", section(), flags=re.MULTILINE)
     return [number for cell in cells for number in cell.split(", ")]
 

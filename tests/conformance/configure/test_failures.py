@@ -1,4 +1,4 @@
-"""What is wrong on the host, and certificates: the numbered cases 81 to 98 and 102. Nothing is ever left half done."""
+"""Problems of the host and of certificates: the numbered cases 81 to 98 and 102. No run is left incomplete."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ from tests.conformance.configure.control_plane_hosts import (
     RunResult,
     issue,
 )
-from tests.conformance.configure.scheduler_manifests import changed
+from tests.conformance.configure.scheduler_manifests import with_field
 
 
 def assert_refused(host: ControlPlaneHost, *flags: str, **other: str) -> str:
@@ -88,8 +88,8 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def closed(host):
-    """The host belongs to root; others may look."""
+def root_owned_host(host):
+    """A host that belongs to root and that other users can read."""
     folder = host.k
     while folder != folder.parent:
         if not folder.stat().st_mode & 0o001:
@@ -108,32 +108,32 @@ def configure_as_nobody(host: ControlPlaneHost, *flags: str, **other: str) -> Ru
 @case(85, "the reason is told: permission denied")
 @case(86)
 @pytest.mark.root
-def test_folders_that_are_somebody_elses(closed):
-    before = closed.snapshot()
-    ran = configure_as_nobody(closed)
+def test_folders_that_are_somebody_elses(root_owned_host):
+    before = root_owned_host.snapshot()
+    ran = configure_as_nobody(root_owned_host)
     assert ran.code == 1
-    assert f"open {closed.config}: permission denied" in ran.err
-    assert f"{closed.certs}: permission denied" in ran.err
-    assert f"open {closed.manifest}: permission denied" in ran.err
-    assert closed.snapshot() == before
+    assert f"open {root_owned_host.config}: permission denied" in ran.err
+    assert f"{root_owned_host.certs}: permission denied" in ran.err
+    assert f"open {root_owned_host.manifest}: permission denied" in ran.err
+    assert root_owned_host.snapshot() == before
 
 
 @case(102, "allowed")
 @pytest.mark.root
-def test_a_dry_run_needs_no_rights_to_write(closed):
-    before = closed.snapshot()
-    ran = configure_as_nobody(closed, "-dry-run")
+def test_a_dry_run_needs_no_rights_to_write(root_owned_host):
+    before = root_owned_host.snapshot()
+    ran = configure_as_nobody(root_owned_host, "-dry-run")
     assert ran.code == 0, ran.err
-    assert f"+    - --config={closed.config}" in ran.out
-    assert closed.snapshot() == before
+    assert f"+    - --config={root_owned_host.config}" in ran.out
+    assert root_owned_host.snapshot() == before
 
 
 @pytest.mark.root
-def test_what_cannot_be_read_is_told(closed):
-    closed.run()
-    ran = configure_as_nobody(closed, "-dry-run")
+def test_what_cannot_be_read_is_told(root_owned_host):
+    root_owned_host.run()
+    ran = configure_as_nobody(root_owned_host, "-dry-run")
     assert ran.code == 1
-    assert f"{closed.certs}/client.key: permission denied" in ran.err
+    assert f"{root_owned_host.certs}/client.key: permission denied" in ran.err
 
 
 @case(94, "found before anything is written")
@@ -310,7 +310,9 @@ extenders:
 def write_own_configuration(host: ControlPlaneHost, path: str) -> None:
     words = ["kube-scheduler", f"--config={path}"]
     host.write(
-        scheduler_manifests.text(changed(scheduler_manifests.pod(30), "spec.containers.0.command", words))
+        scheduler_manifests.to_yaml(
+            with_field(scheduler_manifests.kubeadm_pod(30), "spec.containers.0.command", words)
+        )
     )
 
 
@@ -340,7 +342,7 @@ def test_merging_into_a_version_that_is_not_read_any_more(host):
 
 
 def test_the_disk_is_full(host, tmp_path):
-    """Whatever cannot be written, all is as it was."""
+    """A file that cannot be written leaves everything unchanged."""
     before = host.snapshot()
     for size in (100, 600, 1000, 1500):
         ran = host.configure(*host.base_flags(), before=partial(fault_injection.limit_files, size))
@@ -350,7 +352,7 @@ def test_the_disk_is_full(host, tmp_path):
 
 
 def test_one_at_a_time(host):
-    """Runs at once wait for each other, and the last finds nothing to do."""
+    """Concurrent runs wait for each other, and the last one changes nothing."""
     running = [
         subprocess.Popen([*PROGRAM, *host.base_flags()], cwd=host.work, stderr=subprocess.PIPE, text=True)
         for _ in range(3)

@@ -1,4 +1,4 @@
-"""A host that is not as one would like it: odd files, somebody else at work, full disks, and backups of elsewhere."""
+"""Hostile hosts: unusual files, concurrent writers, full disks, and backups of other hosts."""
 
 import ctypes
 import errno
@@ -22,18 +22,18 @@ from nodewise.configure.host_files import FileChange
 from nodewise.errors import BadInput, Conflict
 from tests.conformance.configure import fault_injection, scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import AUTHORITY, ControlPlaneHost
-from tests.conformance.configure.scheduler_manifests import changed
+from tests.conformance.configure.scheduler_manifests import with_field
 from tests.conformance.configure.test_failures import assert_refused
 
-POD = scheduler_manifests.pod(30)
+POD = scheduler_manifests.kubeadm_pod(30)
 IMAGE = "spec.containers.0.image"
 
 
 def write(host: ControlPlaneHost, value: Any) -> None:
-    host.write(scheduler_manifests.text(value))
+    host.write(scheduler_manifests.to_yaml(value))
 
 
-# files of other kinds
+# other kinds of files
 
 
 def test_a_manifest_that_is_a_pipe_or_a_huge_file(host):
@@ -69,7 +69,7 @@ def test_a_hard_link_of_the_manifest_is_told(host):
 
 @pytest.mark.parametrize("name", ["user.owner", "security.selinux"])
 def test_what_a_file_carries_beside_its_text_is_kept(host, name):
-    """SELinux' context above all: without it a container may not read its own configuration."""
+    """The SELinux context matters most: without it a container cannot read its configuration."""
     host.config.write_text("old\n")
     value = b"system_u:object_r:etc_t:s0\0"
     try:
@@ -92,20 +92,20 @@ def test_owners_are_kept(host):
     assert {(path.stat().st_uid, path.stat().st_gid) for path in (host.manifest, host.config)} == {(0, 34)}
 
 
-# places
+# paths
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "ca.key", "scheduler-client.crt"])
 def test_no_file_of_the_cluster_is_taken_for_the_place_of_the_configuration(host, name):
     template = host.work / name
-    template.write_text(scheduler_manifests.TAS)
+    template.write_text(scheduler_manifests.TAS_TEMPLATE)
     assert f"{host.k}/pki/{name}: " in assert_refused(host, f=str(template), d=str(host.k / "pki"))
 
 
 def test_a_kubeconfig_is_not_overwritten_by_a_template_of_its_name(host):
     (host.k / "scheduler.conf").write_text("apiVersion: v1\nkind: Config\nclusters: []\n")
     template = host.work / "scheduler.conf"
-    template.write_text(scheduler_manifests.TAS)
+    template.write_text(scheduler_manifests.TAS_TEMPLATE)
     assert "kind Config" in assert_refused(host, f=str(template))
 
 
@@ -123,13 +123,13 @@ def test_a_volume_of_our_names_that_another_container_uses(host):
         "volumeMounts": [{"name": "certdir", "mountPath": "/x"}],
     }
     volumes = [*POD["spec"]["volumes"], {"name": "certdir", "emptyDir": {}}]
-    pod = changed(POD, "spec.volumes", volumes)
-    write(host, changed(pod, "spec.containers", [*POD["spec"]["containers"], sidecar]))
+    pod = with_field(POD, "spec.volumes", volumes)
+    write(host, with_field(pod, "spec.containers", [*POD["spec"]["containers"], sidecar]))
     assert "'sidecar'" in assert_refused(host)
 
 
-def mounted(folder: Path, options: str, run: list[str], work: Path) -> subprocess.CompletedProcess[str]:
-    """The command where this folder is a file system of its own, which ends with it."""
+def run_on_mount(folder: Path, options: str, run: list[str], work: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command with this folder as a temporary file system."""
     inner = f'mount -t tmpfs -o {options} none "$0" && cp -a "$0.saved/." "$0" && exec "$@"'
     if "ro" in options.split(","):
         inner = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
@@ -143,16 +143,16 @@ def mounted(folder: Path, options: str, run: list[str], work: Path) -> subproces
 @pytest.mark.root
 def test_a_file_system_that_is_read_only(host):
     program = [sys.executable, "-B", "-m", "nodewise", "configure", *host.base_flags()]
-    done = mounted(host.k, "ro", program, host.work)
+    done = run_on_mount(host.k, "ro", program, host.work)
     assert done.returncode == 1
     assert f"open {host.manifest}: read-only file system" in done.stderr
-    assert mounted(host.k, "ro", [*program, "-dry-run"], host.work).returncode == 0
+    assert run_on_mount(host.k, "ro", [*program, "-dry-run"], host.work).returncode == 0
 
 
 @pytest.mark.parametrize("pages", range(7, 17, 2))
 @pytest.mark.root
 def test_a_disk_that_is_full(host, pages):
-    """At whatever file it ends: all is as it was."""
+    """A full disk at any file leaves everything unchanged."""
     shutil.copytree(host.k, f"{host.k}.saved", symlinks=True)
     script = host.work / "run.sh"
     words = [sys.executable, "-B", "-m", "nodewise", "configure", *host.base_flags()]
@@ -166,40 +166,40 @@ def test_a_disk_that_is_full(host, pages):
         '[ "$before" = "$after" ] && [ "$code" = 1 ] && { echo same; exit 0; }\n'
         'echo "$after"; exit 9\n'
     )
-    done = mounted(host.k, "size=256k", ["sh", str(script)], host.work)
+    done = run_on_mount(host.k, "size=256k", ["sh", str(script)], host.work)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip() in {"done", "same"}
     if done.stdout.strip() == "same":
         assert "nothing was changed: No space left on device" in done.stderr
 
 
-# somebody else at work
+# concurrent writers
 
 
-def prepared(tmp_path: Path) -> list[FileChange]:
+def planned_changes(tmp_path: Path) -> list[FileChange]:
     first, second = tmp_path / "config", tmp_path / "manifest"
     second.write_bytes(b"old")
     return [FileChange(str(first), None, b"new", 0o644), FileChange(str(second), b"old", b"new", 0o600)]
 
 
 def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monkeypatch):
-    changes = prepared(tmp_path)
+    changes = planned_changes(tmp_path)
     real = host_files.write_staged
 
-    def staged(path, *more):
+    def write_staged(path, *more):
         result = real(path, *more)
         if path.endswith("manifest"):
             Path(path).write_bytes(b"theirs")
         return result
 
-    monkeypatch.setattr(host_files, "write_staged", staged)
+    monkeypatch.setattr(host_files, "write_staged", write_staged)
     with pytest.raises(Conflict, match="changed by somebody else"):
         file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
 
 
 def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeypatch):
-    changes = prepared(tmp_path)
+    changes = planned_changes(tmp_path)
 
     def verify(changes):
         Path(changes[1].path).write_bytes(b"theirs")
@@ -214,8 +214,8 @@ def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeyp
 IN_MODIFY, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_NONBLOCK = 0x2, 0x80, 0x100, 0x200, 0o4000
 
 
-def events(descriptor: int) -> list[tuple[int, str]]:
-    """What happened to names of a folder, as inotify tells the kubelet: inotify(7)."""
+def inotify_events(descriptor: int) -> list[tuple[int, str]]:
+    """Events of the names in a folder, as the kubelet receives them: inotify(7)."""
     data, events = os.read(descriptor, 2**16), []
     while data:
         _, mask, _, length = struct.unpack_from("iIII", data)
@@ -233,13 +233,13 @@ def test_who_watches_the_folder_sees_one_whole_manifest_in_the_place_of_another(
     watched = IN_MODIFY | IN_MOVED_TO | IN_CREATE | IN_DELETE
     assert libc.inotify_add_watch(descriptor, os.fsencode(host.manifest.parent), watched) > 0
     assert host.run(*flags).code == 0
-    seen = [(mask, name) for mask, name in events(descriptor) if not name.startswith(".")]
+    seen = [(mask, name) for mask, name in inotify_events(descriptor) if not name.startswith(".")]
     os.close(descriptor)
     assert seen == [(IN_MOVED_TO, "kube-scheduler.yaml")]
 
 
 def test_control_c_at_any_moment(tmp_path):
-    """All is old or all is new, nothing lies about, and the next run does the work."""
+    """Everything is old or new, no temporary file remains, and the next run succeeds."""
     number, codes = 0, set()
     while True:
         number += 3
@@ -262,13 +262,13 @@ def test_control_c_at_any_moment(tmp_path):
     assert codes <= {0, 1, 130, -signal.SIGINT}
 
 
-# backups of elsewhere
+# backups of other hosts
 
 
 def test_a_backup_of_an_older_kube_scheduler_is_not_restored_after_an_upgrade(host):
     assert host.run().code == 0
     [backup] = host.backups
-    upgraded = changed(POD, IMAGE, "registry.k8s.io/kube-scheduler:v1.31.4")
+    upgraded = with_field(POD, IMAGE, "registry.k8s.io/kube-scheduler:v1.31.4")
     write(host, upgraded)
     output = assert_refused(host, "--restore")
     assert "v1.30.0" in output
@@ -325,15 +325,15 @@ def test_a_backup_whose_index_makes_no_sense(host, text):
     assert "schedulerconfig" in host.manifest.read_text()
 
 
-def unfinished(host: ControlPlaneHost) -> None:
+def mark_unfinished(host: ControlPlaneHost) -> None:
     index = host.backups[0] / "nodewise-backup.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), "finished": False}))
 
 
 def test_an_unfinished_run_is_not_undone_under_a_manifest_that_somebody_has_changed_since(host):
-    """Or the configuration would go that their manifest names."""
+    """Undoing it would remove the configuration that the changed manifest names."""
     assert host.run().code == 0
-    unfinished(host)
+    mark_unfinished(host)
     theirs = host.manifest.read_text().replace("--leader-elect=true", "--leader-elect=true\n    - --v=4")
     host.write(theirs)
     (host.k / "pki" / "scheduler-client.crt").write_text("no certificate any more")
@@ -344,7 +344,7 @@ def test_an_unfinished_run_is_not_undone_under_a_manifest_that_somebody_has_chan
     assert host.manifest.read_text() == theirs
 
 
-# the user has edited what we wrote
+# edits of the user after a run
 
 
 def test_a_configuration_that_the_user_put_in_our_place_stays_when_we_go(host):
@@ -360,7 +360,7 @@ def test_another_dns_policy_that_the_user_set_stays_when_we_go(host):
     assert host.run().code == 0
     host.write(host.manifest.read_text().replace("ClusterFirstWithHostNet", "Default"))
     assert host.run("--uninstall").code == 0
-    assert host.pod == changed(POD, "spec.dnsPolicy", "Default")
+    assert host.pod == with_field(POD, "spec.dnsPolicy", "Default")
 
 
 def test_our_annotations_were_removed(host):
@@ -393,7 +393,9 @@ def test_what_the_user_added_stays_when_we_go(host):
     pod["spec"]["volumes"].append({"name": "mine", "emptyDir": {}})
     write(host, pod)
     assert host.run("--uninstall").code == 0
-    wanted = changed(POD, "metadata.annotations", {"a/b": "c"}) if "annotations" in POD["metadata"] else POD
+    wanted = (
+        with_field(POD, "metadata.annotations", {"a/b": "c"}) if "annotations" in POD["metadata"] else POD
+    )
     pod_after = host.pod
     assert pod_after["metadata"].pop("annotations") == {"a/b": "c"}
     assert pod_after["spec"]["containers"][0]["command"].pop() == "--v=5"
@@ -401,7 +403,7 @@ def test_what_the_user_added_stays_when_we_go(host):
     assert pod_after == wanted
 
 
-# several documents and texts that are odd
+# several documents and unusual texts
 
 
 @pytest.mark.parametrize(
@@ -418,8 +420,8 @@ def test_what_the_user_added_stays_when_we_go(host):
     ],
 )
 def test_odd_texts_are_edited_or_refused_and_never_broken(host, old, new):
-    text = scheduler_manifests.text(POD).replace(old, new)
-    assert text != scheduler_manifests.text(POD)
+    text = scheduler_manifests.to_yaml(POD).replace(old, new)
+    assert text != scheduler_manifests.to_yaml(POD)
     host.write(text)
     before = host.snapshot()
     ran = host.run()

@@ -1,4 +1,4 @@
-"""Manifests of many shapes, command lines and versions: the numbered cases 29 to 80, and 115."""
+"""Manifests of many forms, command lines and versions: the numbered cases 29 to 80, and 115."""
 
 import json
 
@@ -8,14 +8,14 @@ import yaml
 from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.case_numbers import case
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
-from tests.conformance.configure.scheduler_manifests import GONE, changed
+from tests.conformance.configure.scheduler_manifests import REMOVED, with_field
 
-POD = scheduler_manifests.pod(30)
+POD = scheduler_manifests.kubeadm_pod(30)
 C = "spec.containers.0"
 
 
 def assert_refused(host: ControlPlaneHost, text: str | bytes, *flags: str) -> str:
-    """A run that fails, and changes nothing; what it says."""
+    """Check that a run fails and changes nothing. Returns standard error."""
     host.write(text)
     before = host.snapshot()
     ran = host.run(*flags)
@@ -26,7 +26,7 @@ def assert_refused(host: ControlPlaneHost, text: str | bytes, *flags: str) -> st
 
 
 def assert_accepted(host: ControlPlaneHost, text: str | bytes, *flags: str) -> str:
-    """A run that succeeds, and that a second one finds nothing to change after; what it says."""
+    """Check that a run succeeds and a second one changes nothing. Returns standard error of the first."""
     host.write(text)
     ran = host.run(*flags)
     assert ran.code == 0, ran.err
@@ -37,7 +37,7 @@ def assert_accepted(host: ControlPlaneHost, text: str | bytes, *flags: str) -> s
 
 
 def added_lines(host: ControlPlaneHost, text: bytes) -> list[bytes]:
-    """The lines of the manifest that are new; all others are there, in order."""
+    """The lines that the manifest has in addition to a text, whose lines it must have in order."""
     left = text.splitlines(keepends=True)
     lines = []
     for line in host.manifest.read_bytes().splitlines(keepends=True):
@@ -50,7 +50,7 @@ def added_lines(host: ControlPlaneHost, text: bytes) -> list[bytes]:
 
 
 COMMENTED = (
-    scheduler_manifests.text(POD)
+    scheduler_manifests.to_yaml(POD)
     .replace("spec:\n", "# who owns this\nspec:\n\n  # one only\n")
     .replace("    - --leader-elect=true\n", "    - '--leader-elect=true'   # we have three\n    # the end\n")
     .replace("  hostNetwork: true\n", '  "hostNetwork": true  # needed\n')
@@ -67,14 +67,14 @@ def test_comments_blank_lines_and_quotes_stay(host):
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_line_ends_and_byte_order_mark_stay(host, mark, end):
-    text = mark + scheduler_manifests.text(POD).encode().replace(b"\n", end)
+    text = mark + scheduler_manifests.to_yaml(POD).encode().replace(b"\n", end)
     assert_accepted(host, text)
     assert all(line.endswith(end) for line in added_lines(host, text))
     assert host.manifest.read_bytes().startswith(mark + b"apiVersion")
 
 
 def test_no_line_end_at_the_end(host):
-    text = scheduler_manifests.text(changed(POD, "status", GONE)).rstrip("\n")
+    text = scheduler_manifests.to_yaml(with_field(POD, "status", REMOVED)).rstrip("\n")
     assert_accepted(host, text)
     assert host.pod["spec"]["volumes"][-1]["name"] == "certdir"
 
@@ -82,7 +82,8 @@ def test_no_line_end_at_the_end(host):
 @case(32, "refused")
 @case(34, "refused, and it says that there are two")
 @pytest.mark.parametrize(
-    "text", [f"{scheduler_manifests.text(POD)}---\na: b\n", f"---\n---\n{scheduler_manifests.text(POD)}"]
+    "text",
+    [f"{scheduler_manifests.to_yaml(POD)}---\na: b\n", f"---\n---\n{scheduler_manifests.to_yaml(POD)}"],
 )
 def test_several_documents(host, text):
     assert "2 documents" in assert_refused(host, text)
@@ -90,7 +91,7 @@ def test_several_documents(host, text):
 
 @case(33, "the marker stays")
 def test_a_document_marker_stays(host):
-    text = f"---\n{scheduler_manifests.text(POD)}"
+    text = f"---\n{scheduler_manifests.to_yaml(POD)}"
     assert_accepted(host, text)
     assert host.manifest.read_text().startswith("---\napiVersion")
 
@@ -107,21 +108,21 @@ def test_a_document_marker_stays(host):
         ("", "spec not found"),
         ("\n", "spec not found"),
         ("spec:\n\tcontainers: []\n", 'unmarshaling of "'),
-        (scheduler_manifests.text(POD) + "kind: Pod\n", "'kind' twice"),
+        (scheduler_manifests.to_yaml(POD) + "kind: Pod\n", "'kind' twice"),
         ("- a\n", 'unmarshaling of "'),
         ("a: b\n", "spec not found"),
         ("spec: 5\n", "spec not found"),
-        (scheduler_manifests.text(changed(POD, "spec.containers", GONE)), "imageName not found"),
-        (scheduler_manifests.text(changed(POD, "spec.containers", [])), "imageName not found"),
-        (scheduler_manifests.text(POD).replace("  hostNetwork", "  1: x\n  hostNetwork"), "spec"),
+        (scheduler_manifests.to_yaml(with_field(POD, "spec.containers", REMOVED)), "imageName not found"),
+        (scheduler_manifests.to_yaml(with_field(POD, "spec.containers", [])), "imageName not found"),
+        (scheduler_manifests.to_yaml(POD).replace("  hostNetwork", "  1: x\n  hostNetwork"), "spec"),
         (b"\xff\xfe\x00", "UTF-8"),
         ("[" * 5000, 'unmarshaling of "'),
         (
             "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(f"c{i}: &c{i} [*b, *b, *b]\n" for i in range(3)),
             "spec not",
         ),
-        (scheduler_manifests.text(changed(POD, "metadata", 5)), "metadata"),
-        (scheduler_manifests.text(changed(POD, "metadata.annotations", [])), "metadata.annotations"),
+        (scheduler_manifests.to_yaml(with_field(POD, "metadata", 5)), "metadata"),
+        (scheduler_manifests.to_yaml(with_field(POD, "metadata.annotations", [])), "metadata.annotations"),
         (b"a" * (2**20 + 1), "bytes"),
     ],
 )
@@ -132,12 +133,12 @@ def test_what_is_no_pod(host, text, says):
 def test_aliases_that_would_fill_the_memory(host):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    assert "values" in assert_refused(host, scheduler_manifests.text(POD) + "\n".join(lines) + "\n")
+    assert "values" in assert_refused(host, scheduler_manifests.to_yaml(POD) + "\n".join(lines) + "\n")
 
 
 @case(41)
 def test_no_mounts(host):
-    assert_accepted(host, scheduler_manifests.text(changed(POD, f"{C}.volumeMounts", GONE)))
+    assert_accepted(host, scheduler_manifests.to_yaml(with_field(POD, f"{C}.volumeMounts", REMOVED)))
     assert [mount["name"] for mount in host.container["volumeMounts"]] == ["schedulerconfig", "certdir"]
 
 
@@ -150,9 +151,9 @@ def test_no_volumes_and_little_else(host):
             "containers": [{"name": "kube-scheduler", "image": "a/b:v1.30.1", "command": ["kube-scheduler"]}]
         },
     }
-    assert_accepted(host, scheduler_manifests.text(small))
+    assert_accepted(host, scheduler_manifests.to_yaml(small))
     assert len(host.pod["spec"]["volumes"]) == 2
-    old = scheduler_manifests.text(small)
+    old = scheduler_manifests.to_yaml(small)
     assert host.run("--uninstall").code == 0
     assert host.manifest.read_text() == old
 
@@ -181,7 +182,7 @@ def test_no_volumes_and_little_else(host):
     ],
 )
 def test_mounts_and_volumes_of_wrong_shapes(host, where, value, says):
-    assert says in assert_refused(host, scheduler_manifests.text(changed(POD, where, value)))
+    assert says in assert_refused(host, scheduler_manifests.to_yaml(with_field(POD, where, value)))
 
 
 FORMER_MOUNTS = [
@@ -197,11 +198,11 @@ FORMER_VOLUMES = [
 
 
 def former_pod(config: str = "/old/config.yaml"):
-    """As an older configurator left it."""
+    """The pod as the older configurator leaves it."""
     command = [*POD["spec"]["containers"][0]["command"], f"--config={config}"]
-    pod = changed(POD, f"{C}.volumeMounts", FORMER_MOUNTS)
-    pod = changed(changed(pod, "spec.volumes", FORMER_VOLUMES), f"{C}.command", command)
-    return changed(pod, "spec.dnsPolicy", "ClusterFirstWithHostNet")
+    pod = with_field(POD, f"{C}.volumeMounts", FORMER_MOUNTS)
+    pod = with_field(with_field(pod, "spec.volumes", FORMER_VOLUMES), f"{C}.command", command)
+    return with_field(pod, "spec.dnsPolicy", "ClusterFirstWithHostNet")
 
 
 @case(49, "replaced where they stand")
@@ -227,8 +228,8 @@ def test_what_the_older_script_left_is_taken_over(host):
     program, *flags = POD["spec"]["containers"][0]["command"]
     assert_accepted(
         host,
-        scheduler_manifests.text(
-            changed(former_pod(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])
+        scheduler_manifests.to_yaml(
+            with_field(former_pod(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])
         ),
     )
     assert host.container["command"] == [program, f"--config={host.config}", *flags]
@@ -239,8 +240,8 @@ def test_what_the_older_script_left_is_taken_over(host):
     }
 
 
-EXTRA = changed(
-    changed(
+EXTRA = with_field(
+    with_field(
         POD,
         f"{C}.volumeMounts",
         [*POD["spec"]["containers"][0]["volumeMounts"], {"mountPath": "/x", "name": "x"}],
@@ -253,7 +254,7 @@ EXTRA = changed(
 @case(50)
 @case(113, "valid, where the older script made broken YAML")
 def test_further_volumes_are_kept(host):
-    assert_accepted(host, scheduler_manifests.text(EXTRA))
+    assert_accepted(host, scheduler_manifests.to_yaml(EXTRA))
     assert [volume["name"] for volume in host.pod["spec"]["volumes"]] == [
         "kubeconfig",
         "x",
@@ -271,17 +272,17 @@ def test_further_volumes_are_kept(host):
     [
         ("spec.dnsPolicy", "Default"),
         ("spec.dnsPolicy", "None"),
-        ("spec.hostNetwork", GONE),
+        ("spec.hostNetwork", REMOVED),
         ("spec.dnsPolicy", "ClusterFirstWithHostNet"),
     ],
 )
 def test_the_dns_policy_is_set_and_set_back(host, where, value):
-    old = changed(changed(POD, "spec.dnsConfig", {"nameservers": ["1.2.3.4"]}), where, value)
-    assert_accepted(host, scheduler_manifests.text(old))
+    old = with_field(with_field(POD, "spec.dnsConfig", {"nameservers": ["1.2.3.4"]}), where, value)
+    assert_accepted(host, scheduler_manifests.to_yaml(old))
     assert host.pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
     assert host.pod["spec"]["dnsConfig"] == {"nameservers": ["1.2.3.4"]}
     assert host.run("--uninstall").code == 0
-    assert host.manifest.read_text() == scheduler_manifests.text(old)
+    assert host.manifest.read_text() == scheduler_manifests.to_yaml(old)
 
 
 SIDECAR = {"name": "sidecar", "image": "a/b:v0.3.1", "command": ["x"], "volumeMounts": []}
@@ -290,24 +291,29 @@ SIDECAR = {"name": "sidecar", "image": "a/b:v0.3.1", "command": ["x"], "volumeMo
 @case(54, "the container is known by its name")
 def test_kube_scheduler_is_the_second_container(host):
     assert_accepted(
-        host, scheduler_manifests.text(changed(POD, "spec.containers", [SIDECAR, *POD["spec"]["containers"]]))
+        host,
+        scheduler_manifests.to_yaml(
+            with_field(POD, "spec.containers", [SIDECAR, *POD["spec"]["containers"]])
+        ),
     )
     assert host.pod["spec"]["containers"][0] == SIDECAR
     assert f"--config={host.config}" in host.pod["spec"]["containers"][1]["command"]
 
 
 def test_a_container_of_another_name(host):
-    other = changed(POD, f"{C}.name", "scheduler")
-    assert_accepted(host, scheduler_manifests.text(other))
-    both = changed(other, "spec.containers", [{**SIDECAR, "command": ["y"]}, other["spec"]["containers"][0]])
-    assert_accepted(host, scheduler_manifests.text(both), "--container", "scheduler")
-    assert "--container" in assert_refused(host, scheduler_manifests.text(both), "--container", "nobody")
+    other = with_field(POD, f"{C}.name", "scheduler")
+    assert_accepted(host, scheduler_manifests.to_yaml(other))
+    both = with_field(
+        other, "spec.containers", [{**SIDECAR, "command": ["y"]}, other["spec"]["containers"][0]]
+    )
+    assert_accepted(host, scheduler_manifests.to_yaml(both), "--container", "scheduler")
+    assert "--container" in assert_refused(host, scheduler_manifests.to_yaml(both), "--container", "nobody")
 
 
 @case(55, "unchanged")
 @case(56, "unchanged")
 def test_spellings_are_kept(host):
-    text = scheduler_manifests.text(POD).replace("readOnly: true", "readOnly: yes")
+    text = scheduler_manifests.to_yaml(POD).replace("readOnly: true", "readOnly: yes")
     text = text.replace(
         "metadata:\n", "metadata:\n  annotations:\n    a: 1.10\n    e: 0644\n    g: 2024-01-02\n"
     )
@@ -318,19 +324,19 @@ def test_spellings_are_kept(host):
 @case(58, "kept, or refused")
 def test_anchors_and_merge_keys(host):
     kept = (
-        scheduler_manifests.text(POD)
+        scheduler_manifests.to_yaml(POD)
         .replace("  labels:\n", "  labels: &labels\n")
         .replace("status: {}\n", "status: *labels\n")
     )
     assert_accepted(host, kept)
     added_lines(host, kept.encode())
     mounts = "volumeMounts:\n    - mountPath: /etc/kubernetes/scheduler.conf"
-    shared = scheduler_manifests.text(POD).replace(
+    shared = scheduler_manifests.to_yaml(POD).replace(
         mounts, mounts.replace("volumeMounts:", "volumeMounts: &mounts")
     )
     shared = shared.replace("status: {}\n", "status: {a: *mounts}\n")
     assert "cannot be changed without changing" in assert_refused(host, shared)
-    merged = scheduler_manifests.text(POD).replace(
+    merged = scheduler_manifests.to_yaml(POD).replace(
         "spec:\n", "x-base: &base\n  dnsPolicy: Default\nspec:\n  <<: *base\n"
     )
     assert "cannot be changed without changing" in assert_refused(host, merged)
@@ -353,7 +359,7 @@ def test_flow_style_stays(host):
 
 
 def manifest_with_flags(*words, **other):
-    return scheduler_manifests.text(changed(POD, f"{C}.command", ["kube-scheduler", *words]))
+    return scheduler_manifests.to_yaml(with_field(POD, f"{C}.command", ["kube-scheduler", *words]))
 
 
 @case(59, "refused without --merge or --replace; replaced where it stands")
@@ -403,7 +409,7 @@ def test_the_command_line(host, words, wanted):
     [
         (["kube-scheduler", "--config", "--leader-elect=false"], "--config without a value"),
         (["kube-scheduler", "--config"], "--config without a value"),
-        (GONE, "'command' missing from YAML spec container in manifest file"),
+        (REMOVED, "'command' missing from YAML spec container in manifest file"),
         ("kube-scheduler", "command is not an array type in manifest file"),
         (None, "command is not an array type in manifest file"),
         (["kube-scheduler", 5], "command array item is not a string type in manifest file"),
@@ -413,15 +419,15 @@ def test_the_command_line(host, words, wanted):
 )
 def test_command_lines_that_cannot_be_edited(host, value, says):
     assert says in assert_refused(
-        host, scheduler_manifests.text(changed(POD, f"{C}.command", value)), "--replace"
+        host, scheduler_manifests.to_yaml(with_field(POD, f"{C}.command", value)), "--replace"
     )
 
 
 @case(71, "edited where the flags are")
 @pytest.mark.parametrize(("flags", "wanted"), [(["--config=/old"], ["C"]), (["--v=2"], ["--v=2", "C"])])
 def test_flags_in_args(host, flags, wanted):
-    pod = changed(changed(POD, f"{C}.command", ["kube-scheduler"]), f"{C}.args", flags)
-    assert_accepted(host, scheduler_manifests.text(pod), "--replace")
+    pod = with_field(with_field(POD, f"{C}.command", ["kube-scheduler"]), f"{C}.args", flags)
+    assert_accepted(host, scheduler_manifests.to_yaml(pod), "--replace")
     assert host.container["command"] == ["kube-scheduler"]
     assert host.container["args"] == [f"--config={host.config}" if word == "C" else word for word in wanted]
 
@@ -450,7 +456,7 @@ DIGEST = "@sha256:" + "0" * 64
     ],
 )
 def test_versions(host, image, seen):
-    output = assert_accepted(host, scheduler_manifests.text(changed(POD, f"{C}.image", image)))
+    output = assert_accepted(host, scheduler_manifests.to_yaml(with_field(POD, f"{C}.image", image)))
     assert f"kube-scheduler {seen}, configuration" in output
     assert ("is newer than what was tried" in output) == (seen == "1.99")
 
@@ -473,11 +479,11 @@ def test_versions(host, image, seen):
         ("a/b:v1.18.20", "k8s version older than 1.19 isn't supported"),
         ("a/b:v2.5.1", "unsupported major version 2"),
         (5, "imageName not found"),
-        (GONE, "imageName not found"),
+        (REMOVED, "imageName not found"),
     ],
 )
 def test_versions_that_cannot_be_used(host, image, says):
-    text = scheduler_manifests.text(changed(POD, f"{C}.image", image))
+    text = scheduler_manifests.to_yaml(with_field(POD, f"{C}.image", image))
     assert says in assert_refused(host, text)
     if "version not found" in says or "imageName" in says:
         assert "kube-scheduler 1.30," in assert_accepted(host, text, "--kubernetes-version", "v1.30.4")
@@ -485,5 +491,5 @@ def test_versions_that_cannot_be_used(host, image, says):
 
 def test_a_pod_of_kubernetes_1_18(host):
     assert "older than 1.19" in assert_refused(
-        host, scheduler_manifests.text(scheduler_manifests.pod(18, "20"))
+        host, scheduler_manifests.to_yaml(scheduler_manifests.kubeadm_pod(18, "20"))
     )

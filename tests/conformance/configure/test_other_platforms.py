@@ -1,4 +1,4 @@
-"""What is printed for clusters whose static pods are not edited: the numbered cases 119 to 122."""
+"""Output for clusters whose static pods are not edited: the numbered cases 119 to 122."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ FIELDS = {
     "urlPrefix", "filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb", "weight", "enableHTTPS", "httpTimeout",
     "tlsConfig", "nodeCacheCapable", "managedResources", "ignorable",
 }  # fmt: skip
-"""Of an extender, in kube-scheduler's v1 types."""
+"""Fields of an extender in kube-scheduler's v1 types."""
 
 
 def second_scheduler_objects(host, *flags: str) -> dict[tuple[str, str], dict]:
@@ -121,7 +121,7 @@ def test_the_version_has_to_be_known(host):
 
 
 def rules(file: str, kind: str, name: str) -> list[str]:
-    """Rights one by one: group, resource, verb, name."""
+    """The permissions of a role, one by one: group, resource, verb, name."""
     for manifest in yaml.safe_load_all((DEPLOY / file).read_text()):
         if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name):
             return expand_rules(manifest["rules"])
@@ -200,7 +200,7 @@ def test_kubeadm(host):
 
 
 def test_kind(host):
-    """Patches of both versions of kubeadm's configuration: kind merges those of the one that it writes."""
+    """The patches have both versions of kubeadm's configuration: kind merges those of the version that it writes."""
     cluster = yaml.safe_load(mode_files(host, "kind")["kind.yaml"])
     patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
     path = "/nodewise/scheduler-config.yaml"

@@ -36,7 +36,7 @@ def run_rounds(host: ControlPlaneHost, flags: tuple[str, ...]) -> None:
     Prints the number of write calls and ends the process.
     """
     # all rounds parse the same few texts, which takes most of the time of a run
-    yaml_editor.parse = functools.cache(yaml_editor.parse)
+    yaml_editor.parse_document = functools.cache(yaml_editor.parse_document)
     gc.freeze()  # a collection in a child would copy the memory of this process
     saved = host.k.with_name("saved")
     shutil.copytree(host.k, saved, symlinks=True)
@@ -104,7 +104,7 @@ def test_a_first_run(host: ControlPlaneHost, flags: list[str]) -> None:
 
 def test_a_run_that_changes_everything_that_is_there(host: ControlPlaneHost) -> None:
     assert host.run("--no-backup").code == 0
-    host.template.write_bytes(scheduler_manifests.GAS.encode())
+    host.template.write_bytes(scheduler_manifests.GAS_TEMPLATE.encode())
     (host.certs / "client.key").chmod(0o644)
     assert kill_at_each_write(host) >= 20
 

@@ -1,4 +1,4 @@
-"""`--print-plan`: the same run on the other hosts of the control plane."""
+"""`--print-plan`: repeating a run on the other control-plane hosts."""
 
 import hashlib
 import json
@@ -12,12 +12,12 @@ import pytest
 
 from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost, RunResult
-from tests.conformance.configure.scheduler_manifests import changed
+from tests.conformance.configure.scheduler_manifests import with_field
 from tests.conformance.configure.test_failures import OWN_CONFIGURATION, write_own_configuration
 
 
 def run_script(host: ControlPlaneHost, script: str, work: Path) -> RunResult:
-    """The script in another folder, with `nodewise` on the path."""
+    """Run the script in another folder, with `nodewise` on the path."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["/bin/sh"],
@@ -49,7 +49,7 @@ def print_plan(host: ControlPlaneHost, *flags: str, **other: str) -> str:
     ],
 )
 def test_the_script_does_the_same_on_another_host(host: ControlPlaneHost, tmp_path: Path, flags, other):
-    """Here: on the same one, once more as it was."""
+    """The other host is the same one after an uninstall."""
     script = print_plan(host, *flags, **other)
     assert host.run(*flags, **other).code == 0
     wanted = {path: data for path, (_, data) in host.snapshot().items() if "backup_" not in path}
@@ -66,7 +66,7 @@ def test_the_script_stops_before_anything_is_changed_where_something_is_not_as_h
     host: ControlPlaneHost, tmp_path: Path
 ):
     script = print_plan(host)
-    host.template.write_text(scheduler_manifests.TAS + "\n")
+    host.template.write_text(scheduler_manifests.TAS_TEMPLATE + "\n")
     before = host.snapshot()
     done = run_script(host, script, tmp_path)
     assert done.code != 0
@@ -114,7 +114,9 @@ def test_the_plan_for_programs(host: ControlPlaneHost):
 
 def test_manifests_may_differ_from_host_to_host(host: ControlPlaneHost, tmp_path: Path):
     script = print_plan(host)
-    host.write(scheduler_manifests.text(changed(scheduler_manifests.pod(30), "spec.priority", 7)))
+    host.write(
+        scheduler_manifests.to_yaml(with_field(scheduler_manifests.kubeadm_pod(30), "spec.priority", 7))
+    )
     assert run_script(host, script, tmp_path).code == 0
     assert host.pod["spec"]["priority"] == 7
     shutil.rmtree(host.certs)

@@ -1,4 +1,4 @@
-"""`nodewise certs`, from the command line to what is printed and to the files of a folder."""
+"""`nodewise certs`, from the command line to the output and to the files of a folder."""
 
 import base64
 import itertools
@@ -32,7 +32,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def run_check(*arguments: str | Path) -> tuple[int, str]:
-    """The exit code and what is said of --check."""
+    """Exit code and output of --check."""
     completed = run("--check", *arguments)
     return completed.return_value or completed.exit_code, completed.stdout
 
@@ -46,7 +46,7 @@ def serial(folder: Path, name: str = "tls.crt") -> int:
 
 
 def keys_below(folder: Path) -> list[bytes]:
-    """Every private key that any file of the folder holds."""
+    """All private keys in the files below a folder."""
     texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     keys_by_file = (
         re.findall(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [^\n]*\n", text, re.DOTALL)
@@ -56,7 +56,7 @@ def keys_below(folder: Path) -> list[bytes]:
 
 
 def has_no_key(stderr: str) -> bool:
-    """Whether nothing that was said holds a key, in PEM or as Secrets hold it."""
+    """Whether an output contains no key, neither in PEM nor in base64."""
     texts = [
         stderr,
         *(
@@ -247,7 +247,7 @@ def test_a_run_that_is_ended_at_any_write_leaves_pairs_that_match_and_the_next_o
 
 
 def is_ended_at_write(number: int, arguments: list[str | Path], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a run was ended at this of its writing calls, as by a kill: nothing is cleaned up."""
+    """Whether a run ends at its write call of this number, without any clean-up, as if it were killed."""
     left = [number]
 
     class EndedError(BaseException):

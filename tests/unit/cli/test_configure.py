@@ -16,7 +16,7 @@ LOCAL = "--url=http://127.0.0.1:9001"
 
 
 def render(*arguments: str) -> tuple[dict[str, Any], str]:
-    """The configuration, and what is said on stderr."""
+    """The configuration and standard error."""
     completed = CliRunner().invoke(configure.command, ["render-scheduler", *arguments], standalone_mode=False)
     if completed.exception:
         raise completed.exception

@@ -1,4 +1,4 @@
-"""At each moment of a renewal, whoever showed or trusted something in the step before is let in by the other side."""
+"""At each moment of a renewal, each peer accepts the certificate of the other one, even one step behind."""
 
 import base64
 import itertools
@@ -23,25 +23,25 @@ SPEC = CertificateSpec(NAMES, lifetime=90 * DAY)
 RENEWED = NOW + 61 * DAY
 
 
-def made(spec: CertificateSpec = SPEC, now: datetime = NOW) -> ConnectionCertificates:
+def issue_certificates(spec: CertificateSpec = SPEC, now: datetime = NOW) -> ConnectionCertificates:
     return certificate_renewal.apply_step(ConnectionCertificates(), "make", spec, now)
 
 
-def announced(
+def announce_authority(
     before: ConnectionCertificates | None = None, now: datetime = RENEWED
 ) -> ConnectionCertificates:
-    return certificate_renewal.apply_step(before or made(), "announce", SPEC, now)
+    return certificate_renewal.apply_step(before or issue_certificates(), "announce", SPEC, now)
 
 
-def step(certificates: ConnectionCertificates, now: datetime, spec: CertificateSpec = SPEC) -> str:
+def next_step(certificates: ConnectionCertificates, now: datetime, spec: CertificateSpec = SPEC) -> str:
     return certificate_renewal.plan_renewal(certificates, spec, now).step
 
 
-def lets_in(shown: PeerCertificates, trusts: PeerCertificates, at: datetime, *, server: bool) -> bool:
-    """Whether the holder of `trusts` lets in who shows the certificate of `shown`, to cryptography's verifier."""
+def accepts_peer(peer: PeerCertificates, trusts: PeerCertificates, at: datetime, *, server: bool) -> bool:
+    """Whether the authorities of `trusts` verify the certificate of `peer`, by cryptography's verifier."""
     store = Store(x509.load_pem_x509_certificates(trusts.trusted))
     policy = PolicyBuilder().store(store).time(at)
-    leaf = x509.load_pem_x509_certificate(shown.cert)
+    leaf = x509.load_pem_x509_certificate(peer.cert)
     verifier = policy.build_server_verifier(DNSName(NAMES[2])) if server else policy.build_client_verifier()
     try:
         verifier.verify(leaf, [])
@@ -50,31 +50,31 @@ def lets_in(shown: PeerCertificates, trusts: PeerCertificates, at: datetime, *, 
     return True
 
 
-def works(server: PeerCertificates, client: PeerCertificates, at: datetime) -> bool:
-    return lets_in(server, client, at, server=True) and lets_in(client, server, at, server=False)
+def accept_each_other(server: PeerCertificates, client: PeerCertificates, at: datetime) -> bool:
+    return accepts_peer(server, client, at, server=True) and accepts_peer(client, server, at, server=False)
 
 
 def test_what_is_made_works_and_is_kept_until_a_third_of_its_time_is_left() -> None:
-    certificates = made()
-    assert works(*certificates, NOW)
-    assert step(certificates, NOW) == step(certificates, NOW + 59 * DAY) == "nothing"
+    certificates = issue_certificates()
+    assert accept_each_other(*certificates, NOW)
+    assert next_step(certificates, NOW) == next_step(certificates, NOW + 59 * DAY) == "nothing"
     assert certificate_renewal.plan_renewal(certificates, SPEC, NOW).at == NOW + 60 * DAY
-    assert step(certificates, NOW + 61 * DAY) == "announce"
-    assert step(certificates, NOW + 61 * DAY, SPEC._replace(renew_before=10 * DAY)) == "nothing"
-    assert step(certificates, NOW + 81 * DAY, SPEC._replace(renew_before=10 * DAY)) == "announce"
-    assert step(ConnectionCertificates(), NOW) == "make"
+    assert next_step(certificates, NOW + 61 * DAY) == "announce"
+    assert next_step(certificates, NOW + 61 * DAY, SPEC._replace(renew_before=10 * DAY)) == "nothing"
+    assert next_step(certificates, NOW + 81 * DAY, SPEC._replace(renew_before=10 * DAY)) == "announce"
+    assert next_step(ConnectionCertificates(), NOW) == "make"
 
 
 def test_nobody_is_refused_whichever_side_is_a_step_behind() -> None:
-    first = made()
-    second = announced(first)
+    first = issue_certificates()
+    second = announce_authority(first)
     third = certificate_renewal.apply_step(second, "switch", SPEC, RENEWED + DAY)
-    fourth = announced(third, RENEWED + 61 * DAY)
+    fourth = announce_authority(third, RENEWED + 61 * DAY)
     for older, newer in itertools.pairwise((first, second, third)):
         for server, client in itertools.product((older.server, newer.server), (older.client, newer.client)):
-            assert works(server, client, RENEWED + 2 * DAY)
+            assert accept_each_other(server, client, RENEWED + 2 * DAY)
     for server, client in itertools.product((third.server, fourth.server), (third.client, fourth.client)):
-        assert works(server, client, RENEWED + 62 * DAY)
+        assert accept_each_other(server, client, RENEWED + 62 * DAY)
     assert second.server.cert == first.server.cert
     assert third.server.cert == second.server.next_cert != first.server.cert
     assert third.server.next_cert == third.client.next_key == b""
@@ -88,46 +88,50 @@ def test_nobody_is_refused_whichever_side_is_a_step_behind() -> None:
 
 
 def test_a_scheduler_that_read_its_ca_file_before_the_announcement_would_refuse_the_new_certificate() -> None:
-    """Which is why it waits, and says so."""
-    first = made()
-    second = announced(first)
+    """The reason for the step `wait`."""
+    first = issue_certificates()
+    second = announce_authority(first)
     third = certificate_renewal.apply_step(second, "switch", SPEC, RENEWED + DAY)
-    assert not lets_in(third.server, first.client, RENEWED + DAY, server=True)
+    assert not accepts_peer(third.server, first.client, RENEWED + DAY, server=True)
 
 
 def test_it_waits_for_the_restart_and_goes_on_by_itself_in_time() -> None:
-    certificates = announced()
+    certificates = announce_authority()
     plan = certificate_renewal.plan_renewal(certificates, SPEC, RENEWED)
     assert (plan.step, plan.is_due, plan.announced_at) == ("wait", True, RENEWED)
     assert RENEWED < plan.at < NOW + 90 * DAY
-    assert step(certificates, plan.at) == "switch"
-    assert step(certificates, RENEWED + 3 * DAY, SPEC._replace(switch_after=2 * DAY)) == "switch"
+    assert next_step(certificates, plan.at) == "switch"
+    assert next_step(certificates, RENEWED + 3 * DAY, SPEC._replace(switch_after=2 * DAY)) == "switch"
     with pytest.raises(Unavailable, match="has to reach both sides first"):
         certificate_renewal.after_restart(plan, SPEC, RENEWED + timedelta(minutes=2))
     assert certificate_renewal.after_restart(plan, SPEC, RENEWED + timedelta(minutes=3)).step == "switch"
-    assert step(certificate_renewal.apply_step(certificates, "switch", SPEC, plan.at), plan.at) == "nothing"
+    assert (
+        next_step(certificate_renewal.apply_step(certificates, "switch", SPEC, plan.at), plan.at) == "nothing"
+    )
 
 
 def test_a_step_that_was_ended_between_the_two_sides_is_gone_on_with() -> None:
-    first = made()
-    second = announced(first)
+    first = issue_certificates()
+    second = announce_authority(first)
     torn = ConnectionCertificates(second.server, first.client)
-    assert works(*torn, RENEWED)
-    assert step(torn, RENEWED) == "announce", "the authority's key is gone, so there is a new one"
+    assert accept_each_other(*torn, RENEWED)
+    assert next_step(torn, RENEWED) == "announce", "the authority's key is gone, so there is a new one"
     again = certificate_renewal.apply_step(torn, "announce", SPEC, RENEWED)
-    assert works(*again, RENEWED)
-    assert step(again, RENEWED) == "wait"
+    assert accept_each_other(*again, RENEWED)
+    assert next_step(again, RENEWED) == "wait"
     third = certificate_renewal.apply_step(again, "switch", SPEC, RENEWED + DAY)
     half = ConnectionCertificates(third.server, again.client)
-    assert works(*half, RENEWED + DAY)
-    assert step(half, RENEWED + 29 * DAY) == "switch"
-    assert works(*certificate_renewal.apply_step(half, "switch", SPEC, RENEWED + DAY), RENEWED + DAY)
+    assert accept_each_other(*half, RENEWED + DAY)
+    assert next_step(half, RENEWED + 29 * DAY) == "switch"
+    assert accept_each_other(
+        *certificate_renewal.apply_step(half, "switch", SPEC, RENEWED + DAY), RENEWED + DAY
+    )
 
 
 BROKEN = {
     "no key": lambda side: side._replace(key=b""),
     "not PEM": lambda side: side._replace(cert=b"x"),
-    "another's key": lambda side: side._replace(key=made().server.key),
+    "another's key": lambda side: side._replace(key=issue_certificates().server.key),
     "an authority": lambda side: side._replace(cert=side.trusted),
     "nothing": lambda side: PeerCertificates(),
 }
@@ -138,34 +142,36 @@ BROKEN = {
 def test_a_side_that_is_broken_gets_a_new_certificate_at_once_and_the_other_one_keeps_its_own(
     what: str, field: str
 ) -> None:
-    certificates = made()
+    certificates = issue_certificates()
     broken = certificates._replace(**{field: BROKEN[what](getattr(certificates, field))})
     plan = certificate_renewal.plan_renewal(broken, SPEC, NOW)
     assert plan.step == "announce"
     after = certificate_renewal.apply_step(broken, plan.step, SPEC, NOW)
-    assert works(*after, NOW)
+    assert accept_each_other(*after, NOW)
     other = "client" if field == "server" else "server"
     assert getattr(after, other).cert == getattr(certificates, other).cert
 
 
 def test_what_is_over_is_replaced_without_waiting() -> None:
-    certificates = made()
+    certificates = issue_certificates()
     plan = certificate_renewal.plan_renewal(certificates, SPEC, NOW + 91 * DAY)
     assert plan.step == "make"
-    assert works(*certificate_renewal.apply_step(certificates, "make", SPEC, NOW + 91 * DAY), NOW + 91 * DAY)
-    assert step(announced(), NOW + 91 * DAY) == "switch"
+    assert accept_each_other(
+        *certificate_renewal.apply_step(certificates, "make", SPEC, NOW + 91 * DAY), NOW + 91 * DAY
+    )
+    assert next_step(announce_authority(), NOW + 91 * DAY) == "switch"
 
 
 def test_no_bundle_grows_over_many_renewals() -> None:
-    certificates, now = made(), NOW
+    certificates, now = issue_certificates(), NOW
     for _ in range(12):
         now += 61 * DAY
-        certificates = announced(certificates, now)
-        assert works(certificates.server, certificates.client, now)
+        certificates = announce_authority(certificates, now)
+        assert accept_each_other(certificates.server, certificates.client, now)
         for side in certificates:
             assert len(x509.load_pem_x509_certificates(side.trusted)) == 2
         certificates = certificate_renewal.apply_step(certificates, "switch", SPEC, now + DAY)
-        assert works(certificates.server, certificates.client, now + DAY)
+        assert accept_each_other(certificates.server, certificates.client, now + DAY)
 
 
 def test_an_authority_of_others_that_is_over_is_dropped() -> None:
@@ -174,10 +180,10 @@ def test_an_authority_of_others_that_is_over_is_dropped() -> None:
         CertificateIssuer("cluster-ca", NOW + 61 * DAY, 900 * DAY),
     )
     leaf = later.client(SPEC.client_name)
-    first = made()
+    first = issue_certificates()
     trusted = certificate_renewal.merge_authorities(first.server.trusted, signer.cert + later.cert)
     signed = PeerCertificates(leaf.cert, leaf.key, first.client.trusted, signer="a/b")
-    certificates = announced(
+    certificates = announce_authority(
         ConnectionCertificates(first.server._replace(trusted=trusted), signed), NOW + 120 * DAY
     )
     assert signer.cert not in certificates.server.trusted
@@ -185,14 +191,14 @@ def test_an_authority_of_others_that_is_over_is_dropped() -> None:
 
 
 def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
-    """After a start without a clock's battery every certificate would be one of 1970, and no call would succeed."""
-    certificates = made()
+    """After a start without a clock battery, all certificates would be of 1970, and no call would succeed."""
+    certificates = issue_certificates()
     plan = certificate_renewal.plan_renewal(certificates, SPEC, datetime(1970, 1, 1, tzinfo=UTC))
     assert (plan.step, plan.is_due) == ("clock", True)
     assert "correct the clock" in plan.reasons[0]
-    assert step(certificates, NOW - DAY, SPEC._replace(is_forced=True)) == "make"
-    assert step(announced(certificates), NOW - DAY) == "clock"
-    assert step(certificates, NOW - timedelta(seconds=30)) == "nothing", "clocks differ a little"
+    assert next_step(certificates, NOW - DAY, SPEC._replace(is_forced=True)) == "make"
+    assert next_step(announce_authority(certificates), NOW - DAY) == "clock"
+    assert next_step(certificates, NOW - timedelta(seconds=30)) == "nothing", "clocks differ a little"
 
 
 @pytest.mark.parametrize(
@@ -204,19 +210,19 @@ def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
 )
 def test_other_names_are_a_reason_for_a_renewal(changed: dict, words: str) -> None:
     spec = SPEC._replace(**changed)
-    certificates = made()
+    certificates = issue_certificates()
     plan = certificate_renewal.plan_renewal(certificates, spec, NOW)
     assert plan.step == "announce"
     assert words in "".join(plan.reasons)
     after = certificate_renewal.apply_step(certificates, "announce", spec, NOW)
-    assert step(after, NOW, spec) == "wait"
-    assert step(certificate_renewal.apply_step(after, "switch", spec, NOW), NOW, spec) == "nothing"
+    assert next_step(after, NOW, spec) == "wait"
+    assert next_step(certificate_renewal.apply_step(after, "switch", spec, NOW), NOW, spec) == "nothing"
 
 
 def test_an_address_is_the_same_in_every_spelling() -> None:
-    certificates = made(SPEC._replace(names=(*NAMES, "::1")))
+    certificates = issue_certificates(SPEC._replace(names=(*NAMES, "::1")))
     assert (
-        step(certificates, NOW, SPEC._replace(names=(*NAMES, "0:0:0:0:0:0:0:1", NAMES[0].upper())))
+        next_step(certificates, NOW, SPEC._replace(names=(*NAMES, "0:0:0:0:0:0:0:1", NAMES[0].upper())))
         == "nothing"
     )
 
@@ -224,19 +230,19 @@ def test_an_address_is_the_same_in_every_spelling() -> None:
 def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_on() -> None:
     signer = CertificateIssuer("kubernetes", NOW, 3650 * DAY)
     leaf = signer.client(SPEC.client_name)
-    certificates = made()
+    certificates = issue_certificates()
     certificates = ConnectionCertificates(
         certificates.server._replace(
             trusted=certificate_renewal.merge_authorities(certificates.server.trusted, signer.cert)
         ),
         PeerCertificates(leaf.cert, leaf.key, certificates.client.trusted, signer="example.com/clients"),
     )
-    assert works(*certificates, NOW)
-    assert step(certificates, NOW) == "nothing"
-    after = announced(certificates)
-    assert works(*after, RENEWED)
+    assert accept_each_other(*certificates, NOW)
+    assert next_step(certificates, NOW) == "nothing"
+    after = announce_authority(certificates)
+    assert accept_each_other(*after, RENEWED)
     switched = certificate_renewal.apply_step(after, "switch", SPEC, RENEWED + DAY)
-    assert works(*switched, RENEWED + DAY)
+    assert accept_each_other(*switched, RENEWED + DAY)
     assert switched.client.cert == leaf.cert
     assert signer.cert not in switched.client.trusted, "it signs no server of ours"
 
@@ -244,7 +250,7 @@ def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_
 def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_is_to_be_asked() -> None:
     signer = CertificateIssuer("kubernetes", NOW, 30 * DAY)
     leaf = signer.client(SPEC.client_name)
-    server, client = made()
+    server, client = issue_certificates()
     certificates = ConnectionCertificates(
         server._replace(trusted=certificate_renewal.merge_authorities(server.trusted, signer.cert)),
         client._replace(cert=leaf.cert, key=leaf.key, signer="example.com/clients"),
@@ -257,8 +263,12 @@ def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_i
 
 
 def test_no_authoritys_key_is_in_anything() -> None:
-    second = announced()
-    for certificates in (made(), second, certificate_renewal.apply_step(second, "switch", SPEC, RENEWED)):
+    second = announce_authority()
+    for certificates in (
+        issue_certificates(),
+        second,
+        certificate_renewal.apply_step(second, "switch", SPEC, RENEWED),
+    ):
         trusted = x509.load_pem_x509_certificates(certificates.server.trusted + certificates.client.trusted)
         public = [authority.public_key() for authority in trusted]
         for side in certificates:
@@ -291,12 +301,12 @@ def test_a_wish_that_cannot_be_is_told(changed: dict, words: str) -> None:
 
 
 def test_secrets_hold_both_sides_and_are_read_back() -> None:
-    for certificates in (made(), announced()):
-        made_ = certificate_objects.build_secrets(certificates, "web", ("nodewise-tls", "client"))
-        assert ConnectionCertificates(*map(certificate_objects.parse_secret, made_)) == certificates
-        assert all(map(certificate_objects.is_managed, made_))
-        assert [secret["type"] for secret in made_] == ["kubernetes.io/tls"] * 2
-        assert set(made_[0]["data"]) >= {"tls.crt", "tls.key", "ca.crt"}
+    for certificates in (issue_certificates(), announce_authority()):
+        manifests = certificate_objects.build_secrets(certificates, "web", ("nodewise-tls", "client"))
+        assert ConnectionCertificates(*map(certificate_objects.parse_secret, manifests)) == certificates
+        assert all(map(certificate_objects.is_managed, manifests))
+        assert [secret["type"] for secret in manifests] == ["kubernetes.io/tls"] * 2
+        assert set(manifests[0]["data"]) >= {"tls.crt", "tls.key", "ca.crt"}
 
 
 @pytest.mark.parametrize("data", [None, {}, {"tls.crt": "!", "tls.key": 5}])

@@ -1,4 +1,4 @@
-"""What a container's mounts say of the folders that `configure` writes to."""
+"""Which of the folders that `configure` writes to are mounted from the host."""
 
 from pathlib import Path
 

@@ -1,25 +1,25 @@
-"""What kube-scheduler is told to ask; that the real one takes it is seen in tests/cluster."""
+"""The configuration for kube-scheduler; tests/cluster checks it with the real one."""
 
 from typing import Any
 
 import pytest
 
 from nodewise.configure import scheduler_configuration
-from nodewise.configure.scheduler_configuration import EntryFiles, Role, SchedulerOptions
+from nodewise.configure.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.errors import BadSettings
 
 DEVICES = {"vendor/card": False}
 MARK = {"telemetry/scheduling": True}
-GUARD = Role("guard", filters=True, prioritizes=True, binds=False, resources=MARK)
-BINDER = Role("binder", filters=True, prioritizes=True, binds=True, resources=DEVICES)
-RISK = Role("risk", filters=True, prioritizes=True, binds=False, resources={})
-RANK = Role("rank", filters=False, prioritizes=True, binds=False, resources={})
-GATE = Role("gate", filters=True, prioritizes=False, binds=False, resources={})
+GUARD = AgentRole("guard", filters=True, prioritizes=True, binds=False, resources=MARK)
+BINDER = AgentRole("binder", filters=True, prioritizes=True, binds=True, resources=DEVICES)
+RISK = AgentRole("risk", filters=True, prioritizes=True, binds=False, resources={})
+RANK = AgentRole("rank", filters=False, prioritizes=True, binds=False, resources={})
+GATE = AgentRole("gate", filters=True, prioritizes=False, binds=False, resources={})
 LOCAL = "http://127.0.0.1:9001"
 HTTPS = SchedulerOptions("https://nodewise:9001/", EntryFiles("ca.crt", "tls.crt", "tls.key"))
 
 
-def entries(*roles: Role, url: str = LOCAL, **more: Any) -> list[dict[str, Any]]:
+def entries(*roles: AgentRole, url: str = LOCAL, **more: Any) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = scheduler_configuration.build_configuration(
         roles, SchedulerOptions(url, **more)
     )["extenders"]
@@ -60,7 +60,7 @@ RANKS_ONLY = {
 
 
 @pytest.mark.parametrize("roles", [(RANK,), (RISK,), (RISK, RANK), (RANK, RISK)])
-def test_where_nothing_marks_the_pods_they_are_only_prioritized(roles: tuple[Role, ...]) -> None:
+def test_where_nothing_marks_the_pods_they_are_only_prioritized(roles: tuple[AgentRole, ...]) -> None:
     assert entries(*roles) == [RANKS_ONLY]
     assert scheduler_configuration.agents_without_filter(roles, SchedulerOptions(LOCAL)) == [
         role.agent for role in roles if role is RISK
@@ -149,7 +149,7 @@ def test_plain_http_leaves_the_machine_where_somebody_wants_it() -> None:
     assert "tlsConfig" not in entries(RANK, url="http://nodewise:9001", plain_http=True)[0]
 
 
-REFUSED: dict[str, tuple[list[Role], dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[list[AgentRole], dict[str, Any], str]] = {
     "no agents": ([], {}, "--agents: none"),
     "plain http to another machine": ([RANK], {"url": "http://10.0.0.1:1"}, "--plain-http"),
     "a name that begins like loopback": ([RANK], {"url": "http://127.0.0.1.nip.io:1"}, "--plain-http"),
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[list[Role], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("roles", "wish", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_would_not_work_or_say_yes_by_silence_is_refused(
-    roles: list[Role], wish: dict[str, Any], message: str
+    roles: list[AgentRole], wish: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadSettings) as refused:
         scheduler_configuration.build_configuration(roles, SchedulerOptions(**{"url": LOCAL, **wish}))

@@ -1,4 +1,4 @@
-"""Texts say what is wanted, and only lines that have to change do."""
+"""Edited texts have the expected value, and only the necessary lines change."""
 
 import json
 
@@ -42,9 +42,9 @@ STYLES = st.sampled_from(
 @settings(deadline=None)
 @given(old=MAPS, new=MAPS, style=STYLES)
 def test_a_text_says_what_is_wanted_or_is_refused(old, new, style):
-    document = yaml_editor.parse(style(old).encode(), "t")
+    document = yaml_editor.parse_document(style(old).encode(), "t")
     try:
-        text = yaml_editor.rewrite(document, new)
+        text = yaml_editor.rewrite_document(document, new)
     except BadInput:
         return
     assert yaml.safe_load(text) == new
@@ -58,19 +58,19 @@ def test_a_text_says_what_is_wanted_or_is_refused(old, new, style):
 )
 def test_whatever_is_read_is_read_or_refused(data):
     try:
-        document = yaml_editor.parse(data, "t")
+        document = yaml_editor.parse_document(data, "t")
     except BadInput:
         return
-    assert yaml_editor.rewrite(document, document.value) == data
+    assert yaml_editor.rewrite_document(document, document.value) == data
 
 
-@pytest.mark.parametrize("style", [scheduler_manifests.text, json.dumps], ids=["yaml", "json"])
+@pytest.mark.parametrize("style", [scheduler_manifests.to_yaml, json.dumps], ids=["yaml", "json"])
 @pytest.mark.parametrize("minor", range(19, 38))
 def test_all_that_is_put_in_can_be_taken_out_to_the_byte(minor, style):
-    old = style(scheduler_manifests.pod(minor)).encode()
+    old = style(scheduler_manifests.kubeadm_pod(minor)).encode()
     manifest = static_pod.parse_manifest(old, "m")
     wanted = DesiredState("/k/config.yaml", "/k/certs", "hash", PriorState())
-    new = yaml_editor.rewrite(manifest.document, static_pod.add_configuration(manifest, wanted))
+    new = yaml_editor.rewrite_document(manifest.document, static_pod.add_configuration(manifest, wanted))
     again = static_pod.parse_manifest(new, "m")
-    assert yaml_editor.rewrite(again.document, static_pod.add_configuration(again, wanted)) == new
-    assert yaml_editor.rewrite(again.document, static_pod.remove_configuration(again)) == old
+    assert yaml_editor.rewrite_document(again.document, static_pod.add_configuration(again, wanted)) == new
+    assert yaml_editor.rewrite_document(again.document, static_pod.remove_configuration(again)) == old

@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from nodewise.cli import exit_codes, terminal
-from nodewise.cli.certs.options import CertsOptions, check
+from nodewise.cli.certs.options import CertsOptions, check_options
 from nodewise.cli.options import CommandLine, make_command, parameters
 from nodewise.clock import SystemClock
 from nodewise.configure import (
@@ -70,7 +70,7 @@ def run(command_line: CommandLine) -> None:
     logs.configure("warning")
     options = command_line.settings(CertsOptions)
     spec = _certificate_spec(options)
-    check(options)
+    check_options(options)
     if options.cert_manager:
         _print_objects(
             certificate_objects.build_cert_manager_objects(

@@ -125,7 +125,7 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
         return KubeOptions(kubeconfig=self.kubeconfig, context=self.context)
 
 
-def check(options: CertsOptions) -> None:
+def check_options(options: CertsOptions) -> None:
     """`BadSettings` for options that contradict each other, and for options without effect."""
     problems = [*_exclusive(options), *_without_target(options)]
     if options.signer_name and (options.host_dir or options.cert_manager or options.check):

@@ -34,7 +34,7 @@ from nodewise.configure import (
 from nodewise.configure.backups import Backup
 from nodewise.configure.control_plane_host import ChangePlan, HostRequest
 from nodewise.configure.other_hosts import OtherHostRun
-from nodewise.configure.scheduler_configuration import EntryFiles, Role, SchedulerOptions
+from nodewise.configure.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.errors import BadInput, NodewiseError, Problem
 
 _IN_IMAGE: Final = "NODEWISE_IMAGE"
@@ -42,7 +42,7 @@ _IN_IMAGE: Final = "NODEWISE_IMAGE"
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
-def run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
+def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]) -> int:
     """Run the command on a host. Returns the exit code."""
     try:
         return _run_on_host(options, roles, weights)
@@ -58,7 +58,7 @@ def _error_reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _run_on_host(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
+def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]) -> int:
     check_host(options)
     report.print_message(f"nodewise {nodewise.__version__}")
     request = _host_request(options, roles, weights)
@@ -103,7 +103,7 @@ def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
     )
     is_json = options.output == "json"
     click.echo(
-        msgspec.json.encode(other_hosts.run_document(run_elsewhere))
+        msgspec.json.encode(other_hosts.describe_run(run_elsewhere))
         if is_json
         else other_hosts.render_script(run_elsewhere),
         nl=is_json,
@@ -186,7 +186,9 @@ _RECOVERY_MESSAGES: Final = {
 }
 
 
-def _host_request(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> HostRequest:
+def _host_request(
+    options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]
+) -> HostRequest:
     pod = os.path.abspath(options.manifest)
     pki = os.path.join(os.path.dirname(os.path.dirname(pod)), "pki")
     ca = "" if options.insecure else options.ca or os.path.join(pki, "ca.crt")
@@ -232,7 +234,7 @@ def _template_path(options: ConfigureOptions) -> str:
 
 
 def _builtin_configuration(
-    options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int], kubeconfig: str, ca: str
+    options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int], kubeconfig: str, ca: str
 ) -> dict[str, Any]:
     several = options.one_entry_per_agent
     own = {

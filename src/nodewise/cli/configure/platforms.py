@@ -19,7 +19,7 @@ from nodewise.configure import (
     yaml_editor,
 )
 from nodewise.configure.platform_files import PLATFORMS, Platform
-from nodewise.configure.scheduler_configuration import EntryFiles, Role, SchedulerOptions
+from nodewise.configure.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
 from nodewise.kube.connection_settings import connect
@@ -27,7 +27,7 @@ from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
-def run(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
+def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: Mapping[str, int]) -> None:
     """Print the objects or files of a mode, or write them into a folder."""
     if options.mode == SECOND:
         _print_second_scheduler(options, roles, weights)
@@ -36,7 +36,7 @@ def run(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, 
 
 
 def _print_second_scheduler(
-    options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]
+    options: ConfigureOptions, roles: Sequence[AgentRole], weights: Mapping[str, int]
 ) -> None:
     version, tag = _kubernetes_version(options.kubernetes_version)
     name = options.scheduler_name or SECOND_SCHEDULER_NAME
@@ -63,7 +63,7 @@ def _print_second_scheduler(
     if options.output == "json":
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": objects}))
     else:
-        click.echo("---\n".join(map(yaml_editor.dump, objects)), nl=False)
+        click.echo("---\n".join(map(yaml_editor.dump_yaml, objects)), nl=False)
     click.echo(
         f"Pods choose it with schedulerName: {name}. Policies need deploy/crds applied first.", err=True
     )
@@ -72,7 +72,7 @@ def _print_second_scheduler(
 def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
     """The version and image tag of kube-scheduler, from the flag or from the cluster."""
     if text:
-        version = scheduler_versions.parse_setting(text)
+        version = scheduler_versions.parse_version(text)
         whole = text.removeprefix("v")
         return version, f"v{whole}" if whole.count(".") > 1 else f"v{whole}.0"
     try:
@@ -83,7 +83,7 @@ def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
         )
         raise BadSettings("settings", [Problem("--kubernetes-version", str(error), expected)]) from error
     tag = server_version.partition("+")[0].partition("-")[0]
-    return scheduler_versions.parse_setting(tag), tag
+    return scheduler_versions.parse_version(tag), tag
 
 
 async def _server_version() -> str:
@@ -98,7 +98,7 @@ async def _server_version() -> str:
 
 
 def _print_platform_files(
-    options: ConfigureOptions, platform: Platform, roles: Sequence[Role], weights: Mapping[str, int]
+    options: ConfigureOptions, platform: Platform, roles: Sequence[AgentRole], weights: Mapping[str, int]
 ) -> None:
     namespace = options.service_namespace
     service = f"nodewise.{namespace}.svc"
@@ -113,7 +113,7 @@ def _print_platform_files(
     )
     configuration = scheduler_configuration.build_configuration(roles, scheduler_options)
     if options.kubernetes_version:
-        configuration["apiVersion"] = scheduler_versions.parse_setting(options.kubernetes_version).api_version
+        configuration["apiVersion"] = scheduler_versions.parse_version(options.kubernetes_version).api_version
     for entry in configuration["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
