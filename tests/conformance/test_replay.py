@@ -145,7 +145,7 @@ def test_after_a_kill_all_that_was_flushed_is_answered_again(objects: Path, tmp_
     code, report = replay(file)
     assert (code, report["different"], report["end"]) == (0, 0, "cut off")
     assert flushed <= report["same"] <= caller.asked
-    assert report["notes"] == ["the recording was cut off; what came after its last flush is not in it"]
+    assert report["notes"] == ["the recording is incomplete; it ends at its last flush"]
 
 
 def exchanges(file: Path) -> int:
@@ -195,7 +195,7 @@ def test_in_words(objects: Path, tmp_path: Path) -> None:
         extender.wait_ready()
         RecordedCaller(extender.url).filter()
     same = forks.run([NODEWISE, "simulate", "replay", file])
-    assert same.stdout.splitlines()[-1] == "all 1 answers are the same, byte for byte"
+    assert same.stdout.splitlines()[-1] == "all 1 responses are equal, byte for byte"
     other = forks.run([NODEWISE, "simulate", "replay", file, "--when-missing=reject"])
     assert other.returncode == 3
     assert "changed: --when-missing: pass -> reject" in other.stdout

@@ -57,7 +57,7 @@ class Trace(NamedTuple):
 
     @property
     def gpus_milli(self) -> int:
-        return GPU_MILLI * sum(node.cards for node in self.nodes)
+        return GPU_MILLI * sum(node.gpus for node in self.nodes)
 
 
 def run(
@@ -155,10 +155,10 @@ class _TraceCluster:
         known, layout = self._state.workload, self._state.layout
         candidate_gpus = CandidateGpus(layout)
         hosts = fragmentation.node_cells(known, self._state.cpu_free, len(candidate_gpus))
-        cards = fragmentation.fragmentation_of(
+        gpus = fragmentation.fragmentation_of(
             known, fragmentation.gpu_cells(known, candidate_gpus), hosts
         ).sum()
-        return round(100 * float(cards) * GPU_MILLI / self._gpus_milli, 4)
+        return round(100 * float(gpus) * GPU_MILLI / self._gpus_milli, 4)
 
     def _best_node(self, pod: AllocatedPod, candidates: Any, snapshot: Snapshot) -> int | None:
         """Index of the node with the highest score; None if the pod fits nowhere."""
@@ -201,11 +201,11 @@ class _TraceCluster:
 
 def _node(node: TraceNode) -> GpuNode:
     """Build the Node object; the number of pods that may share a GPU is its number of thousandths."""
-    cards = [
+    gpus = [
         {"name": f"card{at}", "model": node.model, "capacity": {COUNT: GPU_MILLI, MILLI: GPU_MILLI}}
-        for at in range(node.cards)
+        for at in range(node.gpus)
     ]
-    annotations = {GPUS: msgspec.json.encode(cards).decode()} if cards else {}
+    annotations = {GPUS: msgspec.json.encode(gpus).decode()} if gpus else {}
     allocatable = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"}
     manifest = {"metadata": {"annotations": annotations}, "status": {"allocatable": allocatable}}
     return msgspec.json.decode(msgspec.json.encode(manifest), type=GpuNode)
@@ -214,8 +214,8 @@ def _node(node: TraceNode) -> GpuNode:
 def _pod(pod: TracePod) -> AllocatedPod:
     """Build the Pod object, without a name."""
     requests = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
-    if pod.cards:
-        requests |= {COUNT: str(pod.cards), MILLI: str(pod.demand_milli)}
+    if pod.gpus:
+        requests |= {COUNT: str(pod.gpus), MILLI: str(pod.demand_milli)}
     annotations = {MODELS: ",".join(pod.models)} if pod.models else {}
     manifest = {
         "metadata": {"name": "", "namespace": _NAMESPACE, "annotations": annotations},

@@ -25,7 +25,7 @@ class TraceNode(NamedTuple):
     name: str
     cpu_milli: int
     memory_mib: int
-    cards: int
+    gpus: int
     model: str
 
 
@@ -34,7 +34,7 @@ class TracePod(NamedTuple):
 
     cpu_milli: int
     memory_mib: int
-    cards: int
+    gpus: int
     gpu_milli: int
     """Thousandths of each GPU; 0 without GPUs."""
     models: tuple[str, ...]
@@ -43,7 +43,7 @@ class TracePod(NamedTuple):
     @property
     def demand_milli(self) -> int:
         """Thousandths of all GPUs together."""
-        return self.cards * self.gpu_milli
+        return self.gpus * self.gpu_milli
 
 
 class _Line:
@@ -75,7 +75,7 @@ def nodes(path: str) -> list[TraceNode]:
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
         raise _bad([Problem(f"{path}: sn", shown(duplicate), "each name once")])
-    if not any(node.cards for node in nodes):
+    if not any(node.gpus for node in nodes):
         raise _bad([Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs")])
     return nodes
 
@@ -92,21 +92,21 @@ def _node(line: _Line) -> TraceNode:
     name = line.text("sn")
     if not name:
         line.report_problem("sn", "a name")
-    cards = line.number("gpu", _MAX_GPUS)
-    return TraceNode(name, line.number("cpu_milli"), line.number("memory_mib"), cards, line.text("model"))
+    gpus = line.number("gpu", _MAX_GPUS)
+    return TraceNode(name, line.number("cpu_milli"), line.number("memory_mib"), gpus, line.text("model"))
 
 
 def _pod(line: _Line) -> TracePod:
-    cards, milli = line.number("num_gpu", _MAX_GPUS), line.number("gpu_milli", GPU_MILLI)
-    if cards and not milli:
+    gpus, milli = line.number("num_gpu", _MAX_GPUS), line.number("gpu_milli", GPU_MILLI)
+    if gpus and not milli:
         line.report_problem("gpu_milli", f"1 to {GPU_MILLI} of each GPU")
     models = tuple(filter(None, line.text("gpu_spec").split("|")))
     return TracePod(
         line.number("cpu_milli"),
         line.number("memory_mib"),
-        cards,
-        milli if cards else 0,
-        models if cards else (),
+        gpus,
+        milli if gpus else 0,
+        models if gpus else (),
     )
 
 

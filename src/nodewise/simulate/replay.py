@@ -63,7 +63,7 @@ class PodChange(msgspec.Struct):
 class Tally(msgspec.Struct):
     """Statistics of a replay."""
 
-    worlds: int = 0
+    cluster_states: int = 0
     same: int = 0
     different: int = 0
     unanswered: int = 0
@@ -157,7 +157,7 @@ class Player:
 
     def _apply_cluster_state(self, recorded: ClusterState, generation: int) -> None:
         """Build the snapshot of a cluster state, in the steps of `SnapshotCache.publish`."""
-        self.tally.worlds += 1
+        self.tally.cluster_states += 1
         try:
             snapshot = self._build_snapshot(self._overrides.applied(recorded), generation)
         except Exception as error:  # noqa: BLE001 - as in the extender, the previous snapshot stays

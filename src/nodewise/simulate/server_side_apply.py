@@ -39,7 +39,7 @@ def _conflicts(
     for key in [key for key, value in wanted.items() if labels.get(key, value) != value]:
         others = owners.get(key, set()) - {manager}
         if others or key not in owners:
-            conflicts[f".metadata.labels.{key}"] = ", ".join(sorted(others)) or "somebody"
+            conflicts[f".metadata.labels.{key}"] = ", ".join(sorted(others)) or "another manager"
     return conflicts
 
 

@@ -175,7 +175,7 @@ class TestHoles:
         made = Recorded()
         made.ask("/scheduler/filter", ASK)
         tally = played(records(made.ended())).player.tally
-        assert (tally.same, tally.worlds) == (1, 0)
+        assert (tally.same, tally.cluster_states) == (1, 0)
 
     def test_without_an_end_it_was_cut_off(self) -> None:
         assert played(recorded("filter")[:-1]).player.tally.end == "cut off"

@@ -142,7 +142,7 @@ def _names(pods: list[str]) -> str:
 
 
 def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
-    """No node is left: the pod waits and says why; the metric heals, and nodewise has it tried again."""
+    """Show the message of a pod without a feasible node, and its requeueing after the metric recovers."""
     stage.measure(dict.fromkeys(stage.names, 1))
     wait_until(lambda: len(rejected_nodes(served, stage.names)) == len(stage.names))
     say("\n[bold]Every disk fails.[/] kubectl describe pod demo-app-5:")
@@ -185,11 +185,11 @@ def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
     strict_entry, lax_entry = entry(served), entry(served, ignorable=True)
     with Cluster(stage.nodes, [strict_entry]) as strict, Cluster(stage.nodes, [lax_entry]) as lax:
         strict.submit(pod_like("demo-app-6"))
-        say("  ignorable: false  demo-app-6 waits, it is not placed blindly")
-        beside = strict.submit(without_opt_in(pod_like("plain"))).node
-        say(f"  pods without us   {beside}: never asked, never stopped")
-        blind = lax.submit(pod_like("demo-app-6")).node
-        say(f"  ignorable: true   {blind}: placed without asking - do not write that")
+        say("  ignorable: false  demo-app-6 waits until the extender runs again")
+        other_node = strict.submit(without_opt_in(pod_like("plain"))).node
+        say(f"  without opt-in    {other_node}: not affected")
+        unfiltered_node = lax.submit(pod_like("demo-app-6")).node
+        say(f"  ignorable: true   {unfiltered_node}: placed without nodewise - not recommended")
         began = time.monotonic()
         with serving(stage, port):
             strict.touch(stage.names[0])
@@ -197,7 +197,7 @@ def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
     took_ms = (time.monotonic() - began) * 1000
     say(f"  started again     demo-app-6 on [green]{node}[/] {took_ms:.0f} ms later")
     moved = stage.label_changes() - labels
-    say(f"  labels            {moved or 'none'} moved, from before the kill until after the restart")
+    say(f"  labels            {moved or 'none'} changed between the kill and the restart")
 
 
 def show_latency(folder: Path) -> None:

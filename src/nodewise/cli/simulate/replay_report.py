@@ -36,17 +36,17 @@ def _notes(replayed: Replayed) -> list[str]:
     lost = tally.lost
     notes = {
         f"recorded by nodewise {by}, replayed by {nodewise.__version__}": by != nodewise.__version__,
-        "the recording was cut off; what came after its last flush is not in it": tally.end == "cut off",
+        "the recording is incomplete; it ends at its last flush": tally.end == "cut off",
         "the recording ended at its size limit": tally.end == "full",
-        f"{lost.requests} requests came faster than they could be recorded": lost.requests,
-        f"{lost.worlds} worlds came faster than they could be recorded: an agent that remembers earlier worlds may"
-        " answer otherwise for want of them": lost.worlds,
-        f"{tally.unanswered} requests were not replayed: their view or their path is not known": tally.unanswered,
+        f"{lost.requests} requests arrived faster than they could be recorded": lost.requests,
+        f"{lost.worlds} snapshots arrived faster than they could be recorded: responses of agents with memory may"
+        " differ for this reason": lost.worlds,
+        f"{tally.unanswered} requests were not replayed: their snapshot or path is unknown": tally.unanswered,
     }
     messages = [text for text, is_so in notes.items() if is_so]
-    messages += [f"an agent failed on a world: {error}" for error in tally.failed]
+    messages += [f"an agent failed: {error}" for error in tally.failed]
     return messages + [
-        f"metric {name} is not in the recording: never fetched" for name in replayed.unrecorded
+        f"metric {name} is not in the recording: it counts as never fetched" for name in replayed.unrecorded
     ]
 
 
@@ -56,7 +56,7 @@ def _json(replayed: Replayed) -> None:
         "recording": replayed.header,
         "changed": replayed.changed,
         "notes": _notes(replayed),
-        "worlds": tally.worlds,
+        "worlds": tally.cluster_states,
         "requests": tally.requests,
         "same": tally.same,
         "different": tally.different,
@@ -79,18 +79,18 @@ def _text(replayed: Replayed) -> None:
     names = ", ".join(agent.name for agent in header.agents)
     click.echo(
         f"recorded {clock.format_rfc3339(header.at)} by nodewise {header.nodewise}, agents {names}:"
-        f" {tally.worlds} worlds, {tally.requests} requests"
+        f" {tally.cluster_states} snapshots, {tally.requests} requests"
     )
     for setting in replayed.changed:
         terminal.print_line(f"changed: {setting}")
     for note in _notes(replayed):
         terminal.print_line(f"note: {note}")
     if not tally.different:
-        click.echo(f"all {tally.same} answers are the same, byte for byte")
+        click.echo(f"all {tally.same} responses are equal, byte for byte")
         return
-    click.echo(f"{tally.same} answers are the same, {tally.different} differ\n")
+    click.echo(f"{tally.same} responses are equal, {tally.different} differ\n")
     rows = [[pod, *map(str, msgspec.structs.astuple(change))] for pod, change in tally.pods.items()]
-    tables.print_table(["POD", "ANSWERS", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
+    tables.print_table(["POD", "RESPONSES", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
     for difference in replayed.differences:
         click.echo()
         for line in _lines(difference):
@@ -102,7 +102,7 @@ def _text(replayed: Replayed) -> None:
 def _lines(difference: Difference) -> Iterator[str]:
     """Describe a difference; nodes with the same change share a line."""
     at, pod = clock.format_rfc3339(difference.at), difference.pod or "an unreadable pod"
-    yield f"{at} {difference.path} {pod}, view {difference.snapshot}"
+    yield f"{at} {difference.path} {pod}, snapshot {difference.snapshot}"
     if difference.text:
         yield f"  {difference.text}"
     alike: dict[tuple[NodeResult, NodeResult], list[str]] = {}
