@@ -40,10 +40,10 @@ from tests.unit.kube.api_suite import (
     ElectionSuite,
     EventSuite,
     ReflectorSuite,
-    decoded,
+    decode,
     eventually,
     item,
-    running,
+    run_in_background,
 )
 
 FAST = {"kube_qps": 1000.0, "kube_burst": 1000}
@@ -81,7 +81,7 @@ async def answer_of(kubeconfig: Path, path: str = "/api/v1/nodes") -> bytes:
 
 class TestRealApi(ApiSuite):
     async def old_page(self, api: Api, space: str) -> tuple[str, str]:
-        version = decoded(await api.create(CONFIGMAPS.path(space), item("a")))["metadata"]["resourceVersion"]
+        version = decode(await api.create(CONFIGMAPS.path(space), item("a")))["metadata"]["resourceVersion"]
         compact_etcd(self.plane, int(version) - 1)
         token = {"v": "meta.k8s.io/v1", "rv": 5, "start": "/a"}
         encoded = base64.urlsafe_b64encode(json.dumps(token).encode()).decode().rstrip("=")
@@ -125,7 +125,7 @@ class TestEventsOnReal(EventSuite):
 async def test_a_watch_that_is_quiet_gets_bookmarks(api: HttpApi, space: str) -> None:
     params = {"allowWatchBookmarks": "true", "timeoutSeconds": "5", "resourceVersion": "0"}
     async with aclosing(api.watch(CONFIGMAPS.path(space), params)) as lines:
-        events = [decoded(line) async for line in lines]
+        events = [decode(line) async for line in lines]
     assert {event["type"] for event in events} == {"BOOKMARK"}
     assert events[0]["object"]["metadata"]["resourceVersion"].isdigit()
 
@@ -149,7 +149,7 @@ async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, san
         api, ReflectorTarget(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random
     )
     reflector._state = list_watch.WatchState("1")
-    async with running(reflector.run()):
+    async with run_in_background(reflector.run()):
         await reflector.until_synced()
     assert list(reflector.store.snapshot()) == [("default", "a")]
 
@@ -182,7 +182,7 @@ async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, sandbox: Sa
     reflector = Reflector(
         api, ReflectorTarget(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random
     )
-    async with running(reflector.run()):
+    async with run_in_background(reflector.run()):
         await eventually(lambda: "404" in reflector.trouble)
         sandbox.create(definition_of(things))
         # its watches are refused for a moment after its first lists: "storage is (re)initializing"
@@ -245,7 +245,7 @@ async def test_what_happened_in_an_outage_is_caught_up_with(
         through = opened_with(kubeconfig)
         target = ReflectorTarget(CONFIGMAPS, CONFIGMAP, space)
         reflector = Reflector(through, target, SystemClock(), MetricsRegistry(), random.random)
-        async with running(reflector.run()):
+        async with run_in_background(reflector.run()):
             await reflector.until_synced()
             await gate.shut()
             await api.delete(CONFIGMAPS.path(space, "goes"))
@@ -268,7 +268,7 @@ async def test_a_service_account_comes_in_by_its_token_file(
     token = tmp_path / "token"
     token.write_text(robot.token)
     kubeconfig = changed_user(robot.kubeconfig, tmp_path, {"tokenFile": "token"})
-    assert decoded(await answer_of(kubeconfig))["kind"] == "NodeList"
+    assert decode(await answer_of(kubeconfig))["kind"] == "NodeList"
 
 
 async def test_a_token_that_was_renewed_is_read_again(
@@ -281,7 +281,7 @@ async def test_a_token_that_was_renewed_is_read_again(
     with pytest.raises(Refused):
         await api.get(NODES.path())
     token.write_text(robot.token)
-    assert decoded(await api.get(NODES.path()))["kind"] == "NodeList"
+    assert decode(await api.get(NODES.path()))["kind"] == "NodeList"
     await api.close()
 
 
@@ -297,7 +297,7 @@ async def test_a_plugin_gives_the_token(plane: ControlPlane, space: str, tmp_pat
     version = "client.authentication.k8s.io/v1"
     exec_ = {"command": "./plugin", "apiVersion": version, "interactiveMode": "Never"}
     kubeconfig = changed_user(robot.kubeconfig, tmp_path, {"exec": exec_})
-    assert decoded(await answer_of(kubeconfig))["kind"] == "NodeList"
+    assert decode(await answer_of(kubeconfig))["kind"] == "NodeList"
 
 
 def changed_user(kubeconfig: Path, folder: Path, user: dict[str, Any]) -> Path:
@@ -347,7 +347,7 @@ async def test_a_server_of_another_authority_is_not_trusted(plane: ControlPlane,
         await answer_of(path)
     config["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = True
     path.write_text(json.dumps(config))
-    assert decoded(await answer_of(path))["kind"] == "NodeList"
+    assert decode(await answer_of(path))["kind"] == "NodeList"
 
 
 @pytest.mark.parametrize(("name", "trusted"), [("localhost", True), ("elsewhere.example.com", False)])
@@ -359,7 +359,7 @@ async def test_the_certificate_must_carry_the_tls_server_name(
     path = tmp_path / "named.kubeconfig"
     path.write_text(json.dumps(config))
     if trusted:
-        assert decoded(await answer_of(path))["kind"] == "NodeList"
+        assert decode(await answer_of(path))["kind"] == "NodeList"
     else:
         with pytest.raises(Unavailable, match="Hostname mismatch"):
             await answer_of(path)

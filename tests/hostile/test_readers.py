@@ -15,7 +15,7 @@ from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from nodewise.cooperative_scheduling import run_at_once
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import metric_value_list
-from nodewise.metrics.column import lay_out
+from nodewise.metrics.column import build_column
 from nodewise.metrics.custom_metrics_api import choose_version
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import NodeIndex
@@ -143,12 +143,15 @@ items = st.fixed_dictionaries(
 def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None:
     try:
         values = metric_value_list.build_series(
-            MetricRequest("m"), "s", 0.0, metric_value_list.entries(metric_value_list.items(encoded(answer)))
+            MetricRequest("m"),
+            "s",
+            0.0,
+            metric_value_list.node_samples(metric_value_list.decode_items(encoded(answer))),
         )
     except BadInput as error:
         assert error.problems
         return
-    laid_out = lay_out(values, NODES)
+    laid_out = build_column(values, NODES)
     run_at_once(laid_out)
     assert set(values.samples).isdisjoint(values.invalid)
 
@@ -210,7 +213,7 @@ def test_any_discovery_is_a_version_or_an_error(answer: Any) -> None:
 )
 def test_no_answer_is_anything_but_bad_input(body: bytes) -> None:
     for read in (
-        lambda: list(metric_value_list.items(body)),
+        lambda: list(metric_value_list.decode_items(body)),
         lambda: query_responses.decode_response(body),
         lambda: choose_version(body),
     ):

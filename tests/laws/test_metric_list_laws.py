@@ -54,7 +54,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 def read(body: bytes) -> str:
     """The items, or that it is no list."""
     try:
-        items = list(metric_value_list.items(body))
+        items = list(metric_value_list.decode_items(body))
     except BadInput:
         return "bad"
     return repr([item if isinstance(item, tuple) else msgspec.to_builtins(item) for item in items])

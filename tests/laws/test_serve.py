@@ -31,7 +31,7 @@ def test_no_changed_byte_makes_the_reading_of_a_hello_fail(place, value):
 @given(st.lists(st.binary(max_size=3 * responses.PIECE_BYTES // 2).map(lambda part: part * 2), max_size=6))
 @settings(max_examples=30)
 def test_pieces_of_a_body_are_the_body(parts):
-    pieces = list(responses.pieces(parts))
+    pieces = list(responses.split_body(parts))
     assert b"".join(pieces) == b"".join(parts)
     assert all(len(piece) < 2 * responses.PIECE_BYTES for piece in pieces)
 

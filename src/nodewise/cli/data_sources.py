@@ -160,7 +160,7 @@ def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) 
     writers: dict[str, StoreWriter[Any]] = {watched.name: StoreWriter() for watched in wanted}
 
     def fill() -> None:
-        plain, _ = metric_files.split(paths)
+        plain, _ = metric_files.split_paths(paths)
         objects = object_files.read(plain)
         for watched in wanted:
             writers[watched.name].replace(select_objects(objects, watched))

@@ -116,7 +116,7 @@ class _ObjectSources(NamedTuple):
 async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAndMetrics:
     """All inputs except the metrics of live sources. `BadInput` names what cannot be read in files."""
     kinds = [agents.load(name) for name in selection.options]
-    plain, tables = metric_files.split(selection.paths)
+    plain, tables = metric_files.split_paths(selection.paths)
     sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
     watched = [
         watch
@@ -133,8 +133,10 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     objects = {watch.name: objects_of_kind for watch, objects_of_kind in zip(watched, others, strict=True)}
     kinds = [kind for kind in kinds if selection.agents or _has_work(kind, selection, objects, nodes, pods)]
     objects |= await _read_bound_pods(sources, kinds, selection)
-    known = cooperative_scheduling.run_at_once(node_facts.read(nodes.values()))
-    return ObjectsAndMetrics(kinds, nodes, pods, objects, metric_files.snapshot(sources.files, tables, known))
+    known = cooperative_scheduling.run_at_once(node_facts.read_nodes(nodes.values()))
+    return ObjectsAndMetrics(
+        kinds, nodes, pods, objects, metric_files.read_snapshot(sources.files, tables, known)
+    )
 
 
 async def _read_bound_pods(
@@ -253,7 +255,7 @@ class LoadedMetrics:
         return bool(request.metric)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:  # noqa: ARG002 - the contract of a source
-        series = metric_files.select(self._snapshot, request)
+        series = metric_files.select_series(self._snapshot, request)
         if series is None:
             raise MetricNotFound(f"metric {request.metric} is not in the files given")
         return series
@@ -276,7 +278,7 @@ async def fetch_metrics(
 ) -> MetricsSnapshot:
     """The requested metrics, fetched once: from the files, then from the sources in their order."""
     nodes, registry = (
-        cooperative_scheduling.run_at_once(node_facts.read(inputs.nodes.values())),
+        cooperative_scheduling.run_at_once(node_facts.read_nodes(inputs.nodes.values())),
         MetricsRegistry(),
     )
 

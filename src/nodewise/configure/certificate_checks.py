@@ -11,7 +11,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from nodewise.configure.certificate_renewal import is_ca, public_der
 from nodewise.errors import Problem, shown
-from nodewise.serve.client_authorizer import client_of
+from nodewise.serve.client_authorizer import parse_client_certificate
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
 
 _EXPIRY_WARNING: Final = dt.timedelta(days=30)
@@ -97,7 +97,7 @@ def _leaf_problems(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iter
 def _leaf_warnings(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
     if now <= leaf.not_valid_after_utc < now + _EXPIRY_WARNING:
         yield f"-cert expires on {leaf.not_valid_after_utc:%Y-%m-%d}"
-    client = client_of(leaf.public_bytes(Encoding.DER))
+    client = parse_client_certificate(leaf.public_bytes(Encoding.DER))
     if not client.for_client:
         yield (
             "-cert lacks the extended key usage clientAuth: nodewise answers it with 403, or with --any-client only "

@@ -45,7 +45,7 @@ class Column(NamedTuple):
         return ages
 
 
-def empty(index: NodeIndex) -> Column:
+def empty_column(index: NodeIndex) -> Column:
     """The column of a metric without values: every node is MISSING."""
     size = len(index) + 1
     return Column(
@@ -55,9 +55,9 @@ def empty(index: NodeIndex) -> Column:
     )
 
 
-def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
+def build_column(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
     """The column of a series; yields between parts. Samples of nodes that are not in the index are ignored."""
-    column = empty(index)._replace(answered_at=series.fetched_at or np.nan)
+    column = empty_column(index)._replace(answered_at=series.fetched_at or np.nan)
     rest = iter(series.samples.items())
     while part := dict(islice(rest, _PART)):
         column = _with_samples(column, index.numbers(list(part)), list(part.values()), series.fetched_at)

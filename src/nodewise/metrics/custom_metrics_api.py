@@ -62,7 +62,7 @@ class CustomMetricsSource:
         except NodewiseError:
             self._version = ""
             raise
-        entries = metric_value_list.entries(metric_value_list.items(body))
+        entries = metric_value_list.node_samples(metric_value_list.decode_items(body))
         builder = metric_value_list.SeriesBuilder()
         async for node, entry in cooperative_scheduling.iterate(entries):
             builder.add(node, entry)

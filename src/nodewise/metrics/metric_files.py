@@ -16,8 +16,7 @@ from nodewise.kube import object_files
 from nodewise.kube.field_merge import merge
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.resources import NODES
-from nodewise.metrics import metric_value_list, resource_metrics_api
-from nodewise.metrics import node_attributes as node_facts
+from nodewise.metrics import metric_value_list, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.metric_value_list import MetricValue, NodeSample
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -44,7 +43,7 @@ class FileSource:
         self._paths = paths
         self._nodes = nodes
         self._fingerprint: object = None
-        self._known = node_facts.NO_NODES
+        self._known = node_attributes.NO_NODES
         self._snapshot = MetricsSnapshot()
 
     def supports(self, request: MetricRequest) -> bool:
@@ -56,26 +55,28 @@ class FileSource:
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """The metric in the files. `MetricNotFound` if it is not there, `BadInput` if the files cannot be read."""
-        known = await self._nodes() if self._nodes else node_facts.NO_NODES
+        known = await self._nodes() if self._nodes else node_attributes.NO_NODES
         current = fingerprint(self._paths)
         if current != self._fingerprint or known is not self._known:
-            plain, tables = split(self._paths)
-            self._snapshot = snapshot(object_files.read(plain) if plain else FileObjects({}), tables, known)
+            plain, tables = split_paths(self._paths)
+            self._snapshot = read_snapshot(
+                object_files.read(plain) if plain else FileObjects({}), tables, known
+            )
             self._fingerprint, self._known = current, known
-        series = select(self._snapshot, request)
+        series = select_series(self._snapshot, request)
         if series is None:
             raise MetricNotFound(f"metric {request.metric} is not in {', '.join(self._paths)}")
         return msgspec.structs.replace(series, fetched_at=now)
 
 
-def select(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:
+def select_series(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:
     """The series of a metric by name, regardless of the query of the request; None if it is missing."""
     name = MetricRequest(request.metric, aggregate=request.aggregate).key
     return snapshot.series.get(name) or snapshot.series.get(request.metric)
 
 
-def snapshot(
-    objects: FileObjects, tables: Iterable[Path] = (), known: NodeAttributes = node_facts.NO_NODES
+def read_snapshot(
+    objects: FileObjects, tables: Iterable[Path] = (), known: NodeAttributes = node_attributes.NO_NODES
 ) -> MetricsSnapshot:
     """All metrics of these objects and CSV files. `BadInput` names each line that cannot be read.
 
@@ -85,7 +86,7 @@ def snapshot(
     """
     by_metric: dict[str, list[NodeSample]] = {}
     for item in (*_metric_values(objects), *(item for table in tables for item in _csv_values(table))):
-        by_metric.setdefault(item.metric_name, []).extend(metric_value_list.entries([item]))
+        by_metric.setdefault(item.metric_name, []).extend(metric_value_list.node_samples([item]))
     for metric, usage in _usage_entries(objects, known).items():
         by_metric.setdefault(metric, []).extend(usage)
     return MetricsSnapshot(
@@ -106,7 +107,7 @@ def _requests(metric: str, entries: Sequence[NodeSample]) -> list[MetricRequest]
     ]
 
 
-def split(paths: Iterable[str]) -> tuple[list[str], list[Path]]:
+def split_paths(paths: Iterable[str]) -> tuple[list[str], list[Path]]:
     """Paths of objects, and CSV files; a folder may contain both."""
     plain: list[str] = []
     tables: list[Path] = []
@@ -151,7 +152,7 @@ def _usage_entries(objects: FileObjects, known: NodeAttributes) -> dict[str, lis
     if not listed:
         return {}
     own = objects.of(NODES, _NODE)
-    nodes = cooperative_scheduling.run_at_once(node_facts.read(own)) if own else known
+    nodes = cooperative_scheduling.run_at_once(node_attributes.read_nodes(own)) if own else known
     return cooperative_scheduling.run_at_once(resource_metrics_api.by_metric(listed, nodes))
 
 
@@ -177,4 +178,4 @@ def _csv_values(table: Path) -> Iterator[MetricValue]:
             problem = Problem(f"{table}, line {number}", ",".join(row), "node,metric,value[,timestamp]")
             raise BadInput(_WHAT, [problem])
         node, metric, value, *stamp = (field.strip() for field in row)
-        yield metric_value_list.item(node, metric, value, stamp[0] if stamp else None)
+        yield metric_value_list.make_metric_value(node, metric, value, stamp[0] if stamp else None)

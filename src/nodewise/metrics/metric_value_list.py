@@ -41,7 +41,7 @@ class MetricValue(msgspec.Struct, frozen=True, gc=False):
         return self.metric.name or self.metricName
 
 
-def item(node: str, metric: str, value: str, timestamp: str | None) -> MetricValue:
+def make_metric_value(node: str, metric: str, value: str, timestamp: str | None) -> MetricValue:
     """A metric value from plain fields."""
     return MetricValue(_DescribedObject(node, "Node"), value, timestamp or None, metricName=metric)
 
@@ -56,7 +56,7 @@ _decode_list = msgspec.json.Decoder(_MetricValueList).decode
 _decode_item = msgspec.json.Decoder(MetricValue).decode
 
 
-def items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
+def decode_items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
     """The items of a MetricValueList, one at a time; a Problem in place of one that cannot be read.
 
     `BadInput` if the body is no such list; that may be found late.
@@ -108,7 +108,7 @@ _STRIDE: Final = 128
 """Number of nodes in one part of the work, which takes about 0.1 ms."""
 
 
-def entries(items: Iterable[MetricValue | Problem]) -> Generator[NodeSample, None, None]:
+def node_samples(items: Iterable[MetricValue | Problem]) -> Generator[NodeSample, None, None]:
     """The sample of each item. An item that cannot be decoded names no node and is ignored."""
     for item in items:
         if isinstance(item, Problem):

@@ -72,7 +72,7 @@ NodeLookup = Callable[[], Awaitable[NodeAttributes]]
 """Returns the current attributes of all nodes."""
 
 
-def read(nodes: Iterable[Any]) -> Generator[None, None, NodeAttributes]:
+def read_nodes(nodes: Iterable[Any]) -> Generator[None, None, NodeAttributes]:
     """The attributes of these nodes; yields between parts. An address of two nodes identifies neither of them."""
     allocatable: dict[str, NodeAllocatable] = {}
     owners: dict[str, dict[str, str | None]] = {"Hostname": {}, "InternalIP": {}}
@@ -123,7 +123,7 @@ class NodeAttributesCache:
         async with self._reading:
             if self._changed:
                 self._changed = False
-                self._nodes = await cooperative_scheduling.run(read(self._store.values()))
+                self._nodes = await cooperative_scheduling.run(read_nodes(self._store.values()))
         return self._nodes
 
     def _note(self, changes: Changes[Any] | None) -> None:

@@ -103,7 +103,7 @@ class ResourceMetricsSource:
         try:
             body = await self._api.get(_PATH, timeout_s=self._timeout_s)
             nodes = await self._nodes()
-            entries = await cooperative_scheduling.run(by_metric(items(body), nodes))
+            entries = await cooperative_scheduling.run(by_metric(decode_items(body), nodes))
         except NotFound as error:
             return NodeUsageResponse(
                 now, {}, MetricNotFound(f"{GROUP} is not registered: {error}", remedy=_REMEDY), set()
@@ -118,7 +118,7 @@ class ResourceMetricsSource:
         return NodeUsageResponse(now, entries, None, set())
 
 
-def items(body: bytes) -> Iterator[NodeMetrics | None]:
+def decode_items(body: bytes) -> Iterator[NodeMetrics | None]:
     """The items of a NodeMetricsList, None for an item that cannot be decoded. `BadInput` if it is not such a list."""
     try:
         listed = _decode_list(body).items or ()

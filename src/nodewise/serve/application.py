@@ -186,7 +186,7 @@ class HttpExchange:
         if sent and self.response is not None and self._peer.refusal is None:
             self._application.count(self.head.path, self.response.status)
 
-    def complain(self) -> None:
+    def log_exception(self) -> None:
         """Log the present exception."""
         logs.emit("request_failed", route=self.head.path, peer=self._peer.address, exc_info=True)
 
@@ -213,7 +213,7 @@ class HttpExchange:
         if isinstance(error, NodewiseError):
             self._refuse(error)
             return
-        self.complain()
+        self.log_exception()
         self._refuse(NodewiseError("this is a defect of ours; the server's log says more"))
 
     def _refuse(self, error: NodewiseError) -> None:
@@ -289,7 +289,7 @@ class Application:
         if route is None:
             allowed = ", ".join(sorted(methods))
             problem = Problem("method", head.method, allowed)
-            return None, responses.refusal(405, problem, [("Allow", allowed)])
+            return None, responses.refusal_response(405, problem, [("Allow", allowed)])
         return route, peer.pinned_only_refusal if route.pinned_only else None
 
     def check_length(self, field: str, length: int) -> None:
@@ -312,10 +312,12 @@ class Application:
         path = self._forgiving.get(_normalized(head.path))
         if path is None:
             served = ", ".join(sorted(self._routes))
-            return responses.refusal(404, Problem("path", shown(head.path), f"one of {served}"))
+            return responses.refusal_response(404, Problem("path", shown(head.path), f"one of {served}"))
         status = 301 if head.method in ("GET", "HEAD") else 307
         target = f"{path}?{head.query.decode('latin-1')}" if head.query else path
-        return responses.refusal(status, Problem("path", shown(head.path), path), [("Location", target)])
+        return responses.refusal_response(
+            status, Problem("path", shown(head.path), path), [("Location", target)]
+        )
 
 
 def _normalized(path: str) -> str:

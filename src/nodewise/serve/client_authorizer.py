@@ -51,7 +51,7 @@ _UNREADABLE: Final = CertificateIdentity((), is_ca=False)
 
 
 @lru_cache(maxsize=64)
-def client_of(der: bytes) -> CertificateIdentity:
+def parse_client_certificate(der: bytes) -> CertificateIdentity:
     """Read a certificate. An unreadable one has no names, so that it matches no pin.
 
     Of several common names none counts: programs differ in which one they take, and Go, which decides for the API
@@ -100,7 +100,7 @@ class ClientAuthorizer:
 
     def examine(self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str) -> Authorization:
         """What the client may call. `chain`, DER, begins with its own certificate."""
-        client = client_of(chain[0] if chain else b"")
+        client = parse_client_certificate(chain[0] if chain else b"")
         secured = transport.get_extra_info("ssl_object")
         # of a TLS 1.2 session that is resumed by its id nothing was verified but that it is the same client
         verified_by = None if secured.session_reused else transport.get_extra_info("sslcontext")
@@ -152,4 +152,4 @@ def _described(client: CertificateIdentity) -> str:
 
 
 def _refusal(client: CertificateIdentity, expected: str) -> Response:
-    return responses.refusal(403, Problem("client certificate", _described(client), expected))
+    return responses.refusal_response(403, Problem("client certificate", _described(client), expected))

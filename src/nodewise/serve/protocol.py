@@ -180,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
             if not self._is_deaf:
                 text = shown(str(error))
                 problem = Problem("request", text, "HTTP/1.1")
-                self._end("bad_request", text, responses.refusal(400, problem))
+                self._end("bad_request", text, responses.refusal_response(400, problem))
         if not self._is_deaf:
             self._count_bytes(before, len(data))
         self._advance()
@@ -223,7 +223,7 @@ class HttpConnection(asyncio.Protocol):
             self._end("pipelined")
         elif self._parser.should_upgrade():
             problem = Problem("Upgrade", "another protocol", "HTTP/1.1")
-            self._end("bad_request", "an upgrade", responses.refusal(400, problem))
+            self._end("bad_request", "an upgrade", responses.refusal_response(400, problem))
         else:
             self._receiving = exchange = self._application.open(self._head(), self._client)
             self._phase = Phase.BODY
@@ -325,14 +325,14 @@ class HttpConnection(asyncio.Protocol):
             or not exchange.head.keep_alive
         )
         try:
-            self._pieces = responses.written(
+            self._pieces = responses.encode_response(
                 exchange.response,
                 close=self._closes,
                 date=self._connections.date,
                 with_body=exchange.head.method != "HEAD",
             )
         except Exception:  # noqa: BLE001 - a handler's response may be anything
-            exchange.complain()
+            exchange.log_exception()
             self._close()
             return
         self._write_pieces()
@@ -387,11 +387,11 @@ class HttpConnection(asyncio.Protocol):
             self._had_body = False
             if self._overhead_bytes > _OVERHEAD_BYTES:
                 problem = Problem("body", "chunk extensions or trailers without end", "a body")
-                self._end("bad_request", problem.found, responses.refusal(400, problem))
+                self._end("bad_request", problem.found, responses.refusal_response(400, problem))
 
     def _end_large_header(self, size: int) -> None:
         problem = Problem("header", f"{size} bytes or more", f"at most {self._options.header_bytes}")
-        self._end("header_size", problem.found, responses.refusal(431, problem))
+        self._end("header_size", problem.found, responses.refusal_response(431, problem))
 
     # deadlines
 
@@ -421,7 +421,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._phase is Phase.HEADER:
             timeout_s = self._options.header_timeout_s
             problem = Problem("header", "not complete", f"all of it within {timeout_s:g} s")
-            refusal = responses.refusal(408, problem) if self._header_bytes else None
+            refusal = responses.refusal_response(408, problem) if self._header_bytes else None
             self._end("header_deadline", response=refusal)
         elif (left_s := self._body_left_s()) > 0:
             self._deadline = self._loop.call_later(left_s, self._expire)
@@ -429,7 +429,7 @@ class HttpConnection(asyncio.Protocol):
             timeout_s, idle_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
             expected = f"all of it within {timeout_s:g} s, no pause over {idle_s:g} s"
             problem = Problem("body", "not complete", expected)
-            self._end("body_deadline", response=responses.refusal(408, problem))
+            self._end("body_deadline", response=responses.refusal_response(408, problem))
 
     def _body_left_s(self) -> float:
         """Seconds until the body is late, as things stand."""
@@ -467,7 +467,7 @@ class HttpConnection(asyncio.Protocol):
         if response is None or is_answered or is_behind or self.transport.is_closing():
             self._close()
         else:
-            self._send_last(responses.closing(response))
+            self._send_last(responses.encode_closing_response(response))
 
     def _send_last(self, response: bytes) -> None:
         """Write and close, without a reset that would overtake the response while the client is still sending."""

@@ -54,7 +54,7 @@ def from_error(error: NodewiseError) -> Response:
     return _json(status, str(error), error.problems, headers)
 
 
-def refusal(status: int, problem: Problem, headers: Sequence[tuple[str, str]] = ()) -> Response:
+def refusal_response(status: int, problem: Problem, headers: Sequence[tuple[str, str]] = ()) -> Response:
     """The response to a request that is refused before its body is read."""
     return _json(status, f"{http.HTTPStatus(status).phrase}: {problem}", (problem,), headers)
 
@@ -66,7 +66,7 @@ def _json(
     return Response(status, msgspec.json.encode(body) + b"\n", headers=headers)
 
 
-def header(response: Response, *, close: bool, date: bytes = b"") -> bytes:
+def encode_header(response: Response, *, close: bool, date: bytes = b"") -> bytes:
     """Status line and header fields with the empty line after them. TypeError if the body is not made of bytes.
 
     `close` announces that the connection ends with this response; `date` is the value of the field Date.
@@ -82,20 +82,22 @@ def header(response: Response, *, close: bool, date: bytes = b"") -> bytes:
     return b"".join(lines)
 
 
-def written(response: Response, *, close: bool, date: bytes = b"", with_body: bool = True) -> Iterator[bytes]:
+def encode_response(
+    response: Response, *, close: bool, date: bytes = b"", with_body: bool = True
+) -> Iterator[bytes]:
     """The response in pieces. The header comes with the first piece of the body: one TLS record, one packet."""
-    head = header(response, close=close, date=date)
-    rest = pieces(response.body) if with_body else iter(())
+    head = encode_header(response, close=close, date=date)
+    rest = split_body(response.body) if with_body else iter(())
     return itertools.chain([head + next(rest, b"")], rest)
 
 
-def closing(response: Response) -> bytes:
+def encode_closing_response(response: Response) -> bytes:
     """The whole response, which announces the end of the connection: for what is refused before there is a request."""
     body = response.body if isinstance(response.body, bytes) else b"".join(response.body)
-    return header(response, close=True) + body
+    return encode_header(response, close=True) + body
 
 
-def pieces(body: bytes | Sequence[bytes]) -> Iterator[bytes]:
+def split_body(body: bytes | Sequence[bytes]) -> Iterator[bytes]:
     """The body in pieces of about `PIECE_BYTES`. Nothing for an empty body."""
     pending: list[bytes] = []
     size = 0

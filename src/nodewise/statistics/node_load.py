@@ -108,7 +108,11 @@ class LoadReader:
             return _MetricValues(nothing, nothing)
         known = self._columns.get(metric_request.key)
         if known is None or known[0] is not series or known[1] is not cluster_state.nodes:
-            known = series, cluster_state.nodes, (yield from columns.lay_out(series, cluster_state.nodes))
+            known = (
+                series,
+                cluster_state.nodes,
+                (yield from columns.build_column(series, cluster_state.nodes)),
+            )
             self._columns[metric_request.key] = known
         yield
         column = known[2]

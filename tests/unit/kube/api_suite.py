@@ -52,7 +52,7 @@ def bound(pod: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
     return PODS.path(meta["namespace"], meta["name"], "binding"), body
 
 
-def decoded(body: bytes) -> Any:
+def decode(body: bytes) -> Any:
     return msgspec.json.decode(body)
 
 
@@ -66,7 +66,7 @@ async def eventually(what: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def running(work: Awaitable[None]) -> AsyncIterator[None]:
+async def run_in_background(work: Awaitable[None]) -> AsyncIterator[None]:
     """A task for as long as the test needs it."""
     task = asyncio.ensure_future(work)
     try:
@@ -81,8 +81,8 @@ class ApiSuite:
     """Reads, writes and watches."""
 
     async def test_what_is_created_can_be_read(self, api: Api, space: str) -> None:
-        made = decoded(await api.create(CONFIGMAPS.path(space), item("a", k="v")))
-        configmap = decoded(await api.get(CONFIGMAPS.path(space, "a")))
+        made = decode(await api.create(CONFIGMAPS.path(space), item("a", k="v")))
+        configmap = decode(await api.get(CONFIGMAPS.path(space, "a")))
         assert configmap["data"] == {"k": "v"}
         assert configmap["metadata"]["uid"] == made["metadata"]["uid"]
         assert configmap["metadata"]["namespace"] == space
@@ -91,16 +91,16 @@ class ApiSuite:
         for name in "abc":
             await api.create(CONFIGMAPS.path(space), item(name))
         selector = {"fieldSelector": "metadata.name!=b,metadata.name!=c,metadata.name!=kube-root-ca.crt"}
-        page = decoded(await api.get(CONFIGMAPS.path(space), selector))
+        page = decode(await api.get(CONFIGMAPS.path(space), selector))
         assert [item["metadata"]["name"] for item in page["items"]] == ["a"]
 
     async def test_another_list_leaves_the_pages_of_this_one_alone(self, api: Api, space: str) -> None:
         for name in "ab":
             await api.create(CONFIGMAPS.path(space), item(name))
         page = {"limit": "1", "fieldSelector": "metadata.name!=kube-root-ca.crt"}
-        first = decoded(await api.get(CONFIGMAPS.path(space), page))
+        first = decode(await api.get(CONFIGMAPS.path(space), page))
         await api.get(LEASES.path(space), {"limit": "1"})
-        rest = decoded(
+        rest = decode(
             await api.get(CONFIGMAPS.path(space), {**page, "continue": first["metadata"]["continue"]})
         )
         assert [item["metadata"]["name"] for item in [*first["items"], *rest["items"]]] == ["a", "b"]
@@ -111,10 +111,10 @@ class ApiSuite:
         for name in "ab":
             await api.create(CONFIGMAPS.path(space), item(name))
         page = {"limit": "1", "fieldSelector": "metadata.name!=kube-root-ca.crt"}
-        first = decoded(await api.get(CONFIGMAPS.path(space), page))
+        first = decode(await api.get(CONFIGMAPS.path(space), page))
         await api.get(CONFIGMAPS.path(space), {"limit": "1", "fieldSelector": "metadata.name=a"})
         token = first["metadata"]["continue"]
-        rest = decoded(await api.get(CONFIGMAPS.path(space), {**page, "continue": token}))
+        rest = decode(await api.get(CONFIGMAPS.path(space), {**page, "continue": token}))
         assert [item["metadata"]["name"] for item in [*first["items"], *rest["items"]]] == ["a", "b"]
 
     async def test_creating_twice_is_a_conflict(self, api: Api, space: str) -> None:
@@ -147,8 +147,8 @@ class ApiSuite:
 
     async def test_a_write_with_an_old_version_is_a_conflict(self, api: Api, space: str) -> None:
         path = CONFIGMAPS.path(space, "a")
-        old = decoded(await api.create(CONFIGMAPS.path(space), item("a", k="1")))
-        new = decoded(await api.replace(path, old | {"data": {"k": "2"}}))
+        old = decode(await api.create(CONFIGMAPS.path(space), item("a", k="1")))
+        new = decode(await api.replace(path, old | {"data": {"k": "2"}}))
         assert new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]
         with pytest.raises(Conflict):
             await api.replace(path, old | {"data": {"k": "3"}})
@@ -156,12 +156,12 @@ class ApiSuite:
     async def test_a_merge_patch_changes_what_it_names(self, api: Api, space: str) -> None:
         path = CONFIGMAPS.path(space, "a")
         await api.create(CONFIGMAPS.path(space), item("a", stays="1", goes="1"))
-        new = decoded(await api.patch(path, {"data": {"goes": None, "comes": "1"}}, "merge"))
+        new = decode(await api.patch(path, {"data": {"goes": None, "comes": "1"}}, "merge"))
         assert new["data"] == {"stays": "1", "comes": "1"}
 
     async def test_a_patch_with_another_version_is_a_conflict(self, api: Api, space: str) -> None:
         path = CONFIGMAPS.path(space, "a")
-        old = decoded(await api.create(CONFIGMAPS.path(space), item("a")))
+        old = decode(await api.create(CONFIGMAPS.path(space), item("a")))
         await api.patch(path, {"data": {"k": "1"}}, "merge")
         with pytest.raises(Conflict):
             await api.patch(
@@ -174,10 +174,10 @@ class ApiSuite:
         with pytest.raises(BadInput) as caught:
             await api.patch(path, {"metadata": {"uid": "of-its-predecessor"}, "data": {"k": "1"}}, "merge")
         assert {problem.field for problem in caught.value.problems} == {"metadata.uid"}
-        assert not decoded(await api.get(path)).get("data")
+        assert not decode(await api.get(path)).get("data")
 
     async def test_a_replacement_with_another_uid_is_a_conflict(self, api: Api, space: str) -> None:
-        old = decoded(await api.create(CONFIGMAPS.path(space), item("a")))
+        old = decode(await api.create(CONFIGMAPS.path(space), item("a")))
         old["metadata"]["uid"] = "of-its-predecessor"
         with pytest.raises(Conflict):
             await api.replace(CONFIGMAPS.path(space, "a"), old)
@@ -185,9 +185,9 @@ class ApiSuite:
     async def test_a_binding_puts_the_pod_on_the_node_and_adds_its_annotations(
         self, api: Api, space: str
     ) -> None:
-        pod = decoded(await api.create(PODS.path(space), unbound("p", {"a": "1", "b": "1"})))
+        pod = decode(await api.create(PODS.path(space), unbound("p", {"a": "1", "b": "1"})))
         await api.create(*bound(pod, annotations={"b": "2", "c": "2"}))
-        now = decoded(await api.get(PODS.path(space, "p")))
+        now = decode(await api.get(PODS.path(space, "p")))
         assert now["spec"]["nodeName"] == "n1"
         assert now["metadata"]["annotations"] == {"a": "1", "b": "2", "c": "2"}
         with pytest.raises(Conflict, match='pod p is already assigned to node "n1"'):
@@ -197,8 +197,8 @@ class ApiSuite:
     async def test_a_binding_is_for_the_very_pod_that_it_names(
         self, api: Api, space: str, field: str
     ) -> None:
-        pod = decoded(await api.create(PODS.path(space), unbound("p")))
-        now = decoded(
+        pod = decode(await api.create(PODS.path(space), unbound("p")))
+        now = decode(
             await api.patch(PODS.path(space, "p"), {"metadata": {"annotations": {"a": "1"}}}, "merge")
         )
         with pytest.raises(Conflict):
@@ -217,14 +217,14 @@ class ApiSuite:
             await api.create(CONFIGMAPS.path(space), item(name))
         names, params = [], {"limit": "3"}
         for _ in range(3):
-            page = decoded(await api.get(CONFIGMAPS.path(space), params))
+            page = decode(await api.get(CONFIGMAPS.path(space), params))
             names += [entry["metadata"]["name"] for entry in page["items"]]
             params["continue"] = page["metadata"].get("continue", "")
         assert names == list("abcdefg")
         assert params["continue"] == ""
 
     async def test_a_watch_tells_what_happened_since_a_version(self, api: Api, space: str) -> None:
-        begun = decoded(await api.get(CONFIGMAPS.path(space)))["metadata"]["resourceVersion"]
+        begun = decode(await api.get(CONFIGMAPS.path(space)))["metadata"]["resourceVersion"]
         await api.create(CONFIGMAPS.path(space), item("a", k="1"))
         await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
         await api.delete(CONFIGMAPS.path(space, "a"))
@@ -232,7 +232,7 @@ class ApiSuite:
         seen = []
         async with aclosing(api.watch(CONFIGMAPS.path(space), params)) as lines:
             async for line in lines:
-                event = decoded(line)
+                event = decode(line)
                 seen.append((event["type"], event["object"]["data"]["k"]))
                 if len(seen) == 3:
                     break
@@ -240,13 +240,13 @@ class ApiSuite:
 
     async def test_a_watch_keeps_to_its_selector(self, api: Api, space: str) -> None:
         params = {"fieldSelector": "metadata.name=b", "timeoutSeconds": "60", "resourceVersion": ""}
-        params["resourceVersion"] = decoded(await api.get(CONFIGMAPS.path(space)))["metadata"][
+        params["resourceVersion"] = decode(await api.get(CONFIGMAPS.path(space)))["metadata"][
             "resourceVersion"
         ]
         for name in "abc":
             await api.create(CONFIGMAPS.path(space), item(name))
         async with aclosing(api.watch(CONFIGMAPS.path(space), params)) as lines:
-            event = decoded(await anext(lines))
+            event = decode(await anext(lines))
         assert event["object"]["metadata"]["name"] == "b"
 
     async def test_a_page_that_is_no_longer_kept_is_expired(self, api: Api, space: str) -> None:
@@ -269,7 +269,7 @@ class ReflectorSuite:
     async def test_a_store_has_what_was_there_and_what_comes(self, api: Api, space: str) -> None:
         await api.create(CONFIGMAPS.path(space), item("before", k="1"))
         reflector = self.reflector(api, space)
-        async with running(reflector.run()):
+        async with run_in_background(reflector.run()):
             await reflector.until_synced()
             assert [(i.metadata.name, i.data) for i in reflector.store.values()] == [("before", {"k": "1"})]
             await api.create(CONFIGMAPS.path(space), item("later", k="1"))
@@ -289,7 +289,7 @@ class ReflectorSuite:
             assert changes is not None
             reported.extend((old and old.data, new and new.data) for old, new in changes.values())
 
-        async with running(reflector.run()):
+        async with run_in_background(reflector.run()):
             await reflector.until_synced()
             reflector.store.subscribe(note)
             await api.create(CONFIGMAPS.path(space), item("a", k="1"))
@@ -302,7 +302,7 @@ class ReflectorSuite:
         reflector = self.reflector(api, space, labelSelector="on=yes")
         labelled = {"metadata": {"name": "a", "labels": {"on": "yes"}}}
         await api.create(CONFIGMAPS.path(space), labelled)
-        async with running(reflector.run()):
+        async with run_in_background(reflector.run()):
             await reflector.until_synced()
             assert len(reflector.store) == 1
             await api.patch(CONFIGMAPS.path(space, "a"), {"metadata": {"labels": {"on": "no"}}}, "merge")
@@ -315,7 +315,7 @@ class ReflectorSuite:
         reflector = self.reflector(api, space)
         sizes: list[int] = []
         reflector.store.subscribe(lambda _: sizes.append(len(reflector.store)))
-        async with running(reflector.run()):
+        async with run_in_background(reflector.run()):
             await reflector.until_synced()
         keys: list[Key] = list(reflector.store.snapshot())
         assert keys == [(space, name) for name in names]
@@ -336,54 +336,54 @@ class ElectionSuite:
 
     async def test_one_leads_and_the_lease_says_who(self, api: Api, space: str) -> None:
         a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
-        async with running(a.run()):
+        async with run_in_background(a.run()):
             await eventually(lambda: a.leading)
-            async with running(b.run()):
+            async with run_in_background(b.run()):
                 await eventually(lambda: b.holder == "a")
                 assert not b.leading
-        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        spec = decode(await api.get(LEASES.path(space, "nodewise")))["spec"]
         assert spec["holderIdentity"] == "a"
         assert spec["leaseDurationSeconds"] == 600
         assert spec["leaseTransitions"] == 0
 
     async def test_who_stops_lets_another_in_at_once(self, api: Api, space: str) -> None:
         a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
-        async with running(a.run()):
+        async with run_in_background(a.run()):
             await eventually(lambda: a.leading)
         await a.stop()
         assert not a.leading
-        async with running(b.run()):
+        async with run_in_background(b.run()):
             await eventually(lambda: b.leading)
-        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        spec = decode(await api.get(LEASES.path(space, "nodewise")))["spec"]
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("b", 1)
 
     async def test_who_dies_is_followed_when_the_lease_ends(self, api: Api, space: str) -> None:
         a, b = (self.elector(api, space, name, QUICK) for name in "ab")
-        async with running(a.run()):
+        async with run_in_background(a.run()):
             await eventually(lambda: a.leading)
-        async with running(b.run()):
+        async with run_in_background(b.run()):
             await eventually(lambda: b.leading)
         assert not a.leading
 
     async def test_who_starts_again_under_its_name_does_not_wait(self, api: Api, space: str) -> None:
         died, again = (self.elector(api, space, "a") for _ in range(2))
-        async with running(died.run()):
+        async with run_in_background(died.run()):
             await eventually(lambda: died.leading)
-        async with running(again.run()):
+        async with run_in_background(again.run()):
             await eventually(lambda: again.leading)
-        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        spec = decode(await api.get(LEASES.path(space, "nodewise")))["spec"]
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("a", 0)
 
     async def test_labels_of_others_on_the_lease_stay(self, api: Api, space: str) -> None:
         a = self.elector(api, space, "a")
         path = LEASES.path(space, "nodewise")
-        async with running(a.run()):
+        async with run_in_background(a.run()):
             await eventually(lambda: a.leading)
             await api.patch(path, {"metadata": {"labels": {"team": "x"}}}, "merge")
-            before = decoded(await api.get(path))["spec"]["renewTime"]
+            before = decode(await api.get(path))["spec"]["renewTime"]
 
             async def renewed() -> Any:
-                while (lease := decoded(await api.get(path)))["spec"]["renewTime"] == before:
+                while (lease := decode(await api.get(path)))["spec"]["renewTime"] == before:
                     await asyncio.sleep(0.02)
                 return lease
 
@@ -405,7 +405,7 @@ class EventSuite:
         for _ in range(3):
             recorder.record(about, "Warning", "TooHot", "80 degrees", "Filtering")
         await recorder.flush()
-        (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+        (event,) = decode(await api.get(EVENTS.path(space)))["items"]
         assert event["series"]["count"] == 4
         assert (event["note"], event["reason"], event["type"]) == ("80 degrees", "TooHot", "Warning")
         assert event["regarding"]["name"] == "a"
@@ -420,7 +420,7 @@ class EventSuite:
         for _ in range(2):
             recorder.record(about, "Normal", "Fine", "all is well")
             await recorder.flush()
-            (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+            (event,) = decode(await api.get(EVENTS.path(space)))["items"]
             await api.delete(EVENTS.path(space, event["metadata"]["name"]))
         assert "series" not in event
 
@@ -432,6 +432,6 @@ class EventSuite:
             ObjectReference(CONFIGMAPS, space, "a" * 253), "Normal", "R" * 200, "ü" * 2000, "A" * 200
         )
         await recorder.flush()
-        (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+        (event,) = decode(await api.get(EVENTS.path(space)))["items"]
         assert event["note"].startswith("üü")
         assert event["note"].endswith("…")

@@ -179,51 +179,54 @@ class FileCredentials:
 
 
 @pytest.fixture
-def filed(tmp_path: Path, authority: trustme.CA) -> FileCredentials:
+def file_credentials(tmp_path: Path, authority: trustme.CA) -> FileCredentials:
     return FileCredentials(tmp_path, authority)
 
 
-def test_a_certificate_in_files_is_read_again(filed: FileCredentials) -> None:
-    assert not filed.has_changed()
-    filed.write(filed.ca.issue_cert("us.example.com"))
-    assert filed.has_changed()
-    assert not filed.has_changed()
-    filed.tls_credentials.context()
+def test_a_certificate_in_files_is_read_again(file_credentials: FileCredentials) -> None:
+    assert not file_credentials.has_changed()
+    file_credentials.write(file_credentials.ca.issue_cert("us.example.com"))
+    assert file_credentials.has_changed()
+    assert not file_credentials.has_changed()
+    file_credentials.tls_credentials.context()
 
 
-def test_files_are_looked_at_once_a_second(filed: FileCredentials) -> None:
-    assert not filed.has_changed()
-    filed.write(filed.ca.issue_cert("us.example.com"))
-    assert not any(filed.tls_credentials.has_changed() for _ in range(5))
-    assert filed.has_changed()
+def test_files_are_looked_at_once_a_second(file_credentials: FileCredentials) -> None:
+    assert not file_credentials.has_changed()
+    file_credentials.write(file_credentials.ca.issue_cert("us.example.com"))
+    assert not any(file_credentials.tls_credentials.has_changed() for _ in range(5))
+    assert file_credentials.has_changed()
 
 
 def test_an_authority_that_was_taken_out_of_its_file_is_not_trusted_any_longer(
-    filed: FileCredentials,
+    file_credentials: FileCredentials,
 ) -> None:
     fresh = trustme.CA()
-    filed.trust(filed.ca, fresh)
-    assert filed.has_changed()
-    assert len(filed.tls_credentials.context().get_ca_certs()) == 2
-    filed.trust(fresh)
-    assert filed.has_changed()
-    assert len(filed.tls_credentials.context().get_ca_certs()) == 1
+    file_credentials.trust(file_credentials.ca, fresh)
+    assert file_credentials.has_changed()
+    assert len(file_credentials.tls_credentials.context().get_ca_certs()) == 2
+    file_credentials.trust(fresh)
+    assert file_credentials.has_changed()
+    assert len(file_credentials.tls_credentials.context().get_ca_certs()) == 1
 
 
-def test_a_pair_caught_half_written_waits_until_it_is_whole(filed: FileCredentials) -> None:
-    leaf = filed.ca.issue_cert("us.example.com")
-    (filed.folder / "crt").write_bytes(leaf.cert_chain_pems[0].bytes())
+def test_a_pair_caught_half_written_waits_until_it_is_whole(file_credentials: FileCredentials) -> None:
+    leaf = file_credentials.ca.issue_cert("us.example.com")
+    (file_credentials.folder / "crt").write_bytes(leaf.cert_chain_pems[0].bytes())
     with capture_logs() as lines:
-        assert not filed.has_changed()
-        assert not filed.has_changed()
-        filed.tls_credentials.context()
-        filed.write(leaf)
-        assert filed.has_changed()
+        assert not file_credentials.has_changed()
+        assert not file_credentials.has_changed()
+        file_credentials.tls_credentials.context()
+        file_credentials.write(leaf)
+        assert file_credentials.has_changed()
     assert [(line["event"], line["certificate"]) for line in lines] == [
         ("tls_reload_failed", "kube_client"),
         ("tls_reloaded", "kube_client"),
     ]
-    assert f"{filed.folder / 'key'} does not match {filed.folder / 'crt'}" in lines[0]["error"]
+    assert (
+        f"{file_credentials.folder / 'key'} does not match {file_credentials.folder / 'crt'}"
+        in lines[0]["error"]
+    )
 
 
 def test_inline_data_win_over_a_file_that_changes(authority: trustme.CA, tmp_path: Path) -> None:
@@ -236,22 +239,24 @@ def test_inline_data_win_over_a_file_that_changes(authority: trustme.CA, tmp_pat
     assert len(tls_credentials.context().get_ca_certs()) == 1
 
 
-def test_a_certificate_of_a_plugin_outlives_a_change_of_the_authority(filed: FileCredentials) -> None:
-    leaf = filed.ca.issue_cert("us.example.com")
+def test_a_certificate_of_a_plugin_outlives_a_change_of_the_authority(
+    file_credentials: FileCredentials,
+) -> None:
+    leaf = file_credentials.ca.issue_cert("us.example.com")
     pair = leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes()
-    assert filed.tls_credentials.set_client_certificate(*pair, "plugin")
-    assert not filed.tls_credentials.set_client_certificate(*pair, "plugin")
+    assert file_credentials.tls_credentials.set_client_certificate(*pair, "plugin")
+    assert not file_credentials.tls_credentials.set_client_certificate(*pair, "plugin")
     with pytest.raises(BadSettings, match="plugin: client-certificate"):
-        filed.tls_credentials.set_client_certificate(pair[0], b"no key", "plugin")
-    filed.trust(trustme.CA())
-    assert filed.has_changed()
-    assert not filed.tls_credentials.set_client_certificate(*pair, "plugin")
+        file_credentials.tls_credentials.set_client_certificate(pair[0], b"no key", "plugin")
+    file_credentials.trust(trustme.CA())
+    assert file_credentials.has_changed()
+    assert not file_credentials.tls_credentials.set_client_certificate(*pair, "plugin")
 
 
 # authentication by token
 
 
-async def signed(auth: httpx2.Auth | None, *codes: int) -> list[str]:
+async def authorization_headers(auth: httpx2.Auth | None, *codes: int) -> list[str]:
     """The Authorization headers of the requests that one call sends to a server that answers so."""
     answers = iter([*codes, 200, 200])
     seen: list[str] = []
@@ -270,11 +275,11 @@ def auth_of(user: dict[str, Any], clock: ManualClock | None = None) -> httpx2.Au
 
 
 async def test_a_token_is_sent_along() -> None:
-    assert await signed(auth_of({"token": "t"})) == ["Bearer t"]
+    assert await authorization_headers(auth_of({"token": "t"})) == ["Bearer t"]
 
 
 async def test_name_and_password_are_sent_along() -> None:
-    assert await signed(auth_of({"username": "u", "password": "p"})) == ["Basic dTpw"]
+    assert await authorization_headers(auth_of({"username": "u", "password": "p"})) == ["Basic dTpw"]
 
 
 def test_who_shows_a_certificate_needs_no_token() -> None:
@@ -291,33 +296,35 @@ async def test_a_token_file_wins_and_is_read_every_minute(tmp_path: Path) -> Non
     path.write_text("old\n")
     auth = auth_of({"tokenFile": str(path), "token": "t"}, clock)
     assert isinstance(auth, BearerTokenFile)
-    assert await signed(auth) == ["Bearer old"]
+    assert await authorization_headers(auth) == ["Bearer old"]
     path.write_text("new")
-    assert await signed(auth) == ["Bearer old"]
+    assert await authorization_headers(auth) == ["Bearer old"]
     clock.advance(60.0)
-    assert await signed(auth) == ["Bearer new"]
+    assert await authorization_headers(auth) == ["Bearer new"]
 
 
 async def test_a_refused_token_is_read_again_at_once(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("old")
     auth = auth_of({"tokenFile": str(path)})
-    assert await signed(auth) == ["Bearer old"]
+    assert await authorization_headers(auth) == ["Bearer old"]
     path.write_text("new")
-    assert await signed(auth, 401) == ["Bearer old", "Bearer new"]
-    assert await signed(auth, 401) == ["Bearer new"], "the same token again would be refused again"
+    assert await authorization_headers(auth, 401) == ["Bearer old", "Bearer new"]
+    assert await authorization_headers(auth, 401) == ["Bearer new"], (
+        "the same token again would be refused again"
+    )
 
 
 async def test_a_token_file_that_is_gone_for_a_moment_costs_nothing(tmp_path: Path) -> None:
     path, clock = tmp_path / "token", ManualClock()
     path.write_text("t")
     auth = auth_of({"tokenFile": str(path)}, clock)
-    await signed(auth)
+    await authorization_headers(auth)
     path.unlink()
     clock.advance(60.0)
-    assert await signed(auth) == ["Bearer t"]
+    assert await authorization_headers(auth) == ["Bearer t"]
     with pytest.raises(Refused, match="a file with a bearer token"):
-        await signed(auth_of({"tokenFile": str(path)}))
+        await authorization_headers(auth_of({"tokenFile": str(path)}))
 
 
 # authentication by plugin
@@ -352,20 +359,20 @@ def plugin_of(folder: Path, answer: str, clock: ManualClock, **settings: Any) ->
 
 async def test_a_plugins_token_is_kept_until_it_is_refused(tmp_path: Path) -> None:
     auth = plugin_of(tmp_path, '{"status": {"token": "t-RUN"}}', ManualClock())
-    assert await signed(auth) == ["Bearer t-1"]
-    assert await signed(auth) == ["Bearer t-1"]
-    assert await signed(auth, 401) == ["Bearer t-1", "Bearer t-2"]
+    assert await authorization_headers(auth) == ["Bearer t-1"]
+    assert await authorization_headers(auth) == ["Bearer t-1"]
+    assert await authorization_headers(auth, 401) == ["Bearer t-1", "Bearer t-2"]
 
 
 async def test_a_plugins_token_is_renewed_before_it_ends(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000.0)
     answer = '{"status": {"token": "t-RUN", "expirationTimestamp": "2023-11-14T23:13:20Z"}}'
     auth = plugin_of(tmp_path, answer, clock)
-    assert await signed(auth) == ["Bearer t-1"]
+    assert await authorization_headers(auth) == ["Bearer t-1"]
     clock.advance(3589.0)
-    assert await signed(auth) == ["Bearer t-1"]
+    assert await authorization_headers(auth) == ["Bearer t-1"]
     clock.advance(1.0)
-    assert await signed(auth) == ["Bearer t-2"]
+    assert await authorization_headers(auth) == ["Bearer t-2"]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +381,7 @@ async def test_a_plugins_token_is_renewed_before_it_ends(tmp_path: Path) -> None
 async def test_a_plugin_is_told_of_the_cluster_if_it_asks(
     tmp_path: Path, provides: bool, cluster_fields: list[str] | None
 ) -> None:
-    await signed(
+    await authorization_headers(
         plugin_of(tmp_path, '{"status": {"token": "t"}}', ManualClock(), provideClusterInfo=provides)
     )
     info = yaml.safe_load((tmp_path / "count.info").read_text())
@@ -393,7 +400,7 @@ async def test_a_plugin_may_give_a_certificate(tmp_path: Path, pair: trustme.Lea
     (tmp_path / "answer").write_text(answer)
     auth = plugin_of(tmp_path, "", ManualClock())
     (tmp_path / "plugin").write_text(f'#!/bin/sh\ncat "{tmp_path}/answer"\n')
-    assert await signed(auth) == [""]
+    assert await authorization_headers(auth) == [""]
     assert show == [pair.cert_chain_pems[0].bytes()]
 
 
@@ -414,14 +421,14 @@ async def test_a_plugin_that_fails_says_why(tmp_path: Path, script: str, words: 
     auth = plugin_of(tmp_path, "", ManualClock())
     (tmp_path / "plugin").write_text(f"#!/bin/sh\n{script}\n")
     with pytest.raises(Exception, match=r"credential plugin .*/plugin") as raised:
-        await signed(auth)
+        await authorization_headers(auth)
     assert words in str(raised.value)
 
 
 async def test_a_plugin_that_is_not_installed_tells_how_to_install_it() -> None:
     auth = auth_of({"exec": {"command": "no-such-program-here", "installHint": "apt install it"}})
     with pytest.raises(BadSettings, match="apt install it"):
-        await signed(auth)
+        await authorization_headers(auth)
 
 
 def test_a_plugin_without_a_command() -> None:

@@ -10,7 +10,7 @@ from nodewise.kube.event_recorder import EventRecorder, EventReporter, ObjectRef
 from nodewise.kube.resources import EVENTS, NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.unit.kube.api_suite import running
+from tests.unit.kube.api_suite import run_in_background
 
 NODE = ObjectReference(NODES, "", "node-a", "uid-1")
 
@@ -40,115 +40,115 @@ class RecorderFixture:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> RecorderFixture:
+def recording(monkeypatch: pytest.MonkeyPatch) -> RecorderFixture:
     made = RecorderFixture()
     monkeypatch.setattr("nodewise.observe.logs.emit", lambda event, **_: made.events.append(event))
     return made
 
 
-async def test_an_event_of_a_cluster_wide_object_lies_in_default(recorded: RecorderFixture) -> None:
-    recorded.record()
-    await recorded.recorder.flush()
-    (event,) = recorded.written()
+async def test_an_event_of_a_cluster_wide_object_lies_in_default(recording: RecorderFixture) -> None:
+    recording.record()
+    await recording.recorder.flush()
+    (event,) = recording.written()
     assert event["metadata"]["namespace"] == "default"
     assert event["regarding"] == {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "uid-1"}
     assert event["eventTime"] == "2023-11-14T22:13:20.000000Z"
 
 
-async def test_recording_asks_nobody_and_fails_never(recorded: RecorderFixture) -> None:
+async def test_recording_asks_nobody_and_fails_never(recording: RecorderFixture) -> None:
     for number in range(5000):
-        recorded.record(about=ObjectReference(PODS, "ns", f"pod-{number}"))
-    assert recorded.api.calls == []
-    assert recorded.counted("dropped") == 5000 - event_recorder.MOST_WAITING
+        recording.record(about=ObjectReference(PODS, "ns", f"pod-{number}"))
+    assert recording.api.calls == []
+    assert recording.counted("dropped") == 5000 - event_recorder.MOST_WAITING
 
 
-async def test_repeats_while_one_waits_cost_no_write(recorded: RecorderFixture) -> None:
+async def test_repeats_while_one_waits_cost_no_write(recording: RecorderFixture) -> None:
     for _ in range(100):
-        recorded.record()
-    await recorded.recorder.flush()
-    (event,) = recorded.written()
+        recording.record()
+    await recording.recorder.flush()
+    (event,) = recording.written()
     assert event["series"]["count"] == 100
-    assert len(recorded.api.calls) == 1
+    assert len(recording.api.calls) == 1
 
 
-async def test_one_object_and_reason_cannot_crowd_out_the_rest(recorded: RecorderFixture) -> None:
+async def test_one_object_and_reason_cannot_crowd_out_the_rest(recording: RecorderFixture) -> None:
     for number in range(100):
-        recorded.record(f"{number} degrees")
-    recorded.record(about=ObjectReference(NODES, "", "node-b"))
-    await recorded.recorder.flush()
-    names = [event["regarding"]["name"] for event in recorded.written()]
+        recording.record(f"{number} degrees")
+    recording.record(about=ObjectReference(NODES, "", "node-b"))
+    await recording.recorder.flush()
+    names = [event["regarding"]["name"] for event in recording.written()]
     assert names.count("node-a") == event_recorder.BURST
     assert names.count("node-b") == 1
     # ten minutes' worth waits for its turn, the rest is dropped
-    assert recorded.counted("dropped") == 100 - event_recorder.BURST - 10
+    assert recording.counted("dropped") == 100 - event_recorder.BURST - 10
 
 
-async def test_what_waits_is_written_when_its_turn_comes(recorded: RecorderFixture) -> None:
+async def test_what_waits_is_written_when_its_turn_comes(recording: RecorderFixture) -> None:
     for number in range(event_recorder.BURST + 2):
-        recorded.record(f"{number} degrees")
-    async with running(recorded.recorder.run()):
+        recording.record(f"{number} degrees")
+    async with run_in_background(recording.recorder.run()):
         for _ in range(100):
             await asyncio.sleep(0)
-    assert len(recorded.written()) == event_recorder.BURST + 2
-    assert recorded.clock.now() >= 1_700_000_000.0 + 2 * event_recorder.REFILL_S
+    assert len(recording.written()) == event_recorder.BURST + 2
+    assert recording.clock.now() >= 1_700_000_000.0 + 2 * event_recorder.REFILL_S
 
 
-async def test_a_task_that_waits_for_events_wakes_up(recorded: RecorderFixture) -> None:
-    async with running(recorded.recorder.run()):
+async def test_a_task_that_waits_for_events_wakes_up(recording: RecorderFixture) -> None:
+    async with run_in_background(recording.recorder.run()):
         await asyncio.sleep(0)
-        recorded.record()
+        recording.record()
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(recorded.written()) == 1
+        assert len(recording.written()) == 1
 
 
-async def test_a_server_that_is_down_is_tried_again_and_then_left(recorded: RecorderFixture) -> None:
-    recorded.api.fail(Unavailable("down", retry_after_s=2.0), 2)
-    recorded.record()
-    async with running(recorded.recorder.run()):
+async def test_a_server_that_is_down_is_tried_again_and_then_left(recording: RecorderFixture) -> None:
+    recording.api.fail(Unavailable("down", retry_after_s=2.0), 2)
+    recording.record()
+    async with run_in_background(recording.recorder.run()):
         for _ in range(50):
             await asyncio.sleep(0)
-        assert len(recorded.written()) == 1
-        recorded.api.fail(Unavailable("down"), 3)
-        recorded.record("hotter")
+        assert len(recording.written()) == 1
+        recording.api.fail(Unavailable("down"), 3)
+        recording.record("hotter")
         for _ in range(50):
             await asyncio.sleep(0)
-    assert len(recorded.written()) == 1
-    assert recorded.counted("failed") == 1
+    assert len(recording.written()) == 1
+    assert recording.counted("failed") == 1
 
 
-async def test_a_refusal_is_final(recorded: RecorderFixture) -> None:
-    recorded.api.fail(Refused("no"))
-    recorded.record()
-    await recorded.recorder.flush()
-    assert (len(recorded.api.calls), recorded.counted("failed")) == (1, 1)
+async def test_a_refusal_is_final(recording: RecorderFixture) -> None:
+    recording.api.fail(Refused("no"))
+    recording.record()
+    await recording.recorder.flush()
+    assert (len(recording.api.calls), recording.counted("failed")) == (1, 1)
 
 
-async def test_of_many_that_are_lost_in_a_row_one_is_told(recorded: RecorderFixture) -> None:
+async def test_of_many_that_are_lost_in_a_row_one_is_told(recording: RecorderFixture) -> None:
     for lost in (5, 3):
-        recorded.api.fail(Refused("no"), lost)
+        recording.api.fail(Refused("no"), lost)
         for number in range(lost + 1):
-            recorded.record(f"{number} of {lost}", ObjectReference(PODS, "n", f"p{number}-{lost}"))
-        await recorded.recorder.flush()
-    assert recorded.events == ["event_lost", "event_lost"]
-    assert recorded.counted("failed") == 8
+            recording.record(f"{number} of {lost}", ObjectReference(PODS, "n", f"p{number}-{lost}"))
+        await recording.recorder.flush()
+    assert recording.events == ["event_lost", "event_lost"]
+    assert recording.counted("failed") == 8
 
 
-async def test_after_a_long_rest_a_series_begins_anew(recorded: RecorderFixture) -> None:
-    recorded.record()
-    await recorded.recorder.flush()
-    recorded.clock.advance(event_recorder.FORGET_S + 1)
-    recorded.record()
-    await recorded.recorder.flush()
-    assert len(recorded.written()) == 2
+async def test_after_a_long_rest_a_series_begins_anew(recording: RecorderFixture) -> None:
+    recording.record()
+    await recording.recorder.flush()
+    recording.clock.advance(event_recorder.FORGET_S + 1)
+    recording.record()
+    await recording.recorder.flush()
+    assert len(recording.written()) == 2
 
 
 async def test_what_is_remembered_is_bounded(
-    recorded: RecorderFixture, monkeypatch: pytest.MonkeyPatch
+    recording: RecorderFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_recorder, "MOST_KNOWN", 50)
     for number in range(100):
-        recorded.record(about=ObjectReference(PODS, "ns", f"pod-{number}"))
-        await recorded.recorder.flush()
-    assert len(recorded.recorder._known) == event_recorder.MOST_KNOWN
-    assert len(recorded.recorder._buckets) == event_recorder.MOST_KNOWN
+        recording.record(about=ObjectReference(PODS, "ns", f"pod-{number}"))
+        await recording.recorder.flush()
+    assert len(recording.recorder._known) == event_recorder.MOST_KNOWN
+    assert len(recording.recorder._buckets) == event_recorder.MOST_KNOWN

@@ -4,7 +4,7 @@ import pytest
 
 from nodewise.kube.api import Api
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
-from tests.unit.kube.api_suite import ApiSuite, ElectionSuite, EventSuite, ReflectorSuite, decoded, item
+from tests.unit.kube.api_suite import ApiSuite, ElectionSuite, EventSuite, ReflectorSuite, decode, item
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ class TestFakeApi(ApiSuite):
         assert isinstance(api, FakeApi)
         for name in "ab":
             await api.create(CONFIGMAPS.path(space), item(name))
-        token = decoded(await api.get(CONFIGMAPS.path(space), {"limit": "1"}))["metadata"]["continue"]
+        token = decode(await api.get(CONFIGMAPS.path(space), {"limit": "1"}))["metadata"]["continue"]
         api.compact()
         return CONFIGMAPS.path(space), token
 

@@ -46,7 +46,7 @@ def ok(_: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(200, content=b"{}")
 
 
-def raising(error: Exception) -> Answer:
+def raise_on_request(error: Exception) -> Answer:
     def answer(_: httpx2.Request) -> httpx2.Response:
         raise error
 
@@ -118,7 +118,7 @@ def test_every_exception_of_the_library_is_known(kind: type[Exception]) -> None:
 async def test_the_librarys_exceptions_become_ours_and_name_the_server(
     error: Exception, kind: type[NodewiseError]
 ) -> None:
-    served = ServedApi(raising(error))
+    served = ServedApi(raise_on_request(error))
     with pytest.raises(kind, match=SERVER) as raised:
         await served.api.get("/api/v1/nodes")
     assert str(error) in str(raised.value)
@@ -217,13 +217,13 @@ class ByteStream(httpx2.AsyncByteStream):
         self.closed = True
 
 
-def streaming(*pieces: bytes | Exception) -> tuple[ByteStream, ServedApi]:
+def stream_response(*pieces: bytes | Exception) -> tuple[ByteStream, ServedApi]:
     stream = ByteStream(*pieces)
     return stream, ServedApi(lambda _: httpx2.Response(200, stream=stream))
 
 
 async def test_a_watch_gives_lines_whatever_its_pieces() -> None:
-    stream, served = streaming(b'{"a"', b': 1}\n{"b": 2}\n{', b'"c": 3}')
+    stream, served = stream_response(b'{"a"', b': 1}\n{"b": 2}\n{', b'"c": 3}')
     lines = [line async for line in served.api.watch("/api/v1/nodes", {"resourceVersion": "5"})]
     assert lines == [b'{"a": 1}', b'{"b": 2}', b'{"c": 3}']
     assert dict(served.requests[0].url.params) == {"resourceVersion": "5", "watch": "1"}
@@ -231,7 +231,7 @@ async def test_a_watch_gives_lines_whatever_its_pieces() -> None:
 
 
 async def test_a_watch_that_breaks_is_unavailable_after_what_came() -> None:
-    _, served = streaming(b"{}\n", httpx2.ReadError("reset"))
+    _, served = stream_response(b"{}\n", httpx2.ReadError("reset"))
     lines = served.api.watch("/a")
     assert await anext(lines) == b"{}"
     with pytest.raises(Unavailable, match="reset"):
@@ -239,7 +239,7 @@ async def test_a_watch_that_breaks_is_unavailable_after_what_came() -> None:
 
 
 async def test_a_watch_that_nobody_reads_on_is_closed() -> None:
-    stream, served = streaming(b"{}\n{}\n")
+    stream, served = stream_response(b"{}\n{}\n")
     async with aclosing(served.api.watch("/a")) as lines:
         await anext(lines)
     assert stream.closed

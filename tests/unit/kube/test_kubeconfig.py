@@ -21,18 +21,18 @@ def config(**changes: Any) -> dict[str, Any]:
     return whole | changes
 
 
-def written(folder: Path, content: Any, name: str = "config") -> Path:
+def write_config(folder: Path, content: Any, name: str = "config") -> Path:
     path = folder / name
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     return path
 
 
-def chosen(path: Path, context: str = "") -> kubeconfig.KubeconfigContext:
+def load_context(path: Path, context: str = "") -> kubeconfig.KubeconfigContext:
     return kubeconfig.load_context(str(path), context, {})
 
 
 def test_the_current_context_is_taken(tmp_path: Path) -> None:
-    kubeconfig_context = chosen(written(tmp_path, config()))
+    kubeconfig_context = load_context(write_config(tmp_path, config()))
     assert (
         kubeconfig_context.name,
         kubeconfig_context.cluster["server"],
@@ -43,7 +43,7 @@ def test_the_current_context_is_taken(tmp_path: Path) -> None:
 
 def test_another_context_can_be_named(tmp_path: Path) -> None:
     contexts = [*config()["contexts"], {"name": "y", "context": {"cluster": "c"}}]
-    assert chosen(written(tmp_path, config(contexts=contexts)), "y").user == {}
+    assert load_context(write_config(tmp_path, config(contexts=contexts)), "y").user == {}
 
 
 WRONG = [
@@ -88,22 +88,22 @@ WRONG = [
 
 @pytest.mark.parametrize(("content", "context", "words"), WRONG)
 def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, content: Any, context: str, words: str) -> None:
-    path = written(tmp_path, content)
+    path = write_config(tmp_path, content)
     with pytest.raises(BadSettings) as raised:
-        chosen(path, context)
+        load_context(path, context)
     assert f"kubeconfig {path}" in str(raised.value)
     assert words in str(raised.value)
 
 
 def test_a_file_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(BadSettings) as raised:
-        chosen(tmp_path / "none")
+        load_context(tmp_path / "none")
     assert str(raised.value) == (
         f"no way to an API server: --kubeconfig: there is no file {tmp_path / 'none'}; wanted a kubeconfig file "
         "(give a kubeconfig with --kubeconfig, or set KUBECONFIG)"
     )
     with pytest.raises(BadSettings, match="is a folder"):
-        chosen(tmp_path)
+        load_context(tmp_path)
 
 
 def test_without_any_hint_the_home_folder_is_looked_in(
@@ -113,15 +113,15 @@ def test_without_any_hint_the_home_folder_is_looked_in(
     with pytest.raises(BadSettings, match=r"\.kube/config"):
         kubeconfig.load_context("", "", {})
     (tmp_path / ".kube").mkdir()
-    written(tmp_path / ".kube", config())
+    write_config(tmp_path / ".kube", config())
     assert kubeconfig.load_context("", "", {}).name == "x"
 
 
 def test_several_files_are_merged_and_the_first_to_name_a_thing_counts(tmp_path: Path) -> None:
-    first = written(
+    first = write_config(
         tmp_path, {"current-context": "x", "users": [{"name": "u", "user": {"token": "first"}}]}, "1"
     )
-    second = written(tmp_path, config(**{"current-context": "other"}), "2")
+    second = write_config(tmp_path, config(**{"current-context": "other"}), "2")
     environ = {"KUBECONFIG": os.pathsep.join([str(first), str(tmp_path / "none"), str(second)])}
     kubeconfig_context = kubeconfig.load_context("", "", environ)
     assert (
@@ -146,7 +146,7 @@ def test_relative_paths_are_meant_from_the_files_folder(tmp_path: Path) -> None:
         "exec": {"command": "bin/plugin"},
     }
     content = config(clusters=[{"name": "c", "cluster": cluster}], users=[{"name": "u", "user": user}])
-    kubeconfig_context = chosen(written(tmp_path, content))
+    kubeconfig_context = load_context(write_config(tmp_path, content))
     assert kubeconfig_context.cluster["certificate-authority"] == str(tmp_path / "pki/ca.crt")
     assert kubeconfig_context.user["client-certificate"] == str(tmp_path / "pki/u.crt")
     assert kubeconfig_context.user["client-key"] == "/abs/u.key"
@@ -156,7 +156,7 @@ def test_relative_paths_are_meant_from_the_files_folder(tmp_path: Path) -> None:
 
 def test_a_plugin_without_a_slash_is_looked_for_on_the_path(tmp_path: Path) -> None:
     content = config(users=[{"name": "u", "user": {"exec": {"command": "aws"}}}])
-    assert chosen(written(tmp_path, content)).user["exec"]["command"] == "aws"
+    assert load_context(write_config(tmp_path, content)).user["exec"]["command"] == "aws"
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_an_ipv6_address_stands_in_brackets(account: Path) -> None:
 
 def test_a_file_that_is_named_wins_over_the_pods(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    path = written(account, config())
+    path = write_config(account, config())
     assert kubeconfig.select_context(str(path), "", environ, account).source == str(path)
     assert (
         kubeconfig.select_context("", "", environ | {"KUBECONFIG": str(path)}, account).name == "in-cluster"
@@ -193,7 +193,7 @@ def test_a_file_that_is_named_wins_over_the_pods(account: Path) -> None:
 
 @pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "h"}])
 def test_outside_a_pod_kubectls_file_is_taken(environ: dict[str, str], tmp_path: Path) -> None:
-    path = written(tmp_path, config())
+    path = write_config(tmp_path, config())
     kubeconfig_context = kubeconfig.select_context(
         "", "", environ | {"KUBECONFIG": str(path)}, tmp_path / "no account"
     )

@@ -99,85 +99,85 @@ class ElectorFixture:
 
 
 @pytest.fixture
-def led(monkeypatch: pytest.MonkeyPatch) -> ElectorFixture:
+def candidate(monkeypatch: pytest.MonkeyPatch) -> ElectorFixture:
     monkeypatch.setattr("nodewise.observe.logs.emit", lambda *_, **__: None)
     return ElectorFixture()
 
 
-async def test_a_leader_renews_with_one_write(led: ElectorFixture) -> None:
-    await led.look()
-    assert led.elector.leading
-    led.api.calls.clear()
-    led.clock.advance(2.0)
-    await led.look()
-    assert [verb for verb, _ in led.api.calls] == ["replace"]
-    assert led.spec()["leaseTransitions"] == 0
+async def test_a_leader_renews_with_one_write(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    assert candidate.elector.leading
+    candidate.api.calls.clear()
+    candidate.clock.advance(2.0)
+    await candidate.look()
+    assert [verb for verb, _ in candidate.api.calls] == ["replace"]
+    assert candidate.spec()["leaseTransitions"] == 0
 
 
-async def test_a_leader_that_cannot_renew_stops_at_its_deadline(led: ElectorFixture) -> None:
-    await led.look()
-    led.api.fail(Unavailable("down"), 100)
+async def test_a_leader_that_cannot_renew_stops_at_its_deadline(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    candidate.api.fail(Unavailable("down"), 100)
     for _ in range(4):
-        led.clock.advance(2.0)
-        await led.look()
-        assert led.elector.leading
-    led.clock.advance(2.0)
-    assert not led.elector.leading
-    await led.look()
-    assert led.transitions == [True, False]
+        candidate.clock.advance(2.0)
+        await candidate.look()
+        assert candidate.elector.leading
+    candidate.clock.advance(2.0)
+    assert not candidate.elector.leading
+    await candidate.look()
+    assert candidate.transitions == [True, False]
 
 
-async def test_a_leader_sees_at_once_that_another_has_taken_it(led: ElectorFixture) -> None:
-    await led.look()
-    led.others(THEIRS)
-    led.clock.advance(2.0)
-    await led.look()
-    assert not led.elector.leading
-    assert led.elector.holder == "them"
+async def test_a_leader_sees_at_once_that_another_has_taken_it(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    candidate.others(THEIRS)
+    candidate.clock.advance(2.0)
+    await candidate.look()
+    assert not candidate.elector.leading
+    assert candidate.elector.holder == "them"
 
 
-async def test_a_leader_takes_a_deleted_lease_again(led: ElectorFixture) -> None:
-    await led.look()
-    led.api.remove(LEASES, "nodewise", "ns")
-    led.clock.advance(2.0)
-    await led.look()
-    assert led.elector.leading
-    assert led.spec()["holderIdentity"] == "us"
+async def test_a_leader_takes_a_deleted_lease_again(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    candidate.api.remove(LEASES, "nodewise", "ns")
+    candidate.clock.advance(2.0)
+    await candidate.look()
+    assert candidate.elector.leading
+    assert candidate.spec()["holderIdentity"] == "us"
 
 
 async def test_a_lease_that_was_deleted_is_not_taken_from_a_leader_who_may_not_know(
-    led: ElectorFixture,
+    candidate: ElectorFixture,
 ) -> None:
-    led.others(THEIRS)
-    await led.look()
-    led.api.remove(LEASES, "nodewise", "ns")
-    led.clock.advance(14.0)
-    await led.look()
-    assert not led.elector.leading
-    led.clock.advance(1.0)
-    await led.look()
-    assert led.elector.leading
+    candidate.others(THEIRS)
+    await candidate.look()
+    candidate.api.remove(LEASES, "nodewise", "ns")
+    candidate.clock.advance(14.0)
+    await candidate.look()
+    assert not candidate.elector.leading
+    candidate.clock.advance(1.0)
+    await candidate.look()
+    assert candidate.elector.leading
 
 
-async def test_who_stops_without_leading_writes_nothing(led: ElectorFixture) -> None:
-    led.others(THEIRS)
-    await led.look()
-    led.api.calls.clear()
-    await led.elector.stop()
-    assert led.api.calls == []
+async def test_who_stops_without_leading_writes_nothing(candidate: ElectorFixture) -> None:
+    candidate.others(THEIRS)
+    await candidate.look()
+    candidate.api.calls.clear()
+    await candidate.elector.stop()
+    assert candidate.api.calls == []
 
 
-async def test_a_release_that_fails_is_no_error(led: ElectorFixture) -> None:
-    await led.look()
-    led.api.fail(Unavailable("down"))
-    await led.elector.stop()
-    assert not led.elector.leading
-    assert led.spec()["holderIdentity"] == "us"
+async def test_a_release_that_fails_is_no_error(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    candidate.api.fail(Unavailable("down"))
+    await candidate.elector.stop()
+    assert not candidate.elector.leading
+    assert candidate.spec()["holderIdentity"] == "us"
 
 
-async def test_a_lease_that_cannot_be_read_is_left_alone(led: ElectorFixture) -> None:
+async def test_a_lease_that_cannot_be_read_is_left_alone(candidate: ElectorFixture) -> None:
     item = {"metadata": {"name": "nodewise", "namespace": "ns"}, "spec": {"holderIdentity": 7}}
-    led.api.put(LEASES, item)
-    await led.look()
-    assert not led.elector.leading
-    assert led.spec()["holderIdentity"] == 7
+    candidate.api.put(LEASES, item)
+    await candidate.look()
+    assert not candidate.elector.leading
+    assert candidate.spec()["holderIdentity"] == 7

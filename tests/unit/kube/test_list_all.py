@@ -35,7 +35,7 @@ class SmallPagesApi(FakeApi):
         return await super().get(path, {**params, "limit": "2"} if "limit" in params else params, **more)
 
 
-def filled(api: FakeApi, names: str = "a b c d e") -> FakeApi:
+def fill(api: FakeApi, names: str = "a b c d e") -> FakeApi:
     for name in names.split():
         api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
     return api
@@ -48,7 +48,7 @@ def read(api: FakeApi, target: ReflectorTarget[Any] = ALL) -> tuple[list[str], l
 
 
 def test_page_by_page() -> None:
-    api = filled(SmallPagesApi())
+    api = fill(SmallPagesApi())
     assert read(api) == (list("abcde"), [2, 4, 5])
     assert {verb for verb, _ in api.calls} == {"get"}
 
@@ -64,7 +64,7 @@ def test_pages_that_went_stale_are_read_anew() -> None:
             api.compact()
 
     api = SmallPagesApi(compact)
-    filled(api)
+    fill(api)
     assert read(api) == (list("abcdef"), [2, 2, 4, 6])
 
 
@@ -75,7 +75,7 @@ def test_pages_that_go_stale_for_ever_are_an_error() -> None:
             api.compact()
 
     api = SmallPagesApi(compact)
-    filled(api)
+    fill(api)
     with pytest.raises(Expired):
         read(api)
     assert api.pages_read == 6
@@ -83,7 +83,7 @@ def test_pages_that_go_stale_for_ever_are_an_error() -> None:
 
 @pytest.mark.parametrize("error", [Refused("no right"), Unavailable("down")])
 def test_errors_are_the_callers(error: Exception) -> None:
-    api = filled(SmallPagesApi())
+    api = fill(SmallPagesApi())
     api.fail(error)  # type: ignore[arg-type]
     with pytest.raises(type(error)):
         read(api)
@@ -100,7 +100,7 @@ class ThingFields(msgspec.Struct, frozen=True):
 def test_an_object_that_cannot_be_read_counts_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     monkeypatch.setattr(logs, "emit", lambda event, **_: events.append(event))
-    api = filled(SmallPagesApi())
+    api = fill(SmallPagesApi())
     odd = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "x"}, "spec": {"unschedulable": "maybe"}}
     api.put(NODES, odd)
     assert read(api, ReflectorTarget(NODES, merge("Node", ThingFields)))[0] == list("abcde")

@@ -4,7 +4,7 @@ from structlog.testing import capture_logs
 from nodewise.clock import ManualClock
 from nodewise.kube.liveness import ApiServerLiveness
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.serve.raw_client import counted
+from tests.unit.serve.raw_client import metric_value
 
 
 class LivenessFixture:
@@ -27,7 +27,7 @@ class LivenessFixture:
 
     def shown(self) -> tuple[float, float]:
         names = ("kube_connected", "kube_silent_seconds")
-        connected, silent_s = (counted(self.metrics_registry, name) for name in names)
+        connected, silent_s = (metric_value(self.metrics_registry, name) for name in names)
         return connected, silent_s
 
 

@@ -30,7 +30,7 @@ def node(name: str, **meta: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **meta}}
 
 
-def written(folder: Path, name: str, content: Any) -> Path:
+def write_objects(folder: Path, name: str, content: Any) -> Path:
     path = folder / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
@@ -43,11 +43,11 @@ def names(objects: object_files.FileObjects) -> list[str]:
 def test_yaml_json_folders_and_standard_input_are_read_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    written(folder, "2.yml", NODE % "c" + "---\n" + NODE % "d")
-    written(folder, "1.json", node("b"))
-    written(folder, "notes.txt", "not for us: [")
+    write_objects(folder, "2.yml", NODE % "c" + "---\n" + NODE % "d")
+    write_objects(folder, "1.json", node("b"))
+    write_objects(folder, "notes.txt", "not for us: [")
     (folder / "deeper").mkdir()
-    single = written(tmp_path, "a.yaml", NODE % "a")
+    single = write_objects(tmp_path, "a.yaml", NODE % "a")
     stdin = io.BytesIO((NODE % "e").encode())
     objects = object_files.read([single, str(folder), "-"], stdin)
     assert names(objects) == ["a", "b", "c", "d", "e"]
@@ -73,7 +73,7 @@ def test_yaml_json_folders_and_standard_input_are_read_in_order(tmp_path: Path) 
     ],
 )
 def test_lists_are_unrolled(tmp_path: Path, content: Any) -> None:
-    assert names(object_files.read([written(tmp_path, "f.json", content)])) == ["a", "b"]
+    assert names(object_files.read([write_objects(tmp_path, "f.json", content)])) == ["a", "b"]
 
 
 def test_lists_of_any_kind_are_unrolled(tmp_path: Path) -> None:
@@ -82,14 +82,14 @@ def test_lists_of_any_kind_are_unrolled(tmp_path: Path) -> None:
         "kind": "MetricValueList",
         "items": [{"value": "1"}, {"value": "2"}],
     }
-    objects = object_files.read([written(tmp_path, "f.json", content)])
+    objects = object_files.read([write_objects(tmp_path, "f.json", content)])
     entries = objects.entries("custom.metrics.k8s.io", "MetricValue")
     assert [json.loads(entry.data)["value"] for entry in entries] == ["1", "2"]
     assert entries[1].where.endswith("f.json, document 1, items[1]")
 
 
 def test_a_kind_that_nobody_asked_for_is_kept_as_it_is(tmp_path: Path) -> None:
-    objects = object_files.read([written(tmp_path, "f.yaml", "apiVersion: a.b/v1\nkind: C\nx: 1\n")])
+    objects = object_files.read([write_objects(tmp_path, "f.yaml", "apiVersion: a.b/v1\nkind: C\nx: 1\n")])
     assert objects.kinds() == [("a.b", "C")]
     assert objects.entries("a.b", "C")[0].data == b'{"apiVersion":"a.b/v1","kind":"C","x":1}'
     assert objects.entries("a.b", "D") == []
@@ -97,7 +97,7 @@ def test_a_kind_that_nobody_asked_for_is_kept_as_it_is(tmp_path: Path) -> None:
 
 def test_a_namespaced_object_without_a_namespace_is_in_default(tmp_path: Path) -> None:
     text = "kind: Pod\napiVersion: v1\nmetadata: {name: %s}\n---\n"
-    path = written(tmp_path, "f.yaml", text % "p" + text % "q, namespace: other" + NODE % "z")
+    path = write_objects(tmp_path, "f.yaml", text % "p" + text % "q, namespace: other" + NODE % "z")
     objects = object_files.read([path])
     assert [(pod.metadata.namespace, pod.metadata.name) for pod in objects.of(PODS, Pod)] == [
         ("default", "p"),
@@ -108,9 +108,9 @@ def test_a_namespaced_object_without_a_namespace_is_in_default(tmp_path: Path) -
 
 def test_all_that_cannot_be_read_is_told_together(tmp_path: Path) -> None:
     paths = [
-        written(tmp_path, "broken.yaml", "a: ["),
-        written(tmp_path, "kindless.yaml", "a: 1"),
-        written(tmp_path, "list.json", {"apiVersion": "v1", "kind": "List", "items": [node("a"), 3]}),
+        write_objects(tmp_path, "broken.yaml", "a: ["),
+        write_objects(tmp_path, "kindless.yaml", "a: 1"),
+        write_objects(tmp_path, "list.json", {"apiVersion": "v1", "kind": "List", "items": [node("a"), 3]}),
         tmp_path / "none.yaml",
     ]
     (tmp_path / "empty").mkdir()
@@ -128,7 +128,7 @@ def test_all_that_cannot_be_read_is_told_together(tmp_path: Path) -> None:
 
 def test_objects_that_cannot_be_decoded_are_named_with_file_document_and_field(tmp_path: Path) -> None:
     text = NODE % "a" + "---\n" + NODE % "b, labels: {k: 1}" + "---\n" + "apiVersion: v1\nkind: Node\n"
-    objects = object_files.read([written(tmp_path, "f.yaml", text)])
+    objects = object_files.read([write_objects(tmp_path, "f.yaml", text)])
     with pytest.raises(BadInput) as raised:
         names(objects)
     assert str(raised.value).replace(f"{tmp_path}/", "") == (
@@ -139,7 +139,7 @@ def test_objects_that_cannot_be_decoded_are_named_with_file_document_and_field(t
 
 def test_an_object_that_stands_twice_is_an_error(tmp_path: Path) -> None:
     objects = object_files.read(
-        [written(tmp_path, "1.yaml", NODE % "a"), written(tmp_path, "2.yaml", NODE % "a")]
+        [write_objects(tmp_path, "1.yaml", NODE % "a"), write_objects(tmp_path, "2.yaml", NODE % "a")]
     )
     with pytest.raises(BadInput, match=r"2\.yaml, document 1: Node a stands twice"):
         names(objects)
@@ -147,6 +147,6 @@ def test_an_object_that_stands_twice_is_an_error(tmp_path: Path) -> None:
 
 def test_the_stores_of_a_cluster_are_filled_from_files(tmp_path: Path) -> None:
     writer = StoreWriter[Any]()
-    writer.replace(object_files.read([written(tmp_path, "f.yaml", NODE % "a")]).of(NODES, Node))
+    writer.replace(object_files.read([write_objects(tmp_path, "f.yaml", NODE % "a")]).of(NODES, Node))
     assert writer.store.synced
     assert writer.store.get("", "a") is not None

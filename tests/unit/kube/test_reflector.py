@@ -12,7 +12,7 @@ from nodewise.errors import Refused, Unavailable
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
-from tests.unit.kube.api_suite import CONFIGMAP, running
+from tests.unit.kube.api_suite import CONFIGMAP, run_in_background
 
 
 class ReflectorFixture:
@@ -33,7 +33,7 @@ class ReflectorFixture:
 
     @asynccontextmanager
     async def going(self) -> AsyncIterator[None]:
-        async with running(self.reflector.run()):
+        async with run_in_background(self.reflector.run()):
             yield
 
     def verbs(self) -> list[str]:

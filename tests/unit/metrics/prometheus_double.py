@@ -160,7 +160,9 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(prometheus: PrometheusDouble, tls: ssl.SSLContext | None = None) -> Iterator[PrometheusDouble]:
+def run_prometheus(
+    prometheus: PrometheusDouble, tls: ssl.SSLContext | None = None
+) -> Iterator[PrometheusDouble]:
     """The double on a port of its own."""
     handler = type("Handler", (_Handler,), {"prometheus": prometheus})
     server = _Server(("127.0.0.1", 0), handler)

@@ -28,7 +28,7 @@ NODES = NodeAttributes(
 )
 
 
-async def known() -> NodeAttributes:
+async def fetch_node_attributes() -> NodeAttributes:
     return NODES
 
 
@@ -36,7 +36,9 @@ def source(url: str, **options: object) -> PrometheusSource:
     prometheus_options = PrometheusOptions(
         **{"prometheus_url": (url,), "prometheus_timeout_s": PATIENCE_S} | options
     )  # type: ignore[arg-type]
-    return PrometheusSource(url, PrometheusSettings(prometheus_options, 60.0), known, MetricsRegistry())
+    return PrometheusSource(
+        url, PrometheusSettings(prometheus_options, 60.0), fetch_node_attributes, MetricsRegistry()
+    )
 
 
 def fetch(url: str, metric: str = "temp", **more: Any) -> Series:

@@ -15,8 +15,8 @@ def series(**values: Sample) -> Series:
     return Series("m", "s", 0.0, values, {"c": "NaN"})
 
 
-def laid_out(series: Series, index: NodeIndex) -> Column:
-    return cooperative_scheduling.run_at_once(column.lay_out(series, index))
+def lay_out(series: Series, index: NodeIndex) -> Column:
+    return cooperative_scheduling.run_at_once(column.build_column(series, index))
 
 
 class TestIndex:
@@ -30,7 +30,7 @@ class TestIndex:
 
 class TestLayOut:
     def test_values_stand_by_node_number(self) -> None:
-        layout = laid_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
+        layout = lay_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
         assert layout.values.tolist() == [0, 7, 0, 0]
         assert layout.values.dtype == np.int64
         assert [ValueState(s).name for s in layout.initial_states] == [
@@ -41,7 +41,7 @@ class TestLayOut:
         ]
 
     def test_values_beyond_64_bits_stay_exact(self) -> None:
-        layout = laid_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
+        layout = lay_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
         assert layout.values.tolist()[:2] == [2**63 - 1, 10**30 + 1]
         assert (layout.values > 10**30).tolist() == [False, True, False, False]
 
@@ -50,7 +50,7 @@ class TestLayOut:
         for large in (0, 700, 1299):
             wanted = [10**30 if number == large else 2**62 + number for number in range(1300)]
             samples = {name: Sample(value, 1.0) for name, value in zip(names, wanted, strict=True)}
-            layout = laid_out(Series("m", "s", 0.0, samples), NodeIndex(names))
+            layout = lay_out(Series("m", "s", 0.0, samples), NodeIndex(names))
             assert layout.values.tolist() == [*wanted, 0]
             assert layout.times[:-1].tolist() == [1.0] * 1300
 
@@ -58,12 +58,12 @@ class TestLayOut:
         measured = Series(
             "m", "s", 100.0, {"a": Sample(1, 5000.0), "b": Sample(1, 90.0), "c": Sample(1, None)}, {}
         )
-        ages = laid_out(measured, INDEX).ages_s(130.0)
+        ages = lay_out(measured, INDEX).ages_s(130.0)
         assert ages[:2].tolist() == [30.0, 40.0]
         assert np.isnan(ages[2])
 
     def test_states_and_ages_at_a_time(self) -> None:
-        layout = laid_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
+        layout = lay_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
         assert [ValueState(s).name for s in layout.states(100.0, 5.0)] == [
             "STALE",
             "FRESH",

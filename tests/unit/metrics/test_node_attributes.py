@@ -24,15 +24,15 @@ NODE: Any = merge("Node", NodeAttributeFields)
 def node(name: str, *addresses: tuple[str, Any], **allocatable: Any) -> Any:
     listed = [{"type": kind, "address": address} for kind, address in addresses]
     status = {"addresses": listed, "allocatable": allocatable}
-    return decoded({"metadata": {"name": name}, "status": status})
+    return decode({"metadata": {"name": name}, "status": status})
 
 
-def decoded(obj: dict[str, Any]) -> Any:
+def decode(obj: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(obj), type=NODE)
 
 
 def read(*allocatable: Any) -> NodeAttributes:
-    return cooperative_scheduling.run_at_once(node_attributes.read(allocatable))
+    return cooperative_scheduling.run_at_once(node_attributes.read_nodes(allocatable))
 
 
 FLEET = read(
@@ -95,7 +95,7 @@ ODD = {
 
 @pytest.mark.parametrize("more", ODD.values(), ids=ODD)
 def test_an_odd_node_is_still_a_node(more: dict[str, Any]) -> None:
-    nodes = read(decoded({"metadata": {"name": "a"}} | more))
+    nodes = read(decode({"metadata": {"name": "a"}} | more))
     assert nodes == NodeAttributes({"a": NodeAllocatable(None, None)}, {"a": "a"})
 
 

@@ -17,7 +17,7 @@ from nodewise.metrics.prometheus import client as clients
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import MetricRequest
-from tests.unit.metrics.prometheus_double import PrometheusDouble, SeriesSamples, serving
+from tests.unit.metrics.prometheus_double import PrometheusDouble, SeriesSamples, run_prometheus
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 from tests.unit.serve.certificate_files import ServerCertificateFiles
 
@@ -30,14 +30,14 @@ class TestDouble(PrometheusSuite):
         with ExitStack() as stack:
 
             def holding(series: SeriesSamples) -> str:
-                return stack.enter_context(serving(PrometheusDouble(series))).url
+                return stack.enter_context(run_prometheus(PrometheusDouble(series))).url
 
             yield holding
 
 
 @pytest.fixture
 def server() -> Iterator[PrometheusDouble]:
-    with serving(PrometheusDouble(ONE)) as prometheus:
+    with run_prometheus(PrometheusDouble(ONE)) as prometheus:
         yield prometheus
 
 
@@ -244,36 +244,36 @@ def test_bad_settings(url: str, options: dict[str, Any], words: str) -> None:
 
 
 class TestTls:
-    def tls(self, papers: ServerCertificateFiles) -> ssl.SSLContext:
+    def tls(self, tls_files: ServerCertificateFiles) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(papers.cert, papers.key)
-        context.load_verify_locations(papers.ca)
+        context.load_cert_chain(tls_files.cert, tls_files.key)
+        context.load_verify_locations(tls_files.ca)
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def write(self, papers: ServerCertificateFiles, leaf: Any) -> dict[str, str]:
-        cert, key, ca = (papers.folder / name for name in ("me.crt", "me.key", "server-ca.crt"))
+    def write(self, tls_files: ServerCertificateFiles, leaf: Any) -> dict[str, str]:
+        cert, key, ca = (tls_files.folder / name for name in ("me.crt", "me.key", "server-ca.crt"))
         cert.write_bytes(leaf.cert_chain_pems[0].bytes())
         key.write_bytes(leaf.private_key_pem.bytes())
-        ca.write_bytes(papers.server_ca.cert_pem.bytes())
+        ca.write_bytes(tls_files.server_ca.cert_pem.bytes())
         return {"prometheus_cert": str(cert), "prometheus_key": str(key), "prometheus_ca": str(ca)}
 
     def test_a_client_certificate_that_is_renewed(self, tmp_path: Path) -> None:
-        papers = ServerCertificateFiles(tmp_path)
-        options = self.write(papers, papers.server_ca.issue_cert("stranger.example"))
-        with serving(PrometheusDouble(ONE), self.tls(papers)) as server:
+        tls_files = ServerCertificateFiles(tmp_path)
+        options = self.write(tls_files, tls_files.server_ca.issue_cert("stranger.example"))
+        with run_prometheus(PrometheusDouble(ONE), self.tls(tls_files)) as server:
             made = source(server.url, **options)
             with pytest.raises(Unavailable):
                 asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
-            self.write(papers, papers.client)
+            self.write(tls_files, tls_files.client)
             with pytest.raises(Unavailable):  # it is seen, and taken when the next call sees it as well
                 asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
             assert values(*fetch_repeatedly(made)) == {"a": 1.0}
 
     def test_a_ca_that_was_taken_away_is_not_trusted_any_longer(self, tmp_path: Path) -> None:
         """Not on the connection that is still open, either."""
-        papers = ServerCertificateFiles(tmp_path)
-        options = self.write(papers, papers.client)
+        tls_files = ServerCertificateFiles(tmp_path)
+        options = self.write(tls_files, tls_files.client)
 
         async def calls() -> list[dict[str, float]]:
             made = source(server.url, **options)
@@ -288,13 +288,13 @@ class TestTls:
             await made.close()
             return results
 
-        with serving(PrometheusDouble(ONE), self.tls(papers)) as server:
+        with run_prometheus(PrometheusDouble(ONE), self.tls(tls_files)) as server:
             assert asyncio.run(calls()) == [{"a": 1.0}] * 3
             assert len(server.requests) == 3
 
     def test_a_server_of_another_ca_is_not_asked(self, tmp_path: Path) -> None:
-        papers = ServerCertificateFiles(tmp_path)
-        with serving(PrometheusDouble(ONE), self.tls(papers)) as server:
+        tls_files = ServerCertificateFiles(tmp_path)
+        with run_prometheus(PrometheusDouble(ONE), self.tls(tls_files)) as server:
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 fetch(server.url)
             assert server.requests == []
@@ -311,7 +311,7 @@ class TestTelling:
 
     def test_series_of_no_node_are_counted_and_told_once(self) -> None:
         series = ONE | {'temp{instance="x:1"}': "2", 'temp{instance="y:1"}': "3"}
-        with serving(PrometheusDouble(series)) as server, structlog.testing.capture_logs() as lines:
+        with run_prometheus(PrometheusDouble(series)) as server, structlog.testing.capture_logs() as lines:
             made = source(server.url)
             fetch_repeatedly(made, lambda: None)
         assert [line["example"] for line in lines] == ['2 series, such as instance="x:1"']

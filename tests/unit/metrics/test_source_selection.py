@@ -60,7 +60,7 @@ class SelectorFixture:
         return outcome.source
 
 
-def played(
+def logged_duplicates(
     play: Callable[[SelectorFixture], Awaitable[Any]], *sources: QuerySource
 ) -> list[tuple[str, str, str]]:
     """The lines about metrics in two sources."""
@@ -81,7 +81,7 @@ def test_the_first_in_order_wins_and_the_loser_is_named_once() -> None:
         stage.clock.advance(SEARCH_PERIOD_S)
         assert await stage.ask() == "first"
 
-    assert played(play, first, second, third) == [("m", "first", "second")]
+    assert logged_duplicates(play, first, second, third) == [("m", "first", "second")]
     assert (len(first.requests), len(second.requests), len(third.requests)) == (4, 1, 1)
 
 
@@ -95,7 +95,7 @@ def test_a_source_without_the_metric_is_asked_once_a_minute_only() -> None:
         assert [await stage.ask() for _ in range(2)] == ["second"] * 2
         assert len(first.requests) == 2
 
-    assert played(play, first, second) == []
+    assert logged_duplicates(play, first, second) == []
 
 
 def test_one_that_has_the_metric_later_takes_over_and_the_other_is_named() -> None:
@@ -108,7 +108,7 @@ def test_one_that_has_the_metric_later_takes_over_and_the_other_is_named() -> No
         stage.clock.advance(SEARCH_PERIOD_S)
         assert [await stage.ask() for _ in range(2)] == ["first"] * 2
 
-    assert played(play, first, second) == [("m", "first", "second")]
+    assert logged_duplicates(play, first, second) == [("m", "first", "second")]
 
 
 def test_while_the_first_fails_the_next_one_serves() -> None:
@@ -123,7 +123,7 @@ def test_while_the_first_fails_the_next_one_serves() -> None:
         stage.clock.advance(SEARCH_PERIOD_S)
         assert await stage.ask() == "first"
 
-    assert played(play, first, second) == [("m", "first", "second")]
+    assert logged_duplicates(play, first, second) == [("m", "first", "second")]
 
 
 def test_one_that_hangs_delays_a_metric_once_a_minute_only() -> None:
@@ -133,7 +133,7 @@ def test_one_that_hangs_delays_a_metric_once_a_minute_only() -> None:
         assert [await stage.ask() for _ in range(3)] == ["second"] * 3
         assert len(first.requests) == 1
 
-    played(play, first, second)
+    logged_duplicates(play, first, second)
 
 
 def test_every_failure_is_told_in_order_and_all_are_asked_again() -> None:
@@ -143,7 +143,7 @@ def test_every_failure_is_told_in_order_and_all_are_asked_again() -> None:
         for _ in range(2):
             assert await stage.ask() == "first: no answer within 0.05 s; second: no m"
 
-    played(play, first, second)
+    logged_duplicates(play, first, second)
     assert len(second.requests) == 2
 
 
@@ -159,7 +159,7 @@ def test_what_is_not_installed_is_told_only_if_there_is_nothing_else_to_say() ->
         text = stage.metrics_registry.exposition().decode()
         assert 'nodewise_metric_fetches_total{outcome="not_there",source="custom"} 2.0' in text
 
-    played(play, custom, prometheus)
+    logged_duplicates(play, custom, prometheus)
 
 
 def test_a_query_goes_to_those_who_understand_one() -> None:
@@ -168,7 +168,7 @@ def test_a_query_goes_to_those_who_understand_one() -> None:
     async def play(stage: SelectorFixture) -> None:
         assert await stage.ask(MetricRequest("m", "sum(m)")) == "prometheus"
 
-    assert played(play, custom, prometheus) == []
+    assert logged_duplicates(play, custom, prometheus) == []
     assert custom.requests == []
 
 
@@ -177,7 +177,7 @@ def test_a_query_that_nobody_understands_says_what_is_missing() -> None:
         assert "answered by Prometheus only" in await stage.ask(MetricRequest("m", "sum(m)"))
         assert "give --prometheus-url" in await stage.ask(MetricRequest("m", "sum(m)"))
 
-    played(play, QuerySource("custom", "m"))
+    logged_duplicates(play, QuerySource("custom", "m"))
 
 
 class TestEmptyAnswers:
@@ -221,7 +221,7 @@ def test_what_nobody_needs_any_more_is_forgotten() -> None:
         stage.selector.forget(frozenset({M}))
         await stage.ask()
 
-    assert len(played(play, first, second)) == 2
+    assert len(logged_duplicates(play, first, second)) == 2
 
 
 def test_a_source_that_fails_in_a_way_that_nobody_thought_of_is_a_failure_like_any_other() -> None:

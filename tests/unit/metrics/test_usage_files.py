@@ -31,30 +31,30 @@ USED: dict[str, Any] = {
 ONE = {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "NodeMetrics"} | USED["items"][0]
 
 
-def written(folder: Path, *objects: Any) -> str:
+def write_objects(folder: Path, *objects: Any) -> str:
     for number, content in enumerate(objects):
         (folder / f"{number}.json").write_text(json.dumps(content))
     return str(folder)
 
 
 def shares(path: str) -> dict[str, int]:
-    series = metric_files.snapshot(object_files.read([path])).series["cpu_usage_share"]
+    series = metric_files.read_snapshot(object_files.read([path])).series["cpu_usage_share"]
     return {node: sample.value for node, sample in series.samples.items()}
 
 
 @pytest.mark.parametrize("used", [USED, ONE], ids=["a list", "one object"])
 def test_usage_is_divided_by_the_allocatable_of_the_nodes_beside_it(tmp_path: Path, used: Any) -> None:
-    path = written(tmp_path, used, NODE)
+    path = write_objects(tmp_path, used, NODE)
     assert shares(path) == {"a": NANO // 4}
-    series = metric_files.snapshot(object_files.read([path])).series
+    series = metric_files.read_snapshot(object_files.read([path])).series
     assert series["memory_usage"].samples["a"].value == 1024 * NANO
     assert series["memory_usage_share"].invalid == {"a": "the Node says no allocatable memory"}
 
 
 def test_without_nodes_beside_it_by_that_of_the_nodes_that_are_known(tmp_path: Path) -> None:
     known = NodeAttributes({"a": NodeAllocatable(2 * NANO, None)}, {})
-    path = written(tmp_path, USED)
-    series = metric_files.snapshot(object_files.read([path]), known=known).series["cpu_usage_share"]
+    path = write_objects(tmp_path, USED)
+    series = metric_files.read_snapshot(object_files.read([path]), known=known).series["cpu_usage_share"]
     assert series.samples["a"].value == NANO // 2
 
 
@@ -65,7 +65,7 @@ def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) ->
         return NodeAttributes({"a": allocatable[-1]}, {})
 
     async def twice() -> list[int]:
-        source = FileSource([written(tmp_path, USED)], nodes)
+        source = FileSource([write_objects(tmp_path, USED)], nodes)
         values = []
         for cores in (2, 8):
             allocatable.append(NodeAllocatable(cores * NANO, None))
@@ -76,19 +76,19 @@ def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) ->
 
 
 def test_files_without_usage_have_no_metrics_of_it(tmp_path: Path) -> None:
-    source = FileSource([written(tmp_path, NODE)])
+    source = FileSource([write_objects(tmp_path, NODE)])
     with pytest.raises(Unavailable, match="metric cpu_usage is not in"):
         asyncio.run(source.fetch(MetricRequest("cpu_usage"), 0.0))
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path, ONE | {"timestamp": 5})
+    path = write_objects(tmp_path, ONE | {"timestamp": 5})
     with pytest.raises(BadInput, match=r"0\.json, document 1: Expected .*; wanted a NodeMetrics"):
-        metric_files.snapshot(object_files.read([path]))
+        metric_files.read_snapshot(object_files.read([path]))
 
 
 def test_what_a_file_has_under_a_name_answers_the_query_of_that_name(tmp_path: Path) -> None:
-    source = FileSource([written(tmp_path, USED, NODE)])
+    source = FileSource([write_objects(tmp_path, USED, NODE)])
     request = MetricRequest("cpu_usage", "sum by (node) (rate(x[5m]))")
     assert source.supports(request)
     assert asyncio.run(source.fetch(request, 0.0)).samples["a"].value == NANO

@@ -6,7 +6,7 @@ LABELS = {"agent": "telemetry", "verdict": "passed"}
 SHOWN = 'nodewise_verdicts_total{agent="telemetry",verdict="passed"}'
 
 
-def shown(metrics_registry: MetricsRegistry) -> dict[str, float]:
+def exposed_values(metrics_registry: MetricsRegistry) -> dict[str, float]:
     lines = metrics_registry.exposition().decode().splitlines()
     return {
         name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if "#" not in name
@@ -17,16 +17,16 @@ def test_labels_may_come_in_any_order() -> None:
     metrics_registry = MetricsRegistry()
     metrics_registry.count("verdicts_total", 2, **LABELS)
     metrics_registry.count("verdicts_total", 3, verdict="passed", agent="telemetry")
-    assert shown(metrics_registry)[SHOWN] == 5
+    assert exposed_values(metrics_registry)[SHOWN] == 5
 
 
 def test_what_is_forgotten_is_not_shown_and_begins_anew() -> None:
     metrics_registry = MetricsRegistry()
     metrics_registry.count("verdicts_total", 2, **LABELS)
     metrics_registry.forget("verdicts_total", **LABELS)
-    assert SHOWN not in shown(metrics_registry)
+    assert SHOWN not in exposed_values(metrics_registry)
     metrics_registry.count("verdicts_total", 1, **LABELS)
-    assert shown(metrics_registry)[SHOWN] == 1
+    assert exposed_values(metrics_registry)[SHOWN] == 1
 
 
 def test_what_was_never_counted_can_be_forgotten() -> None:

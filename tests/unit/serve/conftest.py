@@ -16,6 +16,6 @@ def anyio_backend(request):
 
 
 @pytest.fixture
-def papers(tmp_path) -> ServerCertificateFiles:
+def tls_files(tmp_path) -> ServerCertificateFiles:
     """A server's and a client's certificates, from a CA each, as files."""
     return ServerCertificateFiles(tmp_path)

@@ -53,7 +53,7 @@ class RawClient:
     async def ask(
         self, path: str, body: bytes = b"{}", method: str = "POST", headers: dict[str, str] | None = None
     ) -> ParsedResponse:
-        await self.send(request(path, body, method, headers))
+        await self.send(encode_request(path, body, method, headers))
         return await self.answer(head=method == "HEAD")
 
     async def rest(self) -> bytes:
@@ -70,7 +70,7 @@ class RawClient:
             await self.writer.wait_closed()
 
 
-def request(
+def encode_request(
     path: str, body: bytes = b"{}", method: str = "POST", headers: dict[str, str] | None = None
 ) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "Host: extender", f"Content-Length: {len(body)}"]
@@ -79,7 +79,7 @@ def request(
 
 
 @contextlib.asynccontextmanager
-async def calling(server: HttpServer, context: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
+async def open_client(server: HttpServer, context: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
     """A connection to the server; without a context in plain text."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
     caller = RawClient(reader, writer)
@@ -93,31 +93,31 @@ class RefusedError(Exception):
     """The server closed the connection without a response."""
 
 
-async def called(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
+async def send_request(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
     """One request on a new connection. RefusedError contains the client's error."""
     try:
-        async with calling(server, context) as caller:
+        async with open_client(server, context) as caller:
             return await caller.ask("/echo")
     except (OSError, EOFError) as error:
         raise RefusedError(str(error)) from error
 
 
-async def served(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
+async def send_request_until_served(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
     """The same, repeated if a short timeout of the test ended it, because the machine was suspended."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(RefusedError):
-                return await called(server, context)
+                return await send_request(server, context)
 
 
-def echo(request: Request) -> Response:
-    return Response(200, request.body)
+def echo(encode_request: Request) -> Response:
+    return Response(200, encode_request.body)
 
 
 ECHO = Route("POST", "/echo", echo)
 
 
-class Slow:
+class BlockingHandler:
     """A handler that waits for `go`."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Slow:
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def run_server(
     options: ServeOptions,
     routes: Sequence[Route] = (ECHO,),
     metrics_registry: MetricsRegistry | None = None,
@@ -157,13 +157,13 @@ PLAIN = ServeOptions(
 )
 
 
-def counted(metrics_registry: MetricsRegistry, name: str, **labels: str) -> float:
+def metric_value(metrics_registry: MetricsRegistry, name: str, **labels: str) -> float:
     """The value of one series, 0 where it has none."""
     value = metrics_registry._registry.get_sample_value(f"nodewise_{name}", labels)
     return value or 0.0
 
 
-def reasons_counted(metrics_registry: MetricsRegistry) -> list[str]:
+def counted_close_reasons(metrics_registry: MetricsRegistry) -> list[str]:
     """Why connections were ended."""
     (family,) = (
         family
@@ -173,7 +173,7 @@ def reasons_counted(metrics_registry: MetricsRegistry) -> list[str]:
     return [sample.labels["reason"] for sample in family.samples if sample.name.endswith("_total")]
 
 
-async def until(what, within_s: float = PATIENCE_S) -> None:
+async def wait_until(what, within_s: float = PATIENCE_S) -> None:
     """Wait until it holds."""
     async with asyncio.timeout(within_s):
         while not what():

@@ -5,7 +5,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.admin import admin_routes, admin_server, loopback_only
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions
-from tests.unit.serve.raw_client import calling
+from tests.unit.serve.raw_client import open_client
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ async def test_health_readiness_and_metrics():
     app = Application(admin_routes(lambda: missing, metrics_registry), metrics_registry, max_body_bytes=1000)
     server = admin_server(app, AdminOptions(health_port=0), metrics_registry)
     await server.start()
-    async with calling(server) as caller:
+    async with open_client(server) as caller:
         assert (await caller.ask("/healthz", b"", "GET", {})).status == 200
         assert (await caller.ask("/healthz", b"", "HEAD", {})).status == 200
         answer = await caller.ask("/readyz", b"", "GET", {})
@@ -55,7 +55,7 @@ async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_i
     )
     server = admin_server(app, AdminOptions(health_address="0.0.0.0", health_port=0), MetricsRegistry())
     await server.start()
-    async with calling(server) as caller:
+    async with open_client(server) as caller:
         answer = await caller.ask("/decisions", b"", "GET", {})
         assert (answer.status, answer.body) == (200, b"all")
     await server.stop()

@@ -17,7 +17,7 @@ from nodewise.serve.application import (
     Response,
     Route,
 )
-from tests.unit.serve.raw_client import ECHO, JSON, ParsedResponse, counted
+from tests.unit.serve.raw_client import ECHO, JSON, ParsedResponse, metric_value
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,7 @@ async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, bod
 
 
 def answer_of(response: Response) -> ParsedResponse:
-    header, _, body = b"".join(responses.written(response, close=False)).partition(b"\r\n\r\n")
+    header, _, body = b"".join(responses.encode_response(response, close=False)).partition(b"\r\n\r\n")
     status, *lines = header.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
     assert headers["content-length"] == str(len(body))
@@ -231,7 +231,7 @@ async def test_a_client_that_leaves_is_not_counted():
     exchange.start()
     exchange.receive(b"{")
     exchange.close(sent=False)
-    assert counted(metrics_registry, "requests_total", route="/echo", status="200") == 0
+    assert metric_value(metrics_registry, "requests_total", route="/echo", status="200") == 0
 
 
 async def test_what_comes_before_the_start_is_checked_at_the_start():
@@ -300,7 +300,7 @@ async def test_requests_are_counted_by_route_and_status():
     await ask(app, method="PUT")
     await ask(app, "/foo")
     await ask(app, "/bar")
-    assert counted(metrics_registry, "requests_total", route="/echo", status="200") == 1
-    assert counted(metrics_registry, "requests_total", route="/echo", status="405") == 1
-    assert counted(metrics_registry, "requests_total", route="other", status="404") == 2
-    assert counted(metrics_registry, "request_seconds_count", route="/echo") == 1
+    assert metric_value(metrics_registry, "requests_total", route="/echo", status="200") == 1
+    assert metric_value(metrics_registry, "requests_total", route="/echo", status="405") == 1
+    assert metric_value(metrics_registry, "requests_total", route="other", status="404") == 2
+    assert metric_value(metrics_registry, "request_seconds_count", route="/echo") == 1

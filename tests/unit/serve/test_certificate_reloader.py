@@ -10,7 +10,7 @@ from nodewise.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
 from nodewise.serve.certificate_reloader import ReloadableFiles
-from tests.unit.serve.raw_client import counted
+from tests.unit.serve.raw_client import metric_value
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 NOW_S = NOW.timestamp()
@@ -43,7 +43,7 @@ class RotatedFiles:
         self.key.write_bytes(leaf.private_key_pem.bytes())
 
     def counts(self, *names):
-        return [counted(self.metrics_registry, f"tls_{name}", certificate="serving") for name in names]
+        return [metric_value(self.metrics_registry, f"tls_{name}", certificate="serving") for name in names]
 
 
 @pytest.fixture
@@ -122,7 +122,10 @@ def test_what_cannot_be_used_is_told_once_and_leaves_the_old_one_in_use(files, b
     assert line["event"] == "tls_reload_failed"
     assert error in line["error"]
     assert files.counts("reload_failing", "certificate_expires_seconds") == [1, NOW_S + 90 * DAY_S]
-    assert counted(files.metrics_registry, "tls_reloads_total", certificate="serving", outcome="failed") == 1
+    assert (
+        metric_value(files.metrics_registry, "tls_reloads_total", certificate="serving", outcome="failed")
+        == 1
+    )
     files.write(files.issue(-1, 120))
     assert files.poll(NOW_S + 123)
     assert files.counts("reload_failing") == [0]
@@ -184,13 +187,13 @@ def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_pat
     kept.poll(NOW_S)
     assert kept.poll(NOW_S)
     assert (
-        counted(metrics_registry, "tls_certificate_expires_seconds", certificate="client_ca")
+        metric_value(metrics_registry, "tls_certificate_expires_seconds", certificate="client_ca")
         == NOW_S + 3 * DAY_S
     )
     file.write_bytes(late)
     kept.poll(NOW_S + 1)
     assert not kept.poll(NOW_S + 1)
-    assert counted(metrics_registry, "tls_reload_failing", certificate="client_ca") == 1
+    assert metric_value(metrics_registry, "tls_reload_failing", certificate="client_ca") == 1
     assert len(kept.value.authorities) == 3
 
 

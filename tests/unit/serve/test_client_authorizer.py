@@ -10,19 +10,24 @@ from structlog.testing import capture_logs
 from nodewise.clock import ManualClock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Route
-from nodewise.serve.client_authorizer import PINNED, CertificateIdentity, ClientAuthorizer, client_of
+from nodewise.serve.client_authorizer import (
+    PINNED,
+    CertificateIdentity,
+    ClientAuthorizer,
+    parse_client_certificate,
+)
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.tls import ServerCertificates
 from tests.unit.serve.raw_client import (
     ECHO,
     RefusedError,
-    called,
-    calling,
-    counted,
+    counted_close_reasons,
     echo,
-    reasons_counted,
-    serving,
+    metric_value,
+    open_client,
+    run_server,
+    send_request,
 )
 
 pytestmark = pytest.mark.anyio
@@ -38,17 +43,17 @@ ROUTES = (
 @pytest.mark.parametrize(
     "name", ["system:kube-scheduler", "scheduler.example"], ids=["common name", "alternative name"]
 )
-async def test_a_client_with_one_of_the_names_is_served(papers, name):
-    async with serving(papers.options(client_name=("somebody else", name))) as server:
-        assert (await called(server, papers.context())).status == 200
+async def test_a_client_with_one_of_the_names_is_served(tls_files, name):
+    async with run_server(tls_files.options(client_name=("somebody else", name))) as server:
+        assert (await send_request(server, tls_files.context())).status == 200
 
 
-async def test_a_client_without_any_of_the_names_is_told_so_and_closed(papers):
+async def test_a_client_without_any_of_the_names_is_told_so_and_closed(tls_files):
     metrics_registry = MetricsRegistry()
-    options = papers.options(client_name=("kube-scheduler", "example"))
+    options = tls_files.options(client_name=("kube-scheduler", "example"))
     async with (
-        serving(options, metrics_registry=metrics_registry) as server,
-        calling(server, papers.context()) as caller,
+        run_server(options, metrics_registry=metrics_registry) as server,
+        open_client(server, tls_files.context()) as caller,
     ):
         with capture_logs() as lines:
             answer = await caller.ask("/echo", b"{}" * 50_000)
@@ -56,41 +61,45 @@ async def test_a_client_without_any_of_the_names_is_told_so_and_closed(papers):
         assert "'system:kube-scheduler', 'scheduler.example'" in answer.json()["problems"][0]["seen"]
         assert answer.headers["connection"] == "close"
         assert await caller.rest() == b""
-    assert reasons_counted(metrics_registry) == ["client_name"]
+    assert counted_close_reasons(metrics_registry) == ["client_name"]
     assert lines == [] or lines[0]["reason"] == "client_name"
-    assert counted(metrics_registry, "requests_total", route="/echo", status="200") == 0
+    assert metric_value(metrics_registry, "requests_total", route="/echo", status="200") == 0
 
 
-async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(papers):
+async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(tls_files):
     metrics_registry = MetricsRegistry()
     with capture_logs() as lines:
-        async with serving(papers.options(any_client=True), metrics_registry=metrics_registry) as server:
-            assert (await called(server, papers.ca_as_client())).status == 200
-            assert (await called(server, papers.ca_as_client())).status == 200
+        async with run_server(
+            tls_files.options(any_client=True), metrics_registry=metrics_registry
+        ) as server:
+            assert (await send_request(server, tls_files.ca_as_client())).status == 200
+            assert (await send_request(server, tls_files.ca_as_client())).status == 200
     (line,) = (line for line in lines if line["event"] == "ca_client")
     assert line["log_level"] == "warning"
-    assert counted(metrics_registry, "ca_clients_total") == 2
+    assert metric_value(metrics_registry, "ca_clients_total") == 2
 
 
-async def test_a_ca_certificate_as_client_is_refused_on_demand(papers):
+async def test_a_ca_certificate_as_client_is_refused_on_demand(tls_files):
     metrics_registry = MetricsRegistry()
-    async with serving(papers.options(refuse_ca_client=True), metrics_registry=metrics_registry) as server:
-        assert (await called(server, papers.ca_as_client())).status == 403
-        assert (await called(server, papers.context())).status == 200
-    assert reasons_counted(metrics_registry) == ["ca_certificate"]
+    async with run_server(
+        tls_files.options(refuse_ca_client=True), metrics_registry=metrics_registry
+    ) as server:
+        assert (await send_request(server, tls_files.ca_as_client())).status == 403
+        assert (await send_request(server, tls_files.context())).status == 200
+    assert counted_close_reasons(metrics_registry) == ["ca_certificate"]
 
 
-async def test_a_ca_certificate_as_client_is_refused_without_any_client(papers):
-    async with serving(papers.options(client_name=DEFAULT)) as server:
-        answer = await called(server, papers.ca_as_client())
+async def test_a_ca_certificate_as_client_is_refused_without_any_client(tls_files):
+    async with run_server(tls_files.options(client_name=DEFAULT)) as server:
+        answer = await send_request(server, tls_files.ca_as_client())
     assert (answer.status, answer.field()) == (403, "client certificate")
     assert "a client certificate of its own, not a CA's" in answer.json()["problems"][0]["wanted"]
 
 
 @pytest.mark.parametrize("name", ["system:kube-scheduler", "nodewise-scheduler-client"])
-async def test_by_default_kube_scheduler_and_the_certificates_of_nodewise_may_call(papers, name):
-    async with serving(papers.options(client_name=DEFAULT)) as server:
-        assert (await called(server, papers.odd_client(name))).status == 200
+async def test_by_default_kube_scheduler_and_the_certificates_of_nodewise_may_call(tls_files, name):
+    async with run_server(tls_files.options(client_name=DEFAULT)) as server:
+        assert (await send_request(server, tls_files.odd_client(name))).status == 200
 
 
 STRANGERS = {
@@ -114,25 +123,25 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize(("names", "usage"), STRANGERS.values(), ids=STRANGERS)
-async def test_a_certificate_of_the_client_ca_is_not_sufficient(papers, names, usage):
-    async with serving(papers.options(client_name=DEFAULT)) as server:
+async def test_a_certificate_of_the_client_ca_is_not_sufficient(tls_files, names, usage):
+    async with run_server(tls_files.options(client_name=DEFAULT)) as server:
         try:
-            answer = await called(server, papers.odd_client(*names, usage=usage))
+            answer = await send_request(server, tls_files.odd_client(*names, usage=usage))
         except RefusedError:
             assert usage is ExtendedKeyUsageOID.CODE_SIGNING  # OpenSSL refuses it in the handshake
         else:
             assert (answer.status, answer.field()) == (403, "client certificate")
 
 
-async def test_a_certificate_for_servers_alone_is_refused_whatever_its_name(papers):
-    server_only = papers.odd_client("system:kube-scheduler", usage=ExtendedKeyUsageOID.SERVER_AUTH)
+async def test_a_certificate_for_servers_alone_is_refused_whatever_its_name(tls_files):
+    server_only = tls_files.odd_client("system:kube-scheduler", usage=ExtendedKeyUsageOID.SERVER_AUTH)
     metrics_registry = MetricsRegistry()
-    async with serving(
-        papers.options(client_name=DEFAULT, any_client=True), metrics_registry=metrics_registry
+    async with run_server(
+        tls_files.options(client_name=DEFAULT, any_client=True), metrics_registry=metrics_registry
     ) as server:
         with pytest.raises(RefusedError):
-            await called(server, server_only)
-    assert reasons_counted(metrics_registry) == ["purpose"]
+            await send_request(server, server_only)
+    assert counted_close_reasons(metrics_registry) == ["purpose"]
 
 
 ANY_CLIENT = {
@@ -143,16 +152,16 @@ ANY_CLIENT = {
 
 @pytest.mark.parametrize(("name", "usage", "remedy"), ANY_CLIENT.values(), ids=ANY_CLIENT)
 async def test_with_any_client_an_unpinned_one_may_call_all_but_the_routes_of_pinned_ones(
-    papers, name, usage, remedy
+    tls_files, name, usage, remedy
 ):
-    options = papers.options(client_name=DEFAULT, any_client=True)
+    options = tls_files.options(client_name=DEFAULT, any_client=True)
     with capture_logs() as lines:
-        async with serving(options, ROUTES) as server:
-            async with calling(server, papers.odd_client(name, usage=usage)) as caller:
+        async with run_server(options, ROUTES) as server:
+            async with open_client(server, tls_files.odd_client(name, usage=usage)) as caller:
                 statuses = [(await caller.ask(path)).status for path in ("/echo", "/pinned", "/echo")]
                 refused = await caller.ask("/pinned", b"{}" * 50_000)
                 seen = await caller.ask("/shown", b"", "GET")
-            async with calling(server, papers.context()) as caller:
+            async with open_client(server, tls_files.context()) as caller:
                 pinned = [(await caller.ask(path)).status for path in ("/echo", "/pinned")]
     assert (statuses, pinned) == ([200, 403, 200], [200, 200])
     assert (refused.status, refused.field(), seen.status) == (403, "client certificate", 403)
@@ -162,27 +171,27 @@ async def test_with_any_client_an_unpinned_one_may_call_all_but_the_routes_of_pi
     assert [line["names"] for line in lines if line["event"] == "unpinned_client"] == [(name,)]
 
 
-async def test_a_name_that_is_given_replaces_the_default(papers):
-    async with serving(papers.options(client_name=("ours",))) as server:
-        assert (await called(server, papers.odd_client("ours"))).status == 200
-        assert (await called(server, papers.odd_client("system:kube-scheduler"))).status == 403
+async def test_a_name_that_is_given_replaces_the_default(tls_files):
+    async with run_server(tls_files.options(client_name=("ours",))) as server:
+        assert (await send_request(server, tls_files.odd_client("ours"))).status == 200
+        assert (await send_request(server, tls_files.odd_client("system:kube-scheduler"))).status == 403
 
 
-async def test_without_names_nobody_is_pinned(papers):
-    async with serving(papers.options(client_name=())) as server:
-        assert (await called(server, papers.context())).status == 403
+async def test_without_names_nobody_is_pinned(tls_files):
+    async with run_server(tls_files.options(client_name=())) as server:
+        assert (await send_request(server, tls_files.context())).status == 403
 
 
 def test_all_kinds_of_names_are_read():
     leaf = trustme.CA().issue_cert("a.example", "10.0.0.1", "me@example.com", common_name="me")
     der = ssl.PEM_cert_to_DER_cert(leaf.cert_chain_pems[0].bytes().decode())
-    assert client_of(der) == CertificateIdentity(
+    assert parse_client_certificate(der) == CertificateIdentity(
         ("me", "a.example", "10.0.0.1", "me@example.com"), is_ca=False, for_client=True
     )
 
 
 def test_a_certificate_that_cannot_be_read_has_no_names():
-    assert client_of(b"rubbish") == CertificateIdentity((), is_ca=False)
+    assert parse_client_certificate(b"rubbish") == CertificateIdentity((), is_ca=False)
 
 
 class Resumed:
@@ -196,16 +205,18 @@ class Resumed:
         return self._known[name]
 
 
-def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(papers):
+def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(tls_files):
     """OpenSSL keeps TLS 1.2 sessions by their id, and verifies nothing when they come back."""
     clock = ManualClock(time.time())
     metrics_registry = MetricsRegistry()
-    tls = ServerCertificates(papers.options(), metrics_registry, clock)
+    tls = ServerCertificates(tls_files.options(), metrics_registry, clock)
     authorizer = ClientAuthorizer(
-        papers.options(), tls, CloseReasons(metrics_registry, clock), metrics_registry
+        tls_files.options(), tls, CloseReasons(metrics_registry, clock), metrics_registry
     )
     chain = (
-        der_of(papers.client_ca.issue_cert("a.example", not_after=dt.datetime.now(dt.UTC) + dt.timedelta(1))),
+        der_of(
+            tls_files.client_ca.issue_cert("a.example", not_after=dt.datetime.now(dt.UTC) + dt.timedelta(1))
+        ),
     )
     for reused in (False, True):
         assert authorizer.examine(Resumed(tls.context, session_reused=reused), chain, "peer") == PINNED

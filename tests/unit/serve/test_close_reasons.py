@@ -7,7 +7,7 @@ from nodewise.clock import ManualClock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import close_reasons
 from nodewise.serve.close_reasons import CloseReasons
-from tests.unit.serve.raw_client import counted
+from tests.unit.serve.raw_client import metric_value
 
 
 def test_every_reason_that_is_looked_up_is_in_the_table():
@@ -57,8 +57,8 @@ def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():
         ("unknown_ca", "10.0.0.3:1", 4),
     ]
     assert all(line["remedy"] and line["log_level"] == "warning" for line in lines)
-    assert counted(metrics_registry, "connections_ended_total", reason="unknown_ca") == 6
-    assert counted(metrics_registry, "connections_ended_total", reason="closed_early") == 1
+    assert metric_value(metrics_registry, "connections_ended_total", reason="unknown_ca") == 6
+    assert metric_value(metrics_registry, "connections_ended_total", reason="closed_early") == 1
 
 
 def test_a_reason_that_has_no_row_is_a_mistake():

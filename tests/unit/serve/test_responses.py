@@ -26,8 +26,8 @@ def test_a_kind_within_a_kind_has_its_status():
 
 
 def test_the_words_on_the_wire():
-    response = responses.refusal(431, Problem("header", "9000 bytes", "at most 8192"))
-    assert responses.closing(response) == (
+    response = responses.refusal_response(431, Problem("header", "9000 bytes", "at most 8192"))
+    assert responses.encode_closing_response(response) == (
         b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
         b"content-type: application/json\r\ncontent-length: 161\r\nconnection: close\r\n\r\n"
         b'{"error":"Request Header Fields Too Large: header: 9000 bytes; wanted at most 8192",'
@@ -36,24 +36,26 @@ def test_the_words_on_the_wire():
 
 
 def test_pieces_on_the_wire_are_joined():
-    assert responses.closing(Response(200, [b"a", b"b"], "text/plain")).endswith(b"\r\n\r\nab")
+    assert responses.encode_closing_response(Response(200, [b"a", b"b"], "text/plain")).endswith(
+        b"\r\n\r\nab"
+    )
 
 
 def test_many_parts_go_out_in_few_pieces() -> None:
-    pieces = list(responses.written(Response(200, [b"ab" * 500] * 1000), close=False))
+    pieces = list(responses.encode_response(Response(200, [b"ab" * 500] * 1000), close=False))
     assert b"".join(pieces).endswith(b"\r\n\r\n" + b"ab" * 500_000)
     assert len(pieces) <= 10
 
 
 def test_a_small_response_goes_out_at_once() -> None:
-    (whole,) = responses.written(Response(200, [b"a", b"b"]), close=False, date=b"today")
+    (whole,) = responses.encode_response(Response(200, [b"a", b"b"]), close=False, date=b"today")
     assert whole == (
         b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\nab"
     )
 
 
 def test_head_has_the_length_and_no_body() -> None:
-    (head,) = responses.written(Response(200, b"abc"), close=False, with_body=False)
+    (head,) = responses.encode_response(Response(200, b"abc"), close=False, with_body=False)
     assert b"content-length: 3\r\n" in head
     assert head.endswith(b"\r\n\r\n")
 
@@ -62,4 +64,4 @@ def test_head_has_the_length_and_no_body() -> None:
 @pytest.mark.parametrize("form", [lambda body: body, lambda body: [body], lambda body: [body[:7], body[7:]]])
 def test_a_large_body_is_cut_without_loss(form, length):
     body = (bytes(range(251)) * (length // 251 + 1))[:length]
-    assert b"".join(responses.pieces(form(body))) == body
+    assert b"".join(responses.split_body(form(body))) == body

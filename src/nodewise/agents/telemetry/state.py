@@ -263,13 +263,17 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         if series is None:
             self._columns.pop(metric, None)
         elif known is None or known.series is not series or known.nodes is not cluster_state.nodes:
-            column = yield from columns.lay_out(series, cluster_state.nodes)
+            column = yield from columns.build_column(series, cluster_state.nodes)
             is_healthy = metric_request.empty_is_healthy and not (series.samples or series.invalid)
             cause = "" if is_healthy else missing_cause(series, cluster_state.nodes, column)
             self._columns[metric] = _MetricColumn(series, cluster_state.nodes, column, cause)
 
     def _column(self, metric: str, cluster_state: ClusterState) -> Column:
-        return self._columns[metric].column if metric in self._columns else columns.empty(cluster_state.nodes)
+        return (
+            self._columns[metric].column
+            if metric in self._columns
+            else columns.empty_column(cluster_state.nodes)
+        )
 
 
 def _rules(policy: Policy) -> list[Rule]:

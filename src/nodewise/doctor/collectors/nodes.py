@@ -61,7 +61,7 @@ async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     if isinstance(nodes, UnavailableFact):
         return nodes
-    return ParsedNodes(nodes, cooperative_scheduling.run_at_once(node_facts.read(nodes)))
+    return ParsedNodes(nodes, cooperative_scheduling.run_at_once(node_facts.read_nodes(nodes)))
 
 
 def _resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[resource_profile.ResourceProfile]:

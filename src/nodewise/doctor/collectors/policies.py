@@ -190,7 +190,7 @@ def _coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     names = {*series.samples, *series.invalid}
     if not names:
         return MetricCoverage(0, (), series.source)
-    column = cooperative_scheduling.run_at_once(columns.lay_out(series, index))
+    column = cooperative_scheduling.run_at_once(columns.build_column(series, index))
     nodes = int(np.count_nonzero(column.initial_states[:-1] == ValueState.FRESH))
     others = sorted(short(name, 100) for name in names if name not in index)
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_cause(series, index, column))
