@@ -55,7 +55,9 @@ def test_a_value_that_cannot_be_used_is_told_and_the_default_holds(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, dict[str, str]]] = []
-    monkeypatch.setattr(older_variables.logs, "later", lambda event, **fields: events.append((event, fields)))
+    monkeypatch.setattr(
+        older_variables.logs, "emit_later", lambda event, **fields: events.append((event, fields))
+    )
     assert older_variables.translate_variables({name: text}, []) == []
     [(event, fields)] = events
     assert (event, fields["variable"], fields["seen"]) == ("variable_ignored", name, text)
