@@ -112,7 +112,7 @@ def test_a_line_without_an_end_is_cut_off(agent: RunningNodeAgent) -> None:
         assert client.answer() is None
 
 
-def test_a_slow_sender_is_cut_off_and_keeps_nobody_waiting(agent: RunningNodeAgent) -> None:
+def test_a_slow_client_is_disconnected_and_delays_no_others(agent: RunningNodeAgent) -> None:
     with agent.client() as slow:
         slow.link.sendall(b'{"do":')
         assert _claim_as(agent, 0)["cpus"] == [1]

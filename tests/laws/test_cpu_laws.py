@@ -290,9 +290,7 @@ class Kernel:
 
 
 @given(st.data(), st.booleans())
-def test_a_sweep_frees_what_tasks_held_when_all_that_they_started_is_gone(
-    data: st.DataObject, keeps_mark: bool
-) -> None:
+def test_garbage_collection_releases_tasks_without_processes(data: st.DataObject, keeps_mark: bool) -> None:
     """With marks one sweep at any time does; without, one after each step."""
     kernel, known = Kernel(), None
     allocations = Allocations(

@@ -143,7 +143,7 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
 
 
-def test_a_kubelet_that_gives_cpus_of_pools_away_is_told_of(
+def test_conflicts_with_the_kubelet_are_reported(
     plane: ControlPlane, sandbox: Sandbox, static: Kubelet, program: Path, tmp_path: Path
 ) -> None:
     guaranteed = cpu_workloads.pod("guaranteed", "sleep 1000", on=static.name)

@@ -47,7 +47,7 @@ def _container(name: str, cards: int, for_s: int) -> Object:
     }
 
 
-def test_each_container_is_told_its_own_cards(sandbox: Sandbox, node: Kubelet, cards: None) -> None:
+def test_each_container_reads_its_own_devices(sandbox: Sandbox, node: Kubelet, cards: None) -> None:
     sandbox.pods(pod("train", main=2), pod("video", decode=1, encode=1, sidecar=0))
     devices = _told(sandbox, node, "train") | _told(sandbox, node, "video")
     assert {name: len(numbers) for name, numbers in devices.items()} == {
@@ -59,7 +59,7 @@ def test_each_container_is_told_its_own_cards(sandbox: Sandbox, node: Kubelet, c
     assert sorted(number for numbers in devices.values() for number in numbers) == ["0", "1", "2", "3"]
 
 
-def test_a_container_that_starts_anew_is_told_what_its_annotation_says_by_then(
+def test_a_restarted_container_reads_the_current_annotation(
     sandbox: Sandbox, node: Kubelet, cards: None
 ) -> None:
     sandbox.pods(pod("short", for_s=2, main=1))

@@ -82,7 +82,7 @@ def test_a_pod_without_a_request_gets_no_core(
         assert cpu_workloads.exit_code(cpu_workloads.ended(sandbox, "asking")) == 0
 
 
-def test_the_core_of_a_killed_pod_is_free_after_one_sweep(
+def test_the_core_of_a_killed_pod_is_free_after_one_collection(
     sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode, agent: Process
 ) -> None:
     sandbox.pods(cpu_manager.pod("killed", f"exec {ISOLATE} -- busybox sleep 1000", node.name))

@@ -13,12 +13,12 @@ NEW = [Hierarchy(Path("/sys/fs/cgroup"), 2, frozenset({"rw"}))]
 """cgroups of a machine that was booted with version 2 alone."""
 
 
-def test_an_ordinary_user_is_told_to_be_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_containers_need_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert runtime.lacking() == "they need root; run this as root"
 
 
-def test_a_machine_without_the_tools_is_told_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "/nowhere")
     assert runtime.lacking() == (

@@ -52,7 +52,7 @@ def test_help_names_the_called_program(words: list[str]) -> None:
     assert "cmk cpu" not in done.stdout
 
 
-def test_a_directory_that_means_nothing_is_told() -> None:
+def test_an_ignored_directory_is_reported() -> None:
     """Manifests of old have it."""
     done = run("reconfigure_setup", "--conf-dir=/etc/cmk", "--version")
     assert done.returncode == 0

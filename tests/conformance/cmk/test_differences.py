@@ -76,7 +76,7 @@ SHOWN = {
     51: "cluster/test_cpu_nodes.py::test_all_that_is_made_is_what_the_api_server_knows",
     55: "cluster/test_cpu_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
     56: "unit/cpu/cluster/test_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
-    65: "conformance/cmk/test_webhook.py::test_clients_that_say_nothing_hold_nobody_up",
+    65: "conformance/cmk/test_webhook.py::test_silent_clients_delay_no_others",
     75: "unit/cpu/webhook/test_manifests.py::"
     "test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems",
     76: "unit/test_docs.py::",
@@ -128,7 +128,7 @@ def test_every_table_is_asked() -> None:
     assert {path.stem for path in HERE.glob("*.yaml")} == TABLES.keys()
 
 
-def test_every_row_stands_in_the_tables() -> None:
+def test_every_row_is_in_the_tables() -> None:
     assert {row.number for row in tables()} == NUMBERS - ELSEWHERE
 
 
@@ -137,7 +137,7 @@ def test_every_other_row_has_a_test_of_its_number() -> None:
     assert {int(number) for number in re.findall(r"def test_(\d+)_", sources)} == ELSEWHERE
 
 
-def test_every_departure_stands_on_the_page_once() -> None:
+def test_every_difference_is_on_the_page_once() -> None:
     assert sorted(rows_of_page()) == sorted({row.number for row in tables() if row.differs})
 
 

@@ -121,7 +121,7 @@ def test_an_impossible_plan_names_the_option(
     assert message in done.stderr
 
 
-def test_a_folder_of_no_machine_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_machine_is_an_error(tmp_path: Path) -> None:
     done = run("topology", "--sysfs", tmp_path)
     assert done.returncode == 1
     assert "no CPU that is online; wanted the folders `sys` and `proc` of a machine" in done.stderr

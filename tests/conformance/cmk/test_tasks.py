@@ -160,6 +160,6 @@ def test_104_an_unknown_pool_is_an_error() -> None:
         configmap.parse_texts(ConfigMapTexts("foo: {0: {'1': []}}"))
 
 
-def test_143_lists_that_overlap_are_told() -> None:
+def test_143_overlapping_lists_are_reported() -> None:
     allocations = configmap.parse_texts(ConfigMapTexts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}"))
     assert pool_allocations.overlaps(allocations) == ("exclusive:0 and shared:0 (in both: [0])",)

@@ -185,7 +185,7 @@ def test_only_new_pods_are_mutated(own: Webhook) -> None:
         assert own.post(body).json()["response"] == {"uid": "u1", "allowed": True}
 
 
-def test_clients_that_say_nothing_hold_nobody_up(own: Webhook) -> None:
+def test_silent_clients_delay_no_others(own: Webhook) -> None:
     port = int(own.url.rpartition(":")[2])
     silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
     try:

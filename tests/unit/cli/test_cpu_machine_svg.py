@@ -36,7 +36,7 @@ def texts(drawn: ET.Element) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", machines.NAMES)
-def test_every_cpu_of_a_real_machine_stands_in_it_once(name: str) -> None:
+def test_every_cpu_of_a_real_machine_is_drawn_once(name: str) -> None:
     machine = machines.machine(name)
     plan = pools.plan(machine, PoolOptions(1, 0))
     drawn = ET.fromstring(machine_svg.draw(machine, plan))
@@ -63,7 +63,7 @@ def test_the_legend_counts_the_cores_of_each_pool() -> None:
     assert tips[0] == "1 socket, 8 cores, 16 CPUs; 1 exclusive, 1 shared, 5 infra, 1 unused"
 
 
-def test_kinds_of_cores_are_told_apart() -> None:
+def test_kinds_of_cores_are_distinguished() -> None:
     drawn = ET.fromstring(machine_svg.draw(machines.machine("20em64t-hybrid-1p6c2t+2ca4co1t")))
     assert {"NUMA node 0, performance cores", "NUMA node 0, efficiency cores"} <= set(texts(drawn))
 

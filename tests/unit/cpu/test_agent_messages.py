@@ -32,7 +32,7 @@ def test_all_that_is_wrong_with_wanted_pools_is_named() -> None:
     assert [problem.field for problem in caught.value.problems] == ["exclusive", "shared_mode", "only_check"]
 
 
-def test_moves_are_told_by_process_id() -> None:
+def test_moves_are_reported_by_process_id() -> None:
     moves = (Move(Task(17, 5, "one"), frozenset({1, 2}), frozenset({3})),)
     decoded = agent_messages.parse_reconfigure_response(
         agent_messages.decode(agent_messages.encode_reconfigure_response(moves))

@@ -44,7 +44,7 @@ def test_a_numa_node_holds_exclusive_lists_and_touches_shared_ones() -> None:
         allocate(AllocationRequest("exclusive", numa_cpus={2}))
 
 
-def test_lists_with_offline_cpus_are_passed_over_and_told() -> None:
+def test_lists_with_offline_cpus_are_skipped_and_reported() -> None:
     assert texts(allocate(AllocationRequest("exclusive", 2, socket=1, avoid={4}))) == ["5,13", "6,14"]
     with pytest.raises(Unavailable, match="CPUs 4,13 offline"):
         allocate(AllocationRequest("exclusive", 2, socket=1, avoid={4, 13}))
@@ -74,7 +74,7 @@ def test_a_pool_without_lists_has_none_to_give() -> None:
             allocate(AllocationRequest(pool), node)
 
 
-def test_pools_that_are_not_there_are_not_told() -> None:
+def test_missing_pools_are_not_reported() -> None:
     node = pool_allocations.parse({"exclusive": {0: {"64": []}}})
     claim = allocate(AllocationRequest("exclusive"), node)
     assert allocator.task_environment(claim.allocations, claim.cpu_lists, TASK) == {

@@ -64,7 +64,7 @@ def test_an_invalid_list_is_named(text: str, piece: str, wanted: str) -> None:
     assert wanted in problem.expected
 
 
-def test_all_that_is_wrong_is_told_together() -> None:
+def test_all_errors_are_reported_together() -> None:
     with pytest.raises(BadInput) as caught:
         cpulist.parse_list("1,a,2-1,3")
     assert [problem.found for problem in caught.value.problems] == ["'a'", "'2-1'"]
@@ -122,7 +122,7 @@ def test_isolated_cpus_of_a_command_line(line: str, cpus: set[int]) -> None:
     assert cpulist.parse_isolcpus(line, last=7) == (cpus, ())
 
 
-def test_a_field_that_the_kernel_cannot_read_isolates_nothing_and_is_told() -> None:
+def test_an_invalid_isolcpus_field_is_reported() -> None:
     cpus, problems = cpulist.parse_isolcpus("isolcpus=1,2- isolcpus=5")
     assert cpus == {5}
     assert [problem.found for problem in problems] == ["'2-'"]

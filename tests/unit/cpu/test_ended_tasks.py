@@ -88,7 +88,7 @@ def test_a_task_of_an_older_program_is_known_by_its_start_from_then_on() -> None
     )
 
 
-def test_descendants_that_a_sweep_saw_hold_the_list_without_a_mark() -> None:
+def test_descendants_known_from_a_collection_need_no_mark() -> None:
     family = {**WRAPPER, 101: NodeProcess(6, 100), 102: NodeProcess(7, 101)}
     for task in (TASK, Task(100)):
         known = collect(task, family).known

@@ -104,7 +104,7 @@ def test_slots_are_ordered_by_number() -> None:
         ("exclusive: {0: {'1': [x, 2.5]}}", "config.exclusive.0.1: 2.5; wanted a whole number"),
     ],
 )
-def test_a_corrupt_state_is_told_by_place(config: str, message: str) -> None:
+def test_errors_of_a_corrupt_state_name_the_place(config: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         configmap.parse_texts(ConfigMapTexts(config))
     assert message in str(caught.value)
@@ -123,7 +123,7 @@ def test_corrupt_identities_are_an_error_and_never_a_free_slot(identities: str) 
         configmap.parse_texts(ConfigMapTexts(CONFIG, identities))
 
 
-def test_all_faults_are_told_together() -> None:
+def test_all_faults_are_reported_together() -> None:
     with pytest.raises(BadInput) as caught:
         configmap.parse_texts(ConfigMapTexts("foo: {}\nexclusive: {0: {'1-': [], '2': [x]}}"))
     assert len(caught.value.problems) == 3

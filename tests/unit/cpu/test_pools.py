@@ -49,7 +49,7 @@ def test_a_listed_core_of_another_pool_is_named_with_it() -> None:
         pools.plan(topology.parse(texts("T8")), PoolOptions(1, 1, non_isolcpus="0,5"))
 
 
-def test_all_numbers_that_are_wrong_are_told_together() -> None:
+def test_all_invalid_numbers_are_reported_together() -> None:
     with pytest.raises(BadInput) as caught:
         pools.plan(topology.parse(texts("T4")), PoolOptions(-1, -2))
     assert len(caught.value.problems) == 2

@@ -42,7 +42,7 @@ def test_a_process_and_its_mark(child: subprocess.Popen[bytes]) -> None:
     assert child.pid not in census.unreadable
 
 
-def test_a_process_that_nobody_has_waited_for_is_over(child: subprocess.Popen[bytes]) -> None:
+def test_a_zombie_has_ended(child: subprocess.Popen[bytes]) -> None:
     assert child.stdin
     child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -77,7 +77,7 @@ def test_kernel_threads_and_empty_environments_are_readable() -> None:
 
 
 @pytest.mark.parametrize("words", [b"", b"sleep\0"])
-def test_a_process_that_is_executing_a_program_may_be_anybodys(tmp_path: Path, words: bytes) -> None:
+def test_a_process_during_execve_may_belong_to_any_task(tmp_path: Path, words: bytes) -> None:
     folder = tmp_path / "7"
     folder.mkdir()
     (folder / "stat").write_text(NUMBERS.replace(" 99 ", " 99 4096 "))
@@ -192,7 +192,7 @@ def test_an_invalid_stat_file_is_an_error(text: str) -> None:
         procfs.parse_stat(text)
 
 
-def test_a_folder_that_is_no_proc_is_told(tmp_path: Path) -> None:
+def test_a_folder_other_than_proc_is_an_error(tmp_path: Path) -> None:
     assert procfs.read_processes(tmp_path).processes == {}
     assert procfs.read_allowed(tmp_path, 7) is None
     for read in (procfs.read_self, procfs.read_boot):

@@ -55,7 +55,7 @@ def test_tasks_that_change_places_with_nothing_free_are_named() -> None:
         reconfiguration_plan.plan(before, lists)
 
 
-def test_all_pools_that_become_too_small_are_told_together() -> None:
+def test_all_pools_that_are_too_small_are_reported_together() -> None:
     before = node({"exclusive": {"0": (A,), "1": (B,)}, "shared": {"2": (C,)}, "infra": {"3": ()}})
     with pytest.raises(BadInput) as caught:
         reconfiguration_plan.plan(

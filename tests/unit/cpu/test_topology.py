@@ -67,7 +67,7 @@ def test_numbers_are_those_of_lscpu(name: str) -> None:
     assert ours == machines.lscpu(name)
 
 
-def test_lscpu_numbers_the_cores_of_each_kind_anew_and_we_do_not() -> None:
+def test_core_numbers_differ_from_lscpu_on_hybrid_machines() -> None:
     name = "arm-A510-A710-A715-X3"
     assert Counter(core for _, core, _, _ in machines.lscpu(name)) == {0: 4, 1: 3, 2: 1}
     assert [cpu.core for cpu in machines.machine(name).cpus] == list(range(8))
@@ -126,7 +126,7 @@ def test_the_command_line_is_read_where_the_kernel_has_no_file(
     assert topology.parse(files(4, **more) | {topology.COMMAND_LINE: line}).isolated == isolated
 
 
-def test_a_command_line_that_the_kernel_could_not_read_is_told() -> None:
+def test_an_invalid_kernel_command_line_is_reported() -> None:
     machine = topology.parse(files(4) | {topology.COMMAND_LINE: "isolcpus=1,x"})
     assert (machine.isolated, [problem.found for problem in machine.unread]) == (set(), ["'x'"])
 

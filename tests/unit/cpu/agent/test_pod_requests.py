@@ -96,7 +96,7 @@ def test_a_process_in_no_container_may_have_nothing(task: Task) -> None:
         PodRequests(api_client(), "n1").allowed("exclusive", task, 1)
 
 
-def test_a_pool_without_a_resource_is_nobodys() -> None:
+def test_a_pool_without_a_resource_cannot_be_allocated() -> None:
     with pytest.raises(Refused, match="has no resource"):
         PodRequests(api_client(), "n1").allowed("mine", TASK, 1)
 

@@ -62,7 +62,7 @@ def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() ->
     assert made(1, 30) == (None, {"type": "Unconfined"})
 
 
-def test_the_one_that_ships_is_nobodys_whatever_its_image() -> None:
+def test_the_shipped_daemon_set_with_another_image_is_not_customized() -> None:
     other = agent_daemonset.daemon_set(
         WISH._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST
     )

@@ -157,7 +157,7 @@ def test_its_own_pods_hold_places_until_they_are_gone(api_client: FailingApiClie
     assert not [at for at in api_client.server.objects if at.endswith("node1") and "/nodes/" not in at]
 
 
-def test_rights_that_are_missing_are_told_of_each_node(api_client: FailingApiClient) -> None:
+def test_missing_rights_are_reported_for_each_node(api_client: FailingApiClient) -> None:
     refused = RequestRefusal("GET", "/namespaces/cmk/pods", 403, "cannot list pods")
     prepare(api_client)
     api_client.server.refusals.append(refused)
@@ -181,7 +181,7 @@ def test_concurrent_preparations_agree(api_client: FailingApiClient) -> None:
     assert report.nodes[0].steps[0].outcome == "unchanged"
 
 
-def test_a_pod_that_somebody_deletes_is_no_success(api_client: FailingApiClient) -> None:
+def test_a_deleted_pod_is_no_success(api_client: FailingApiClient) -> None:
     work = api_client.server.behave
 
     def behave(server: MinimalApiServer) -> None:
@@ -209,7 +209,7 @@ def test_manual_changes_are_reverted(api_client: FailingApiClient) -> None:
     )
 
 
-def test_a_name_space_that_is_not_there_is_told(api_client: FailingApiClient) -> None:
+def test_a_missing_namespace_is_reported(api_client: FailingApiClient) -> None:
     api_client.server.refusals.append(
         RequestRefusal("POST", "/namespaces/cmk/", 404, 'namespaces "cmk" not found', "NotFound")
     )
@@ -225,7 +225,7 @@ def test_without_the_agents_account_nothing_is_made(api_client: FailingApiClient
     assert api_client.server.requests == []
 
 
-def test_an_agent_that_is_not_ready_is_told_of_its_node(api_client: FailingApiClient) -> None:
+def test_an_agent_that_is_not_ready_is_reported(api_client: FailingApiClient) -> None:
     work = api_client.server.behave
 
     def behave(server: MinimalApiServer) -> None:
@@ -240,7 +240,7 @@ def test_an_agent_that_is_not_ready_is_told_of_its_node(api_client: FailingApiCl
     assert not second.error
 
 
-def test_a_node_without_the_label_gets_no_agent_and_is_told(api_client: FailingApiClient) -> None:
+def test_a_node_without_the_label_gets_no_agent(api_client: FailingApiClient) -> None:
     prepare(api_client)
     del api_client.server.objects["/api/v1/nodes/node1"]["metadata"]["labels"]
     first, second = prepare(api_client).nodes

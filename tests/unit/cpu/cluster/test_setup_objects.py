@@ -58,7 +58,7 @@ def test_a_value_that_cannot_be_is_named_with_its_option(option: str) -> None:
         setup_objects.check(SetupOptions(**values))
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     with pytest.raises(BadSettings) as caught:
         setup_objects.check(
             SetupOptions(PoolOptions(exclusive_mode="a b"), namespace="A", pull_policy="Sometimes")
@@ -93,7 +93,7 @@ def pod(restarts: int, *, is_ready: bool, uid: str = "u1") -> dict[str, Any]:
     }
 
 
-def test_a_pod_that_starts_anew_has_to_run_for_a_while_again() -> None:
+def test_a_restarted_pod_has_to_run_steadily_again() -> None:
     watched = PodWatch()
     assert not watched.steady([pod(0, is_ready=True)], "wanted", 0).is_done
     assert not watched.steady([pod(1, is_ready=False)], "wanted", 2).is_done

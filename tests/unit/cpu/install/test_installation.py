@@ -152,7 +152,7 @@ def test_an_installed_version_is_a_bundle(bundle: Path, host: Path, tmp_path: Pa
     assert first.version == again.version
 
 
-def test_an_older_version_goes_when_nobody_runs_it(bundle: Path, other_bundle: Path, host: Path) -> None:
+def test_unused_older_versions_are_removed(bundle: Path, other_bundle: Path, host: Path) -> None:
     first = installation.install(bundle, host, host, PROC)
     running = subprocess.Popen([first.program, "100"], env={})
     try:
@@ -226,14 +226,14 @@ def test_a_link_that_cannot_be_written_leaves_the_old_one(
     assert version(host) == "1"
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path, host: Path) -> None:
+def test_an_empty_folder_is_no_bundle(tmp_path: Path, host: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="empty: not a ready folder"):
         installation.install(tmp_path / "empty", host, MOUNT, PROC)
     assert not host.exists()
 
 
-def test_a_path_that_is_too_long_is_told(bundle: Path, host: Path) -> None:
+def test_a_path_that_is_too_long_is_an_error(bundle: Path, host: Path) -> None:
     with pytest.raises(BadInput, match="at most 255 bytes"):
         installation.install(bundle, host, Path("/" + "x" * 250), PROC)
     assert not list(host.glob("*.part"))
@@ -255,12 +255,12 @@ def test_a_file_that_is_no_program_is_an_error(program: bytes) -> None:
         elf_paths.relocate(program, "/a", "/b")
 
 
-def test_a_program_without_room_is_told() -> None:
+def test_a_program_without_space_for_paths_is_an_error() -> None:
     with pytest.raises(BadInput, match="install --build"):
         elf_paths.relocate(Path("/bin/sleep").read_bytes(), "/a", "/b")
 
 
-def test_a_program_that_is_cut_off_is_told(sleeper: bytes) -> None:
+def test_a_truncated_program_is_an_error(sleeper: bytes) -> None:
     for size in range(64, len(sleeper), 997):
         try:
             elf_paths.relocate(sleeper[:size], "/a", "/b")

@@ -19,7 +19,7 @@ from nodewise.errors import Refused
 WANTED = "feature.node.kubernetes.io/cpu-power.sst_cp.enabled=true\n"
 
 
-def test_classes_that_differ_are_told(tmp_path: Path) -> None:
+def test_different_power_classes_are_reported(tmp_path: Path) -> None:
     assert nfd_feature.write(tmp_path, ["power", "performance", "power"])
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"nodewise-cpu": WANTED}
 

@@ -64,7 +64,7 @@ class StoreSuite:
         store.replace(store.read().version, HELD)
         assert store.read().allocations == HELD
 
-    def test_an_intent_stands_beside_the_state_until_it_is_taken_back(self, store: AllocationStore) -> None:
+    def test_an_intent_is_stored_until_it_is_removed(self, store: AllocationStore) -> None:
         store.create(FREE)
         store.replace(store.read().version, FREE, INTENT)
         assert store.read()[::2] == (FREE, INTENT)

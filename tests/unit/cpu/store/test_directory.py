@@ -178,7 +178,7 @@ def test_ending_anywhere_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: 
     assert last > 50
 
 
-def test_a_failure_anywhere_leaves_the_old_and_is_told_or_the_new(
+def test_a_failure_at_any_step_leaves_the_old_or_the_new_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for last in range(100_000):
@@ -228,7 +228,7 @@ print(store.read().allocations == HELD)
 
 
 @pytest.mark.root
-def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     shell = 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     words = ["unshare", "--mount", "sh", "-c", shell, "sh", str(tmp_path), sys.executable, FULL]
     ran = subprocess.run(words, capture_output=True, text=True, check=True, cwd=REPOSITORY)

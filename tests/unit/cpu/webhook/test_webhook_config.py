@@ -100,7 +100,7 @@ def test_invalid_mutations(tmp_path: Path, text: str, problem: str) -> None:
     assert str(file) in str(caught.value)
 
 
-def test_a_bad_file_is_told_once_and_the_last_good_one_holds(tmp_path: Path) -> None:
+def test_an_invalid_file_is_reported_once_and_the_last_valid_one_stays(tmp_path: Path) -> None:
     file = written(tmp_path, mutations="mutations: {perPod: {spec: {a: b}}}") / "mutations.yaml"
     live = LiveMutations(str(file), MetricsRegistry())
     first = live()
