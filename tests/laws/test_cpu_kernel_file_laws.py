@@ -82,9 +82,9 @@ def test_all_that_read_cgroups_read_them_alike(separator: str, line: str) -> Non
             OWN.container: [17],
             OTHER.container: [],
         }
-        census = procfs.read_processes(proc)._replace(unreadable=frozenset({17}))
-        assert procfs.unreadable_processes_of(Task(16, 1, BOOT, *OTHER), census, proc) == ()
-        assert procfs.unreadable_processes_of(Task(16, 1, BOOT, *OWN), census, proc) == (17,)
+        process_table = procfs.read_processes(proc)._replace(unreadable=frozenset({17}))
+        assert procfs.unreadable_processes_of(Task(16, 1, BOOT, *OTHER), process_table, proc) == ()
+        assert procfs.unreadable_processes_of(Task(16, 1, BOOT, *OWN), process_table, proc) == (17,)
 
 
 @given(SEPARATOR)

@@ -63,7 +63,7 @@ class _Candidates(NamedTuple):
 
 def plan(
     topology: Topology,
-    ask: PoolOptions,
+    options: PoolOptions,
     fast: Collection[int] = (),
     preferences: Mapping[int, str] | None = None,
 ) -> PoolPlan:
@@ -73,11 +73,11 @@ def plan(
     preference of each CPU, if SST-CP is on; it takes precedence over SST-BF. The same arguments always give the same
     lists. BadInput has the reason if the machine cannot be divided like that.
     """
-    _check_counts(ask)
+    _check_counts(options)
     warnings = [*topology.unread]
-    isolated = _isolated(topology, ask, warnings)
+    isolated = _isolated(topology, options, warnings)
     quick = frozenset(core for core in topology.cores if set(core.cpus) <= set(fast))
-    candidates = _candidates(topology, ask, isolated, quick & isolated, preferences, warnings)
+    candidates = _candidates(topology, options, isolated, quick & isolated, preferences, warnings)
     taken: dict[Core, str] = {}
 
     def take(pool: str, among: Iterable[Core], count: int | None) -> None:
@@ -85,27 +85,27 @@ def plan(
         _check(pool, len(free), count)
         taken.update(dict.fromkeys(free[:count], pool))
 
-    take(EXCLUSIVE, candidates.exclusive, ask.exclusive)
-    take(SHARED, candidates.shared, ask.shared)
-    if ask.non_isolcpus != core_lists.OFF:
-        taken.update(dict.fromkeys(_listed(topology, ask.non_isolcpus, taken, isolated), NON_ISOLCPUS))
+    take(EXCLUSIVE, candidates.exclusive, options.exclusive)
+    take(SHARED, candidates.shared, options.shared)
+    if options.non_isolcpus != core_lists.OFF:
+        taken.update(dict.fromkeys(_listed(topology, options.non_isolcpus, taken, isolated), NON_ISOLCPUS))
     take(INFRA, candidates.infra, None)
-    pools = [pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or ask.non_isolcpus != core_lists.OFF]
+    pools = [pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != core_lists.OFF]
     return PoolPlan({pool: _lists(topology, pool, taken) for pool in pools}, tuple(warnings))
 
 
-def _check_counts(ask: PoolOptions) -> None:
+def _check_counts(options: PoolOptions) -> None:
     """BadInput if the number of cores of a pool is negative."""
     problems = [
         Problem(f"number of {pool} cores", str(count), "0 or more")
-        for pool, count in ((EXCLUSIVE, ask.exclusive), (SHARED, ask.shared))
+        for pool, count in ((EXCLUSIVE, options.exclusive), (SHARED, options.shared))
         if count < 0
     ]
     if problems:
         raise BadInput("cannot divide the cores into pools", problems)
 
 
-def _isolated(topology: Topology, ask: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
+def _isolated(topology: Topology, options: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
     """The cores all of whose CPUs are isolated; BadInput if there are some, but fewer than requested."""
     isolated = frozenset(core for core in topology.cores if set(core.cpus) <= topology.isolated)
     for core in topology.cores:
@@ -113,7 +113,7 @@ def _isolated(topology: Topology, ask: PoolOptions, warnings: list[Problem]) -> 
         if alone and core not in isolated:
             seen = f"only CPU {format_list(alone)} isolated"
             warnings.append(Problem(f"core {core.core}", seen, f"all of {core.text}"))
-    wanted = ask.exclusive + ask.shared
+    wanted = options.exclusive + options.shared
     if isolated and len(isolated) < wanted:
         what = f"{wanted} cores for the pools exclusive and shared"
         raise BadInput("too few cores are isolated", [Problem("isolated cores", str(len(isolated)), what)])
@@ -125,7 +125,7 @@ def _isolated(topology: Topology, ask: PoolOptions, warnings: list[Problem]) -> 
 
 def _candidates(
     topology: Topology,
-    ask: PoolOptions,
+    options: PoolOptions,
     isolated: frozenset[Core],
     quick: frozenset[Core],
     preferences: Mapping[int, str] | None,
@@ -133,9 +133,9 @@ def _candidates(
 ) -> _Candidates:
     """The candidates by SST-CP, by SST-BF, by the kernel's isolation, or all cores: the first that applies."""
     if preferences is not None and isolated:
-        return _by_class(_packed(topology.cores), ask, isolated, preferences)
-    exclusive = _order(ask.exclusive_mode, "exclusive mode", warnings)
-    shared = _order(ask.shared_mode, "shared mode", warnings)
+        return _by_class(_packed(topology.cores), options, isolated, preferences)
+    exclusive = _order(options.exclusive_mode, "exclusive mode", warnings)
+    shared = _order(options.shared_mode, "shared mode", warnings)
     if not isolated:
         return _Candidates(exclusive(topology.cores), shared(topology.cores), _packed(topology.cores))
     others = [core for core in topology.cores if core not in isolated]
@@ -163,11 +163,11 @@ def _order(mode: str, field: str, warnings: list[Problem]) -> Callable[[Iterable
 
 
 def _by_class(
-    cores: Sequence[Core], ask: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
+    cores: Sequence[Core], options: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
 ) -> _Candidates:
     """The candidates by SST-CP: the first class is exclusive, the second shared; of two classes the first is both."""
     classes = speed_select.power_classes(cores, preferences)
-    wanted = _class_sizes(list(classes), ask)
+    wanted = _class_sizes(list(classes), options)
     problems = [
         Problem(f"cores of class {name}", str(len(classes[name])), f"{count}, as many as are asked for")
         for name, count in wanted.items()
@@ -184,12 +184,12 @@ def _by_class(
     return _Candidates(exclusive, shared[0] if shared else exclusive, infra)
 
 
-def _class_sizes(names: Sequence[str], ask: PoolOptions) -> Mapping[str, int]:
+def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int]:
     """How many cores each class of isolated cores must have. BadInput unless there are two or three classes."""
     if len(names) == 3:  # noqa: PLR2004 - one class a pool
-        return {names[0]: ask.exclusive, names[1]: ask.shared}
+        return {names[0]: options.exclusive, names[1]: options.shared}
     if len(names) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
-        return {names[0]: ask.exclusive + ask.shared}
+        return {names[0]: options.exclusive + options.shared}
     seen = ", ".join(names) or "none"
     wanted = "two or three of " + ", ".join(speed_select.CLASSES)
     problem = Problem("energy performance preferences", seen, wanted)

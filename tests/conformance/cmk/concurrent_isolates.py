@@ -106,18 +106,18 @@ def fresh() -> Allocations:
     return pool_allocations.from_lists({"exclusive": {0: LISTS}, "shared": {0: ("5",)}, "infra": {0: ("6",)}})
 
 
-def check_isolation(crowd: ConcurrentIsolates, store: AllocationStore) -> None:
+def check_isolation(isolates: ConcurrentIsolates, store: AllocationStore) -> None:
     """No CPU has two owners, every process ends, and at the end nothing is allocated."""
     deadline = time.monotonic() + 300
-    while not crowd.is_over:
-        crowd.step()
+    while not isolates.is_over:
+        isolates.step()
         assert time.monotonic() < deadline, "somebody waits for ever"
         time.sleep(0.02)
-    assert not (crowd.folder / "twice").exists()
-    assert (crowd.folder / "served").stat().st_size > IN_ALL / 5
+    assert not (isolates.folder / "twice").exists()
+    assert (isolates.folder / "served").stat().st_size > IN_ALL / 5
 
     def is_free() -> bool:
-        crowd.sweep()
+        isolates.sweep()
         return store.read().allocations == fresh()
 
     wait_until(is_free)

@@ -37,8 +37,8 @@ def planned(row: PoolsRow) -> PoolPlan:
     if row.preferences is None:
         return pools.plan(machine, ask, fast)
     wishes = {
-        cpu: wish
-        for wish, cores in row.preferences.items()
+        cpu: preference
+        for preference, cores in row.preferences.items()
         for core in cpulist.parse_list(cores)
         for cpu in machine.cores[core].cpus
     }

@@ -17,8 +17,8 @@ NODE = pool_allocations.from_lists(
 )
 
 
-def allocate(wish: AllocationRequest, node: Allocations = NODE, draw: float = 0.0) -> AllocationResult:
-    return allocator.allocate(node, wish, TASK, draw)
+def allocate(request: AllocationRequest, node: Allocations = NODE, draw: float = 0.0) -> AllocationResult:
+    return allocator.allocate(node, request, TASK, draw)
 
 
 def texts(claim: AllocationResult) -> list[str]:

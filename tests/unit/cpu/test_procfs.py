@@ -34,12 +34,12 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_and_its_mark(child: subprocess.Popen[bytes]) -> None:
-    census = procfs.read_processes(PROC)
-    process = census.processes[child.pid]
+    process_table = procfs.read_processes(PROC)
+    process = process_table.processes[child.pid]
     assert (process.parent, process.mark) == (os.getpid(), "100-5")
-    assert process.start >= census.processes[os.getpid()].start
-    assert census.processes[os.getpid()].mark == ""
-    assert child.pid not in census.unreadable
+    assert process.start >= process_table.processes[os.getpid()].start
+    assert process_table.processes[os.getpid()].mark == ""
+    assert child.pid not in process_table.unreadable
 
 
 def test_a_zombie_has_ended(child: subprocess.Popen[bytes]) -> None:
@@ -70,10 +70,10 @@ def test_a_process_that_has_just_been_started_has_its_wrappers_name() -> None:
 
 def test_kernel_threads_and_empty_environments_are_readable() -> None:
     with subprocess.Popen(["sleep", "60"], env={}) as bare:
-        census = procfs.read_processes(PROC)
+        process_table = procfs.read_processes(PROC)
         bare.kill()
-    assert bare.pid in census.processes
-    assert not census.unreadable & {2, bare.pid}
+    assert bare.pid in process_table.processes
+    assert not process_table.unreadable & {2, bare.pid}
 
 
 @pytest.mark.parametrize("words", [b"", b"sleep\0"])
@@ -105,9 +105,9 @@ def test_a_process_whose_first_thread_ended_lives() -> None:
                 "its first thread ended", lambda: procfs.parse_stat(stat.read_text()).has_ended or None, 30.0
             )
             assert not procfs.parse_stat(stat.read_text()).process_has_ended
-            census = procfs.read_processes(PROC)
-            assert census.processes[started.pid].mark == "100-5"
-            assert started.pid not in census.unreadable
+            process_table = procfs.read_processes(PROC)
+            assert process_table.processes[started.pid].mark == "100-5"
+            assert started.pid not in process_table.unreadable
             assert (
                 len(
                     [
@@ -135,8 +135,8 @@ def test_a_process_that_cannot_be_read_is_not_taken_for_gone(tmp_path: Path) -> 
     environment = fake(tmp_path, 7) / "environ"
     environment.unlink()
     environment.symlink_to("/proc/self/mem")
-    census = procfs.read_processes(tmp_path)
-    assert (list(census.processes), census.unreadable) == ([7], {7})
+    process_table = procfs.read_processes(tmp_path)
+    assert (list(process_table.processes), process_table.unreadable) == ([7], {7})
     stat = fake(tmp_path, 8) / "stat"
     stat.unlink()
     stat.symlink_to(stat)

@@ -84,27 +84,32 @@ def _decoded(text: Any) -> bytes:
         return b""
 
 
-def objects(wish: WebhookInstallation, made: WebhookCertificate | None) -> Sequence[Object]:
+def objects(installation: WebhookInstallation, certificate: WebhookCertificate | None) -> Sequence[Object]:
     """Secret, ConfigMap, Service, Deployment and MutatingWebhookConfiguration.
 
     Without a certificate there is no Secret, and the API server trusts no authority.
     """
-    parts = [_config_map(wish), _service(wish), _deployment(wish), _registration(wish, made)]
-    return parts if made is None else [_secret(wish, made), *parts]
+    parts = [
+        _config_map(installation),
+        _service(installation),
+        _deployment(installation),
+        _registration(installation, certificate),
+    ]
+    return parts if certificate is None else [_secret(installation, certificate), *parts]
 
 
-def in_creation_order(made: Sequence[Object], existing: Object | None) -> Sequence[Object]:
+def in_creation_order(created: Sequence[Object], existing: Object | None) -> Sequence[Object]:
     """The objects in the order of creation, given the `existing` registration.
 
     The registration is last, because the webhook has to run before it is called. It is first if it calls this Service
     already and the certificate is new: the API server has to trust its authority, beside the previous one, before the
     webhook presents it.
     """
-    *others, registration = made
+    *others, registration = created
     had, wanted = _client(existing), _client(registration)
     renews = bool(had.get("caBundle")) and had["caBundle"] != wanted.get("caBundle")
     is_here = (had.get("service") or {}).get("namespace") == wanted["service"]["namespace"]
-    return [registration, *others] if renews and is_here else made
+    return [registration, *others] if renews and is_here else created
 
 
 def _client(registration: Object | None) -> Mapping[str, Any]:
@@ -129,22 +134,22 @@ def format_yaml(made: Sequence[Object]) -> str:
     return yaml.dump_all(made, Dumper=_Blocks, sort_keys=False)
 
 
-def _object(version: str, kind: str, name: str, wish: WebhookInstallation, **parts: Any) -> Object:
-    metadata = {"name": name, "namespace": wish.namespace, "labels": dict(_LABELS)}
+def _object(version: str, kind: str, name: str, installation: WebhookInstallation, **parts: Any) -> Object:
+    metadata = {"name": name, "namespace": installation.namespace, "labels": dict(_LABELS)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
 
 
-def _secret(wish: WebhookInstallation, made: WebhookCertificate) -> Object:
-    data = {_CERT: _encoded(made.cert), _KEY: _encoded(made.key)}
-    return _object("v1", "Secret", SECRET, wish, type="Opaque", data=data)
+def _secret(installation: WebhookInstallation, certificate: WebhookCertificate) -> Object:
+    data = {_CERT: _encoded(certificate.cert), _KEY: _encoded(certificate.key)}
+    return _object("v1", "Secret", SECRET, installation, type="Opaque", data=data)
 
 
 def _encoded(text: bytes) -> str:
     return base64.b64encode(text).decode()
 
 
-def _config_map(wish: WebhookInstallation) -> Object:
-    per_pod, per_container = pod_mutation.default_mutations(wish.install_dir)
+def _config_map(installation: WebhookInstallation) -> Object:
+    per_pod, per_container = pod_mutation.default_mutations(installation.install_dir)
     server = {
         "binding-address": "0.0.0.0",  # noqa: S104 - of a pod
         "port": _PORT,
@@ -156,62 +161,62 @@ def _config_map(wish: WebhookInstallation) -> Object:
         "server.yaml": yaml.safe_dump({"server": server}),
         "mutations.yaml": yaml.safe_dump({"mutations": {"perPod": per_pod, "perContainer": per_container}}),
     }
-    return _object("v1", "ConfigMap", CONFIG_MAP, wish, data=data)
+    return _object("v1", "ConfigMap", CONFIG_MAP, installation, data=data)
 
 
-def _service(wish: WebhookInstallation) -> Object:
+def _service(installation: WebhookInstallation) -> Object:
     spec = {"selector": dict(_LABELS), "ports": [{"name": "https", "port": 443, "targetPort": _PORT}]}
-    return _object("v1", "Service", SERVICE, wish, spec=spec)
+    return _object("v1", "Service", SERVICE, installation, spec=spec)
 
 
-def _deployment(wish: WebhookInstallation) -> Object:
+def _deployment(installation: WebhookInstallation) -> Object:
     spec = {
-        "replicas": wish.replicas,
+        "replicas": installation.replicas,
         "selector": {"matchLabels": dict(_LABELS)},
         "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": _pod(wish)},
+        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": _pod(installation)},
     }
-    return _object("apps/v1", "Deployment", DEPLOYMENT, wish, spec=spec)
+    return _object("apps/v1", "Deployment", DEPLOYMENT, installation, spec=spec)
 
 
-def _pod(wish: WebhookInstallation) -> Object:
+def _pod(installation: WebhookInstallation) -> Object:
     volumes = [
         {"name": "config", "configMap": {"name": CONFIG_MAP}},
         {"name": "certs", "secret": {"secretName": SECRET}},
     ]
-    if wish.cafile == DEFAULT_CAFILE:
+    if installation.cafile == DEFAULT_CAFILE:
         volumes.append({"name": "clients", "configMap": {"name": "kube-root-ca.crt"}})
     controls = {"operator": "Exists", "effect": "NoSchedule"}
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "containers": [_container(wish)],
+        "containers": [_container(installation)],
         "volumes": volumes,
         # if every node has pools, the webhook has to run on one of them
         "tolerations": [controls | {"key": cmk_names.TAINT}],
         "terminationGracePeriodSeconds": 30,
-        **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
+        **({"imagePullSecrets": [{"name": installation.pull_secret}]} if installation.pull_secret else {}),
     }
 
 
-def _container(wish: WebhookInstallation) -> Object:
+def _container(installation: WebhookInstallation) -> Object:
     mounts = {"config": _CONFIG, "certs": _CERTS}
     arguments = [
         f"--conf-file={_CONFIG}/server.yaml",
         "--health-address=0.0.0.0",
         f"--health-port={_HEALTH_PORT}",
     ]
-    if wish.cafile == DEFAULT_CAFILE:
+    if installation.cafile == DEFAULT_CAFILE:
         mounts["clients"] = _CLIENTS
         arguments.append(f"--cafile={_CLIENTS}/ca.crt")
-    elif wish.cafile:
-        arguments.append(f"--cafile={wish.cafile}")
+    elif installation.cafile:
+        arguments.append(f"--cafile={installation.cafile}")
     return {
         "name": "cmk-webhook",
-        "image": wish.image,
-        "imagePullPolicy": wish.pull_policy,
+        "image": installation.image,
+        "imagePullPolicy": installation.pull_policy,
         "command": ["nodewise", "cpu", "webhook"],
-        "args": [*arguments, f"--insecure={not wish.cafile}"],
+        "args": [*arguments, f"--insecure={not installation.cafile}"],
         "ports": [
             {"name": "https", "containerPort": _PORT},
             {"name": "health", "containerPort": _HEALTH_PORT},
@@ -234,19 +239,19 @@ def _container(wish: WebhookInstallation) -> Object:
     }
 
 
-def _registration(wish: WebhookInstallation, made: WebhookCertificate | None) -> Object:
-    service = {"name": SERVICE, "namespace": wish.namespace, "path": PATH}
-    trusted = {"caBundle": _encoded(made.authorities)} if made else {}
+def _registration(installation: WebhookInstallation, certificate: WebhookCertificate | None) -> Object:
+    service = {"name": SERVICE, "namespace": installation.namespace, "path": PATH}
+    trusted = {"caBundle": _encoded(certificate.authorities)} if certificate else {}
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
     hook = {
         "name": NAME,
         "clientConfig": {"service": service, **trusted},
         "rules": [rule],
-        "failurePolicy": wish.failure_policy,
-        "namespaceSelector": _selector(wish),
-        **(_newer() if wish.version == "v1" else {}),
+        "failurePolicy": installation.failure_policy,
+        "namespaceSelector": _selector(installation),
+        **(_newer() if installation.version == "v1" else {}),
     }
-    version = f"admissionregistration.k8s.io/{wish.version}"
+    version = f"admissionregistration.k8s.io/{installation.version}"
     metadata = {"name": REGISTRATION, "labels": dict(_LABELS)}
     return {
         "apiVersion": version,
@@ -256,10 +261,10 @@ def _registration(wish: WebhookInstallation, made: WebhookCertificate | None) ->
     }
 
 
-def _selector(wish: WebhookInstallation) -> Object:
-    if wish.selector:
-        return {"matchLabels": dict(wish.selector)}
-    if wish.version == "v1beta1":
+def _selector(installation: WebhookInstallation) -> Object:
+    if installation.selector:
+        return {"matchLabels": dict(installation.selector)}
+    if installation.version == "v1beta1":
         return {}  # at this version no label has the name of the namespace
     not_ours = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
     return {"matchExpressions": [not_ours]}

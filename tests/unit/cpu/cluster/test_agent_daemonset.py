@@ -12,7 +12,7 @@ from nodewise.cpu.cluster.setup_objects import SetupOptions
 
 MANIFEST = Path(__file__).parents[4] / agent_daemonset.MANIFEST
 NEWEST = api_versions.TABLE[-1]
-WISH = SetupOptions(namespace=agent_daemonset.MANIFEST_NAMESPACE)
+OPTIONS = SetupOptions(namespace=agent_daemonset.MANIFEST_NAMESPACE)
 
 
 def shipped() -> Any:
@@ -23,7 +23,7 @@ def shipped() -> Any:
 
 
 def test_the_daemon_set_equals_the_shipped_one() -> None:
-    assert agent_daemonset.daemon_set(WISH, NEWEST) == shipped()
+    assert agent_daemonset.daemon_set(OPTIONS, NEWEST) == shipped()
 
 
 def test_its_account_is_what_ships() -> None:
@@ -47,13 +47,13 @@ def test_options_are_applied() -> None:
 
 
 def test_an_older_api_server_lets_no_such_priority_into_the_namespace() -> None:
-    older = agent_daemonset.daemon_set(WISH, api_versions.features_of((1, 12)))
+    older = agent_daemonset.daemon_set(OPTIONS, api_versions.features_of((1, 12)))
     assert "priorityClassName" not in older["spec"]["template"]["spec"]
 
 
 def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() -> None:
     def made(*version: int) -> tuple[Any, Any]:
-        template = agent_daemonset.daemon_set(WISH, api_versions.features_of(version))["spec"]["template"]
+        template = agent_daemonset.daemon_set(OPTIONS, api_versions.features_of(version))["spec"]["template"]
         (container,) = template["spec"]["containers"]
         return template["metadata"].get("annotations"), container["securityContext"].get("appArmorProfile")
 
@@ -64,7 +64,7 @@ def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() ->
 
 def test_the_shipped_daemon_set_with_another_image_is_not_customized() -> None:
     other = agent_daemonset.daemon_set(
-        WISH._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST
+        OPTIONS._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST
     )
     assert not agent_daemonset.is_customized(shipped(), other)
 

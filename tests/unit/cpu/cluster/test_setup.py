@@ -25,7 +25,7 @@ from tests.conformance.cmk.minimal_api_server import MinimalApiServer, RequestRe
 from tests.unit.cpu.cluster.fake_cluster import FailingApiClient, FakeSleepingClock
 
 DIALECT = api_versions.features_of((1, 36))
-WISH = SetupOptions(namespace="cmk")
+OPTIONS = SetupOptions(namespace="cmk")
 COMMANDS = ("init", "reconcile", "install", "discover", "nodereport")
 NODES = ("node1", "node10")
 ACCOUNT = "/api/v1/namespaces/cmk/serviceaccounts/cmk-agent"
@@ -41,8 +41,8 @@ def api_client() -> FailingApiClient:
     return FailingApiClient(server)
 
 
-def prepare(api_client: FailingApiClient, wish: SetupOptions = WISH) -> SetupReport:
-    plan = SetupPlan(NODES, COMMANDS, wish, agent_daemonset.daemon_set(wish, DIALECT), [webhook_part()])
+def prepare(api_client: FailingApiClient, options: SetupOptions = OPTIONS) -> SetupReport:
+    plan = SetupPlan(NODES, COMMANDS, options, agent_daemonset.daemon_set(options, DIALECT), [webhook_part()])
     return setup.prepare(api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
 
 
@@ -251,7 +251,7 @@ def test_a_node_without_the_label_gets_no_agent(api_client: FailingApiClient) ->
 def test_pods_are_made_ready_only_for_an_agent_that_is_there(api_client: FailingApiClient) -> None:
     api_client.server.refusals.append(RequestRefusal("POST", "/daemonsets", 403, "cannot create daemonsets"))
     plan = SetupPlan(
-        NODES, ("init", "discover"), WISH, agent_daemonset.daemon_set(WISH, DIALECT), [webhook_part()]
+        NODES, ("init", "discover"), OPTIONS, agent_daemonset.daemon_set(OPTIONS, DIALECT), [webhook_part()]
     )
     report = setup.prepare(api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
     assert "cannot create daemonsets" in report.agent.error
@@ -259,7 +259,7 @@ def test_pods_are_made_ready_only_for_an_agent_that_is_there(api_client: Failing
 
 
 def test_a_customized_agent_is_kept(api_client: FailingApiClient) -> None:
-    own = agent_daemonset.daemon_set(WISH, DIALECT)
+    own = agent_daemonset.daemon_set(OPTIONS, DIALECT)
     container = own["spec"]["template"]["spec"]["containers"][0]
     own["spec"]["template"]["spec"]["containers"] = [
         container | {"args": [*container["args"], "--enforce=cgroup"]}

@@ -31,17 +31,17 @@ TEXTS = st.one_of(
 def test_commands_are_plain_words_or_the_options_are_refused(
     modes: tuple[str, str], cores: str, namespace: str, folder: str, node: str
 ) -> None:
-    wish = SetupOptions(PoolOptions(4, 1, *modes, cores), namespace=namespace, install_dir=folder)
+    options = SetupOptions(PoolOptions(4, 1, *modes, cores), namespace=namespace, install_dir=folder)
     try:
-        setup_objects.check(wish)
+        setup_objects.check(options)
         setup_objects.check_node(node)
     except BadSettings:
         return
     made = [
-        setup_objects.preparation_pod(setup_objects.ONCE, node, wish, NEWEST),
-        setup_objects.reconfiguration_pod(node, wish),
+        setup_objects.preparation_pod(setup_objects.ONCE, node, options, NEWEST),
+        setup_objects.reconfiguration_pod(node, options),
     ]
-    made.append(setup_objects.daemon_set(setup_objects.ALWAYS, node, wish, NEWEST)["spec"]["template"])
+    made.append(setup_objects.daemon_set(setup_objects.ALWAYS, node, options, NEWEST)["spec"]["template"])
     for pod in made:
         for container in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
             [line] = container["args"]
@@ -110,17 +110,17 @@ def test_a_pod_of_an_older_template_does_not_count() -> None:
 
 @pytest.mark.parametrize("name", setup_objects.ALLOWED)
 def test_the_commands_of_containers_are_valid(name: str) -> None:
-    wish = SetupOptions(PoolOptions(2, 1, "packed", "spread", "3,5-7"), namespace="cmk-ns", taint=False)
+    options = SetupOptions(PoolOptions(2, 1, "packed", "spread", "3,5-7"), namespace="cmk-ns", taint=False)
     if name in setup_objects.ONCE:
-        [container] = setup_objects.preparation_pod([name], "n1", wish, NEWEST)["spec"]["containers"]
+        [container] = setup_objects.preparation_pod([name], "n1", options, NEWEST)["spec"]["containers"]
     else:
-        made = setup_objects.daemon_set([name], "n1", wish, NEWEST)
+        made = setup_objects.daemon_set([name], "n1", options, NEWEST)
         [container] = made["spec"]["template"]["spec"]["containers"]
     program, *words = shlex.split(container["args"][0])
     if words[0] == "isolate":
-        options = arguments.parse(words[1:])
-        assert (options.command[0], options.pool, options.namespace) == (program, "infra", "cmk-ns")
-        words = list(options.command[1:])
+        parsed = arguments.parse(words[1:])
+        assert (parsed.command[0], parsed.pool, parsed.namespace) == (program, "infra", "cmk-ns")
+        words = list(parsed.command[1:])
     parse_command_line(words)
 
 

@@ -33,5 +33,5 @@ def test_possible_tasks_of_an_unreadable_process(tmp_path: Path, case: str) -> N
     task, start, path, may = CASES[case]
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(f"0::{path}\n")
-    census = ProcessTable({7: NodeProcess(start, 1), 8: NodeProcess(9, 1)}, frozenset({7, 8}))
-    assert procfs.unreadable_processes_of(task, census, tmp_path) == ((7,) if may else ())
+    process_table = ProcessTable({7: NodeProcess(start, 1), 8: NodeProcess(9, 1)}, frozenset({7, 8}))
+    assert procfs.unreadable_processes_of(task, process_table, tmp_path) == ((7,) if may else ())

@@ -28,7 +28,7 @@ def store(api_client: InMemoryApiClient) -> ConfigMapStore:
     return ConfigMapStore(api_client, "ns", "node1")
 
 
-class TestConfigMapBook(StoreSuite):
+class TestConfigMapStore(StoreSuite):
     pass
 
 

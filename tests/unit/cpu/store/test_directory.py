@@ -30,7 +30,7 @@ def store(root: Path) -> DirectoryStore:
     return DirectoryStore(root, 30)
 
 
-class TestDirectoryBook(StoreSuite):
+class TestDirectoryStore(StoreSuite):
     pass
 
 

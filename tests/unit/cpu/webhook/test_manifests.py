@@ -13,12 +13,12 @@ from nodewise.cpu.webhook.manifests import DEFAULT_CAFILE, Object, WebhookInstal
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 
 
-WISH = WebhookInstallation()
+OPTIONS = WebhookInstallation()
 
 
-def installed(wish: WebhookInstallation = WISH) -> dict[str, Object]:
-    made = certificates.create(wish.namespace, NOW)
-    return {obj["kind"]: obj for obj in manifests.objects(wish, made)}
+def installed(options: WebhookInstallation = OPTIONS) -> dict[str, Object]:
+    made = certificates.create(options.namespace, NOW)
+    return {obj["kind"]: obj for obj in manifests.objects(options, made)}
 
 
 def test_objects_are_in_creation_order() -> None:
@@ -77,10 +77,10 @@ def test_an_unusable_certificate_is_replaced(secret: Object | None, registration
 def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
     before = installed()
     hook = before["MutatingWebhookConfiguration"]
-    again = manifests.objects(WISH, manifests.valid_certificate(before["Secret"], hook, "default", NOW))
+    again = manifests.objects(OPTIONS, manifests.valid_certificate(before["Secret"], hook, "default", NOW))
     assert kinds(manifests.in_creation_order(again, hook))[-1] == "MutatingWebhookConfiguration"
     renewed = manifests.objects(
-        WISH, manifests.valid_certificate(before["Secret"], hook, "default", NOW + timedelta(days=3300))
+        OPTIONS, manifests.valid_certificate(before["Secret"], hook, "default", NOW + timedelta(days=3300))
     )
     assert kinds(manifests.in_creation_order(renewed, hook)) == [
         "MutatingWebhookConfiguration",
@@ -161,8 +161,10 @@ def test_an_older_api_server_gets_only_what_it_knows() -> None:
 
 
 def test_options_are_applied() -> None:
-    wish = WebhookInstallation("own", "image:1", "Never", "secret", "/opt/cmk", "", "Fail", {"cores": "yes"})
-    objects = installed(wish)
+    options = WebhookInstallation(
+        "own", "image:1", "Never", "secret", "/opt/cmk", "", "Fail", {"cores": "yes"}
+    )
+    objects = installed(options)
     spec = objects["Deployment"]["spec"]["template"]["spec"]
     assert spec["imagePullSecrets"] == [{"name": "secret"}]
     assert (spec["containers"][0]["image"], spec["containers"][0]["imagePullPolicy"]) == ("image:1", "Never")
