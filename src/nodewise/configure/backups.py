@@ -125,9 +125,9 @@ def read_index(folder: str) -> BackupIndex | None:
     return index
 
 
-def _index_error(folder: str, seen: str) -> BadInput:
+def _index_error(folder: str, actual: str) -> BadInput:
     remedy = "move the folder elsewhere, or name another backup"
-    return BadInput(folder, [Problem(INDEX, seen, "as it was written")], remedy=remedy)
+    return BadInput(folder, [Problem(INDEX, actual, "as it was written")], remedy=remedy)
 
 
 def list_backups(parent: str) -> list[str]:

@@ -92,13 +92,16 @@ def check_folder(folder: Path) -> None:
     inside = Path(os.path.realpath(folder))
     pods = Path(os.path.realpath(_STATIC_POD_FOLDER))
     if inside == pods or pods in inside.parents or any(map(_is_pod_manifest, _visible_files(inside))):
-        seen, wanted = "a folder of static pods: the kubelet reads its files as pods", "a folder of its own"
+        actual, expected = (
+            "a folder of static pods: the kubelet reads its files as pods",
+            "a folder of its own",
+        )
     elif (name := path_checks.find_cluster_file(inside)) is not None:
-        seen = f"the cluster's own certificates are there, such as {name}"
-        wanted = "a folder of its own, such as /etc/nodewise/pki"
+        actual = f"the cluster's own certificates are there, such as {name}"
+        expected = "a folder of its own, such as /etc/nodewise/pki"
     else:
         return
-    raise BadInput("files", [Problem(f"--host {folder}", seen, wanted)])
+    raise BadInput("files", [Problem(f"--host {folder}", actual, expected)])
 
 
 def _visible_files(folder: Path) -> list[Path]:

@@ -209,9 +209,10 @@ def after_restart(plan: RenewalPlan, spec: CertificateSpec, now: datetime) -> Re
         return plan
     settled = plan.announced_at + spec.settle
     if now < settled:
-        seen = f"the new authority was announced at {format_time(plan.announced_at)}, and has to reach both sides first"
-        wanted = f"a restart of kube-scheduler, and --restarted, after {format_time(settled)}"
-        raise Unavailable("--restarted", [Problem("", seen, wanted)])
+        announced_at = format_time(plan.announced_at)
+        actual = f"the new authority was announced at {announced_at}, and has to reach both sides first"
+        expected = f"a restart of kube-scheduler, and --restarted, after {format_time(settled)}"
+        raise Unavailable("--restarted", [Problem("", actual, expected)])
     return plan._replace(step="switch")
 
 

@@ -36,9 +36,9 @@ def _unescape(field: str) -> str:
 def container_folder_problems(folders: Mapping[str, str], mounts: Iterable[MountPoint]) -> list[Problem]:
     """A problem for each folder, by flag, that is not mounted from the host. The folders are real paths."""
     there = list(mounts)
-    wanted = "a folder that is mounted from the host, at the path that it has there"
+    expected = "a folder that is mounted from the host, at the path that it has there"
     return [
-        Problem(flag, f"{folder} is not the host's: it is in no mount of this container", wanted)
+        Problem(flag, f"{folder} is not the host's: it is in no mount of this container", expected)
         for flag, folder in folders.items()
         if _mount_of(folder, there).point == "/"
     ]

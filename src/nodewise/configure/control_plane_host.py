@@ -121,13 +121,13 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     ):
         before = before._replace(backup=backup.path if backup else None)
     hashed = config_hash([rendered.data, *(change.after or b"" for change in credentials)])
-    wanted = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
-    value = static_pod.add_configuration(files.manifest, wanted)
+    desired_state = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
+    value = static_pod.add_configuration(files.manifest, desired_state)
     pod = plan_change(request.manifest, yaml_editor.rewrite_document(files.manifest.document, value), 0o600)
     changes = [*credentials, config, *_deployment_changes(request, version), pod]
     return ChangePlan(
         changes,
-        _unused_path_notes(files.manifest, wanted),
+        _unused_path_notes(files.manifest, desired_state),
         [*warnings, *rendered.warnings],
         version,
         file_diff.pod_changes(files.manifest.document.value, value, files.manifest.container_index),
@@ -312,10 +312,10 @@ def _users_configuration(request: HostRequest, files: HostFiles) -> tuple[str, b
         return None
     if request.existing != "merge":
         if files.manifest.user_config is None:
-            wanted = f"--merge to keep {users}, which is used without us, or --replace"
+            expected = f"--merge to keep {users}, which is used without us, or --replace"
         else:
-            wanted = "--merge to have our entries put among its own, or --replace"
-        raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", wanted)])
+            expected = "--merge to have our entries put among its own, or --replace"
+        raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", expected)])
     path = files.manifest.host_path(users)
     if before and before.backup and path == config_path(request):
         return path, backups.original_content(before.backup, path)
@@ -368,14 +368,14 @@ def _deployment_changes(request: HostRequest, version: SchedulerVersion) -> list
     changes = []
     for path in request.deployments:
         if not os.path.isfile(path):
-            seen = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
-            raise BadInput(seen)
+            actual = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
+            raise BadInput(actual)
         changes.append(
             plan_change(path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
         )
     return changes
 
 
-def _unused_path_notes(manifest: Manifest, wanted: DesiredState) -> list[str]:
-    pairs = ((manifest.own_config, wanted.config), (manifest.own_certs, wanted.certs))
+def _unused_path_notes(manifest: Manifest, desired_state: DesiredState) -> list[str]:
+    pairs = ((manifest.own_config, desired_state.config), (manifest.own_certs, desired_state.certs))
     return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]

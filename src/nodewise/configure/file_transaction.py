@@ -119,9 +119,9 @@ def recover_backups(parent: str, managed: Collection[str]) -> list[RecoveredBack
 
 def _recover_backup(folder: str, index: BackupIndex) -> list[RecoveredBackup]:
     now = [digest(read_file(entry.path)) for entry in index.files]
-    if all(seen == entry.after for seen, entry in zip(now, index.files, strict=True)):
+    if all(actual == entry.after for actual, entry in zip(now, index.files, strict=True)):
         return []
-    if any(seen not in {entry.before, entry.after} for seen, entry in zip(now, index.files, strict=True)):
+    if any(actual not in {entry.before, entry.after} for actual, entry in zip(now, index.files, strict=True)):
         return [RecoveredBackup(folder, "left")]
     commit_changes([backups.restore_change(folder, entry) for entry in index.files])
     return [RecoveredBackup(folder, "undone")]

@@ -27,8 +27,8 @@ def flags_field(container: Mapping[str, Any]) -> str:
             [Problem("command", "'command' missing from YAML spec container in manifest file", "")],
         )
     if posixpath.basename(words[0]) in _SHELLS or "-c" in words:
-        wanted = "kube-scheduler with its flags: what follows a shell's command is not kube-scheduler's"
-        raise BadInput("not supported error", [Problem("command", repr(words[0]), wanted)])
+        expected = "kube-scheduler with its flags: what follows a shell's command is not kube-scheduler's"
+        raise BadInput("not supported error", [Problem("command", repr(words[0]), expected)])
     return "args" if container.get("args") else "command"
 
 
@@ -89,8 +89,8 @@ def _check_strings(container: Mapping[str, Any], name: str) -> None:
         return
     words = container[name]
     if not isinstance(words, list):
-        seen = f"{name} is not an array type in manifest file"
-        raise BadInput("type assertion error", [Problem("", seen, "")])
+        actual = f"{name} is not an array type in manifest file"
+        raise BadInput("type assertion error", [Problem("", actual, "")])
     if not all(isinstance(word, str) for word in words):
-        seen = f"{name} array item is not a string type in manifest file"
-        raise BadInput("type assertion error", [Problem("", seen, "")])
+        actual = f"{name} array item is not a string type in manifest file"
+        raise BadInput("type assertion error", [Problem("", actual, "")])

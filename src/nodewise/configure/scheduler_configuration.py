@@ -181,19 +181,21 @@ def _unfiltered_problems(group: Sequence[AgentRole]) -> Iterable[Problem]:
     guards = [role.agent for role in group if role.filters and role.resources]
     others = [role.agent for role in group if not role.resources]
     if guards:
-        seen = f"{', '.join(guards)} for pods that ask for a resource, {', '.join(others)} for all pods"
-        yield Problem("--agents", seen, "--one-entry-per-agent, or --filter-all-pods")
+        actual = f"{', '.join(guards)} for pods that ask for a resource, {', '.join(others)} for all pods"
+        yield Problem("--agents", actual, "--one-entry-per-agent, or --filter-all-pods")
     elif not any(role.prioritizes for role in group):
-        seen = f"{group[0].agent} filters, and nothing marks its pods" if group else "none"
-        yield Problem("--agents", seen, "--filter-all-pods")
+        actual = f"{group[0].agent} filters, and nothing marks its pods" if group else "none"
+        yield Problem("--agents", actual, "--filter-all-pods")
 
 
 def _weight_problems(roles: Sequence[AgentRole], options: SchedulerOptions) -> Iterable[Problem]:
     known = {role.agent for role in roles} if options.one_entry_per_agent else set()
     for agent, weight in options.weights.items():
         if agent and agent not in known:
-            wanted = "one of " + ", ".join(sorted(known)) if known else "--one-entry-per-agent, or one number"
-            yield Problem("--weights", repr(agent), wanted)
+            expected = (
+                "one of " + ", ".join(sorted(known)) if known else "--one-entry-per-agent, or one number"
+            )
+            yield Problem("--weights", repr(agent), expected)
         if not 1 <= weight <= _MAX_WEIGHT:
             yield Problem("--weights", str(weight), f"a whole number from 1 to {_MAX_WEIGHT}")
 
@@ -205,14 +207,14 @@ def _url_problems(options: SchedulerOptions) -> Iterable[Problem]:
     elif parts.scheme == "https":
         missing = [f"--{name}" for name, value in files._asdict().items() if not value]
         if missing:
-            wanted = "file names as kube-scheduler sees them; without a CA it takes any server for nodewise"
-            yield Problem(", ".join(missing), "not given", wanted)
+            expected = "file names as kube-scheduler sees them; without a CA it takes any server for nodewise"
+            yield Problem(", ".join(missing), "not given", expected)
     else:
         if any(files):
             yield Problem("--url", repr(options.url), "https://, as certificates are given")
         if not (options.plain_http or _is_loopback(parts.hostname)):
-            wanted = "https://, a loopback address, or --plain-http: anybody on the way could answer"
-            yield Problem("--url", repr(options.url), wanted)
+            expected = "https://, a loopback address, or --plain-http: anybody on the way could answer"
+            yield Problem("--url", repr(options.url), expected)
 
 
 def _split_url(url: str) -> SplitResult:

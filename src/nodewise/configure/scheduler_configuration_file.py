@@ -95,8 +95,8 @@ def merge_entries(
     document = _parse_configuration(data, name, extenders_needed=False)
     configuration = copy.deepcopy(document.value)
     if not context.version.loads(str(configuration.get("apiVersion"))):
-        wanted = f"one that kube-scheduler {context.version} loads, such as {context.version.api_version}"
-        raise BadInput(name, [Problem("apiVersion", repr(configuration.get("apiVersion")), wanted)])
+        expected = f"one that kube-scheduler {context.version} loads, such as {context.version.api_version}"
+        raise BadInput(name, [Problem("apiVersion", repr(configuration.get("apiVersion")), expected)])
     left = {entry["urlPrefix"]: dict(entry) for entry in extenders}
     theirs = configuration.get("extenders") or []
     configuration["extenders"] = [left.pop(entry["urlPrefix"], entry) for entry in theirs] + list(

@@ -87,9 +87,10 @@ class Manifest(NamedTuple):
             state = json.loads(text)
             return PriorState(state.get("dnsPolicy"), state.get("config"), state.get("backup"))
         except (ValueError, AttributeError) as error:
-            wanted = "as `nodewise configure` wrote it"
+            expected = "as `nodewise configure` wrote it"
             raise BadInput(
-                self.document.name, [Problem(f"annotation {PRIOR_STATE_ANNOTATION}", text[:80], wanted)]
+                self.document.name,
+                [Problem(f"annotation {PRIOR_STATE_ANNOTATION}", text[:80], expected)],
             ) from error
 
     @property
@@ -146,17 +147,19 @@ def scheduler_version(manifest: Manifest) -> SchedulerVersion:
     return scheduler_versions.parse_image_version(image)
 
 
-def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any]:
+def add_configuration(manifest: Manifest, desired_state: DesiredState) -> dict[str, Any]:
     """The pod with our configuration. `BadInput` if the mount of someone else is in its place."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     container = root["spec"]["containers"][manifest.container_index]
-    container.update(scheduler_command_line.with_config(container, wanted.config))
-    mounts = {CONFIG_VOLUME: {"mountPath": wanted.config, "name": CONFIG_VOLUME, "readOnly": True}}
-    volumes = {CONFIG_VOLUME: {"hostPath": {"path": wanted.config, "type": "File"}, "name": CONFIG_VOLUME}}
-    if wanted.certs:
+    container.update(scheduler_command_line.with_config(container, desired_state.config))
+    mounts = {CONFIG_VOLUME: {"mountPath": desired_state.config, "name": CONFIG_VOLUME, "readOnly": True}}
+    volumes = {
+        CONFIG_VOLUME: {"hostPath": {"path": desired_state.config, "type": "File"}, "name": CONFIG_VOLUME}
+    }
+    if desired_state.certs:
         mounts[CERTS_VOLUME] = {"mountPath": CERTS_MOUNT, "name": CERTS_VOLUME, "readOnly": True}
         volumes[CERTS_VOLUME] = {
-            "hostPath": {"path": wanted.certs, "type": "Directory"},
+            "hostPath": {"path": desired_state.certs, "type": "Directory"},
             "name": CERTS_VOLUME,
         }
     container["volumeMounts"] = _with_own_entries(container.get("volumeMounts", []), mounts)
@@ -165,16 +168,16 @@ def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any
     _check_other_containers(root["spec"], manifest.container_index)
     root["spec"]["dnsPolicy"] = DNS_POLICY
     before = {
-        "dnsPolicy": wanted.before.dns_policy,
-        "config": wanted.before.config,
-        "backup": wanted.before.backup,
+        "dnsPolicy": desired_state.before.dns_policy,
+        "config": desired_state.before.config,
+        "backup": desired_state.before.backup,
     }
     metadata = root.setdefault("metadata", {})
     metadata["annotations"] = (metadata.get("annotations") or {}) | {
         PRIOR_STATE_ANNOTATION: json.dumps(
             {name: value for name, value in before.items() if value is not None}
         ),
-        HASH_ANNOTATION: wanted.config_hash,
+        HASH_ANNOTATION: desired_state.config_hash,
     }
     return root
 
@@ -243,8 +246,8 @@ def _check_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
     for mount in mounts:
         path = posixpath.normpath(str(mount.get("mountPath")))
         if mount["name"] not in OWN_VOLUMES and path in own:
-            seen = f"{path} is mounted already, by {mount['name']!r}"
-            raise BadInput("manifest", [Problem("volumeMounts", seen, f"the place free for {own[path]!r}")])
+            actual = f"{path} is mounted already, by {mount['name']!r}"
+            raise BadInput("manifest", [Problem("volumeMounts", actual, f"the place free for {own[path]!r}")])
 
 
 def _check_other_containers(spec: Mapping[str, Any], container_index: int) -> None:
@@ -253,8 +256,8 @@ def _check_other_containers(spec: Mapping[str, Any], container_index: int) -> No
     for other in [*others, *(spec.get("initContainers") or [])]:
         for mount in (other.get("volumeMounts") or []) if isinstance(other, dict) else []:
             if isinstance(mount, dict) and mount.get("name") in OWN_VOLUMES:
-                seen = f"the container {other.get('name')!r} mounts {mount['name']!r}"
-                raise BadInput("manifest", [Problem("volumes", seen, "that name free for us")])
+                actual = f"the container {other.get('name')!r} mounts {mount['name']!r}"
+                raise BadInput("manifest", [Problem("volumes", actual, "that name free for us")])
 
 
 def _check_metadata(root: Mapping[str, Any], name: str) -> None:

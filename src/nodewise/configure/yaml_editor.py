@@ -326,5 +326,5 @@ def _refuse_edit(document: Document) -> NoReturn:
     )
 
 
-def _parse_error(name: str, seen: str, expected: str) -> BadInput:
-    return BadInput(f'unmarshaling of "{name}" failed', [Problem("yaml", seen, expected)])
+def _parse_error(name: str, actual: str, expected: str) -> BadInput:
+    return BadInput(f'unmarshaling of "{name}" failed', [Problem("yaml", actual, expected)])

@@ -250,13 +250,13 @@ async def _request_certificate(
     """Request a certificate; the result includes its key. BadInput if it is not a client certificate."""
     made = certificate_issuer.certificate_request(spec.client_name)
     name = _object_name(f"{spec.client_name[:40]}-{secrets.token_hex(4)}")
-    wanted = SigningRequest(name, options.signer_name, made.cert, spec.lifetime)
+    request = SigningRequest(name, options.signer_name, made.cert, spec.lifetime)
     cert = await certificate_secrets.request_certificate(
         api,
-        wanted,
+        request,
         options.timeout_s,
         SystemClock(),
-        lambda: _print_approval_command(wanted, options.timeout_s),
+        lambda: _print_approval_command(request, options.timeout_s),
     )
     if reason := certificate_renewal.issued_certificate_problem(cert, made.key):
         problem = Problem("certificate", reason, "a client's certificate")
@@ -333,10 +333,10 @@ def _print_objects(made: list[dict[str, Any]], output: str | None) -> None:
         click.echo(yaml.safe_dump_all(made, sort_keys=False), nl=False)
 
 
-def _print_approval_command(wanted: SigningRequest, timeout_s: float) -> None:
+def _print_approval_command(request: SigningRequest, timeout_s: float) -> None:
     terminal.print_message(
-        f"waiting up to {timeout_s:g} s for the approval of CertificateSigningRequest {wanted.name}: "
-        f"kubectl certificate approve {wanted.name}"
+        f"waiting up to {timeout_s:g} s for the approval of CertificateSigningRequest {request.name}: "
+        f"kubectl certificate approve {request.name}"
     )
 
 

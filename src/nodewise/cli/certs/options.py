@@ -129,8 +129,8 @@ def check_options(options: CertsOptions) -> None:
     """`BadSettings` for options that contradict each other, and for options without effect."""
     problems = [*_exclusive(options), *_without_target(options)]
     if options.signer_name and (options.host_dir or options.cert_manager or options.check):
-        wanted = "alone, or with --apply"
-        problems.append(Problem("--signer-name", "with --host, --cert-manager or --check", wanted))
+        expected = "alone, or with --apply"
+        problems.append(Problem("--signer-name", "with --host, --cert-manager or --check", expected))
     if options.client_secret == options.secret:
         problems.append(Problem("--client-secret", "the same as --secret", "another name"))
     if problems:
@@ -159,5 +159,5 @@ def _without_target(options: CertsOptions) -> list[Problem]:
         "--restarted": options.restarted,
         "--renew": options.renew,
     }
-    wanted = "together with --apply or --host"
-    return problems + [Problem(flag, "given", wanted) for flag, is_set in flags.items() if is_set]
+    expected = "together with --apply or --host"
+    return problems + [Problem(flag, "given", expected) for flag, is_set in flags.items() if is_set]
