@@ -37,10 +37,10 @@ Got = TypeVar("Got")
 @pytest.fixture(scope="session")
 def control_plane_programs(request: pytest.FixtureRequest) -> Path:
     """The folder with the programs; built now where they are not, with its progress shown."""
-    return got(request, programs.folder)
+    return get_or_skip(request, programs.folder)
 
 
-def got(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
+def get_or_skip(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
     """What `get` finds or builds, its progress shown; a test that needs it cannot run where there is none."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     try:
@@ -88,19 +88,19 @@ def metrics(sandbox: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
 @pytest.fixture(scope="session")
 def prometheus_programs(request: pytest.FixtureRequest) -> packages.PrometheusPrograms:
     """Prometheus and its node exporter."""
-    return got(request, packages.get)
+    return get_or_skip(request, packages.get)
 
 
 @pytest.fixture(scope="session")
 def descheduler_program(request: pytest.FixtureRequest) -> Path:
     """The descheduler; see `descheduling`."""
-    return got(request, programs.descheduler)
+    return get_or_skip(request, programs.descheduler)
 
 
 @pytest.fixture(scope="session")
 def adapter_program(request: pytest.FixtureRequest) -> Path:
     """prometheus-adapter; see `metrics_pipeline`."""
-    return got(request, programs.prometheus_adapter)
+    return get_or_skip(request, programs.prometheus_adapter)
 
 
 @pytest.fixture(scope="module")

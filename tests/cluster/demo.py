@@ -28,12 +28,12 @@ def main() -> None:
     say("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
     with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
         with sandbox(plane) as alone:
-            by_requests = by_requests_alone(plane, alone)
+            by_requests = place_by_requests(plane, alone)
         with sandbox(plane) as ours, custom_metrics.behind(ours, Path(folder)) as metrics:
             definition(ours)
             metrics.set(METRIC, BAD)
             with extender_process.extender(plane, Path(folder)) as nodewise:
-                by_us(plane, ours, metrics, nodewise, by_requests)
+                place_with_nodewise(plane, ours, metrics, nodewise, by_requests)
     say("\nnext: nodewise decide examples/health-metric -o wide")
 
 
@@ -65,14 +65,14 @@ def pod(name: str, **more: Any) -> Object:
     )
 
 
-def by_requests_alone(plane: ControlPlane, own: Sandbox) -> dict[str, str]:
+def place_by_requests(plane: ControlPlane, own: Sandbox) -> dict[str, str]:
     names = [f"app-{number}" for number in range(1, 5)]
     with plane.start_scheduler({}):
         own.pods(*(objects.pod(name, cpu="1", memory="2Gi") for name in names))
         return {name: own.expect_bound(name) for name in names}
 
 
-def by_us(
+def place_with_nodewise(
     plane: ControlPlane,
     own: Sandbox,
     metrics: FakeCustomMetricsApi,

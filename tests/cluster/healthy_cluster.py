@@ -304,14 +304,14 @@ def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
         replica = stack.enter_context(extender_process.started(cluster.folder, arguments, cluster.papers))
         cluster.replicas.append(replica)
         cluster.api.create(installation.endpoint(f"nodewise-{number}", replica.url))
-        own = _listening(template, replica)
+        own = _with_ports_of(template, replica)
         pod = running_pod(f"nodewise-{number}", NAMESPACE, node, own, owner="nodewise")
         put_running(cluster.api, pod, address)
     for replica in cluster.replicas:
         replica.process.wait_ready(replica.is_ready)
 
 
-def _listening(template: Object, replica: ExtenderProcess) -> Object:
+def _with_ports_of(template: Object, replica: ExtenderProcess) -> Object:
     """A pod template, its ports as the replica has them: both are at one address."""
     response_body: Object = json.loads(
         json.dumps(template)

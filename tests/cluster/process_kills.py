@@ -291,7 +291,7 @@ class ProcessKiller:
 
 
 @contextlib.contextmanager
-def ending(parts: Sequence[SupervisedProcess]) -> Iterator[None]:
+def stop_restarted(parts: Sequence[SupervisedProcess]) -> Iterator[None]:
     """At the end the programs that were started again end too."""
     try:
         yield

@@ -120,14 +120,14 @@ class PodHistory:
                 held_gpus[place] -= amount
             if kind == "DELETED" or "nodeName" not in pod["spec"]:
                 continue
-            by_uid[uid] = charge(pod, resource)
+            by_uid[uid] = held_of_pod(pod, resource)
             for place, amount in by_uid[uid].items():
                 held_gpus[place] = held_gpus.get(place, 0) + amount
                 most[place] = max(most.get(place, 0), held_gpus[place])
         return most
 
 
-def charge(pod: Object, resource: str) -> dict[tuple[str, str], int]:
+def held_of_pod(pod: Object, resource: str) -> dict[tuple[str, str], int]:
     """What a bound pod of one container holds of each of its cards."""
     cards = gpu.cards_of(pod)
     wanted = int(pod["spec"]["containers"][0]["resources"]["requests"][resource])

@@ -69,7 +69,7 @@ def roomy(name: str) -> Object:
     return objects.node(name, cpu="10000", memory="100Ti", pods=100_000)
 
 
-def asked(namespace: str, policy: str, *nodes: str) -> Object:
+def filter_request(namespace: str, policy: str, *nodes: str) -> Object:
     metadata = {"name": "probe", "namespace": namespace, "labels": {"telemetry-policy": policy}}
     return {"Pod": {"metadata": metadata}, "NodeNames": list(nodes)}
 
@@ -173,7 +173,7 @@ def failures(sandbox: Sandbox) -> dict[str, str]:
 def test_a_rolling_update_fails_no_call_and_delays_no_pod(
     plane: ControlPlane, sandbox: Sandbox, replicas: TelemetryReplicas
 ) -> None:
-    body = asked(sandbox.namespace, "pol", "a", "b", "c")
+    body = filter_request(sandbox.namespace, "pol", "a", "b", "c")
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
         scheduler_calls.continuous_calls(CALLERS, lambda: replicas.caller(body)) as callers,
@@ -204,7 +204,7 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
     record_property: Any,
 ) -> None:
     leader = replicas.leader()
-    body = asked(sandbox.namespace, "pol", "a", "b", "c")
+    body = filter_request(sandbox.namespace, "pol", "a", "b", "c")
     filtering = replicas.entry() | {"prioritizeVerb": ""}  # a broken call of it would cost no attempt
     replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
     with (
@@ -411,7 +411,7 @@ class AvailabilityCluster:
 
     def caller(self, name: str) -> SchedulerCaller:
         papers = self.nodewise.papers
-        body = asked(self.sandbox.namespace, name, *"abc")
+        body = filter_request(self.sandbox.namespace, name, *"abc")
         return SchedulerCaller(self.nodewise.url, papers.authority.client_context(papers.client), body, 0.02)
 
     def stand_still(self) -> contextlib.AbstractContextManager[None]:

@@ -278,7 +278,7 @@ def signer(plane: ControlPlane) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def asking(sandbox: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def waiting_command(sandbox: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command, and the name of its request, once that is there."""
     path = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
     before = {request["metadata"]["name"] for request in sandbox.api.get(path)["items"]}
@@ -309,7 +309,7 @@ def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_
     applied = AppliedCertificates(sandbox, plane.admin)
     applied("--apply")
     before = applied.held()
-    with asking(sandbox, "--apply", "--timeout=60s") as (child, name):
+    with waiting_command(sandbox, "--apply", "--timeout=60s") as (child, name):
         plane.kubectl("certificate", "approve", name)
         out, err = child.communicate(timeout=90)
     assert child.returncode == 0, err
@@ -321,7 +321,7 @@ def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_
     assert server["tls.crt"] == before[0]["tls.crt"]
     assert client["ca.crt"] == before[1]["ca.crt"]
     assert plane.authority.ca_pem.strip() in server["ca.crt"]
-    assert who_is(plane, client, tmp_path) == CLIENT
+    assert authenticated_name(plane, client, tmp_path) == CLIENT
     applied("--check")
 
     applied("--apply", "--renew")
@@ -333,7 +333,7 @@ def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_
     assert plane.authority.ca_pem.strip() not in kept["ca.crt"]
 
 
-def who_is(plane: ControlPlane, held: dict[str, bytes], folder: Path) -> str:
+def authenticated_name(plane: ControlPlane, held: dict[str, bytes], folder: Path) -> str:
     """Who the API server takes the holder of a certificate for."""
     pair = CertificatePair(folder / "client.crt", folder / "client.key")
     for path, key in zip(pair, ("tls.crt", "tls.key"), strict=True):
@@ -348,7 +348,7 @@ def who_is(plane: ControlPlane, held: dict[str, bytes], folder: Path) -> str:
 def test_what_the_signer_signed_is_printed_as_one_secret(
     plane: ControlPlane, sandbox: Sandbox, signer: None
 ) -> None:
-    with asking(sandbox, "--timeout=60s") as (child, name):
+    with waiting_command(sandbox, "--timeout=60s") as (child, name):
         plane.kubectl("certificate", "approve", name)
         out, err = child.communicate(timeout=90)
     assert child.returncode == 0, err
@@ -363,7 +363,7 @@ def test_a_request_that_comes_to_nothing_is_told_and_removed(
     applied = AppliedCertificates(sandbox, plane.admin)
     applied("--apply")
     before = applied.held()
-    with asking(sandbox, "--apply", "--timeout=2s" if answer == "silence" else "--timeout=60s") as (
+    with waiting_command(sandbox, "--apply", "--timeout=2s" if answer == "silence" else "--timeout=60s") as (
         child,
         name,
     ):

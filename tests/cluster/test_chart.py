@@ -12,7 +12,7 @@ from tools import chart
 import nodewise
 from tests.cluster import extender_process, metrics_pipeline, monitoring, objects, packages, programs, rights
 from tests.cluster.api import Object
-from tests.cluster.conftest import got
+from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.test_namespaces import Sandbox, wait
 
@@ -85,7 +85,7 @@ class Helm:
 
 @pytest.fixture(scope="session")
 def helm_program(request: pytest.FixtureRequest) -> Path:
-    return got(request, programs.helm)
+    return get_or_skip(request, programs.helm)
 
 
 @pytest.fixture

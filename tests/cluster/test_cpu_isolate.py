@@ -70,7 +70,7 @@ def allow(plane: ControlPlane, space: str, *rules: Any) -> None:
 
 class TestInsideOnReal(ApiClientSuite):
     @pytest.fixture
-    def asked(self, plane: ControlPlane, space: str, account: Path) -> ServiceAccountClient:
+    def api_client(self, plane: ControlPlane, space: str, account: Path) -> ServiceAccountClient:
         allow(plane, space, rule("*", "*"))
         return ServiceAccountClient(account, environment(plane))
 

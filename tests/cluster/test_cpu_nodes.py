@@ -81,7 +81,7 @@ def run(
     )
 
 
-def prepared(sandbox: Sandbox, nodes: list[str], *arguments: str, **more: Any) -> Any:
+def prepare_nodes(sandbox: Sandbox, nodes: list[str], *arguments: str, **more: Any) -> Any:
     """The report of cluster-init, and whether the command says that all went well."""
     completed = run(sandbox, "cluster-init", f"--host-list={','.join(nodes)}", *arguments, **more)
     assert "Traceback" not in completed.stderr, completed.stderr
@@ -91,7 +91,7 @@ def prepared(sandbox: Sandbox, nodes: list[str], *arguments: str, **more: Any) -
     return report
 
 
-def made(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
+def object_versions(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
     """UID and version of what is in the namespace, by kind and name; of pods the UID only: kubelets write them."""
     folders = ["api/v1/{}/pods", "api/v1/{}/secrets", "api/v1/{}/configmaps", "api/v1/{}/services"]
     folders += ["apis/apps/v1/{}/daemonsets", "apis/apps/v1/{}/deployments"]
@@ -117,29 +117,29 @@ def outcomes(report: Any) -> list[str]:
 
 
 def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets) -> None:
-    report = prepared(sandbox, nodes, as_users_do=True)
+    report = prepare_nodes(sandbox, nodes, as_users_do=True)
     assert [node_report["node"] for node_report in report["nodes"]] == nodes
     assert set(outcomes(report)) == {"created", "ready"}
     assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config")
-    before = made(sandbox)
+    before = object_versions(sandbox)
     assert {f"daemonsets {setup_objects.daemon_set_name(LOOKING, node)}" for node in nodes} <= before.keys()
     assert len([name for name in before if name.startswith(f"pods {agent_daemonset.NAME}-")]) == len(nodes)
-    again = prepared(sandbox, nodes)
+    again = prepare_nodes(sandbox, nodes)
     assert set(outcomes(again)) == {"unchanged", "ready"}
-    assert made(sandbox) == before
+    assert object_versions(sandbox) == before
     once = [setup_objects.pod_name(PREPARING, node) for node in nodes]
     assert sorted(name for name in kubelets.seen if name in once) == sorted(once)
 
 
 def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets) -> None:
     first = nodes[:1]
-    prepared(sandbox, first)
-    before = made(sandbox)
-    report = prepared(sandbox, first, "--num-exclusive-cores=2")
+    prepare_nodes(sandbox, first)
+    before = object_versions(sandbox)
+    report = prepare_nodes(sandbox, first, "--num-exclusive-cores=2")
     assert outcomes(report)[:2] == ["replaced", "unchanged"]
-    report = prepared(sandbox, first, "--num-exclusive-cores=2", "--cmk-img=other:v2")
+    report = prepare_nodes(sandbox, first, "--num-exclusive-cores=2", "--cmk-img=other:v2")
     assert outcomes(report)[:2] == ["replaced", "replaced"]
-    after = made(sandbox)
+    after = object_versions(sandbox)
     pod = f"pods {setup_objects.pod_name(PREPARING, first[0])}"
     daemon_set = f"daemonsets {setup_objects.daemon_set_name(LOOKING, first[0])}"
     secret = "secrets cmk-webhook-certs"
@@ -160,15 +160,15 @@ def test_a_pod_that_failed_is_told_and_tried_again(
     ill, well = nodes
     name = setup_objects.pod_name(PREPARING, ill)
     kubelets.fates[name] = kubelet_double.failed("too few cores are isolated", "discover")
-    report = prepared(sandbox, nodes)
+    report = prepare_nodes(sandbox, nodes)
     assert [node_report["ready"] for node_report in report["nodes"]] == [False, True]
     [step] = report["nodes"][0]["steps"]
     assert f"pod {name} went into Failed state" in step["error"]
     assert "container discover: exit code 1: too few cores are isolated" in step["error"]
-    assert f"daemonsets {setup_objects.daemon_set_name(LOOKING, ill)}" not in made(sandbox)
-    assert f"daemonsets {setup_objects.daemon_set_name(LOOKING, well)}" in made(sandbox)
+    assert f"daemonsets {setup_objects.daemon_set_name(LOOKING, ill)}" not in object_versions(sandbox)
+    assert f"daemonsets {setup_objects.daemon_set_name(LOOKING, well)}" in object_versions(sandbox)
     kubelets.fates.clear()
-    again = prepared(sandbox, nodes)
+    again = prepare_nodes(sandbox, nodes)
     assert [step["outcome"] for step in again["nodes"][0]["steps"]] == ["replaced", "created", "ready"]
     assert {step["outcome"] for step in again["nodes"][1]["steps"]} == {"unchanged", "ready"}
 
@@ -181,7 +181,7 @@ def test_a_pod_that_starts_again_and_again_is_not_ready(
     kubelets.fates[rf"{daemon_set}-.*"] = kubelet_double.crashing(
         {"spec": wanted["spec"]["template"]["spec"]}
     )
-    report = prepared(sandbox, nodes, "--cmk-cmd-list=reconcile", timeout_s=8)
+    report = prepare_nodes(sandbox, nodes, "--cmk-cmd-list=reconcile", timeout_s=8)
     first, second = report["nodes"]
     assert "container reconcile: CrashLoopBackOff" in first["steps"][0]["error"]
     assert second["ready"]
@@ -200,20 +200,20 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
     container["args"][0] = f"--namespace={sandbox.namespace}"
     shipped["metadata"]["namespace"] = sandbox.namespace
     sandbox.api.create(shipped)
-    before = made(sandbox)[f"daemonsets {agent_daemonset.NAME}"]
+    before = object_versions(sandbox)[f"daemonsets {agent_daemonset.NAME}"]
     kubelets.fates[rf"{agent_daemonset.NAME}-.*"] = kubelet_double.crashing(
         {"spec": shipped["spec"]["template"]["spec"]}
     )
-    report = prepared(sandbox, nodes[:1], timeout_s=8)
+    report = prepare_nodes(sandbox, nodes[:1], timeout_s=8)
     step = report["nodes"][0]["steps"][-1]
     assert step["name"] == f"node agent of DaemonSet {agent_daemonset.NAME}"
     assert "container agent: CrashLoopBackOff" in step["error"]
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    assert made(sandbox)[f"daemonsets {agent_daemonset.NAME}"] == before  # its pods stay
+    assert object_versions(sandbox)[f"daemonsets {agent_daemonset.NAME}"] == before  # its pods stay
     kubelets.fates.clear()
-    report = prepared(sandbox, nodes[:1], "--cmk-img=other:v2")
+    report = prepare_nodes(sandbox, nodes[:1], "--cmk-img=other:v2")
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    uid, generation = made(sandbox)[f"daemonsets {agent_daemonset.NAME}"]
+    uid, generation = object_versions(sandbox)[f"daemonsets {agent_daemonset.NAME}"]
     assert uid == before[0]
     assert generation != before[1]
 
@@ -221,12 +221,12 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
 def test_a_new_certificate_is_trusted_before_it_is_shown(
     sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
-    report = prepared(sandbox, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
+    report = prepare_nodes(sandbox, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
     first = [step["name"].split()[0] for step in report["webhook"]["steps"]]
     assert (first[0], first[-1]) == ("Secret", "MutatingWebhookConfiguration")
     secret = f"/api/v1/namespaces/{sandbox.namespace}/secrets/cmk-webhook-certs"
     sandbox.api.patch(secret, {"data": {"cert.pem": ""}})
-    report = prepared(sandbox, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
+    report = prepare_nodes(sandbox, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
     steps = [(step["name"].split()[0], step["outcome"]) for step in report["webhook"]["steps"]]
     assert steps[:2] == [("MutatingWebhookConfiguration", "replaced"), ("Secret", "replaced")]
 
@@ -236,14 +236,14 @@ def test_without_the_agents_account_nothing_is_made(sandbox: Sandbox, nodes: lis
     assert completed.returncode == 1
     assert f"ServiceAccount {sandbox.namespace}/{agent_daemonset.NAME}: not there" in completed.stderr
     assert agent_daemonset.apply_command(sandbox.namespace) in completed.stderr
-    assert made(sandbox) == {}
+    assert object_versions(sandbox) == {}
 
 
 def test_a_host_that_is_not_there_is_named(sandbox: Sandbox, nodes: list[str]) -> None:
     completed = run(sandbox, "cluster-init", f"--host-list={nodes[0]},nobody")
     assert completed.returncode == 2
     assert "nobody" in completed.stderr
-    assert made(sandbox) == {}
+    assert object_versions(sandbox) == {}
 
 
 def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: list[str]) -> None:
@@ -303,7 +303,7 @@ class TestReconfigureSetup:
             changing = [setup_objects.reconfigure_name(node) for node in labelled]
             assert [name for name in kubelets.seen if "check" not in name] == changing
             assert len(kubelets.seen) == 4
-            assert made(sandbox) == {}
+            assert object_versions(sandbox) == {}
 
     def test_nothing_is_changed_unless_every_node_can_be(
         self, sandbox: Sandbox, labelled: list[str], kubelets: FakeKubelets
@@ -358,14 +358,14 @@ class TestUninstall:
         known = {pool: {texts[pool]: [task]}} if pool else {}
         annotations = {"Owner": "", IDENTITIES: json.dumps(known)}
         metadata = {"name": cmk_names.config_map(node), "annotations": annotations}
-        made = {
+        object_versions = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata,
             "data": {"config": yaml.safe_dump(config)},
         }
         sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/configmaps/{cmk_names.config_map(node)}")
-        sandbox.put(made)
+        sandbox.put(object_versions)
 
     def left(
         self, sandbox: Sandbox, node: str, folder: Path, *arguments: str, **more: Any
@@ -376,7 +376,7 @@ class TestUninstall:
     def test_nothing_is_left(
         self, sandbox: Sandbox, nodes: list[str], node: str, kubelets: FakeKubelets, tmp_path: Path
     ) -> None:
-        prepared(sandbox, nodes)
+        prepare_nodes(sandbox, nodes)
         self.state(sandbox, node, pools.EXCLUSIVE, boot="another")
         completed = self.left(sandbox, node, tmp_path)
         assert completed.returncode == 0, completed.stderr
@@ -385,7 +385,7 @@ class TestUninstall:
             f"daemonsets {agent_daemonset.NAME}",  # the other node has pools
             f"daemonsets {setup_objects.daemon_set_name(LOOKING, nodes[1])}",
             f"pods {setup_objects.pod_name(PREPARING, nodes[1])}",
-        } <= made(sandbox).keys()
+        } <= object_versions(sandbox).keys()
         assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config") is None
         again = self.left(sandbox, node, tmp_path)
         assert again.returncode == 0, again.stderr
@@ -405,20 +405,20 @@ class TestUninstall:
             setup_objects.daemon_set_name(LOOKING, node),
             cmk_names.config_map(node),
         }
-        assert not [line for line in made(sandbox) if line.split(maxsplit=1)[1] in own]
+        assert not [line for line in object_versions(sandbox) if line.split(maxsplit=1)[1] in own]
 
     @pytest.mark.parametrize("pool", [pools.EXCLUSIVE, pools.SHARED, pools.INFRA])
     def test_a_running_task_keeps_all_as_it_is(
         self, sandbox: Sandbox, node: str, kubelets: FakeKubelets, tmp_path: Path, pool: str
     ) -> None:
-        prepared(sandbox, [node], "--cmk-cmd-list=init")
+        prepare_nodes(sandbox, [node], "--cmk-cmd-list=init")
         self.state(sandbox, node, pool)
-        before = made(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")
+        before = object_versions(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")
         completed = self.left(sandbox, node, tmp_path)
         assert completed.returncode == 1
         assert "running tasks" in completed.stderr
         assert f"process {os.getpid()} of pod p1" in completed.stderr
-        assert (made(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")) == before
+        assert (object_versions(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")) == before
 
     def test_elsewhere_no_task_is_taken_to_be_over(
         self, sandbox: Sandbox, node: str, kubelets: FakeKubelets, tmp_path: Path
@@ -432,7 +432,7 @@ class TestUninstall:
         assert "not on node" in completed.stderr
 
     def test_in_two_parts(self, sandbox: Sandbox, node: str, kubelets: FakeKubelets, tmp_path: Path) -> None:
-        prepared(sandbox, [node])
+        prepare_nodes(sandbox, [node])
         (tmp_path / ".cmk-1").mkdir()
         (tmp_path / ".cmk-1" / "cmk").write_text("a program")
         (tmp_path / "cmk").symlink_to(".cmk-1/cmk")
@@ -445,4 +445,4 @@ class TestUninstall:
         completed = run(sandbox, "uninstall", "--scope=cluster")
         assert completed.returncode == 0, completed.stderr
         assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config") is None
-        wait("nothing is left", lambda: None if made(sandbox) else True)
+        wait("nothing is left", lambda: None if object_versions(sandbox) else True)

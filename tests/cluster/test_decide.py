@@ -30,7 +30,9 @@ def cluster(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> Sandbox:
     return sandbox
 
 
-def given(plane: ControlPlane, sandbox: Sandbox, *more: str, rules: list[Object] | None = None) -> list[str]:
+def decide_command(
+    plane: ControlPlane, sandbox: Sandbox, *more: str, rules: list[Object] | None = None
+) -> list[str]:
     kubeconfig = read_only_commands.reader(plane, rules or LEAST).kubeconfig
     return ["decide", "--cluster", f"--kubeconfig={kubeconfig}", "-n", sandbox.namespace, *more]
 
@@ -58,7 +60,7 @@ def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
 ) -> None:
     cluster.pods(*(pod(f"web-{number}") for number in range(3)))
     before = versions(cluster)
-    decisions = parse_report(run(*given(plane, cluster, "-o", "json")))["decisions"]
+    decisions = parse_report(run(*decide_command(plane, cluster, "-o", "json")))["decisions"]
     assert versions(cluster) == before
     assert [decision["pod"] for decision in decisions] == [
         f"{cluster.namespace}/web-{number}" for number in range(3)
@@ -78,13 +80,15 @@ def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, 
         objects.running_on("c", pod("warm")), objects.running_on("b", pod("cool")), objects.pod("plain")
     )
     stricter = read_only_commands.policy_file(tmp_path, cluster.namespace, HOT | {"target": 50})
-    calm = parse_report(run(*given(plane, cluster, "--running", "-o", "json")))["decisions"]
+    calm = parse_report(run(*decide_command(plane, cluster, "--running", "-o", "json")))["decisions"]
     assert {(decision["pod"].rpartition("/")[2], decision["stays"]) for decision in calm} == {
         ("warm", True),
         ("cool", True),
         ("plain", None),
     }
-    tried = parse_report(run(*given(plane, cluster, "--running", "--policy", str(stricter), "-o", "json")), 3)
+    tried = parse_report(
+        run(*decide_command(plane, cluster, "--running", "--policy", str(stricter), "-o", "json")), 3
+    )
     decisions = {decision["pod"].rpartition("/")[2]: decision for decision in tried["decisions"]}
     assert (decisions["warm"]["node"], decisions["warm"]["stays"], decisions["warm"]["feasible"]) == (
         "c",
@@ -92,14 +96,14 @@ def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, 
         ["b"],
     )
     assert decisions["cool"]["stays"]
-    table = run(*given(plane, cluster, "--running", "--policy", str(stricter)))
+    table = run(*decide_command(plane, cluster, "--running", "--policy", str(stricter)))
     assert "1 running where a policy rejects them, 1 where they may stay" in table.stdout
 
 
 def test_nobody_waits(plane: ControlPlane, cluster: Sandbox) -> None:
-    done = run(*given(plane, cluster))
+    done = run(*decide_command(plane, cluster))
     assert (done.returncode, done.stdout) == (0, "no pod waits\n")
-    assert parse_report(run(*given(plane, cluster, "-o", "json"))) == {"decisions": []}
+    assert parse_report(run(*decide_command(plane, cluster, "-o", "json"))) == {"decisions": []}
 
 
 def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(
@@ -107,7 +111,7 @@ def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(
 ) -> None:
     cluster.pods(pod("web"))
     metrics.fail("heat")
-    done = run(*given(plane, cluster, "-o", "json"))
+    done = run(*decide_command(plane, cluster, "-o", "json"))
     (decision,) = parse_report(done, 3)["decisions"]
     assert decision["error"] == f"telemetry policy {cluster.namespace}/pol: metric heat was never fetched"
     assert "told to fail with 503" in done.stderr
@@ -119,7 +123,7 @@ def test_files_beside_the_cluster_win(plane: ControlPlane, cluster: Sandbox, tmp
     table.write_text(
         "".join(f"{node},heat,{value}\n" for node, value in zip("abcd", (1, 99, 99, 2), strict=True))
     )
-    (decision,) = parse_report(run(*given(plane, cluster, str(table), "-o", "json")))["decisions"]
+    (decision,) = parse_report(run(*decide_command(plane, cluster, str(table), "-o", "json")))["decisions"]
     assert decision["feasible"] == ["a", "d"]
 
 
@@ -137,7 +141,9 @@ def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster:
 
 
 def test_a_missing_right_is_named(plane: ControlPlane, cluster: Sandbox) -> None:
-    done = run(*given(plane, cluster, rules=[rule for rule in LEAST if "pods" not in rule["resources"]]))
+    done = run(
+        *decide_command(plane, cluster, rules=[rule for rule in LEAST if "pods" not in rule["resources"]])
+    )
     assert done.returncode == 1
     assert "cannot list resource" in done.stderr
     assert "grant this right" in done.stderr

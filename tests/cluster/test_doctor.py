@@ -48,7 +48,7 @@ def cluster(
         yield cluster
 
 
-def _named(case: DoctorCase) -> str:
+def _case_name(case: DoctorCase) -> str:
     return f"{case.finding}: {case.name}"
 
 
@@ -135,10 +135,12 @@ def test_each_finding_is_planted() -> None:
     assert {case.finding for case in DOCTOR_CASES} == CATALOGUE.keys() - {"not-looked-at"}
 
 
-@pytest.mark.parametrize("case", DOCTOR_CASES, ids=_named)
+@pytest.mark.parametrize("case", DOCTOR_CASES, ids=_case_name)
 def test_a_planted_fault_is_found(cluster: HealthyCluster, case: DoctorCase) -> None:
     with case.defect(cluster):
-        diagnosis = wait("it is found", functools.partial(_found, cluster, case), 30, cluster.diagnose)
+        diagnosis = wait(
+            "it is found", functools.partial(_diagnosis_with, cluster, case), 30, cluster.diagnose
+        )
     findings = diagnosis.of(case.finding)
     assert (diagnosis.code, diagnosis.sound) == (3, False)
     assert any(_place(cluster, case) in finding["object"] for finding in findings), diagnosis
@@ -149,7 +151,7 @@ def test_a_planted_fault_is_found(cluster: HealthyCluster, case: DoctorCase) -> 
     assert diagnosis.ids("error", "warning") <= {case.finding} | case.follows, diagnosis
 
 
-def _found(cluster: HealthyCluster, case: DoctorCase) -> Diagnosis | None:
+def _diagnosis_with(cluster: HealthyCluster, case: DoctorCase) -> Diagnosis | None:
     diagnosis = cluster.diagnose()
     return diagnosis if case.finding in diagnosis.ids() else None
 

@@ -42,18 +42,18 @@ def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: Extend
     """The node's sum would have room for a third pod of 600 millicores; no single card has."""
     names = ["one", "two", "three"]
     sandbox.pods(*(gpu.pod(name, 1, millicores=600) for name in names))
-    wait("two are bound", lambda: len(_bound(sandbox, names)) == 2 or None)
-    waiting = (set(names) - _bound(sandbox, names)).pop()
+    wait("two are bound", lambda: len(_bound_pods(sandbox, names)) == 2 or None)
+    waiting = (set(names) - _bound_pods(sandbox, names)).pop()
     why = "Not enough GPU-resources for deployment: will not fit"
     # the first try may have come between the filter call and the bind call of another pod, and ended in its bind
     wait("it is told why", lambda: any(why in text for text in sandbox.events(waiting)) or None)
     assert sorted(
-        card for name in _bound(sandbox, names) for card in gpu.cards_of(sandbox.pod(name) or {})
+        card for name in _bound_pods(sandbox, names) for card in gpu.cards_of(sandbox.pod(name) or {})
     ) == [
         "card0",
         "card1",
     ]
-    gone = _bound(sandbox, names).pop()
+    gone = _bound_pods(sandbox, names).pop()
     sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/{gone}")
     sandbox.expect_bound(waiting)
 
@@ -91,7 +91,7 @@ def test_a_victim_is_taken_only_where_its_card_helps(sandbox: Sandbox, running: 
     assert gpu.cards_of(sandbox.pod(left[0]) or {}) != gpu.cards_of(sandbox.pod("urgent") or {})
 
 
-def _bound(sandbox: Sandbox, names: list[str]) -> set[str]:
+def _bound_pods(sandbox: Sandbox, names: list[str]) -> set[str]:
     pod_names = set()
     for name in names:
         with contextlib.suppress(KeyError):

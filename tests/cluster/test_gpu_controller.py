@@ -24,7 +24,7 @@ CENSUS = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-gpu-typical-po
 UNSCHEDULED = {"schedulerName": "nobody"}
 
 
-def put_ledger(sandbox: Sandbox, node: str, **entries: Object) -> None:
+def put_record(sandbox: Sandbox, node: str, **entries: Object) -> None:
     """What a process wrote that is gone."""
     sandbox.api.create(
         {
@@ -55,7 +55,7 @@ def test_a_claim_whose_bind_never_came_is_cleared_and_the_bind_refused_when_it_c
     waiting = gpu.pod("waiting")
     sandbox.pods(waiting | {"spec": waiting["spec"] | UNSCHEDULED})
     meta = (sandbox.pod("waiting") or {})["metadata"]
-    put_ledger(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/waiting", meta["resourceVersion"])})
+    put_record(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/waiting", meta["resourceVersion"])})
     with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
         wait("the entry is taken out", lambda: not gpu.allocation_record(sandbox, "g1") or None)
         assert RESERVATION_DROPPED_ANNOTATION in (sandbox.pod("waiting") or {})["metadata"]["annotations"]
@@ -80,14 +80,14 @@ def test_the_ledger_of_a_node_that_is_gone_goes(
     sandbox.nodes(gpu.node("g1"))
     sandbox.pods(objects.running_on("g1", gpu.pod("runs")))
     meta = (sandbox.pod("runs") or {})["metadata"]
-    put_ledger(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/runs", meta["resourceVersion"])})
-    put_ledger(sandbox, "gone", somebody=entry(f"{sandbox.namespace}/left", "1"))
+    put_record(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/runs", meta["resourceVersion"])})
+    put_record(sandbox, "gone", somebody=entry(f"{sandbox.namespace}/left", "1"))
     with gpu.extender(plane, tmp_path):
         wait("it goes", lambda: sandbox.api.find(f"{LEASES}/gpu-gone") is None or None)
     assert list(gpu.allocation_record(sandbox, "g1")) == [meta["uid"]]
 
 
-def counted(sandbox: Sandbox) -> int:
+def counted_pods(sandbox: Sandbox) -> int:
     """How many pods the count has."""
     histogram = sandbox.api.find(CENSUS) or {"data": {}}
     days = [json.loads(text) for key, text in histogram["data"].items() if key.startswith("day-")]
@@ -101,12 +101,12 @@ def test_the_pods_that_come_are_counted_once_whoever_leads(
     sandbox.nodes(gpu.node("g1", shares=10))
     sandbox.pods(gpu.pod("one"), gpu.pod("two"), objects.pod("plain"))
     with gpu.extender(plane, tmp_path):
-        wait("they are counted", lambda: counted(sandbox) == 2 or None)
+        wait("they are counted", lambda: counted_pods(sandbox) == 2 or None)
     time.sleep(1.1)  # creation times are whole seconds
     with gpu.extender(plane, tmp_path) as served:
         served.wait_leading()
         sandbox.pods(gpu.pod("three"))
-        wait("one more is counted", lambda: counted(sandbox) == 3 or None)
+        wait("one more is counted", lambda: counted_pods(sandbox) == 3 or None)
 
 
 class LossyTransport(TasFaultyProxy):
@@ -142,7 +142,7 @@ class _LossyLines:
 
 
 @contextlib.contextmanager
-def through(
+def lossy_extender(
     plane: ControlPlane, folder: Path, *more: str
 ) -> Iterator[tuple[ExtenderProcess, LossyTransport]]:
     """An extender whose connection to the API server loses selected watch events."""
@@ -161,7 +161,7 @@ def test_an_event_that_was_missed_is_found_and_mended(
     made = gpu.pod("missed")
     made["metadata"]["annotations"] = {gpu.CARDS: "card0"}
     sandbox.pods(objects.running_on("g1", made))
-    put_ledger(sandbox, "g2")
+    put_record(sandbox, "g2")
 
     def stir(number: list[int]) -> None:
         """Watches that say nothing else say how far they are once a minute."""
@@ -171,7 +171,7 @@ def test_an_event_that_was_missed_is_found_and_mended(
             sandbox.api.patch(object_path, touched)
 
     sandbox.pods(objects.running_on("g2", objects.pod("other")))
-    with through(plane, tmp_path, "--gpu-check-period=3s") as (served, lossy):
+    with lossy_extender(plane, tmp_path, "--gpu-check-period=3s") as (served, lossy):
         assert "g1" in replicas.held_gpus(served)
         lossy.swallows = [b'"DELETED"', b'"missed"']
         sandbox.api.delete(path(sandbox, "missed"))

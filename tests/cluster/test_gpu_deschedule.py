@@ -62,13 +62,13 @@ def path(sandbox: Sandbox, name: str) -> str:
     return f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}"
 
 
-def told(sandbox: Sandbox) -> set[str]:
+def labelled_pods(sandbox: Sandbox) -> set[str]:
     pods: list[Object] = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
     return {pod["metadata"]["name"] for pod in pods if pod["metadata"].get("labels", {}).get(LABEL) == "gpu"}
 
 
-def expect_told(sandbox: Sandbox, *names: str) -> None:
-    wait(f"these are told to go: {names}", lambda: told(sandbox) == set(names) or None)
+def expect_labelled(sandbox: Sandbox, *names: str) -> None:
+    wait(f"these are told to go: {names}", lambda: labelled_pods(sandbox) == set(names) or None)
 
 
 def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(
@@ -78,18 +78,18 @@ def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(
         put(sandbox, name, card)
     put(sandbox, "other-node", "card0", "g2")
     mark(sandbox, "g1", deschedule__pods__card0="true")
-    expect_told(sandbox, "a")
+    expect_labelled(sandbox, "a")
     mark(sandbox, "g1", deschedule__pods__card0="PCI_GROUP")
-    expect_told(sandbox, "a", "b")
+    expect_labelled(sandbox, "a", "b")
     mark(sandbox, "g1", deschedule__pods__card0=None)
-    expect_told(sandbox)
+    expect_labelled(sandbox)
 
 
 def test_pods_of_a_tile_are_told(sandbox: Sandbox, running: ExtenderProcess) -> None:
     put(sandbox, "a", "card0", tiles="card0:gt0")
     put(sandbox, "b", "card0", tiles="card0:gt1")
     mark(sandbox, "g1", tile__deschedule__card0_gt1="true")
-    expect_told(sandbox, "b")
+    expect_labelled(sandbox, "b")
 
 
 def test_a_pod_that_comes_to_the_card_later_is_told_when_it_is_bound(
@@ -97,17 +97,17 @@ def test_a_pod_that_comes_to_the_card_later_is_told_when_it_is_bound(
 ) -> None:
     mark(sandbox, "g1", deschedule__pods__card0="true")
     put(sandbox, "late", "card0", phase="Pending")
-    expect_told(sandbox, "late")
+    expect_labelled(sandbox, "late")
     put(sandbox, "later", "card0")
-    expect_told(sandbox, "late", "later")
+    expect_labelled(sandbox, "late", "later")
 
 
 def test_a_label_that_a_tenant_takes_off_comes_back(sandbox: Sandbox, running: ExtenderProcess) -> None:
     put(sandbox, "a", "card0")
     mark(sandbox, "g1", deschedule__pods__card0="true")
-    expect_told(sandbox, "a")
+    expect_labelled(sandbox, "a")
     sandbox.api.patch(path(sandbox, "a"), {"metadata": {"labels": {LABEL: None}}})
-    expect_told(sandbox, "a")
+    expect_labelled(sandbox, "a")
 
 
 @pytest.mark.usefixtures("nodes")
@@ -117,7 +117,7 @@ def test_what_was_told_before_a_restart_is_taken_back(
     put(sandbox, "a", "card0")
     sandbox.api.patch(path(sandbox, "a"), {"metadata": {"labels": {LABEL: "gpu", "mine": "stays"}}})
     with gpu.extender(plane, tmp_path):
-        expect_told(sandbox)
+        expect_labelled(sandbox)
     assert (sandbox.pod("a") or {})["metadata"]["labels"] == {"mine": "stays"}
 
 
@@ -128,7 +128,7 @@ def test_a_pod_made_anew_under_the_name_is_not_touched(sandbox: Sandbox) -> None
     with pytest.raises(ApiError) as refused:
         sandbox.api.patch(path(sandbox, "a"), {"metadata": {"uid": "another", "labels": {LABEL: "gpu"}}})
     assert refused.value.code in {409, 422}
-    assert told(sandbox) == set()
+    assert labelled_pods(sandbox) == set()
 
 
 def test_the_descheduler_evicts_who_is_told(
@@ -138,7 +138,7 @@ def test_the_descheduler_evicts_who_is_told(
     put(sandbox, "goes", "card0")
     assert descheduling.once(plane, descheduler_program, POLICY).evicted == 0
     mark(sandbox, "g1", deschedule__pods__card0="true")
-    expect_told(sandbox, "goes")
+    expect_labelled(sandbox, "goes")
     # a pod has to be a second old
     wait("one is evicted", lambda: descheduling.once(plane, descheduler_program, POLICY).evicted or None)
     sandbox.expect_gone("goes")

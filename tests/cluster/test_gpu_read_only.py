@@ -7,7 +7,7 @@ from tests.cluster.access import rule
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.read_only_commands import parse_report, run
-from tests.cluster.test_decide import given
+from tests.cluster.test_decide import decide_command
 from tests.cluster.test_namespaces import Sandbox, wait
 
 SHORT = "card0 has 400 gpu.intel.com/millicores left, 600 wanted: 200 too little"
@@ -31,12 +31,12 @@ def test_running_pods_hold_their_cards_in_a_decision(plane: ControlPlane, sandbo
     sandbox.pods(gpu.pod("large", millicores=600), gpu.pod("small", millicores=300))
     decisions = {
         decision["pod"].partition("/")[2]: decision
-        for decision in parse_report(run(*given(plane, sandbox, "-o", "json")), 3)["decisions"]
+        for decision in parse_report(run(*decide_command(plane, sandbox, "-o", "json")), 3)["decisions"]
     }
     assert set(decisions) == {"large", "small"}
     assert (decisions["large"]["feasible"], decisions["large"]["details"]) == ([], {"g1": {"gpu": SHORT}})
     assert decisions["small"]["details"] == {"g1": {"gpu": "main: card0"}}
-    table = run(*given(plane, sandbox, "--running"))
+    table = run(*decide_command(plane, sandbox, "--running"))
     assert "0 running where a policy rejects them, 2 where they may stay" in table.stdout
     assert f"(g1: {SHORT})" in table.stdout
 
@@ -47,7 +47,7 @@ def test_the_pods_of_other_namespaces_hold_cards_too(plane: ControlPlane, sandbo
     other = running(sandbox, "elsewhere", "card0")
     other["metadata"]["namespace"] = "default"
     sandbox.create(other)
-    (decision,) = parse_report(run(*given(plane, sandbox, "-o", "json")))["decisions"]
+    (decision,) = parse_report(run(*decide_command(plane, sandbox, "-o", "json")))["decisions"]
     assert decision["details"] == {"g1": {"gpu": "main: card1"}}
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.cluster import programs
-from tests.cluster.conftest import got
+from tests.cluster.conftest import get_or_skip
 from tests.cluster.extender_process import NODEWISE
 from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
@@ -28,7 +28,7 @@ DNS = "ClusterFirstWithHostNet"
 def kubeadm(request: pytest.FixtureRequest) -> Path:
     if os.geteuid() != 0:
         pytest.skip("needs root: kubeadm changes its root")
-    return got(request, programs.kubeadm)
+    return get_or_skip(request, programs.kubeadm)
 
 
 class KubeadmHost:

@@ -69,7 +69,7 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
                 sandbox.pods(web(f"bad-{number}", "a"))
                 assert sandbox.expect_bound(f"bad-{number}") == "a"
                 fail(sandbox, f"bad-{number}")
-            wait("three failures are known", lambda: _tried(nodewise, sandbox) == 3 or None)
+            wait("three failures are known", lambda: _tried_count(nodewise, sandbox) == 3 or None)
             sandbox.pods(*(web(f"web-{number}") for number in range(4)))
             assert {sandbox.expect_bound(f"web-{number}") for number in range(4)} == {"b"}
             scored = [
@@ -79,28 +79,28 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
             assert numbers["a"]["reward"] == pytest.approx(0.729, abs=1e-3)
             assert (numbers["a"]["tried"], numbers["a"]["type"]) == (3, "web")
             assert (numbers["b"]["tried"], numbers["b"]["missing"]) == (0, "never tried")
-    assert _kept(plane, sandbox)["a"][:2] == [pytest.approx(0.729, abs=1e-3), 3]
+    assert _stored_type(plane, sandbox)["a"][:2] == [pytest.approx(0.729, abs=1e-3), 3]
     with (
         extender_process.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise,
         plane.start_scheduler({"extenders": [entry(nodewise)]}),
     ):
         sandbox.pods(*(web(f"later-{number}") for number in range(4)))
         assert {sandbox.expect_bound(f"later-{number}") for number in range(4)} == {"b"}
-        assert _tried(nodewise, sandbox) == 3
+        assert _tried_count(nodewise, sandbox) == 3
         nodewise.wait_leading()
         fail(sandbox, "later-0")
-        wait("another failure is known", lambda: _tried(nodewise, sandbox, "b") or None)
-    assert _kept(plane, sandbox)["b"][1] == 1
+        wait("another failure is known", lambda: _tried_count(nodewise, sandbox, "b") or None)
+    assert _stored_type(plane, sandbox)["b"][1] == 1
 
 
-def _kept(plane: ControlPlane, sandbox: Sandbox) -> Object:
+def _stored_type(plane: ControlPlane, sandbox: Sandbox) -> Object:
     """What is remembered of the type web, by node."""
     states: Object = json.loads(plane.api.get(MEMORY)["data"]["learned.json"])["types"]
     kept: Object = states[f"{sandbox.namespace}/web"]
     return kept
 
 
-def _tried(nodewise: ExtenderProcess, sandbox: Sandbox, node: str = "a") -> int:
+def _tried_count(nodewise: ExtenderProcess, sandbox: Sandbox, node: str = "a") -> int:
     """How often the type web was tried on a node."""
     types = httpx2.get(f"{nodewise.health}/state/learned").json()["types"]
     tried: int = types.get(f"{sandbox.namespace}/web", {}).get(node, {}).get("tried", 0)

@@ -133,16 +133,16 @@ class FeatureCluster(NamedTuple):
         return {feature for feature, works in features.items() if works}
 
 
-def words(right: ApiRight) -> str:
+def refusal_message(right: ApiRight) -> str:
     """How the API server names a right that it refuses."""
     return f'cannot {right.verb} resource "{right.resource.replace("*", "nodes/heat")}" in API group "{right.group}"'
 
 
-def named(right: ApiRight) -> str:
+def right_name(right: ApiRight) -> str:
     return f"{right.verb} {right.resource}.{right.group}".rstrip(".")
 
 
-@pytest.mark.parametrize("right", WITHOUT, ids=named)
+@pytest.mark.parametrize("right", WITHOUT, ids=right_name)
 def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     shipped: ShippedInstallation, sandbox: Sandbox, tmp_path: Path, right: ApiRight
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
             )
             wait(
                 "it is named",
-                lambda: words(right) in str(running.events(message)) or None,
+                lambda: refusal_message(right) in str(running.events(message)) or None,
                 show=running.events,
             )
             assert scene.seen() == FEATURES - lost
@@ -185,12 +185,15 @@ def test_a_right_that_is_taken_and_given_back_needs_no_restart(
         patch = ApiRight("patch", CORE, "nodes")
         with shipped.missing(patch):
             shipped.metrics.set("heat", {"a": 90, "b": 90})
-            wait("it is named", lambda: words(patch) in str(running.events("controller_failed")) or None)
+            wait(
+                "it is named",
+                lambda: refusal_message(patch) in str(running.events("controller_failed")) or None,
+            )
             assert running.rejects(sandbox.namespace, "b", "pol")
         wait("b is labelled", lambda: "pol" in shipped.labels("b") or None)
         get = ApiRight("get", CUSTOM, "*")
         with shipped.missing(get):
-            wait("it is named", lambda: words(get) in str(running.events("metric_failed")) or None)
+            wait("it is named", lambda: refusal_message(get) in str(running.events("metric_failed")) or None)
             shipped.metrics.set("heat", {"a": 90, "b": 10})
             assert running.rejects(sandbox.namespace, "b", "pol"), "the last value holds"
         wait("b is cool", lambda: not running.rejects(sandbox.namespace, "b", "pol") or None)
@@ -231,7 +234,7 @@ def decided(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFacto
             yield f"{sandbox.namespace}/probe"
 
 
-@pytest.mark.parametrize("right", READERS, ids=named)
+@pytest.mark.parametrize("right", READERS, ids=right_name)
 def test_a_reader_is_told_which_right_is_missing(
     shipped: ShippedInstallation, decided: str, right: ApiRight
 ) -> None:
@@ -243,4 +246,4 @@ def test_a_reader_is_told_which_right_is_missing(
         access.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
     more = (decided, *installation.shown(shipped.papers)) if arguments is EXPLAIN else ()
     done = read_only_commands.run(*arguments, *more, f"--kubeconfig={user.kubeconfig}")
-    assert (done.returncode, words(right) in done.stderr) == (code, True), done.stderr
+    assert (done.returncode, refusal_message(right) in done.stderr) == (code, True), done.stderr

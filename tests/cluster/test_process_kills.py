@@ -331,7 +331,7 @@ def scene(
         own = [f"--sync-period={PERIOD_S:g}s", "--identity=nodewise-0"]
         nodewise = stack.enter_context(extender_process.extender(plane, tmp_path, *ports, *own))
         made = KillTestCluster(plane, scraping, adapter, nodewise)
-        stack.enter_context(process_kills.ending(made.parts))
+        stack.enter_context(process_kills.stop_restarted(made.parts))
         made.recover()
         for looker in (RepeatingThread(made.caller.look, 0.05), RepeatingThread(made.labels.look, 0.3)):
             stack.callback(looker.end)

@@ -69,7 +69,7 @@ def _sickened(sandbox: Sandbox, metrics: FakeCustomMetricsApi, running: Extender
     sandbox.expect_rejected("web-2")
 
 
-def _settled(running: ExtenderProcess) -> float:
+def _settled_writes(running: ExtenderProcess) -> float:
     """The writes so far, once there was none for six periods."""
     seen = [-1.0, writes(running)]
     while seen[-1] != seen[-2]:
@@ -87,7 +87,7 @@ def test_nothing_is_written_while_nobody_waits(
         running.wait_fetched("heat")
         running.wait_leading()
         wait("the status is written", lambda: extender_process.status(sandbox) or None)
-        before = _settled(running)
+        before = _settled_writes(running)
         assert before > 0, "the status at least"
         sandbox.pods(
             objects.running_on("b", objects.pod("runs")), pod("unseen")

@@ -21,7 +21,7 @@ HOT = "telemetry policy default/web: cpu_temp GreaterThan 80"
 BROKEN = "telemetry policy default/web: disk_health LessThan 1"
 
 
-def told(
+def outcome_and_event(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, names: str = "a b c", cpu: str = "100m"
 ) -> tuple[SchedulingOutcome, str]:
     """The outcome of a pod on plain nodes with the fake extender, and its event."""
@@ -46,7 +46,7 @@ def test_reasons_are_counted_by_their_text(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, reject: dict[str, str], message: str
 ) -> None:
     fake_extender.reject = reject
-    outcome, event = told(scheduler, fake_extender)
+    outcome, event = outcome_and_event(scheduler, fake_extender)
     assert outcome == SchedulingOutcome(
         None, "Unschedulable", f"0/3 nodes are available: {message}. {NO_VICTIMS}"
     )
@@ -58,7 +58,7 @@ def test_numbers_are_sorted_as_text_too(
 ) -> None:
     names = [f"n{i:02}" for i in range(12)]
     fake_extender.reject = dict.fromkeys(names[:10], "ten") | dict.fromkeys(names[10:], "two")
-    outcome, _ = told(scheduler, fake_extender, " ".join(names))
+    outcome, _ = outcome_and_event(scheduler, fake_extender, " ".join(names))
     assert outcome.message.startswith("0/12 nodes are available: 10 ten, 2 two. ")
 
 
@@ -78,7 +78,7 @@ def test_plugins_and_extenders_share_one_text(
 def test_without_room_the_plugin_speaks_alone(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    outcome, event = told(scheduler, fake_extender, cpu="99")
+    outcome, event = outcome_and_event(scheduler, fake_extender, cpu="99")
     assert outcome.message == event == f"0/3 nodes are available: 3 Insufficient cpu. {NO_HELP}"
 
 
@@ -86,7 +86,7 @@ def test_a_node_rejected_for_good_is_no_candidate_for_preemption(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     fake_extender.reject_for_good = dict.fromkeys("abc", HOT)
-    outcome, _ = told(scheduler, fake_extender)
+    outcome, _ = outcome_and_event(scheduler, fake_extender)
     assert outcome.message == f"0/3 nodes are available: 3 {HOT}. {NO_HELP}"
 
 
@@ -94,7 +94,7 @@ def test_a_node_that_the_answer_forgets_is_out_without_a_word(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     fake_extender.lose = {"a", "b", "c"}
-    outcome, _ = told(scheduler, fake_extender)
+    outcome, _ = outcome_and_event(scheduler, fake_extender)
     assert outcome == SchedulingOutcome(None, "Unschedulable", f"0/3 nodes are available: {NO_HELP}")
 
 
@@ -102,12 +102,12 @@ def test_an_event_is_cut_at_1024_bytes_and_a_condition_is_not(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     fake_extender.reject = {name: f"{name} {'x' * 500}" for name in "abc"}
-    outcome, event = told(scheduler, fake_extender)
+    outcome, event = outcome_and_event(scheduler, fake_extender)
     assert outcome.message.endswith(NO_VICTIMS)
     assert event == outcome.message[:1020] + " ..."
 
 
 def test_a_cluster_without_nodes(scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer) -> None:
-    outcome, event = told(scheduler, fake_extender, "")
+    outcome, event = outcome_and_event(scheduler, fake_extender, "")
     assert outcome == SchedulingOutcome(None, "Unschedulable", "no nodes available to schedule pods")
     assert event == outcome.message

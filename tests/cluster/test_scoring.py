@@ -15,7 +15,7 @@ import pytest
 from tests.cluster import extender_process, monitored_machine, objects, packages, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
-from tests.cluster.conftest import got
+from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.monitored_machine import MonitoredMachine
@@ -39,7 +39,7 @@ class MeasuredMachines(NamedTuple):
 @pytest.fixture(scope="module")
 def machine_packages(request: pytest.FixtureRequest) -> Path:
     """What a virtual machine is made of."""
-    return got(request, packages.MACHINE.get)
+    return get_or_skip(request, packages.MACHINE.get)
 
 
 @pytest.fixture(scope="module")

@@ -68,14 +68,14 @@ class GpuCluster(NamedTuple):
         """Create a pod that another scheduler has bound."""
         self.put(PODS, made | {"spec": made["spec"] | {"nodeName": node}})
 
-    def ledger(self, node: str, text: Any) -> None:
+    def put_record(self, node: str, text: Any) -> None:
         meta = {"name": f"gpu-{node}", "namespace": OWN, "labels": {"nodewise.io/ledger": "gpu"}}
         self.put(LEASES, {"metadata": meta | {"annotations": {"nodewise.io/holdings": text}}})
 
     def until(self, what: str, see: Any) -> Any:
         return wait(what, lambda: see() or None, PATIENCE_S, self.target.process.tail)
 
-    def books(self, node: str) -> dict[str, Any]:
+    def allocations(self, node: str) -> dict[str, Any]:
         """What the process knows of a node; {} where it has none."""
         with self.target.admin() as line:
             answer = line.ask(f"/state/gpu?node={node}", b"", "GET", {})
@@ -85,7 +85,7 @@ class GpuCluster(NamedTuple):
 
     def held(self, node: str) -> dict[str, int]:
         """Pods that hold something, by card."""
-        cards = self.books(node).get("cards", {})
+        cards = self.allocations(node).get("cards", {})
         return {name: card["held"].get(f"{PREFIX}i915", 0) for name, card in cards.items()}
 
     def filter(self, pod: Any, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -122,14 +122,14 @@ class GpuCluster(NamedTuple):
             meta = self.find(f"seen-{at}-new")["metadata"]
             seen = {"pod": f"d/seen-{at}-new", "cards": "card1", "seen": meta["resourceVersion"]}
             entries[meta["uid"]] = seen
-        self.ledger("seen", json.dumps(entries))
+        self.put_record("seen", json.dumps(entries))
         wanted = {"card0": number + 1, "card1": number + 1}
         self.until("pods and ledgers are seen", lambda: self.held("seen") == wanted)
         self.until("nodes are seen", lambda: self.room("seen") == 1000 + number)
 
     def room(self, node: str) -> int:
         """What card0 has altogether."""
-        capacity: int = self.books(node)["cards"]["card0"]["capacity"][f"{PREFIX}i915"]
+        capacity: int = self.allocations(node)["cards"]["card0"]["capacity"][f"{PREFIX}i915"]
         return capacity
 
     def check_others(self) -> None:

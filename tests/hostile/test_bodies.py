@@ -15,9 +15,9 @@ from tests.hostile.json_strategies import anything, encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt")
 BODIES = effort.of(1000, 10_000)
-A_TIME = 25
-ASKED = settings(
-    max_examples=BODIES // 2 // A_TIME,
+PER_EXAMPLE = 25
+GENERATED = settings(
+    max_examples=BODIES // 2 // PER_EXAMPLE,
     suppress_health_check=list(HealthCheck),
     phases=(
         Phase.explicit,
@@ -65,7 +65,7 @@ def _either(name: str, form: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[s
     return st.fixed_dictionaries({name: mostly(form, keys)})
 
 
-asked = st.one_of(
+candidates_of_request = st.one_of(
     _either("NodeNames", st.lists(mostly(names, keys), max_size=6)),
     _either(
         "Nodes", st.fixed_dictionaries({"items": mostly(st.lists(mostly(nodes, keys), max_size=4), keys)})
@@ -74,7 +74,9 @@ asked = st.one_of(
     _either("NodeNameToVictims", st.dictionaries(names, mostly(victims, keys), max_size=4)),
 )
 requests = st.tuples(
-    _either("Pod", pods), asked, st.just({}) | st.dictionaries(keys, anything(keys), max_size=2)
+    _either("Pod", pods),
+    candidates_of_request,
+    st.just({}) | st.dictionaries(keys, anything(keys), max_size=2),
 ).map(lambda parts: {**parts[2], **parts[0], **parts[1]})
 
 
@@ -112,8 +114,8 @@ def _check(line: RawConnection, verb: str, body: bytes, meant: Any = None) -> No
         raise AssertionError(f"{verb} {body!r}: {error!r}; answered {answer.body!r}") from error
 
 
-@ASKED
-@given(st.lists(st.tuples(st.sampled_from(VERBS), requests), min_size=A_TIME, max_size=A_TIME))
+@GENERATED
+@given(st.lists(st.tuples(st.sampled_from(VERBS), requests), min_size=PER_EXAMPLE, max_size=PER_EXAMPLE))
 def test_any_json(line: RawConnection, bodies: list[tuple[str, Any]]) -> None:
     for verb, body in bodies:
         _check(line, verb, encoded(body), body)
@@ -136,9 +138,13 @@ SCRAPS = (
 cuts = st.tuples(st.floats(0, 1), st.sampled_from(SCRAPS) | st.binary(max_size=4), st.integers(0, 12))
 
 
-@ASKED
+@GENERATED
 @given(
-    st.lists(st.tuples(st.sampled_from(VERBS), st.lists(cuts, max_size=3)), min_size=A_TIME, max_size=A_TIME)
+    st.lists(
+        st.tuples(st.sampled_from(VERBS), st.lists(cuts, max_size=3)),
+        min_size=PER_EXAMPLE,
+        max_size=PER_EXAMPLE,
+    )
 )
 def test_any_bytes(line: RawConnection, bodies: list[tuple[str, list[tuple[float, bytes, int]]]]) -> None:
     for verb, edits in bodies:

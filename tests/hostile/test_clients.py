@@ -119,7 +119,7 @@ def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
     assert (node_of(sandbox, plain), node_of(sandbox, cards)) == ("", "g1")
 
 
-def _fill_ledger(sandbox: Sandbox, size: int) -> None:
+def _fill_record(sandbox: Sandbox, size: int) -> None:
     """Fill the allocation record of `g1` to so many bytes, with an entry that no version of nodewise reads."""
     text = '{"other":{"newer":""}}'
     text = text.replace('""', f'"{"x" * (size - len(text))}"')
@@ -145,7 +145,7 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
     )
     demand = [ContainerDemand("main", 1, {"gpu.intel.com/i915": 1})]
     room = limits.max_record_bytes(demand, "gpu.intel.com/tiles")
-    _fill_ledger(sandbox, room)
+    _fill_record(sandbox, room)
     with serving(plane, tmp_path, papers) as running:
 
         def reason(pod: Object) -> str:

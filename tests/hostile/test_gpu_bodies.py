@@ -18,9 +18,9 @@ from tests.hostile.json_strategies import encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
 BODIES = effort.of(500, 10_000)
-A_TIME = 25
-ASKED = settings(
-    max_examples=BODIES // A_TIME,
+PER_EXAMPLE = 25
+GENERATED = settings(
+    max_examples=BODIES // PER_EXAMPLE,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate),
 )
@@ -117,8 +117,8 @@ def line(cluster: GpuCluster) -> Iterator[RawConnection]:
         yield opened
 
 
-@ASKED
-@given(st.lists(st.sampled_from(VERBS).flatmap(_body), min_size=A_TIME, max_size=A_TIME))
+@GENERATED
+@given(st.lists(st.sampled_from(VERBS).flatmap(_body), min_size=PER_EXAMPLE, max_size=PER_EXAMPLE))
 def test_any_pod(line: RawConnection, bodies: list[tuple[str, Any]]) -> None:
     for verb, body in bodies:
         answer = line.ask(f"/scheduler/{verb}", encoded(body))

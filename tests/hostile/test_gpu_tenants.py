@@ -134,7 +134,7 @@ def test_nodes_of_every_wrong_shape(cluster: GpuCluster) -> None:
     assert [names_by_node[name] for name in kept if name in rest] == []
     assert all(why.startswith("Not enough GPU-resources") and len(why) < 300 for why in failed.values())
     for name in (*fit, *rest):
-        problems = cluster.books(name).get("problems", ["has no cards, and says so"])
+        problems = cluster.allocations(name).get("problems", ["has no cards, and says so"])
         assert problems or names_by_node[name] in QUIET, names_by_node[name]
         assert len(problems) < 60
         assert all(len(text) < 500 for text in problems), (names_by_node[name], problems)
@@ -156,7 +156,9 @@ def test_nodes_that_invent_resources_do_not_fill_the_memory(cluster: GpuCluster)
     cluster.settle()
     assert cluster.filter(one_gpu_pod("p"), [*names, *GOOD]) == ([*names, *GOOD], {})
     events = [
-        name for name in names if any("count as absent" in text for text in cluster.books(name)["problems"])
+        name
+        for name in names
+        if any("count as absent" in text for text in cluster.allocations(name)["problems"])
     ]
     assert len(events) >= len(names) - resource_cap.MOST // 60 - 1
     lost = pod("p", container("main", {f"{PREFIX}i915": "1", f"{PREFIX}{events[-1]}-59": "1"}))
@@ -262,7 +264,7 @@ def test_pods_that_were_bound_with_odd_annotations(cluster: GpuCluster) -> None:
         cluster.bound(one_gpu_pod(f"odd-{number}", **notes), "good1")
     cluster.settle()
     assert cluster.held("good1") == {"card0": sum(count for _, count in BOUND.values()), "card1": 0}
-    problems = cluster.books("good1")["problems"]
+    problems = cluster.allocations("good1")["problems"]
     assert len(problems) >= len(BOUND) - 2
     assert all(len(text) < 500 for text in problems)
     cluster.check_others()
@@ -298,14 +300,14 @@ LEDGERS: dict[str, tuple[str, int]] = {
 def test_ledgers_of_every_wrong_shape(cluster: GpuCluster) -> None:
     """Only nodewise may write records; with any content, other nodes and the process are unaffected."""
     for text, count in LEDGERS.values():
-        cluster.ledger("good2", text)
+        cluster.put_record("good2", text)
         if count:  # soon, for the leader asks about pods that nobody knows and takes their entries out
             cluster.until(
                 f"{count} of {text[:80]}", lambda count=count: cluster.held("good2")["card0"] == count
             )
             continue
         cluster.settle()
-        assert cluster.held("good2")["card0"] == count, (text[:80], cluster.books("good2")["problems"])
+        assert cluster.held("good2")["card0"] == count, (text[:80], cluster.allocations("good2")["problems"])
     cluster.remove(LEASES, "gpu-good2", gpu_cluster.OWN)
     cluster.settle()
     cluster.check_others()

@@ -167,28 +167,28 @@ class ProtocolModel:
         return holders
 
 
-def happening(name: str, *drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+def step_of(name: str, *drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.tuples(st.just(name), *drawn)
 
 
 ON = st.sampled_from([NODES[0], *NODES])
-BINDS = happening("bind", WHICH, st.sampled_from(NAMES), ON, st.sampled_from([1, 2, 3, 9]))
-GOES_ON = happening("go_on", ANY, st.sampled_from([1, 2, 9]))
+BINDS = step_of("bind", WHICH, st.sampled_from(NAMES), ON, st.sampled_from([1, 2, 3, 9]))
+GOES_ON = step_of("go_on", ANY, st.sampled_from([1, 2, 9]))
 STEP = st.one_of(
     BINDS,
     BINDS,
     GOES_ON,
     GOES_ON,
-    happening("watch", WHICH, st.sampled_from([PODS, ALLOCATION_RECORDS]), st.integers(1, 9)),
-    happening("clear_up", WHICH, ANY, st.sampled_from([1, 2, 9])),
-    happening("lose", ANY, st.sampled_from(["now", "late", "never"])),
-    happening("arrive", ANY),
-    happening("kill", ANY, st.booleans()),
-    happening("tenant_writes", st.sampled_from(NAMES), st.sampled_from(["card0", ""])),
-    happening("pod_goes", st.sampled_from([*NAMES, "old"]), st.booleans()),
-    happening("pod_ends", st.sampled_from([*NAMES, "old"])),
-    happening("pod_comes", st.sampled_from(NAMES)),
-    happening("restart", WHICH),
+    step_of("watch", WHICH, st.sampled_from([PODS, ALLOCATION_RECORDS]), st.integers(1, 9)),
+    step_of("clear_up", WHICH, ANY, st.sampled_from([1, 2, 9])),
+    step_of("lose", ANY, st.sampled_from(["now", "late", "never"])),
+    step_of("arrive", ANY),
+    step_of("kill", ANY, st.booleans()),
+    step_of("tenant_writes", st.sampled_from(NAMES), st.sampled_from(["card0", ""])),
+    step_of("pod_goes", st.sampled_from([*NAMES, "old"]), st.booleans()),
+    step_of("pod_ends", st.sampled_from([*NAMES, "old"])),
+    step_of("pod_comes", st.sampled_from(NAMES)),
+    step_of("restart", WHICH),
 )
 
 
@@ -206,7 +206,7 @@ def test_no_card_is_used_twice_and_in_the_end_none_leaks(old: bool, steps: list[
     assert cluster.held() == cluster.server.in_use()
 
 
-def strolled(seed: int, server: ModelApiServer) -> None:
+def run_random_history(seed: int, server: ModelApiServer) -> None:
     """A long life, by chance: what Hypothesis draws is mostly short and repeats itself."""
     chance = random.Random(seed)
     cluster = ProtocolModel(old=chance.random() < 0.3, server=server)
@@ -243,7 +243,7 @@ _LIFE = (
 
 
 def test_long_lives() -> None:
-    lives(ModelApiServer, 20 * settings.default.max_examples)
+    run_histories(ModelApiServer, 20 * settings.default.max_examples)
 
 
 def test_an_old_look_at_a_pod_does_not_set_its_entry_back() -> None:
@@ -287,12 +287,12 @@ class LosingRecords(ModelApiServer):
         return super().put_pod(pod)
 
 
-def lives(server: type[ModelApiServer], count: int) -> None:
+def run_histories(server: type[ModelApiServer], count: int) -> None:
     for seed in range(count):
-        strolled(seed, server())
+        run_random_history(seed, server())
 
 
 @pytest.mark.parametrize("server", [AnyPod, AnyRecord, LosingRecords])
 def test_without_a_promise_of_the_server_a_card_is_used_twice(server: type[ModelApiServer]) -> None:
     with pytest.raises(AssertionError, match=r"'card0'\): \["):
-        lives(server, 3000)
+        run_histories(server, 3000)

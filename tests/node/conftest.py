@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import custom_metrics, image_archive, packages, programs, test_namespaces
-from tests.cluster.conftest import control_plane_programs, got, plane, sandbox, shared_control_plane
+from tests.cluster.conftest import control_plane_programs, get_or_skip, plane, sandbox, shared_control_plane
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.test_namespaces import Sandbox
@@ -19,13 +19,13 @@ __all__ = ["control_plane_programs", "plane", "sandbox", "shared_control_plane"]
 
 @pytest.fixture(scope="session")
 def kubelet_program(request: pytest.FixtureRequest) -> Path:
-    return got(request, programs.kubelet)
+    return get_or_skip(request, programs.kubelet)
 
 
 @pytest.fixture(scope="session")
 def container_programs(request: pytest.FixtureRequest) -> packages.ContainerPrograms:
     """containerd and the programs that it needs."""
-    return got(request, packages.containers)
+    return get_or_skip(request, packages.containers)
 
 
 @pytest.fixture(scope="session")
@@ -86,5 +86,5 @@ def metrics_api(host_sandbox: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMet
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest, kube_host: KubernetesHost) -> str:
     """The name of nodewise's image, which is loaded on the host."""
-    kube_host.node.runtime.load(got(request, image_archive.archive))
+    kube_host.node.runtime.load(get_or_skip(request, image_archive.archive))
     return image_archive.NAME

@@ -9,7 +9,7 @@ from nodewise.cpu import topology
 from nodewise.cpu.cpusets import enforcer
 from nodewise.cpu.pool_allocations import Task
 from tests.cluster import packages
-from tests.cluster.conftest import got
+from tests.cluster.conftest import get_or_skip
 from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine
 from tests.node.virtual_cpu_machine import CMK, VirtualCpuMachine
@@ -27,7 +27,7 @@ COUNTS = ("--num-exclusive-cores=2", "--num-shared-cores=1")
 
 @pytest.fixture(scope="module")
 def machine_packages(request: pytest.FixtureRequest) -> Path:
-    return got(request, packages.MACHINE.get)
+    return get_or_skip(request, packages.MACHINE.get)
 
 
 @pytest.fixture(scope="module")

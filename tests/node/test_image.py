@@ -22,7 +22,7 @@ from nodewise.cli.main import COMMANDS
 from nodewise.cpu.cluster import api_versions, setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions
 from tests.cluster import image_archive, toolchain
-from tests.cluster.conftest import got
+from tests.cluster.conftest import get_or_skip
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.packages import ContainerPrograms
 from tests.conformance.configure import control_plane_hosts
@@ -41,7 +41,7 @@ Run = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def archive(request: pytest.FixtureRequest) -> Path:
-    return got(request, image_archive.archive)
+    return get_or_skip(request, image_archive.archive)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 import nodewise
 from tests import page_code_blocks
 from tests.cluster import image_archive, packages
-from tests.cluster.conftest import got
+from tests.cluster.conftest import get_or_skip
 from tests.cluster.packages import ContainerPrograms
 from tests.conformance.configure import control_plane_hosts
 from tests.node import cgroups, runtime
@@ -55,7 +55,7 @@ everywhere. All is kept in memory."""
 
 @pytest.fixture(scope="module")
 def archive(request: pytest.FixtureRequest) -> Path:
-    return got(request, image_archive.archive)
+    return get_or_skip(request, image_archive.archive)
 
 
 class ImageToolsUser:
@@ -86,7 +86,7 @@ def operator(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ImageToolsUser]:
     """Namespaces in which the tools are installed; containerd is only their first process."""
-    tools = got(request, packages.IMAGE_TOOLS.get)
+    tools = get_or_skip(request, packages.IMAGE_TOOLS.get)
     work = tmp_path_factory.mktemp("work")
     (work / "dist").mkdir()
     (work / IN_DIST).symlink_to(archive)

@@ -11,7 +11,7 @@ import pytest
 
 from tests import page_code_blocks
 from tests.cluster import image_archive, packages
-from tests.cluster.conftest import got
+from tests.cluster.conftest import get_or_skip
 from tests.node import host_kubelet
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.learn_environment import REAL, laptop, other_nodes
@@ -45,7 +45,7 @@ def test_a_cluster_and_a_policy(
     container_programs: packages.ContainerPrograms,
     tmp_path: Path,
 ) -> None:
-    archive = got(request, image_archive.archive)
+    archive = get_or_skip(request, image_archive.archive)
     end = page_code_blocks.section(CLUSTER, "## Clean up")
     begin = [block for block in page_code_blocks.blocks(CLUSTER) if block not in end]
     policy = page_code_blocks.blocks(POLICY)

@@ -22,7 +22,7 @@ def environment_with_cases(api_server: GasApiServer, folder: Path) -> Iterator[G
     """All rows laid into one cluster before the first process starts."""
     made = GasEnvironment(api_server, folder)
     try:
-        made.lay(CASES)
+        made.create_objects(CASES)
         made.node(NODE, "gn=0.1; i915=16")
         yield made
     finally:
@@ -43,7 +43,9 @@ def check_placement(on: GasEnvironment, case: PlacementCase) -> None:
         return
     expectations.check_bound(case, answer, on.find(name))
     if row.expect.books is not None:
-        assert on.books(served, node) == story_environment.full(row.expect.books, case.driver)
+        assert on.allocations(served, node) == story_environment.with_full_names(
+            row.expect.books, case.driver
+        )
 
 
 def check_request(on: GasEnvironment, row: GasHttpRow) -> None:

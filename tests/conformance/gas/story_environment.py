@@ -30,7 +30,7 @@ BELONGS: Final = "conformance"
 NOBODYS_SCHEDULER: Final = "conformance"
 """No scheduler places our pods but the test."""
 NODES: Final = "/api/v1/nodes"
-LEDGERS: Final = f"/apis/coordination.k8s.io/v1/namespaces/{extender_process.OWN_NAMESPACE}/leases"
+ALLOCATION_RECORDS: Final = f"/apis/coordination.k8s.io/v1/namespaces/{extender_process.OWN_NAMESPACE}/leases"
 FLAGS: Final[dict[str, str]] = {"allow": "--enableAllowlist", "deny": "--enableDenylist"}
 BEACON: Final = "beacon"
 SIGNAL: Final = "signal"
@@ -113,7 +113,7 @@ class GasEnvironment:
         """A pod as it is now."""
         return self.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
-    def lay(self, cases: Sequence[PlacementCase]) -> None:
+    def create_objects(self, cases: Sequence[PlacementCase]) -> None:
         """The nodes of all cases, and the pods that run there already."""
         for case in cases:
             for name, text in case.row.nodes.items():
@@ -142,7 +142,7 @@ class GasEnvironment:
         request = {"PodName": name, "PodNamespace": self.namespace, "PodUID": uid, "Node": node}
         return self._http.post(f"{served.url}/scheduler/bind", json=request)
 
-    def books(self, served: ExtenderProcess, node: str) -> Books:
+    def allocations(self, served: ExtenderProcess, node: str) -> Books:
         """What is held on a node, by card and resource."""
         answer = httpx2.get(f"{served.health}/state/gpu", params={"node": node}).raise_for_status()
         cards = answer.json()["nodes"].get(node, {"cards": {}})["cards"]
@@ -195,8 +195,8 @@ class FaultyGasEnvironment(GasEnvironment):
     def settle(self) -> None:
         """Wait until the process knows all that happened to pods so far: they come by one watch, in order."""
         self._light(BEACON)
-        wanted = full({"card0": {"i915": self._lit[BEACON]}})
-        wait("the beacon", lambda: self.books(self.extender(), BEACON) == wanted or None, PATIENCE_S)
+        wanted = with_full_names({"card0": {"i915": self._lit[BEACON]}})
+        wait("the beacon", lambda: self.allocations(self.extender(), BEACON) == wanted or None, PATIENCE_S)
 
     def settle_told(self) -> None:
         """Wait until the leader has begun to tell pods whatever it knows of so far."""
@@ -225,7 +225,7 @@ def is_marked(pod: Object) -> bool:
     return bool(pod["metadata"].get("labels", {}).get(TOLD) == "gpu")
 
 
-def full(books: Books, driver: str = "i915") -> Books:
+def with_full_names(books: Books, driver: str = "i915") -> Books:
     """Allocations with the full names of resources."""
     return {
         card: {table_notation.resource(name, driver): amount for name, amount in held.items()}
@@ -238,7 +238,7 @@ def on_control_plane(plane: ControlPlane) -> Iterator[GasApiServer]:
     """A real API server. Nothing of ours is left there afterwards."""
     with test_namespaces.created(plane) as sandbox:
         yield GasApiServer(plane.api, sandbox.namespace, gpu.user(plane).kubeconfig)
-        for path, selector in ((NODES, BELONGS), (LEDGERS, "nodewise.io/ledger=gpu")):
+        for path, selector in ((NODES, BELONGS), (ALLOCATION_RECORDS, "nodewise.io/ledger=gpu")):
             plane.api.request("DELETE", path, params={"labelSelector": selector})
 
 

@@ -94,7 +94,7 @@ class GasStoryRun:
 
     def _check(self, step: GasStep) -> None:
         if step.books is not None:
-            wanted = {node: story_environment.full(books) for node, books in step.books.items()}
+            wanted = {node: story_environment.with_full_names(books) for node, books in step.books.items()}
             wait("the books", lambda: self._books() == wanted or None, DEADLINE_S, self._books)
         for name, cards in step.cards.items():
             annotations = self._environment.find(self._name(name))["metadata"].get("annotations", {})
@@ -118,7 +118,8 @@ class GasStoryRun:
             if self._environment.api.find(f"/api/v1/nodes/{self._name(name)}")
         ]
         return {
-            node: self._environment.books(self._environment.extender(), self._name(node)) for node in nodes
+            node: self._environment.allocations(self._environment.extender(), self._name(node))
+            for node in nodes
         }
 
     def _told(self) -> list[str]:

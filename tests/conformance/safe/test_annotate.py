@@ -22,16 +22,16 @@ CASES = {
 }
 
 
-def given(row: SafePartRow) -> Mapping[str, Any]:
+def node_and_pods(row: SafePartRow) -> Mapping[str, Any]:
     """A node and its pods."""
     return row.given if row.part == "allocation" else MEMORY_ROW
 
 
-def lay(api: ClusterApi, name: str, row: SafePartRow) -> None:
-    node = component_calls.node(given(row))
+def create_objects(api: ClusterApi, name: str, row: SafePartRow) -> None:
+    node = component_calls.node(node_and_pods(row))
     node["metadata"] = {"name": name}
     api.create({"apiVersion": "v1", "kind": "Node", **node})
-    for number, pod_arguments in enumerate(given(row)["pods"]):
+    for number, pod_arguments in enumerate(node_and_pods(row)["pods"]):
         pod = component_calls.pod(number, pod_arguments)
         pod["metadata"] = {"name": f"{name}-{number}", "namespace": "default"}
         pod["spec"]["nodeName"] = name if pod["spec"]["nodeName"] else ""
@@ -44,7 +44,7 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Object]:
     folder = tmp_path_factory.mktemp("annotate")
     with gas.running_in_memory(folder) as api_server:
         for name, row in CASES.items():
-            lay(api_server.api, name, row)
+            create_objects(api_server.api, name, row)
         command = [NODEWISE, "annotate", "--what=allocation", "--once", "--kubeconfig", api_server.kubeconfig]
         forks.run(command, check=True, cwd=folder)
         nodes = api_server.api.get(NODES)["items"]

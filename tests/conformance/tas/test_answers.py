@@ -71,7 +71,7 @@ def _listed(look: MetricsApiResponse) -> bytes:
     return json.dumps({"kind": "MetricValueList", "items": items}).encode()
 
 
-def wanted(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
+def requests_of(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
     """What the row's rule asks for, and what is wrong with it."""
     rule = (
         {"metricname": "m", "operator": "GreaterThan", "target": 10}
@@ -85,19 +85,19 @@ def wanted(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
     return state.metric_requests(objects), state.problems(objects).get("d/pol", ())
 
 
-async def looked(row: AnswerRow, metric_requests: frozenset[MetricRequest]) -> None:
+async def check_looks(row: AnswerRow, metric_requests: frozenset[MetricRequest]) -> None:
     api = FakeMetricsApi()
     source = CustomMetricsSource(api)
     for number, look in enumerate(row.looks):
         api.offer(look)
         (decision,) = [
-            await fetched(source, metric_request, number * PERIOD_S) for metric_request in metric_requests
+            await try_fetch(source, metric_request, number * PERIOD_S) for metric_request in metric_requests
         ]
         assert api.calls == [f"{METRICS}{end}" for end in look.calls]
         assert (decision and read_of(decision, look)) == look.read
 
 
-async def fetched(source: CustomMetricsSource, metric_request: MetricRequest, now: float) -> Series | None:
+async def try_fetch(source: CustomMetricsSource, metric_request: MetricRequest, now: float) -> Series | None:
     try:
         return await source.fetch(metric_request, now)
     except NodewiseError:
@@ -114,19 +114,19 @@ def read_of(series: Series, look: MetricsApiResponse) -> dict[str, dict[str, Any
         }
         for node, sample in series.samples.items()
     }
-    wanted = look.read or {}
-    return {node: {field: values[node][field] for field in wanted.get(node, {})} for node in values}
+    requests_of = look.read or {}
+    return {node: {field: values[node][field] for field in requests_of.get(node, {})} for node in values}
 
 
 @pytest.mark.parametrize(
     "row", table_rows.read("metrics", AnswerTable).answers, ids=lambda row: f"{row.number} {row.name}"
 )
 def test_answers(row: AnswerRow) -> None:
-    metric_requests, problems = wanted(row)
+    metric_requests, problems = requests_of(row)
     if row.problem:
         assert metric_requests == frozenset()
         assert any(row.problem in problem for problem in problems)
-    asyncio.run(looked(row, metric_requests))
+    asyncio.run(check_looks(row, metric_requests))
 
 
 @pytest.mark.parametrize(
