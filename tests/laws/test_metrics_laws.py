@@ -48,20 +48,20 @@ def test_the_order_of_series_means_nothing(
 ) -> None:
     other = list(series_list)
     random.shuffle(other)  # type: ignore[attr-defined]
-    first, two = match(series_list, aggregate), match(other, aggregate)
-    assert first.samples == two.samples
-    assert first.invalid.keys() == two.invalid.keys()
-    assert len(owned(series_list).strangers) == len(owned(other).strangers)
+    first, second = match(series_list, aggregate), match(other, aggregate)
+    assert first.samples == second.samples
+    assert first.invalid.keys() == second.invalid.keys()
+    assert len(owned(series_list).unmatched) == len(owned(other).unmatched)
 
 
 @given(st.lists(series, max_size=8))
 def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(
     series_list: list[SeriesValue],
 ) -> None:
-    matched, strangers = match(series_list), len(owned(series_list).strangers)
+    matched, unmatched = match(series_list), len(owned(series_list).unmatched)
     assert not matched.samples.keys() & matched.invalid.keys()
     assert matched.samples.keys() | matched.invalid.keys() <= set(NAMES)
-    assert len(matched.samples) + len(matched.invalid) + strangers <= len(series_list)
+    assert len(matched.samples) + len(matched.invalid) + unmatched <= len(series_list)
     given_values = {(series.value, series.at) for series in series_list}
     assert {(str(sample.value // NANO), sample.at) for sample in matched.samples.values()} <= given_values
 
