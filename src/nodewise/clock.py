@@ -1,7 +1,7 @@
-"""Time, as an argument. Nothing else in the program asks the operating system what time it is.
+"""Clocks, as arguments. No other module reads the time of the operating system.
 
-`now()` is wall-clock time in seconds since 1970 (samples and API objects carry it), `monotonic()` never
-jumps (deadlines, periods). A `Clock` is handed to whatever runs over time; decisions get plain numbers.
+`now()` is wall-clock time in seconds since 1970, as in samples and API objects. `monotonic()` never jumps, for
+deadlines and periods. Tasks get a `Clock`; functions that decide get the time as a number.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """What a loop needs to know of time."""
+    """The time, and a way to wait."""
 
     def now(self) -> float: ...
 
@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The clock of the operating system."""
 
     def now(self) -> float:
         return time.time()
@@ -34,7 +34,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that is moved by hand: in tests and in simulations."""
+    """A clock that only `advance` and `sleep` move, for tests and simulations."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -54,7 +54,7 @@ class ManualClock:
 
 
 def parse_rfc3339(text: str) -> float:
-    """Seconds since 1970 of a Kubernetes timestamp such as `2026-11-21T00:43:47Z`; ValueError if it is none."""
+    """Seconds since 1970 of a Kubernetes timestamp such as `2026-11-21T00:43:47Z`; ValueError for any other text."""
     stamp = datetime.fromisoformat(text)
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
 
@@ -64,14 +64,14 @@ def format_rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-_LONGEST_DURATION: Final = 64
-"""Characters; each unit costs another look at all that follows."""
+_MAX_DURATION_LENGTH: Final = 64
+"""In characters. Parsing copies the rest of the text for each unit."""
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a Go duration such as `2s`, `1m30s`, `500ms`; ValueError says what is wrong with it."""
+    """Seconds of a Go duration such as `2s`, `1m30s`, `500ms`. ValueError has a message for the user."""
     units = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-    if len(text) > _LONGEST_DURATION:
+    if len(text) > _MAX_DURATION_LENGTH:
         raise ValueError(f"{len(text)} characters are no duration such as 5s, 500ms or 1m30s")
     rest = text.strip()
     sign = -1.0 if rest.startswith("-") else 1.0
@@ -93,7 +93,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest plain form: `5s`, `500ms`, `1m30s`."""
+    """The shortest form: `5s`, `500ms`, `1m30s`."""
     if seconds < 1:
         return f"{seconds * 1000:g}ms"
     minutes, rest = divmod(seconds, 60)

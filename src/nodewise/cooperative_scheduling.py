@@ -1,7 +1,7 @@
-"""Cooperative scheduling: long background work on the event loop gives way after each slice of time.
+"""Cooperative scheduling: long background work yields the event loop after each time slice.
 
-A request is answered in one step. Work on all nodes or pods takes longer than a request may wait, so it is written as a
-generator that yields between its parts, or as a loop over `iterate`.
+A request is answered in one step of the event loop. Work on all nodes or pods takes longer than a request may wait, so
+it is written as a generator that yields between its parts, or as a loop over `iterate`.
 """
 
 import asyncio
@@ -15,14 +15,17 @@ SLICE_S: Final = 0.0003
 
 
 class Pacer:
-    """Gives way when a slice is used up: await `pause` before each part of the work. The first `pause` gives way."""
+    """Yields the event loop at the end of each slice: await `pause` before each part of the work.
+
+    The first `pause` always yields.
+    """
 
     def __init__(self, slice_s: float = SLICE_S) -> None:
         self._slice_s = slice_s
         self._began_s = float("-inf")
 
     async def pause(self) -> None:
-        """Let the event loop go on for one round if the slice is used up."""
+        """Run the event loop once if the slice has ended."""
         if time.perf_counter() - self._began_s > self._slice_s:
             await asyncio.sleep(0)
             self._began_s = time.perf_counter()

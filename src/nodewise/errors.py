@@ -1,14 +1,14 @@
-"""Kinds of error. A kind says what to do next; the words are made here and nowhere else.
+"""Kinds of error. A kind determines what the caller does next.
 
     NodewiseError
-    ├── BadInput       what somebody sent or wrote cannot be read: mend it          HTTP 400, exit 1
-    ├── BadSettings    flags, environment or configuration cannot be used: mend it  exit 2
-    ├── Unavailable    somebody we need does not answer: try again after retry_after_s  HTTP 503, exit 1
-    ├── Conflict       somebody else wrote first: read again, then decide again     HTTP 409, exit 1
-    └── Refused        the other side said no: trying again does not help           HTTP 403, exit 1
+    ├── BadInput       a request, file or object cannot be read; correct it                  HTTP 400, exit 1
+    ├── BadSettings    flags, environment or configuration are invalid; correct them         exit 2
+    ├── Unavailable    a required service does not respond; try again after retry_after_s    HTTP 503, exit 1
+    ├── Conflict       another client wrote first; read again, then decide again             HTTP 409, exit 1
+    └── Refused        the other side denied the request; trying again does not help         HTTP 403, exit 1
 
-Every file that talks to a library translates that library's exceptions into one of these.
-A node that an agent rejects is no error, it is a verdict (`nodewise.agent`).
+A module that calls a library translates the library's exceptions into one of these. A node that an agent rejects is no
+error but a verdict (`nodewise.agent`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import msgspec
 
     UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, ValueError)
-    """All that msgspec raises on bytes that it cannot decode: of a wrong form, nested too deep, no UTF-8."""
+    """All exceptions of msgspec for bytes that it cannot decode: invalid, nested too deeply, or no UTF-8."""
 else:
 
     def __getattr__(name: str) -> object:
-        """`UNREADABLE`, made when somebody asks: what starts in a workload's container does without msgspec."""
+        """`UNREADABLE` on first use, because programs in a workload's container run without msgspec."""
         if name != "UNREADABLE":
             raise AttributeError(name)
         import msgspec
@@ -38,7 +38,7 @@ class Problem(NamedTuple):
     expected: str
 
     def __str__(self) -> str:
-        # clients and the numbered cases know this form and the names in `to_dict`
+        # clients and the numbered cases depend on this form and on the names in `to_dict`
         expected = f"; wanted {self.expected}" if self.expected else ""
         return f"{self.field}: {self.found}{expected}" if self.field else f"{self.found}{expected}"
 
@@ -48,7 +48,7 @@ class Problem(NamedTuple):
 
 
 class NodewiseError(Exception):
-    """The root: `what` was being done, and all problems of it together."""
+    """The root of all kinds: what was being done (`what`), with all its problems."""
 
     def __init__(self, what: str, problems: Iterable[Problem] = (), *, remedy: str = "") -> None:
         self.what = what
@@ -64,15 +64,15 @@ class NodewiseError(Exception):
 
 
 class BadInput(NodewiseError):
-    """An input that cannot be read as what it should be."""
+    """An input that cannot be read."""
 
 
 class BadSettings(NodewiseError):
-    """A flag, an environment variable or a configuration file that cannot be used."""
+    """An invalid flag, environment variable or configuration file."""
 
 
 class Unavailable(NodewiseError):
-    """A service that does not answer now; worth another try after `retry_after_s` seconds."""
+    """A service that does not respond. Try again after `retry_after_s` seconds."""
 
     def __init__(
         self, what: str, problems: Iterable[Problem] = (), *, remedy: str = "", retry_after_s: float = 1.0
@@ -86,21 +86,21 @@ class Conflict(NodewiseError):
 
 
 class Refused(NodewiseError):
-    """The other side understood and said no: rights, admission, a policy."""
+    """The other side denied a valid request: authorization, admission, a policy."""
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """A value as an error shows it: its repr, which has quotes and visible characters only, cut at `limit` of them."""
+    """A value as errors show it: its repr, which has quotes and visible characters only, cut at `limit` characters."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):
-        # nested as deep as it could just be read, or a number of more digits than Python writes
+        # nested too deeply, or a number with more digits than Python converts
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def closest(name: str, valid: Sequence[str]) -> str:
-    """The valid name that a misspelt one resembles most, whatever its case, `-`, `_` and `.`; empty where none does."""
+    """The valid name most similar to a misspelt one, ignoring case, `-`, `_` and `.`; empty if none is similar."""
     import difflib  # start-up time: only errors need it
 
     plain = {_plain(option): option for option in valid}
@@ -109,7 +109,7 @@ def closest(name: str, valid: Sequence[str]) -> str:
 
 
 def suggestion(name: str, valid: Sequence[str]) -> str:
-    """The end of a message about an unknown name: `; did you mean "max_age"?`, or nothing."""
+    """The end of a message about an unknown name: `; did you mean "max_age"?`; empty if no name is similar."""
     match = closest(name, valid)
     return f'; did you mean "{match}"?' if match else ""
 

@@ -1,4 +1,4 @@
-"""How a field of a settings struct is written on the command line, where its name and type do not say it."""
+"""Annotations of settings fields for the command line, where name and type are not enough."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,10 @@ class Option:
     """An option: `cert_file: Annotated[str, Option("--cert", metavar="FILE")] = ""`."""
 
     flags: str = ""
-    """Separated by blanks, such as `-n --namespace`. Empty: the field's name."""
+    """Separated by spaces, such as `-n --namespace`. Empty: the field's name."""
 
     metavar: str | None = None
-    """The form of the value in the help. None: from the type."""
+    """The placeholder of the value in the help. None: from the type."""
 
     help: str = ""
     """The help text. Empty: the docstring of the field, which a frozen program does not have."""
@@ -40,7 +40,7 @@ class Option:
     """The value of the flag without a value."""
 
     choices: tuple[str, ...] = ()
-    """The allowed words, where the type is no Literal of them."""
+    """The allowed values, if the type is no Literal."""
 
     type: Any = None
     """A click.ParamType. None: from the type of the field."""

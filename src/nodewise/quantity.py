@@ -19,18 +19,18 @@ _FORM: Final = re.compile(
 )
 _DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
-_LONGEST: Final = 256
-"""No honest quantity is longer; the bound keeps a hostile one from costing time."""
+_MAX_LENGTH: Final = 256
+"""In characters. Real quantities are shorter; the limit bounds the time for hostile ones."""
 
-WANTED: Final = "a Kubernetes quantity such as 3, 0.5, 250m or 64Mi"
+EXPECTED: Final = "a Kubernetes quantity such as 3, 0.5, 250m or 64Mi"
 
 
 def parse(text: str) -> int:
-    """Nano-units of a quantity's text. ValueError if it is none.
+    """Nano-units of a quantity. ValueError for any other text.
 
-    Whole numbers and thousandths, which is what metrics are made of and which seldom come twice, take the short way.
+    Whole numbers and thousandths, the usual form of metrics, take a fast path without the cache, as they seldom repeat.
     """
-    if text.isascii() and len(text) <= _SHORT:
+    if text.isascii() and len(text) <= _MAX_FAST_LENGTH:
         if text.isdigit():
             return int(text) * NANO
         if text[-1:] == "m" and text[:-1].isdigit():
@@ -38,20 +38,20 @@ def parse(text: str) -> int:
     return _parse(text)
 
 
-_SHORT: Final = 18
+_MAX_FAST_LENGTH: Final = 18
 _MILLI: Final = NANO // 1000
 
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> int:
-    match = _FORM.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    match = _FORM.fullmatch(text.strip()) if len(text) <= _MAX_LENGTH else None
     parts = match.groupdict(default="") if match else {}
     if not parts.get("whole") and not parts.get("fraction"):
-        raise ValueError(f"{text[:80]!r} is not {WANTED}")
+        raise ValueError(f"{text[:80]!r} is not {EXPECTED}")
     digits, suffix = int(parts["whole"] + parts["fraction"]), parts["suffix"]
     exponent = int(parts["exponent"] or _DECIMAL.get(suffix, 0)) - len(parts["fraction"]) + 9
-    if digits and exponent > _LONGEST:
-        raise ValueError(f"{text[:80]!r} is out of every range, not {WANTED}")
+    if digits and exponent > _MAX_LENGTH:
+        raise ValueError(f"{text[:80]!r} is out of every range, not {EXPECTED}")
     magnitude = _scaled(digits << _BINARY.get(suffix, 0), exponent)
     if suffix in _BINARY:
         magnitude = min(magnitude, _CAP)
@@ -62,13 +62,13 @@ def _scaled(digits: int, exponent: int) -> int:
     """Digits times ten to the exponent, rounded away from zero."""
     if exponent >= 0:
         return digits * int(10**exponent) if digits else 0
-    if -exponent > 2 * _LONGEST:
+    if -exponent > 2 * _MAX_LENGTH:
         return 1 if digits else 0
     return -(-digits // int(10**-exponent))
 
 
 def to_text(nano: int) -> str:
-    """The shortest decimal text that parses to the same value: `72.133`, `1024`, `-0.5`."""
+    """The shortest decimal text of the value: `72.133`, `1024`, `-0.5`."""
     whole, rest = divmod(abs(nano), NANO)
     sign = "-" if nano < 0 else ""
     return f"{sign}{whole}.{rest:09d}".rstrip("0") if rest else f"{sign}{whole}"

@@ -1,6 +1,6 @@
-"""What an agent computes its state from, and the builder that computes it while no request waits.
+"""Agent states: the cluster state that they are computed from, and the builder that computes them ahead of requests.
 
-It is the same online and offline. Nothing here does I/O or reads the clock.
+Builders work the same way online and offline. They do no I/O and do not read the clock.
 """
 
 from abc import ABC, abstractmethod
@@ -33,8 +33,8 @@ __all__ = [
 StateT = TypeVar("StateT")
 
 MemoryScope = Literal["none", "leader", "replica"]
-"""Which process stores what a state builder learns: none; the leader, as all replicas see the same; or each replica,
-as each has news of its own."""
+"""Which process stores what a state builder learns: none; the leader, if all replicas see the same; or each replica, if
+each sees requests of its own."""
 
 ObjectKey = tuple[str, str]
 """Namespace and name; the namespace is empty for objects that have none."""
@@ -44,18 +44,18 @@ NODES: Final = "nodes"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What one request is answered from."""
+    """The state from which a request is answered."""
 
     nodes: NodeIndex
     agent_states: Mapping[str, Any]
-    """By agent name: what its `StateBuilder` computed. An agent whose stores are not synced yet has none."""
+    """By agent name, the state that its `StateBuilder` computed. An agent has none until its stores are synced."""
     at: float
-    """Seconds since 1970 when it was computed."""
+    """The time at which it was computed, seconds since 1970."""
     generation: int = 0
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """What agent states are computed from."""
+    """The inputs of agent states: nodes, objects and metrics of one instant."""
 
     nodes: NodeIndex
     objects: Mapping[str, Mapping[ObjectKey, Any]]
@@ -63,21 +63,21 @@ class ClusterState(msgspec.Struct, frozen=True):
     metrics: MetricsSnapshot
     now: float
     node_objects: Mapping[ObjectKey, Any] = {}
-    """The nodes of the index, with the fields that agents declared; empty where no agent's state reads them."""
+    """The nodes of the index, with the fields that agents declared; empty if no agent state reads them."""
     versions: Mapping[str, str] = {}
-    """By the name in `Watched`: the API server's version until which everything that happened is in the objects.
+    """By the name in `Watched`: the API server's version of the objects, which include all changes up to it.
 
     Whole numbers that grow (KEP-5504) where the server is a Kubernetes API server; empty for objects of files.
     """
     changes: Mapping[str, Changes[Any]] | None = None
     """By the name in `Watched`, of nodes by `NODES`: the changes since the cluster state of the builder's last build.
 
-    None: everything is new, and the builder starts from nothing. That is so at the start, after a failed build, on a
-    resync, and offline.
+    None: everything is new, and the builder starts from nothing: at the start, after a failed build, on a resync, and
+    offline.
     """
 
     def changes_of(self, name: str) -> Iterable[tuple[ObjectKey, Change[Any]]]:
-        """The changes of one kind; where everything is new, all objects as added."""
+        """The changes of one kind of object; if everything is new, all objects as added."""
         if self.changes is not None:
             return self.changes.get(name, {}).items()
         objects = self.node_objects if name == NODES else self.objects.get(name, {})
@@ -92,17 +92,20 @@ class Watched(NamedTuple):
     resource: Resource
     type: type[msgspec.Struct]
     keep: Callable[[Any], Any | None] | None = None
-    """What is stored of an object, None for nothing; without this function all of it. It depends on the object only."""
+    """Returns what to store of an object, or None to store nothing. Without it, the whole object is stored.
+
+    It must depend on the object only.
+    """
     own_namespace: bool = False
-    """Whether only those in nodewise's own namespace count, where no tenant writes."""
+    """Whether only objects in nodewise's own namespace count, where tenants cannot write."""
     selectors: Mapping[str, str] = {}
-    """`fieldSelector` and `labelSelector`, as the API takes them; objects of files are not selected."""
+    """`fieldSelector` and `labelSelector`, as in the API. They do not apply to objects of files."""
 
 
 class Inputs(NamedTuple):
-    """What an agent state depends on besides the node index. It is computed again when one of these changed.
+    """What an agent state depends on in addition to the node index.
 
-    And once a refresh period, as values grow old.
+    It is computed again after a change of any of these, and once a refresh period because values age.
     """
 
     objects: frozenset[str]
@@ -132,21 +135,21 @@ class StateBuilder(ABC, Generic[StateT]):
         A state that was returned must not change any more: requests are answered from it.
         """
 
-    def asked(self, pod: Any) -> None:
-        """Count a pod about which a prioritize call was answered. It may come again, and counts once.
+    def count_request(self, pod: Any) -> None:
+        """Count the pod of a prioritize call. The same pod may come again and counts once.
 
-        The states refer to the counts, so that the next answer includes it.
+        Agent states refer to the counts, so the next response takes the pod into account.
         """
 
     def recall(self, kept: bytes) -> None:
-        """Restore what an earlier process or another replica kept. `BadInput` if it cannot be read: nothing changed.
+        """Restore a memory that an earlier process or another replica stored. After `BadInput` nothing has changed.
 
-        Bytes that `keep` returned are stored now: their news are no longer news, later ones are.
+        It is also called with bytes that `keep` returned, once they are stored: from then on they are not new any more.
         """
 
     def keep(self, kept: bytes | None) -> bytes | None:  # noqa: ARG002
-        """The memory to store, as JSON: what is stored now, with the news since then; None without news.
+        """The memory to store, as JSON: the stored one (`kept`) with what is new since then; None if nothing is new.
 
-        It is written by compare-and-swap; after a conflict this is called again with what the other writer stored.
+        It is written by compare-and-swap. After a conflict this is called again with what the other writer stored.
         """
         return None

@@ -1,4 +1,4 @@
-"""Values that an agent's plugins return: verdicts, scores, and what they are based on. Part of the public contract."""
+"""Results of an agent's plugin: verdicts and scores, with their evidence. Part of the public contract."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Protocol
@@ -32,11 +32,11 @@ class Reason(Protocol):
         ...
 
     def text(self) -> str:
-        """What kube-scheduler shows on the pod. Few distinct texts: events group nodes by it."""
+        """The text that kube-scheduler shows on the pod. Use few distinct texts, because events group nodes by text."""
         ...
 
     def remedy(self) -> str:
-        """What to do about it, for `explain`; empty where values and targets say it."""
+        """How to resolve it, for `explain`; empty if values and targets make it clear."""
         ...
 
 
@@ -58,15 +58,15 @@ class Evidence(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Details(Protocol):
-    """What an agent knows about each candidate in addition. Texts are made when they are read."""
+    """Additional information about each candidate. Texts are made when they are read."""
 
     @property
     def nbytes(self) -> int:
-        """The memory that keeping it takes."""
+        """The memory of these details."""
         ...
 
     def text(self, candidate: int) -> str:
-        """What the pod gets on the node, or what is missing there; empty for nothing more to say."""
+        """What the pod gets on the node, or what is missing there; empty if there is nothing to add."""
         ...
 
     def distances(self) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from nodewise.extender.recording_file import Record, RequestEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from tests.unit.agents.telemetry.snapshots import policy, rule
-from tests.unit.extender.recordings import Recorded, body, played, records
+from tests.unit.extender.recordings import RecordedExtender, body, played, records
 
 NODES = [f"n{i}" for i in range(8)]
 METRICS = ["a", "b", "Ω\u2028\n"]
@@ -71,7 +71,7 @@ class RecordedCluster:
     """A cluster that steps change; objects that a step leaves alone stay identical, as in the real stores."""
 
     def __init__(self, options: TelemetryOptions) -> None:
-        self.recorded = Recorded(options)
+        self.recorded = RecordedExtender(options)
         self.cluster_states: list[ClusterState] = []
         self._nodes = NodeIndex(NODES)
         self._policies: dict[tuple[str, str], Any] = {}
@@ -189,7 +189,7 @@ def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
     rebuilding = recording_deltas.ClusterStateRebuilder({POLICIES: type(policy())})
     back = [
         cluster_state
-        for cluster_state in map(rebuilding.take, records(scene.recorded.ended()))
+        for cluster_state in map(rebuilding.apply, records(scene.recorded.ended()))
         if cluster_state is not None
     ]
     assert list(map(shown, back)) == list(map(shown, scene.cluster_states))

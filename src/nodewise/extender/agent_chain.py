@@ -189,7 +189,7 @@ class AgentChain:
     def _count(self, pod: Any) -> None:
         for builder in self._request_counters:
             try:
-                builder.asked(pod)
+                builder.count_request(pod)
             except Exception as error:  # noqa: BLE001 - what an agent counts is no matter of this answer
                 logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
 

@@ -32,5 +32,5 @@ class AgentTester:
         body = msgspec.json.encode(
             {"Pod": {"apiVersion": "v1", "kind": "Pod", **pod}, "Nodes": {"items": list(nodes)}}
         )
-        response = self._request_handler.answer(path, body, self._snapshots.snapshot(body, now), now)
+        response = self._request_handler.handle(path, body, self._snapshots.snapshot(body, now), now)
         return json.loads(response.body)

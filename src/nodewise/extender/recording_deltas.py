@@ -1,4 +1,4 @@
-"""Cluster states as entries of a recording, each by its changes, and cluster states rebuilt from such entries.
+"""Cluster states as entries of a recording, each with its changes only, and the way back.
 
 The entries of objects are the changes that agent states are built from, so a replay builds them from the same changes.
 """
@@ -30,9 +30,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def delta_entries(old: ClusterState, new: ClusterState, generation: int) -> Iterator[Record | None]:
-    """What makes the new cluster state of the old one, by the changes that the new one brings.
+    """The entries that turn the old cluster state into the new one.
 
-    None now and then, where the writer may pause.
+    Yields None in between, where the writer may pause.
     """
     if new.nodes is not old.nodes:
         yield _nodes(old.nodes, new.nodes)
@@ -46,16 +46,16 @@ def delta_entries(old: ClusterState, new: ClusterState, generation: int) -> Iter
 
 
 class _MappingDelta(NamedTuple, Generic[K]):
-    """How one mapping becomes another."""
+    """The difference of two mappings."""
 
     changed: Sequence[K]
-    """Changed or new, in the order of the new mapping."""
-    gone: tuple[K, ...]
+    """Changed and new keys, in the order of the new mapping."""
+    removed: tuple[K, ...]
     order: tuple[K, ...] | None
-    """All keys, where removing and adding alone would leave them in another order."""
+    """All keys, if removing and adding keys does not result in their order."""
 
 
-def _moves(old: Mapping[K, Any], new: Mapping[K, Any]) -> _MappingDelta[K]:
+def _mapping_delta(old: Mapping[K, Any], new: Mapping[K, Any]) -> _MappingDelta[K]:
     changed = [key for key, value in new.items() if old.get(key, _ABSENT) is not value]
     gone = tuple(key for key in old if key not in new)
     left = [key for key in old if key in new] + [key for key in changed if key not in old]
@@ -63,9 +63,9 @@ def _moves(old: Mapping[K, Any], new: Mapping[K, Any]) -> _MappingDelta[K]:
 
 
 def _nodes(old: NodeIndex, new: NodeIndex) -> Record:
-    moves = _moves(dict.fromkeys(old.known), dict.fromkeys(new.known))
+    delta = _mapping_delta(dict.fromkeys(old.known), dict.fromkeys(new.known))
     return recording_file.record(
-        recording_file.NodesEntry(added=tuple(moves.changed), gone=moves.gone, order=moves.order)
+        recording_file.NodesEntry(added=tuple(delta.changed), gone=delta.removed, order=delta.order)
     )
 
 
@@ -87,12 +87,12 @@ def _objects(name: str, changes: Changes[Any]) -> Iterator[Record | None]:
 
 
 def _metrics(old: MetricsSnapshot, new: MetricsSnapshot) -> Iterator[Record | None]:
-    moves = _moves(old.series, new.series)
-    for metric in moves.changed:
+    delta = _mapping_delta(old.series, new.series)
+    for metric in delta.changed:
         yield from _series(metric, old.series.get(metric), new.series[metric])
     before, rest = (msgspec.structs.replace(metrics, series={}) for metrics in (old, new))
     blobs = () if rest == before else (_encode(rest),)
-    yield recording_file.record(recording_file.MetricsEntry(gone=moves.gone, order=moves.order), *blobs)
+    yield recording_file.record(recording_file.MetricsEntry(gone=delta.removed, order=delta.order), *blobs)
 
 
 def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | None]:
@@ -101,7 +101,7 @@ def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | N
     columns: dict[str, ColumnDelta] = {}
     for field in Sample.__struct_fields__:
         before = _column(old, field) if old is not None and same else []
-        changed = _cells(before, _column(new, field))
+        changed = _column_delta(before, _column(new, field))
         if changed is not None:
             columns[field] = changed
         yield None
@@ -114,8 +114,8 @@ def _column(series: Series, field: str) -> list[Any]:
     return list(map(attrgetter(field), series.samples.values()))
 
 
-def _cells(old: list[Any], new: list[Any]) -> ColumnDelta | None:
-    """The shortest way to tell a column; None where it is as before."""
+def _column_delta(old: list[Any], new: list[Any]) -> ColumnDelta | None:
+    """The shortest form of a column; None if it did not change."""
     if old == new:
         return None
     if new.count(new[0]) == len(new):
@@ -128,39 +128,39 @@ def _cells(old: list[Any], new: list[Any]) -> ColumnDelta | None:
 
 
 class ClusterStateRebuilder:
-    """Rebuilds cluster states from entries. What did not change stays the same object from one to the next."""
+    """Rebuilds cluster states from entries. Unchanged parts are the same objects in consecutive states."""
 
     def __init__(self, watched: Mapping[str, type]) -> None:
-        """The types of objects by their name in `Watched`, of nodes by `NODES`; objects of other names are left out."""
+        """`watched` has the types of objects by their name in `Watched`, of nodes by `NODES`; others are ignored."""
         self._decoders: dict[str, msgspec.json.Decoder[Any]] = {
             name: msgspec.json.Decoder(type_) for name, type_ in watched.items()
         }
         self._nodes = NodeIndex()
         self._objects: dict[str, dict[ObjectKey, Any]] = {name: {} for name in watched}
         self._shared: dict[str, Mapping[ObjectKey, Any]] = {name: {} for name in watched}
-        """The objects of the newest cluster state, which do not change any more."""
+        """The objects of the newest cluster state, which must not be modified."""
         self._log = ChangeLog()
         self._series: dict[str, Series] = {}
         self._metrics = MetricsSnapshot()
 
-    def take(self, record: Record) -> ClusterState | None:
-        """Take the next entry; the cluster state, if the entry completes one.
+    def apply(self, record: Record) -> ClusterState | None:
+        """Apply the next entry. Returns the cluster state if the entry completes one.
 
-        `BadInput` if the entry does not follow the others.
+        `BadInput` if the entry does not fit the previous ones.
         """
         try:
-            return self._taken(*record)
+            return self._apply(*record)
         except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
-            seen = f"{type(record.entry).__name__}: {shown(error)}"
+            problem = f"{type(record.entry).__name__}: {shown(error)}"
             raise BadInput(
-                "recording", [Problem("entry", seen, "one that follows those before it")]
+                "recording", [Problem("entry", problem, "an entry that fits the previous ones")]
             ) from error
 
-    def _taken(self, entry: recording_file.AnyEntry, blobs: Sequence[bytes]) -> ClusterState | None:
+    def _apply(self, entry: recording_file.AnyEntry, blobs: Sequence[bytes]) -> ClusterState | None:
         match entry:
             case recording_file.NodesEntry():
                 names = dict.fromkeys(self._nodes.known) | dict.fromkeys(entry.added)
-                self._nodes = NodeIndex(_moved(names, entry))
+                self._nodes = NodeIndex(_apply_delta(names, entry))
             case recording_file.ObjectEntry() if entry.of in self._objects:
                 objects, item = self._unshared(entry.of), self._decoders[entry.of].decode(blobs[0])
                 self._log.add(entry.of, {entry.key: Change(objects.get(entry.key), item)})
@@ -168,11 +168,11 @@ class ClusterStateRebuilder:
             case recording_file.ObjectsEntry() if entry.of in self._objects:
                 objects = self._unshared(entry.of)
                 self._log.add(entry.of, {key: Change(objects[key], None) for key in entry.gone})
-                self._objects[entry.of] = _moved(objects, entry)
+                self._objects[entry.of] = _apply_delta(objects, entry)
             case recording_file.SeriesEntry():
-                self._series[entry.metric] = _fetched(self._series.get(entry.metric), entry, blobs[0])
+                self._series[entry.metric] = _apply_series(self._series.get(entry.metric), entry, blobs[0])
             case recording_file.MetricsEntry():
-                self._series = _moved(self._series, entry)
+                self._series = _apply_delta(self._series, entry)
                 rest = msgspec.json.decode(blobs[0], type=MetricsSnapshot) if blobs else self._metrics
                 self._metrics = msgspec.structs.replace(rest, series=dict(self._series))
             case recording_file.SnapshotEntry():
@@ -187,13 +187,13 @@ class ClusterStateRebuilder:
         return ClusterState(self._nodes, objects, self._metrics, moment.now, nodes, moment.versions, changes)
 
     def _unshared(self, name: str) -> dict[ObjectKey, Any]:
-        """The objects of a kind, to be changed: a copy, if the newest cluster state has them."""
+        """The objects of a kind for modification: a copy, if the newest cluster state has them."""
         if self._shared[name] is self._objects[name]:
             self._objects[name] = dict(self._objects[name])
         return self._objects[name]
 
 
-def _moved(
+def _apply_delta(
     items: dict[K, V],
     entry: recording_file.NodesEntry | recording_file.ObjectsEntry | recording_file.MetricsEntry,
 ) -> dict[K, V]:
@@ -204,18 +204,18 @@ def _moved(
     return items if order is None else {key: items[key] for key in order}
 
 
-def _fetched(old: Series | None, entry: recording_file.SeriesEntry, rest: bytes) -> Series:
+def _apply_series(old: Series | None, entry: recording_file.SeriesEntry, rest: bytes) -> Series:
     nodes = tuple(old.samples) if entry.nodes is None and old is not None else entry.nodes or ()
     before = old if entry.nodes is None else None
     columns = [
-        _mended(_column(before, field) if before else [], entry.columns.get(field), len(nodes))
+        _apply_column(_column(before, field) if before else [], entry.columns.get(field), len(nodes))
         for field in Sample.__struct_fields__
     ]
     samples = dict(zip(nodes, map(Sample, *columns), strict=True))
     return msgspec.structs.replace(msgspec.json.decode(rest, type=Series), samples=samples)
 
 
-def _mended(old: list[Any], cells: ColumnDelta | None, size: int) -> list[Any]:
+def _apply_column(old: list[Any], cells: ColumnDelta | None, size: int) -> list[Any]:
     if cells is None:
         return old
     if cells.every is not UNSET:

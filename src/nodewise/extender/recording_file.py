@@ -1,8 +1,8 @@
-"""The file of a recording: which entries stand in it, and their form. Reading and writing are streams of both.
+"""The format of a recording file, with its reader and writer.
 
-A gzip stream. Each entry is one line of JSON, which says how many bytes of what kind follow (`sizes`), then these
-bytes as they are, then a line feed: requests and answers are neither quoted nor decoded. A reader needs no more than
-the beginning: whoever was killed leaves a file that is good up to its last flush.
+The file is a gzip stream. Each entry is one line of JSON with the sizes of the blobs that follow (`sizes`), then the
+blobs, then a line feed; requests and responses are blobs and are neither quoted nor decoded. A file that was cut off,
+as after a kill, is valid up to its last flush.
 """
 
 import io
@@ -17,37 +17,37 @@ from nodewise.agent import ObjectKey
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 
 FORMAT: Final = 1
-"""Grows with every change that an older reader would misunderstand."""
+"""Incremented with every change that an older reader would misread."""
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _LEVEL: Final = 1
-"""Filter calls of 5,000 names shrink to an eighteenth, at 0.5 GB/s; level 6 needs thrice the time for a tenth less."""
+"""Compresses filter calls of 5,000 names to 1/18 at 0.5 GB/s; level 6 takes three times as long for 10 % less."""
 _CHUNK_BYTES: Final = 2**16
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
-    """What every entry has."""
+    """The fields of every entry."""
 
     sizes: tuple[_Size, ...] = ()
-    """How long the blobs are that follow."""
+    """The sizes of the blobs, in bytes."""
 
 
 class AgentHeader(msgspec.Struct, frozen=True):
-    """An agent that was asked, with its options as plain values."""
+    """An agent of the chain, with its options as plain values."""
 
     name: str
     options: dict[str, Any]
 
 
 class Header(RecordingEntry, frozen=True, kw_only=True, tag="recording"):
-    """The first entry: who recorded, and what else an answer depends on."""
+    """The first entry: the recording version, and what responses depend on in addition to the entries."""
 
     format: int
     nodewise: str
-    """The version that recorded."""
+    """The version that wrote the recording."""
     agents: tuple[AgentHeader, ...]
-    """In the order in which they were asked."""
+    """In the order of the chain."""
     sync_period_s: float
     at: float
     weights: str = ""
@@ -55,16 +55,16 @@ class Header(RecordingEntry, frozen=True, kw_only=True, tag="recording"):
 
 
 class NodesEntry(RecordingEntry, frozen=True, tag="nodes"):
-    """The node index is another one: names that went, names that came."""
+    """A change of the node index: removed and added names."""
 
     gone: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     order: tuple[str, ...] | None = None
-    """All names, where they are not the old ones that are left and then the new ones."""
+    """All names, if their order is not the remaining ones and then the added ones."""
 
 
 class ObjectEntry(RecordingEntry, frozen=True, tag="object"):
-    """An object came or changed. Blob: the object as JSON."""
+    """A new or changed object. Blob: the object as JSON."""
 
     of: str
     """The name in `Watched`."""
@@ -72,7 +72,7 @@ class ObjectEntry(RecordingEntry, frozen=True, tag="object"):
 
 
 class ObjectsEntry(RecordingEntry, frozen=True, tag="objects"):
-    """What else happened to the objects of a kind; stands after those that changed."""
+    """Removed objects of a kind, and their order. It follows the entries of changed objects."""
 
     of: str
     gone: tuple[ObjectKey, ...] = ()
@@ -80,7 +80,7 @@ class ObjectsEntry(RecordingEntry, frozen=True, tag="objects"):
 
 
 class ColumnDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A column against what it was: all values, one for all nodes, or those that changed by their places."""
+    """The change of a column: all values, one value for all nodes, or the changed values by position."""
 
     every: list[Any] | UnsetType = UNSET
     one: Any = UNSET
@@ -89,58 +89,58 @@ class ColumnDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SeriesEntry(RecordingEntry, frozen=True, tag="series"):
-    """A metric was fetched. Blob: the series as JSON, without its samples."""
+    """A fetched metric. Blob: the series as JSON, without its samples."""
 
     metric: str
     nodes: tuple[str, ...] | None = None
-    """The nodes of the samples, in order; None where they are those of the series before."""
+    """The nodes of the samples, in order; None if they are those of the previous series."""
     columns: dict[str, ColumnDelta] = {}
-    """By field of a sample; one that is not here is as before."""
+    """By field of a sample; missing fields did not change."""
 
 
 class MetricsEntry(RecordingEntry, frozen=True, tag="metrics"):
-    """What else happened to the snapshot; stands after the series. Blob: the snapshot without series, or nothing."""
+    """Other changes of the metrics snapshot, after the series. Blob: the snapshot without series, if it changed."""
 
     gone: tuple[str, ...] = ()
     order: tuple[str, ...] | None = None
 
 
 class SnapshotEntry(RecordingEntry, frozen=True, tag="world"):
-    """All changes since the last entry of this kind are made: this is a World, of which a snapshot was computed."""
+    """The end of the changes of a cluster state, from which a snapshot was computed."""
 
     generation: int
-    """The snapshot's number."""
+    """The snapshot's generation."""
     now: float
     versions: dict[str, str] = {}
-    """`World.versions`."""
+    """As `ClusterState.versions`."""
 
 
 class MemoryEntry(RecordingEntry, frozen=True, tag="recalled"):
-    """An agent was told what was kept (`StateBuilder.recall`). Blob: that."""
+    """A memory that an agent restored (`StateBuilder.recall`). Blob: the memory."""
 
     agent: str
 
 
 class RequestEntry(RecordingEntry, frozen=True, tag="request"):
-    """A request and its answer. Blobs: the two bodies; or, with `error`, the request's and the error's words."""
+    """A request. Blobs: its body and the body of the response; with `error`, its body and the error's text."""
 
     path: str
     at: float
     generation: int
-    """Of the snapshot that was asked."""
+    """The generation of the snapshot that it was answered from."""
     error: str = ""
-    """The kind of error that the request was answered with; empty for a regular answer."""
+    """The kind of error in the response; empty for a regular response."""
 
 
-class GapEntry(RecordingEntry, frozen=True, tag="gap"):
-    """So many could not be written as fast as they came."""
+class GapEntry(RecordingEntry, frozen=True, tag="gap", rename={"snapshots": "worlds"}):
+    """The number of items that were lost because the queue was full."""
 
     requests: int = 0
-    worlds: int = 0
+    snapshots: int = 0
 
 
 class EndEntry(RecordingEntry, frozen=True, tag="end"):
-    """The last entry, where the recorder had time for one."""
+    """The last entry; missing after a kill."""
 
     why: Literal["stopped", "full"]
 
@@ -161,14 +161,14 @@ AnyEntry = (
 
 
 class Record(NamedTuple):
-    """An entry with the bytes that follow it."""
+    """An entry with its blobs."""
 
     entry: AnyEntry
     blobs: tuple[bytes, ...] = ()
 
 
 def record(entry: AnyEntry, *blobs: bytes) -> Record:
-    """With the sizes of the blobs in the entry."""
+    """A record, with the sizes of the blobs in its entry."""
     return Record(msgspec.structs.replace(entry, sizes=tuple(map(len, blobs))), blobs)
 
 
@@ -177,13 +177,13 @@ _decode: Final = msgspec.json.Decoder(AnyEntry).decode
 
 
 class RecordingWriter:
-    """Writes records. What is written is in the file after `flush`."""
+    """Writes records. They are in the file after `flush`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
         self.size_bytes = 0
-        """What went into the file until now."""
+        """The size of the file in bytes."""
 
     def write(self, record: Record) -> None:
         self._put(self._deflater.compress(_encode(record.entry) + b"\n"))
@@ -193,7 +193,7 @@ class RecordingWriter:
             self._put(self._deflater.compress(b"\n"))
 
     def flush(self) -> None:
-        """From here on a reader finds all that was written so far."""
+        """Make all records so far readable in the file."""
         self._put(self._deflater.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
 
@@ -210,16 +210,16 @@ class RecordingWriter:
 
 
 def read(file: BinaryIO) -> Iterator[Record]:
-    """All whole records, a `Header` first. `BadInput` for a file that is no recording, or was damaged."""
-    records = _records(io.BufferedReader(_Inflating(file), _CHUNK_BYTES))
+    """All complete records, a `Header` first. `BadInput` for a file that is no recording or is damaged."""
+    records = _records(io.BufferedReader(_GzipReader(file), _CHUNK_BYTES))
     header = next(records, None)
     if header is None or not isinstance(header.entry, Header):
         raise BadInput(
             "recording", [Problem("header", "none", "a file that `nodewise extender --record` wrote")]
         )
     if header.entry.format != FORMAT:
-        seen = f"{header.entry.format}, by nodewise {header.entry.nodewise}"
-        raise BadInput("recording", [Problem("format", seen, str(FORMAT))])
+        recorded_format = f"{header.entry.format}, by nodewise {header.entry.nodewise}"
+        raise BadInput("recording", [Problem("format", recorded_format, str(FORMAT))])
     yield header
     yield from records
 
@@ -235,14 +235,14 @@ def _records(stream: io.BufferedReader) -> Iterator[Record]:
             yield Record(entry, blobs)
             number += 1
     except (zlib.error, *UNREADABLE) as error:
-        seen = shown(str(error), 200)
+        problem = shown(str(error), 200)
         raise BadInput(
-            "recording", [Problem(f"entry {number + 1}", seen, "an entry of a recording")]
+            "recording", [Problem(f"entry {number + 1}", problem, "an entry of a recording")]
         ) from error
 
 
-class _Inflating(io.RawIOBase):
-    """What a gzip stream holds; one that was cut off ends where it was cut."""
+class _GzipReader(io.RawIOBase):
+    """The contents of a gzip stream. A stream that was cut off ends there without an error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -71,7 +71,7 @@ class RequestHandler:
         """The verb by path."""
         return {path: verb for path, (verb, _) in self._chains.items()}
 
-    def answer(self, path: str, body: bytes, snapshot: Snapshot, now: float) -> HandledRequest:
+    def handle(self, path: str, body: bytes, snapshot: Snapshot, now: float) -> HandledRequest:
         """Answer one request. `BadInput` names the field that cannot be read; KeyError for an unknown path."""
         verb, chain = self._chains[path]
         return _VERBS[verb](self._reader, chain, body, snapshot, now)

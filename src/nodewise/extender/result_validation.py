@@ -219,7 +219,7 @@ def kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
     for object_kind, field in (("Pod", "pod_fields"), ("Node", "node_fields")):
         try:
             merged = merge(object_kind, *(getattr(other, field) for other in others), getattr(result, field))
-            sample_objects.check(object_kind, merged)
+            sample_objects.check_type(object_kind, merged)
         except (TypeError, *UNREADABLE) as error:
             raise InvalidResult(f"KIND.{field}: {error}") from error
     return result

@@ -62,15 +62,13 @@ class Extender:
         """`/scheduler/<verb>` for all agents, `/agents/<name>/<verb>` for one, and the paths of older systems."""
         lane = ConcurrencyLimit(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
         verbs = [
-            Route("POST", path, self._answer, lane, is_forgiving=is_named_path(path))
+            Route("POST", path, self._handle, lane, is_forgiving=is_named_path(path))
             for path in self._request_handler.verbs
         ]
         return [*verbs, Route("GET", "/version", _version, is_forgiving=True)]
 
     def refusing_routes(self) -> list[Route]:
-        """The bind verb if no agent binds: an error in the result beside kube-safe-scheduler's paths, as
-        kube-safe-scheduler had it, and no route otherwise.
-        """
+        """The bind verb if no agent binds: next to kube-safe-scheduler's paths an error in the result; else none."""
         is_served = any(map(is_named_path, self._request_handler.verbs))
         return [Route("POST", f"{ALL_AGENTS}/bind", _refused_bind, pinned_only=True)] if is_served else []
 
@@ -82,19 +80,19 @@ class Extender:
         ]
         return [Route("GET", "/decisions", self._decisions, pinned_only=True), *states]
 
-    def moment(self, body: bytes | None = None) -> tuple[Snapshot, float]:
+    def current_snapshot(self, body: bytes | None = None) -> tuple[Snapshot, float]:
         """The snapshot that answers this body, or the newest one, and the time."""
         now = self._clock.now()
         return self._snapshot_source(body, now), now
 
-    def _answer(self, request: Request) -> Response:
+    def _handle(self, request: Request) -> Response:
         path, body = request.path, request.body
-        snapshot, now = self.moment(body)
+        snapshot, now = self.current_snapshot(body)
         exchange = RequestEntry(path=path, at=now, generation=snapshot.generation)
         with self._failure_recorded(exchange, body):
-            answer = self._request_handler.answer(path, body, snapshot, now)
-            self.keep(answer.decision)
-            parts = answer.encode()
+            handled = self._request_handler.handle(path, body, snapshot, now)
+            self.store(handled.decision)
+            parts = handled.encode()
         self._recorder.exchange(exchange, body, parts)
         return Response(200, parts)
 
@@ -114,14 +112,14 @@ class Extender:
 
     def _state(self, agent: StateExporter[Any, Any]) -> Handler:
         async def answer(request: Request) -> Response:
-            agent_state = self.moment()[0].agent_states.get(agent.name)
+            agent_state = self.current_snapshot()[0].agent_states.get(agent.name)
             if agent_state is None:
                 raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
             return Response(200, await cooperative_scheduling.run(agent.export(agent_state, request.query)))
 
         return answer
 
-    def keep(self, decision: Decision) -> None:
+    def store(self, decision: Decision) -> None:
         """Store a decision, and call the subscribers."""
         self._ring.add(decision)
         self._metrics_registry.set("decisions_bytes", self._ring.size_bytes)
@@ -175,12 +173,12 @@ class BindRoutes:
     async def _bind(self, request: Request) -> Response:
         binding = wire_format.decode_binding(request.body)
         outcome = await self._bindings.bind(binding)
-        self._extender.keep(self._decision(binding, outcome))
+        self._extender.store(self._decision(binding, outcome))
         is_refused = bool(outcome.error) and self._binder.bind_errors == "status"
         return Response(404 if is_refused else 200, wire_format.bind_response(outcome.error))
 
     def _decision(self, binding: wire_format.BindingArgs, outcome: BindOutcome) -> Decision:
-        snapshot, at = self._extender.moment()
+        snapshot, at = self._extender.current_snapshot()
         pod = PodRef(binding.pod_namespace, binding.pod_name, binding.pod_uid)
         names = snapshot.nodes.named([binding.node])
         decision = Decision(

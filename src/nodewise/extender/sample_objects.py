@@ -1,7 +1,7 @@
-"""A Pod and a Node as a cluster has them, and as little as can be of each.
+"""Sample Pods and Nodes: complete ones, and minimal ones.
 
-By them the fields that an agent of another package declares are tried before it is used: where it declares one as what
-it is not, nothing could be decoded any more, for nobody.
+The fields that a third-party agent declares are tested on them before the agent is used. A wrong type of one field
+would make all requests undecodable, for all agents.
 """
 
 from typing import Any, Final
@@ -118,12 +118,12 @@ NODE: Final = {
         "volumesInUse": ["v"],
     },
 }
-_BARE: Final = {"metadata": {"name": "one"}}
+_MINIMAL: Final = {"metadata": {"name": "one"}}
 _NULLS: Final = {"metadata": {"name": "one", "labels": None, "annotations": None}}
-_WHOLE: Final = {"Pod": POD, "Node": NODE}
+_COMPLETE: Final = {"Pod": POD, "Node": NODE}
 
 
-def check(what: str, merged: type[Any]) -> None:
-    """One of `UNREADABLE` says which field of a Pod or a Node the type cannot take."""
-    for sample in (_WHOLE[what], _BARE, _NULLS):
+def check_type(kind: str, merged: type[Any]) -> None:
+    """Decode the samples of a Pod or a Node as the type. One of `UNREADABLE` names a field of a wrong type."""
+    for sample in (_COMPLETE[kind], _MINIMAL, _NULLS):
         msgspec.json.decode(msgspec.json.encode(sample), type=merged)

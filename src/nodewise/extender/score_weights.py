@@ -1,4 +1,4 @@
-"""How much each priority counts where several are asked: `--weights`."""
+"""The weights of the agents' scores: `--weights`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,39 +10,39 @@ from nodewise.errors import BadSettings, Problem
 from nodewise.option import Option
 
 _MOST: Final = 10**6
-"""Far from where sums of scores would be no numbers any more."""
+"""The largest weight; sums of weighted scores stay finite."""
 
 
 class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the agents' answers become one."""
+    """How the scores of several agents are combined."""
 
     weights: Annotated[str, Option(metavar="NAME=WEIGHT,…")] = ""
-    """How much priorities count beside each other, such as `safe-overload=1,safe-balance=10,congestion=2`: each by its
-    own name, or all of an agent by the agent's. What is not named counts 1. A node's score is the weighted mean of
-    those that have something to say about the pod, rounded."""
+    """Weights of priorities, such as `safe-overload=1,safe-balance=10,congestion=2`: by the priority's own name, or by
+    the agent's name for all of its priorities. The default is 1. A node's score is the weighted mean of the priorities
+    that score the pod, rounded."""
 
 
 class Priority(NamedTuple):
-    """One that can be weighed."""
+    """A score function that can have a weight."""
 
     agent: str
     label: str
-    """Its own name; empty where it has none but the agent's."""
+    """Its own name; empty if it has only the agent's."""
 
 
 Weights = Mapping[Priority, float]
 
 
 def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
-    """The weight of each of these. `BadSettings` names every part of the option that cannot be used.
+    """The weight of each priority. `BadSettings` names each invalid part of the option.
 
-    Names of priorities that are not among these are errors: a misspelt one would count 1 in silence.
+    Unknown names are errors, because a misspelt name would silently leave the weight at 1.
     """
     weights = dict.fromkeys(priorities, 1.0)
     parts = [part.strip() for part in options.weights.split(",") if part.strip()]
     times = Counter(map(_name, parts))
     problems: list[Problem] = []
-    # a priority's own name comes after its agent's, so that it wins in any order of the parts
+    # parts with a priority's own name come last, so that they override those with the agent's name
     for part in sorted(parts, key=lambda part: _is_label(_name(part), weights)):
         name, weight = _name(part), _number(part.partition("=")[2])
         if not name or weight is None:

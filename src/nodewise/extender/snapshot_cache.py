@@ -146,7 +146,7 @@ class SnapshotCache:
             return ()
         waiting = self._stores.waiting_for()
         if not waiting and not self.snapshot.generation:
-            waiting = ["the first view of the world"]
+            waiting = ["the first snapshot"]
         return waiting + [f"a first answer about metric {name}" for name in self._waiting]
 
     def apply_response(self, name: str, response: bytes) -> Any:

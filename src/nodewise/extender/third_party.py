@@ -333,9 +333,9 @@ class ThirdPartyState(StateBuilder[Any]):
         self._has_failed = False
         return agent_state
 
-    def asked(self, pod: Any) -> None:
-        with suppress(AgentError), self._reporter.reporting("asked"):
-            self._state.asked(pod)
+    def count_request(self, pod: Any) -> None:
+        with suppress(AgentError), self._reporter.reporting("count_request"):
+            self._state.count_request(pod)
 
     def recall(self, kept: bytes) -> None:
         try:

@@ -53,7 +53,7 @@ class _VictimPod(msgspec.Struct, gc=False):
     metadata: _Uid = _Uid()
 
 
-class Victims(msgspec.Struct, rename="pascal", gc=False):
+class WholeVictims(msgspec.Struct, rename="pascal", gc=False):
     """The pods that would be evicted, whole: from a scheduler whose extender entry is not nodeCacheCapable."""
 
     pods: list[_VictimPod] | None = None
@@ -64,7 +64,7 @@ class PreemptionArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
     """The request of preempt: the victims by node."""
 
     pod: PodT | None = None
-    node_name_to_victims: dict[str, Victims | None] | None = None
+    node_name_to_victims: dict[str, WholeVictims | None] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
 
@@ -146,7 +146,9 @@ class RequestDecoder(Generic[PodT]):
             }
             return PreemptionRequest(pod, victims_by_node)
         whole = _required(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
-        return PreemptionRequest(pod, {node: _meta(victims or Victims()) for node, victims in whole.items()})
+        return PreemptionRequest(
+            pod, {node: _meta(victims or WholeVictims()) for node, victims in whole.items()}
+        )
 
 
 class _NodesOnly(msgspec.Struct, rename="pascal"):
@@ -206,7 +208,7 @@ def _lacks_victims(args: PreemptionArgs[Any]) -> bool:
     return args.pod is None or (args.node_name_to_meta_victims is None and args.node_name_to_victims is None)
 
 
-def _meta(victims: Victims) -> MetaVictims:
+def _meta(victims: WholeVictims) -> MetaVictims:
     pods = [_MetaPod(pod.metadata.uid) for pod in victims.pods or []]
     return MetaVictims(pods, victims.num_PDB_violations)
 

@@ -171,7 +171,7 @@ def read_sample(item: MetricValue) -> Sample:
     """The sample of an item. ValueError if its value is not a quantity; null is a missing value, not zero."""
     value = item.value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{shown(value)} is not {quantity.WANTED}")  # noqa: TRY004 - one kind for the caller
+        raise ValueError(f"{shown(value)} is not {quantity.EXPECTED}")  # noqa: TRY004 - one kind for the caller
     window_s = item.windowSeconds if item.windowSeconds is not None else item.window
     return Sample(quantity.parse(str(value)), _time(item.timestamp), 60.0 if window_s is None else window_s)
 

@@ -154,7 +154,7 @@ def by_metric(
 def _sample(item: NodeMetrics, value: Any) -> Sample | str:
     """The sample of a usage, or the reason why it is invalid."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return f"{shown(value)} is not {quantity.WANTED}"
+        return f"{shown(value)} is not {quantity.EXPECTED}"
     try:
         return Sample(quantity.parse(str(value)), _time(item.timestamp), _window_s(item.window))
     except ValueError as error:

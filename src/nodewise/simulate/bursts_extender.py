@@ -63,7 +63,7 @@ class InProcessExtender(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Implements `httpx2.BaseTransport`."""
-        answer = self._request_handler.answer(
+        answer = self._request_handler.handle(
             request.url.path, request.read(), self.snapshot, self._clock.now()
         )
         return httpx2.Response(200, content=answer.body)

@@ -135,12 +135,12 @@ class Player:
             case recording_file.GapEntry():
                 lost = self.tally.lost
                 self.tally.lost = recording_file.GapEntry(
-                    requests=lost.requests + entry.requests, worlds=lost.worlds + entry.worlds
+                    requests=lost.requests + entry.requests, snapshots=lost.snapshots + entry.snapshots
                 )
             case recording_file.EndEntry():
                 self.tally.end = entry.why
             case _:
-                cluster_state = self._cluster_states.take(record)
+                cluster_state = self._cluster_states.apply(record)
                 if cluster_state is not None and isinstance(entry, recording_file.SnapshotEntry):
                     self._apply_cluster_state(cluster_state, entry.generation)
         return None
@@ -209,7 +209,7 @@ class Player:
     ) -> tuple[str, ExtenderResponse]:
         """The pod and the response; an exception counts as a response, because it is recorded as one."""
         try:
-            answer = self._request_handler.answer(exchange.path, body, snapshot, exchange.at)
+            answer = self._request_handler.handle(exchange.path, body, snapshot, exchange.at)
         except Exception as error:  # noqa: BLE001
             return "", ExtenderResponse(str(error).encode(), type(error).__name__)
         pod = answer.decision.pod

@@ -108,7 +108,7 @@ def _quantity(value: Any, field: str) -> int:
     try:
         return quantity.parse(str(value))
     except ValueError:
-        problem = Problem(field, shown(value), quantity.WANTED)
+        problem = Problem(field, shown(value), quantity.EXPECTED)
         raise BadInput("an object of the cluster cannot be read", [problem]) from None
 
 

@@ -16,7 +16,7 @@ from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
 from nodewise.extender.decision_endpoint import DecisionPage
-from tests.unit.extender.decisions import AT, Counted, decision, evidence, of, ranked, verdict
+from tests.unit.extender.decisions import AT, ShareDetails, decision, evidence, of, ranked, verdict
 from tests.unit.extender.test_attempt_explanation import scored
 
 WAITS = PodState("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
@@ -270,11 +270,16 @@ def test_the_document_says_the_same() -> None:
 
 def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
     filtered = of(
-        ("a", Verdict(np.array([0, 1], np.int16), (StaticReason("a: no"),), details=Counted((0.5, 0.1235)))),
+        (
+            "a",
+            Verdict(
+                np.array([0, 1], np.int16), (StaticReason("a: no"),), details=ShareDetails((0.5, 0.1235))
+            ),
+        ),
         nodes="n1 n2",
     )
     score = ranked(
-        ("a", Scores(np.array([9]), details=Counted((0.25,)), label="first")),
+        ("a", Scores(np.array([9]), details=ShareDetails((0.25,)), label="first")),
         ("b", Scores(np.array([4]), label="second", weight=2.5)),
         nodes="n1",
     )

@@ -1,4 +1,4 @@
-"""Small decisions in words: `decision(heat="81 70 -")` is a filter call of three nodes, the last without a value."""
+"""Small decisions in short notation: `decision(heat="81 70 -")` filters three nodes, the last without a value."""
 
 import math
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def evidence(
 
 
 def breaks(rule: Evidence) -> Any:
-    """Written out once more, on purpose: what `explaining` must agree with."""
+    """A second implementation of `counterfactuals.rejects`, which must agree with it."""
     fresh = rule.states == ValueState.FRESH
     return (fresh & np.asarray(COMPARISONS[rule.operator](rule.values, rule.target), bool)) | (
         ~fresh & rule.rejects_missing
@@ -45,7 +45,7 @@ def breaks(rule: Evidence) -> Any:
 
 
 def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -> Verdict:
-    """What rejects by these rules, the first that is broken named."""
+    """A verdict by these rules. The reason names the first violated rule."""
     masks = [breaks(rule) for rule in rules]
     texts = [
         f"policy d/pol: {rule.metric} {rule.operator} {quantity.to_text(rule.target or 0)}" for rule in rules
@@ -60,26 +60,26 @@ def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -
 
 
 def of(*verdicts: tuple[str, Verdict], nodes: str = "", at: float = AT, verb: Any = "filter") -> Decision:
-    """A decision of these agents, about n1, n2, … unless nodes are named."""
+    """A decision of these agents, about n1, n2, … unless `nodes` names others."""
     size = len(verdicts[0][1].codes) if verdicts else len(nodes.split())
     names = nodes.split() or [f"n{number}" for number in range(1, size + 1)]
     return Decision(verb, PodRef("d", "p", "u"), at, 7, Names.of(names), verdicts)
 
 
 def decision(**values: str) -> Decision:
-    """One agent that rejects nodes with a value over 80, whatever the metrics."""
+    """The decision of one agent that rejects nodes with a value over 80, of any metric."""
     return of(("telemetry", verdict(*(evidence(metric, value) for metric, value in values.items()))))
 
 
 def large() -> Decision:
-    """About COUNT nodes, two thirds of which are rejected."""
+    """A decision about COUNT nodes, two thirds of which are rejected."""
     return decision(
         heat=" ".join(str(60 + 15 * (number % 3)) for number in range(COUNT)), dust="81 1 2 " * (COUNT // 3)
     )
 
 
-class Counted(NamedTuple):
-    """Details with numbers, of an agent of this process: `share` is the candidate's own."""
+class ShareDetails(NamedTuple):
+    """Details with numbers; `share` differs by candidate."""
 
     shares: tuple[float, ...]
 
@@ -102,5 +102,5 @@ class Counted(NamedTuple):
 
 
 def ranked(*scores: tuple[str, Scores], nodes: str = "n1 n2", at: float = AT) -> Decision:
-    """A prioritize call."""
+    """A prioritize decision."""
     return Decision("prioritize", PodRef("d", "p", "u"), at, 7, Names.of(nodes.split()), scores=scores)

@@ -1,4 +1,4 @@
-"""A recorded extender without a socket: worlds and requests go in, a recording comes out, and plays again."""
+"""An extender without sockets that records cluster states and requests, and the replay of its recordings."""
 
 import io
 import json
@@ -31,7 +31,7 @@ assert isinstance(KIND, TelemetryKind)
 
 
 class Disk(io.BytesIO):
-    """A file whose contents outlive its end."""
+    """A file in memory whose contents remain after `close`."""
 
     contents = b""
 
@@ -41,8 +41,8 @@ class Disk(io.BytesIO):
         super().close()
 
 
-class Recorded:
-    """The telemetry agent behind the real routes, with a recorder."""
+class RecordedExtender:
+    """An extender with the telemetry agent, real routes and a recorder."""
 
     def __init__(
         self, options: TelemetryOptions | None = None, max_bytes: int = 2**30, disk: Disk | None = None
@@ -58,7 +58,7 @@ class Recorded:
         self.snapshot = Snapshot(NodeIndex(), {}, 0.0)
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)
         self._last: ClusterState | None = None
-        self._slots = AgentStates({"telemetry": self._state}, PERIOD_S)
+        self._agent_states = AgentStates({"telemetry": self._state}, PERIOD_S)
         request_handler = RequestHandler([KIND], self.options)
         extender = Extender(
             request_handler,
@@ -71,18 +71,20 @@ class Recorded:
         self._handlers = {route.path: route.handler for route in extender.routes()}
 
     def see(self, cluster_state: ClusterState) -> None:
-        """What `WorldKeeper.publish` does with a world."""
+        """Process a cluster state as `SnapshotCache.publish` does."""
         generation = self.snapshot.generation + 1
         cluster_state = changed(self._last, cluster_state)
         self._last = cluster_state
         self._state.metric_requests(cluster_state.objects)
         self.recording.cluster_state(cluster_state, generation)
-        for name in self._slots.due(cluster_state):
-            cooperative_scheduling.run_at_once(self._slots.build(name, cluster_state))
-        self.snapshot = Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
+        for name in self._agent_states.due(cluster_state):
+            cooperative_scheduling.run_at_once(self._agent_states.build(name, cluster_state))
+        self.snapshot = Snapshot(
+            cluster_state.nodes, self._agent_states.newest(), cluster_state.now, generation
+        )
 
     def ask(self, path: str, body: bytes) -> bytes:
-        """The answer; empty for a request that cannot be read."""
+        """The response; empty for a request that cannot be read."""
         request: Any = Request("POST", path, {}, body, "application/json", "")
         try:
             response: Any = self._handlers[path](request)
@@ -91,13 +93,13 @@ class Recorded:
         return b"".join(response.body)
 
     def ended(self) -> bytes:
-        """The whole file."""
+        """End the recording; the contents of its file."""
         self.recording.finish()
         return self.disk.contents
 
 
 def body(policy: str | None, names: str, **more: Any) -> bytes:
-    """A request about some nodes, for a pod that names the policy."""
+    """The body of a request for a pod with this policy."""
     labels = {} if policy is None else {"telemetry-policy": policy}
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
     return json.dumps({"Pod": pod, "NodeNames": names.split(), **more}).encode()
@@ -108,7 +110,7 @@ def records(file: bytes) -> list[Record]:
 
 
 class Played(NamedTuple):
-    """What came of a replay."""
+    """The result of a replay."""
 
     player: Player
     differences: list[Difference]
@@ -117,7 +119,7 @@ class Played(NamedTuple):
 def played(
     records: list[Record], options: TelemetryOptions | None = None, objects: Mapping[str, Any] | None = None
 ) -> Played:
-    """Replay with the recorded options, or others."""
+    """Replay records with the recorded options, or with others."""
     header: Any = records[0].entry
     chosen = options or TelemetryOptions(**header.agents[0].options)
     player = Player(ReplayAgents([KIND], {"telemetry": chosen}, header.sync_period_s, objects or {}))

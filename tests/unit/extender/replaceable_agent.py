@@ -28,27 +28,27 @@ NAMES = ["a", "b", "c"]
 ORIGIN = Origin("odd", "nodewise-odd", "1.2")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class OddOptions(msgspec.Struct, frozen=True, kw_only=True):
     odd_level: int = 1
     """A level."""
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class OddMetadata(msgspec.Struct, frozen=True):
     namespace: str = ""
     name: str = ""
     uid: str = ""
     labels: dict[str, str] | None = None
 
 
-class Fields(msgspec.Struct, frozen=True):
-    metadata: Metadata = Metadata()
+class OddFields(msgspec.Struct, frozen=True):
+    metadata: OddMetadata = OddMetadata()
 
 
 def pod(**labels: str) -> Any:
-    return Fields(Metadata("d", "p", "u", {"odd": "yes", **labels}))
+    return OddFields(OddMetadata("d", "p", "u", {"odd": "yes", **labels}))
 
 
-STRANGER: Any = Fields(Metadata("d", "q", "v"))
+STRANGER: Any = OddFields(OddMetadata("d", "q", "v"))
 """A pod that does not concern the agent."""
 
 
@@ -110,9 +110,9 @@ class OddState(StateBuilder[Any]):
 class OddKind(AgentKind):
     name = "odd"
     summary = "for tests"
-    options = Options
-    pod_fields = Fields
-    node_fields = Fields
+    options = OddOptions
+    pod_fields = OddFields
+    node_fields = OddFields
 
     def __init__(self, **replacements: Callable[[], Any]) -> None:
         self.replacements: dict[str, Callable[[], Any]] = replacements
@@ -141,8 +141,8 @@ class OddSetup:
         self.metrics_registry = MetricsRegistry()
         self.clock = ManualClock()
         third_party.connect([self.kind], self.clock, self.metrics_registry)
-        self.agent: Any = self.kind.agent(Options())
-        self.state: Any = self.kind.state(Options(), 5.0)
+        self.agent: Any = self.kind.agent(OddOptions())
+        self.state: Any = self.kind.state(OddOptions(), 5.0)
         self.index = NodeIndex(NAMES)
         self.names = self.index.named(NAMES)
         self.snapshot = Snapshot(self.index, {"odd": "build", "other": "of another"}, 1.0, 7)

@@ -1,4 +1,4 @@
-"""Asking agents, keeping decisions, keeping the snapshot."""
+"""The agent chain, the ring buffer of decisions and the weights of scores."""
 
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ POD: Any = SimpleNamespace(metadata=SimpleNamespace(namespace="d", name="p", uid
 VIEW = Snapshot(NodeIndex(["a", "b", "c"]), {}, 0.0, 7)
 
 
-class Because(msgspec.Struct, frozen=True):
+class ConstantReason(msgspec.Struct, frozen=True):
     why: str
     is_failure: ClassVar[bool] = False
 
@@ -30,7 +30,7 @@ class Because(msgspec.Struct, frozen=True):
 
 
 class Rejecting(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
-    """Rejects some nodes; None makes it silent."""
+    """Rejects some nodes; with None no pod concerns it."""
 
     def __init__(self, name: str, rejects: str | None) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Rejecting(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         if self.rejects is None:
             return None
         codes = np.array([name in self.rejects.split() for name in candidates], np.int16)
-        return Verdict(codes, (Because(f"{self.name} says no"),))
+        return Verdict(codes, (ConstantReason(f"{self.name} says no"),))
 
     def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, _victims: Victims) -> Verdict | None:
         return self.filter(pod, candidates, snapshot)
@@ -52,7 +52,7 @@ class Rejecting(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         return None if self.rejects is None else Scores(np.arange(len(candidates)))
 
 
-class Broken(Rejecting):
+class FailingAgent(Rejecting):
     def equivalence_key(self, _pod: Any) -> str:
         raise ZeroDivisionError
 
@@ -75,7 +75,7 @@ class TestChain:
     def test_pods_that_ask_the_same_have_equal_questions(self) -> None:
         chain = AgentChain([Rejecting("t", "a"), Rejecting("g", "")])
         assert chain.equivalence_key(POD) == chain.equivalence_key(POD) == ("t", "g")
-        broken = AgentChain([Broken("t", "")])
+        broken = AgentChain([FailingAgent("t", "")])
         assert broken.equivalence_key(POD) != broken.equivalence_key(POD)
 
     def test_order_and_repetitions_are_those_of_the_request(self) -> None:
@@ -85,7 +85,7 @@ class TestChain:
         assert kept(Rejecting("t", None)) == ["a", "b", "c"]
 
     def test_a_defect_of_an_agent_rejects_and_says_so(self) -> None:
-        decision = AgentChain([Broken("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
+        decision = AgentChain([FailingAgent("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
         assert decision.feasible().tolist() == [False, False]
         assert decision_document.rejection_reasons(decision)["a"] == [
             {"agent": "t", "reason": "nodewise: agent t failed, see the log of nodewise"},
@@ -94,7 +94,9 @@ class TestChain:
         assert decision_document.failure_text(decision) == "nodewise: agent t failed, see the log of nodewise"
 
     def test_a_defect_while_scoring_costs_the_scores_only(self) -> None:
-        decision = AgentChain([Broken("t", ""), Rejecting("g", "")]).prioritize(POD, ["a", "b"], VIEW, 1.0)
+        decision = AgentChain([FailingAgent("t", ""), Rejecting("g", "")]).prioritize(
+            POD, ["a", "b"], VIEW, 1.0
+        )
         assert decision.points().tolist() == [0, 1]
 
     def test_a_node_is_scored_once(self) -> None:
@@ -141,8 +143,8 @@ class TestRing:
         assert len(ring) == len(ring.about("d", "c")) == 3
 
 
-class Two(Rejecting):
-    """Two priorities and a predicate, by names."""
+class TwoPriorities(Rejecting):
+    """An agent with two named priorities and a named predicate."""
 
     def __init__(self) -> None:
         super().__init__("two", "a")
@@ -156,8 +158,8 @@ class Two(Rejecting):
         return Scores(np.full(len(candidates), 10, np.int64))
 
 
-class Liking(Two):
-    """Scores and never filters."""
+class ScoringOnly(TwoPriorities):
+    """An agent without an enabled filter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +175,7 @@ def weights(text: str, *agents) -> dict:
 
 class TestPriorities:
     def test_each_counts_by_its_weight(self) -> None:
-        two = Two()
+        two = TwoPriorities()
         chain = AgentChain([two], weights("two-low=3,two-high=1", two))
         decision = chain.prioritize(POD, ["b"], VIEW, 1.0)
         assert [(name, scores.label, scores.weight) for name, scores in decision.scores] == [
@@ -183,7 +185,7 @@ class TestPriorities:
         assert decision.points().tolist() == [4]
 
     def test_a_priority_s_own_weight_wins_over_its_agent_s(self) -> None:
-        two = Two()
+        two = TwoPriorities()
         for text in ("two=5,two-low=0", "two-low=0,two=5"):
             chosen = weights(text, two)
             assert [chosen[Priority("two", label)] for label in ("two-low", "two-high")] == [0.0, 5.0]
@@ -202,25 +204,25 @@ class TestPriorities:
     )
     def test_a_weight_that_cannot_be_used_is_named(self, text: str, seen: str) -> None:
         with pytest.raises(BadSettings, match=seen):
-            weights(text, Two())
+            weights(text, TwoPriorities())
 
     def test_a_weight_of_nobody_is_not_that_of_who_has_no_names(self) -> None:
         with pytest.raises(BadSettings, match="name=number"):
-            weights("=5", Two(), Rejecting("nameless", "a"))
+            weights("=5", TwoPriorities(), Rejecting("nameless", "a"))
 
     def test_who_has_no_predicate_is_not_asked_to_filter(self) -> None:
-        assert AgentChain([Liking()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
+        assert AgentChain([ScoringOnly()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
 
     def test_what_was_asked_about_is_counted_once_a_call(self) -> None:
         class Counting:
             def __init__(self) -> None:
                 self.pods: list[object] = []
 
-            def asked(self, pod) -> None:
+            def count_request(self, pod) -> None:
                 self.pods.append(pod)
 
         counting = Counting()
-        chain = AgentChain([Two()], None, {"two": counting, "other": Counting()})
+        chain = AgentChain([TwoPriorities()], None, {"two": counting, "other": Counting()})
         chain.filter(POD, ["a"], VIEW, 1.0)
         chain.prioritize(POD, ["a"], VIEW, 1.0)
         assert counting.pods == [POD]

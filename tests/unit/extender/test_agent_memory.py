@@ -1,4 +1,4 @@
-"""What agents must not forget, in both places where it is kept."""
+"""Agent memory in a file and in a ConfigMap."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -22,7 +22,7 @@ from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
 
 
 class Sum:
-    """Learns numbers; what is kept is their sum."""
+    """A state builder that learns numbers; its memory is their sum."""
 
     def __init__(self, *, each: bool = True) -> None:
         self.memory_scope = "replica" if each else "leader"
@@ -48,8 +48,8 @@ class Sum:
             return msgspec.json.encode(self.news)
 
 
-class Place:
-    """A keeping that is made anew for each process that looks there."""
+class SharedMemory:
+    """A stored memory, with a new memory store for each process."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
@@ -72,12 +72,12 @@ class Place:
 
 
 @pytest.fixture(params=["file", "configmap"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.param, tmp_path)
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> SharedMemory:
+    return SharedMemory(request.param, tmp_path)
 
 
-def memory(place: Place, state: Any, *, leads: bool = True) -> AgentMemory:
-    return AgentMemory({"sum": state}, place.keeping(), lambda: leads, ManualClock())
+def memory(shared: SharedMemory, state: Any, *, leads: bool = True) -> AgentMemory:
+    return AgentMemory({"sum": state}, shared.keeping(), lambda: leads, ManualClock())
 
 
 def done(work: Coroutine[Any, Any, None]) -> None:
@@ -90,25 +90,25 @@ async def steps(agent_memory: AgentMemory, count: int = 2) -> None:
 
 
 async def learning(agent_memory: AgentMemory, state: Sum, news: int) -> None:
-    """Recall, learn, keep."""
+    """Restore, learn and store."""
     await agent_memory.step()
     state.news = news
     await agent_memory.step()
 
 
 class TestMemory:
-    def test_what_was_learnt_outlives_the_process(self, place: Place) -> None:
+    def test_what_was_learnt_outlives_the_process(self, shared: SharedMemory) -> None:
         first, second = Sum(), Sum()
-        done(steps(memory(place, first), 1))
+        done(steps(memory(shared, first), 1))
         first.news = 7
-        agent_memory = memory(place, first)
+        agent_memory = memory(shared, first)
         done(steps(agent_memory))
-        done(steps(memory(place, second)))
+        done(steps(memory(shared, second)))
         assert (first.known, second.known) == (7, 7)
 
-    def test_it_is_kept_at_the_end(self, place: Place) -> None:
+    def test_it_is_kept_at_the_end(self, shared: SharedMemory) -> None:
         first, second = Sum(), Sum()
-        agent_memory = memory(place, first)
+        agent_memory = memory(shared, first)
 
         async def live() -> None:
             await agent_memory.step()
@@ -116,12 +116,12 @@ class TestMemory:
             await agent_memory.close()
 
         done(live())
-        done(steps(memory(place, second)))
+        done(steps(memory(shared, second)))
         assert second.known == 3
 
-    def test_replicas_that_learn_different_things_fold_them_together(self, place: Place) -> None:
+    def test_replicas_that_learn_different_things_fold_them_together(self, shared: SharedMemory) -> None:
         states = [Sum(), Sum()]
-        memories = [memory(place, state) for state in states]
+        memories = [memory(shared, state) for state in states]
 
         async def live() -> None:
             for agent_memory in memories:
@@ -134,19 +134,19 @@ class TestMemory:
         done(live())
         assert [state.known for state in states] == [11, 11]
 
-    def test_where_all_see_the_same_the_leader_keeps_it(self, place: Place) -> None:
+    def test_where_all_see_the_same_the_leader_keeps_it(self, shared: SharedMemory) -> None:
         state, later = Sum(each=False), Sum(each=False)
-        done(learning(memory(place, state, leads=False), state, 5))
-        done(steps(memory(place, later)))
+        done(learning(memory(shared, state, leads=False), state, 5))
+        done(steps(memory(shared, later)))
         assert later.known == 0
 
     @pytest.mark.parametrize(("each", "recalled"), [(True, [b"3", b"5"]), (False, [b"3"])])
     def test_what_cannot_be_known_from_what_was_seen_is_told(
-        self, place: Place, *, each: bool, recalled: list[bytes]
+        self, shared: SharedMemory, *, each: bool, recalled: list[bytes]
     ) -> None:
-        place.spoil("3")
+        shared.spoil("3")
         state, notified = Sum(each=each), list[tuple[str, bytes]]()
-        agent_memory = memory(place, state)
+        agent_memory = memory(shared, state)
         agent_memory.subscribe(lambda agent, text: notified.append((agent, text)))
 
         async def live() -> None:
@@ -159,21 +159,21 @@ class TestMemory:
         assert notified == [("sum", text) for text in recalled]
 
     @pytest.mark.parametrize("text", ['"a"', "[]", "{}", "1e400"])
-    def test_what_cannot_be_read_is_begun_anew(self, place: Place, text: str) -> None:
-        place.spoil(text)
+    def test_what_cannot_be_read_is_begun_anew(self, shared: SharedMemory, text: str) -> None:
+        shared.spoil(text)
         state, later = Sum(), Sum()
-        done(learning(memory(place, state), state, 2))
-        done(steps(memory(place, later)))
+        done(learning(memory(shared, state), state, 2))
+        done(steps(memory(shared, later)))
         assert later.known == 2
 
     @pytest.mark.parametrize("part", ["recall", "keep"])
-    def test_a_defect_of_one_agent_costs_no_other_its_memory(self, place: Place, part: str) -> None:
-        place.spoil("4")
+    def test_a_defect_of_one_agent_costs_no_other_its_memory(self, shared: SharedMemory, part: str) -> None:
+        shared.spoil("4")
         state, later = Sum(), Sum()
 
         async def live() -> None:
             agent_memory = AgentMemory(
-                {"sum": Broken(part), "other": state}, place.keeping(), lambda: True, ManualClock()
+                {"sum": FailingSum(part), "other": state}, shared.keeping(), lambda: True, ManualClock()
             )
             await agent_memory.step()
             state.news = 2
@@ -181,32 +181,32 @@ class TestMemory:
 
         with capture_logs() as lines:
             done(live())
-        done(steps(AgentMemory({"other": later}, place.keeping(), lambda: True, ManualClock()), 1))
+        done(steps(AgentMemory({"other": later}, shared.keeping(), lambda: True, ManualClock()), 1))
         assert later.known == 2
         assert [(line["event"], line["agent"]) for line in lines] == [("agent_failed", "sum")]
 
-    def test_one_that_would_keep_too_much_beside_others_does_not(self, place: Place) -> None:
+    def test_one_that_would_keep_too_much_beside_others_does_not(self, shared: SharedMemory) -> None:
         state, later = Sum(), Sum()
         large = [Large(), Large()]
 
         async def live() -> None:
             states: dict[str, Any] = {"large": large[0], "larger": large[1], "sum": state}
-            agent_memory = AgentMemory(states, place.keeping(), lambda: True, ManualClock())
+            agent_memory = AgentMemory(states, shared.keeping(), lambda: True, ManualClock())
             await agent_memory.step()
             state.news = 2
             await agent_memory.step()
 
         with capture_logs() as lines:
             done(live())
-        done(steps(memory(place, later), 1))
+        done(steps(memory(shared, later), 1))
         assert later.known == 2
         (line,) = lines
         assert line["event"] == "memory_failed"
         assert "agent larger has a memory of 500000 bytes, which is too large" in line["error"]
 
 
-class Broken(Sum):
-    """Has a defect there."""
+class FailingSum(Sum):
+    """Fails in one method."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -224,10 +224,10 @@ class Broken(Sum):
 
 
 class Large(Sum):
-    """Keeps half of what there is room for."""
+    """Has a memory of half of the limit."""
 
     def recall(self, kept: bytes) -> None:
-        """Never mind."""
+        """Ignore the memory."""
 
     def keep(self, kept: bytes | None) -> bytes | None:
         return b"1" * 500_000 if kept is None else None
@@ -235,10 +235,10 @@ class Large(Sum):
 
 class TestFile:
     def test_an_empty_file_is_a_beginning(self, tmp_path: Path) -> None:
-        place, state, later = Place("file", tmp_path), Sum(), Sum()
-        place.path.touch()
-        done(learning(memory(place, state), state, 2))
-        done(steps(memory(place, later), 1))
+        shared, state, later = SharedMemory("file", tmp_path), Sum(), Sum()
+        shared.path.touch()
+        done(learning(memory(shared, state), state, 2))
+        done(steps(memory(shared, later), 1))
         assert later.known == 2
 
     def test_a_file_that_is_none_of_ours_is_left_alone(self, tmp_path: Path) -> None:
@@ -293,9 +293,9 @@ class TestConfigMap:
         assert (config_map["data"], config_map["metadata"]["labels"]) == ({"sum.json": "3"}, {"by": "helm"})
 
     def test_an_api_server_that_is_away_is_asked_again(self) -> None:
-        place = Place("configmap", Path())
-        place.spoil("4")
-        place.api.fail(Unavailable("the API server"))
+        shared = SharedMemory("configmap", Path())
+        shared.spoil("4")
+        shared.api.fail(Unavailable("the API server"))
         state = Sum()
-        done(steps(memory(place, state)))
+        done(steps(memory(shared, state)))
         assert state.known == 4

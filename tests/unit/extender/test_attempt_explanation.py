@@ -1,4 +1,4 @@
-"""Attempts put together from decisions, and what is told of them."""
+"""The last attempt among decisions, and its explanation."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def call(verb: Any, at: float, names: str = "a b", uid: str = "u") -> Decision:
 
 
 def told(*decisions: Decision, uid: str = "") -> tuple[float | None, float | None, float | None]:
-    """When the calls of the last attempt were made."""
+    """The times of the calls of the last attempt."""
     attempt = attempt_explanation.last_attempt(decisions, uid)
     assert attempt
     times = [decision.at if decision else None for decision in attempt]

@@ -1,4 +1,4 @@
-"""The bind verb as kube-scheduler meets it: what is answered, and what is kept of it."""
+"""The bind verb: its responses and stored decisions."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ class FixedBindings:
 
 
 class Binder(BindPlugin[Any, Any]):
-    """A plugin that is asked for its name and its form of errors only."""
+    """A plugin of which only the name and the form of errors are used."""
 
     name = "gpu"
     allocation_records = pods = "unused"
@@ -52,7 +52,7 @@ class Binder(BindPlugin[Any, Any]):
 def play(
     outcome: BindOutcome, bind_errors: Literal["status", "field"] = "status", body: Any = ASKED
 ) -> tuple[int, Any, list[Decision]]:
-    """Status, body, and what is kept."""
+    """Status, body, and the stored decisions."""
     ring = DecisionRing()
     decisions: list[Decision] = []
     snapshot = Snapshot(NodeIndex(["n1"]), {}, 5.0, 7)

@@ -36,7 +36,7 @@ FORBIDDEN = Refused("create", [Problem("", "pods/binding is forbidden", "")])
 
 
 def play(test: Callable[[LossyApi, Replica], Coroutine[Any, Any, None]], **made: Any) -> LossyApi:
-    """The test with one replica, two nodes and a pod `p`."""
+    """Run the test with one replica, two nodes and a pod `p`."""
     api = LossyApi(**made)
 
     async def main() -> None:
@@ -80,7 +80,7 @@ class TestWell:
         play(test)
 
     def test_the_ledger_stays_when_its_node_is_made_anew(self) -> None:
-        """A Node may be deleted and register again while its pods go on."""
+        """A Node may be deleted and register again while its pods keep running."""
         api = play(after(lambda api, replica: replica.bind(pod(api, "p"))))
         meta = api.objects(LEASES)[OURS, "t-n1"]["metadata"]
         assert "ownerReferences" not in meta
@@ -320,7 +320,7 @@ class TestChanged:
 
 
 class TestLost:
-    """Calls and answers that get lost: nobody knows what the server did."""
+    """Lost requests and responses: the result of a write is unknown."""
 
     @pytest.mark.parametrize("part", ["leases", "/binding"])
     @pytest.mark.parametrize("moment", ["before", "after"])
@@ -348,7 +348,7 @@ class TestLost:
         play(test)
 
     def test_a_binding_that_comes_late_after_all_finds_the_pod_changed(self) -> None:
-        """The reservation goes only after that; else the device could be another pod's by then."""
+        """The reservation is removed only after that; else another pod could have the device by then."""
 
         async def test(api: LossyApi, replica: Replica) -> None:
             late: list[Any] = []
@@ -481,7 +481,7 @@ class TestLost:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process is killed here."""
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -539,19 +539,21 @@ class TestMany:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_every_view_is_what_the_world_that_was_told_for_it_gives(self, seed: int) -> None:
-        """Claims on their way included, so that a recording is answered as the requests were."""
-        worlds: dict[int, ClusterState] = {}
+        """Including unwritten reservations, so that a replay gives the recorded responses."""
+        cluster_states: dict[int, ClusterState] = {}
         seen: list[int] = []
 
         def check_snapshot(replica: Replica) -> None:
             snapshot = replica.snapshot_cache.snapshot
-            built = cooperative_scheduling.run_at_once(OneDeviceAgent().build(worlds[snapshot.generation]))
+            built = cooperative_scheduling.run_at_once(
+                OneDeviceAgent().build(cluster_states[snapshot.generation])
+            )
             assert {node: held for node, held in snapshot.agent_states["t"].items() if held} == built
             seen.append(len(built.get("n1", {})))
 
         async def test(api: LossyApi, replica: Replica) -> None:
             replica.snapshot_cache.subscribe(
-                lambda cluster_state, number: worlds.update({number: cluster_state})
+                lambda cluster_state, number: cluster_states.update({number: cluster_state})
             )
             replica.snapshot_cache.touch()
             await asyncio.sleep(0.1)
@@ -567,7 +569,7 @@ class TestMany:
 
     @pytest.mark.parametrize("seed", range(20))
     def test_two_replicas_with_bad_luck_never_give_a_card_twice(self, seed: int) -> None:
-        """Calls are lost, pods are changed and deleted; whoever was told of success is bound."""
+        """Calls are lost, and pods are changed and deleted; every reported success is a bound pod."""
 
         async def main() -> None:
             api = LossyApi(seed)
@@ -615,7 +617,7 @@ def test_errors_are_told_in_the_servers_words() -> None:
 
 
 class TestWhatAnotherProcessLeft:
-    """The leader clears up after a process that is gone (`agent.Ledgers`)."""
+    """The leader cleans up after a process that ended (`controllers.ReservationCleaner`)."""
 
     def test_a_pod_that_waits_is_changed_before_its_entry_goes(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
@@ -691,7 +693,7 @@ class TestWhatAnotherProcessLeft:
 
 
 async def stopped_before_its_binding(api: LossyApi) -> None:
-    """What is there of a process that was killed after it wrote the reservation of `p`."""
+    """The objects after a process was killed that had written the reservation of `p`."""
     meta = pod(api, "p")["metadata"]
     reservation = {"device": "a", "seen": meta["resourceVersion"], "at": 0.0}
     written = {RESERVATIONS_ANNOTATION: json.dumps({meta["uid"]: reservation})}

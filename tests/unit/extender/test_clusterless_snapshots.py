@@ -1,4 +1,4 @@
-"""snapshots without a cluster."""
+"""Snapshots without a cluster."""
 
 from collections.abc import Generator
 from types import SimpleNamespace
@@ -14,16 +14,16 @@ from nodewise.extender import clusterless_snapshots
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 
 
-class Annotations(msgspec.Struct, frozen=True, gc=False):
+class HeatAnnotations(msgspec.Struct, frozen=True, gc=False):
     heat: str | None = None
 
 
-class Metadata(msgspec.Struct, frozen=True, gc=False):
-    annotations: Annotations | None = None
+class HeatMetadata(msgspec.Struct, frozen=True, gc=False):
+    annotations: HeatAnnotations | None = None
 
 
-class NodeFields(msgspec.Struct, frozen=True, gc=False):
-    metadata: Metadata = Metadata()
+class HeatNodeFields(msgspec.Struct, frozen=True, gc=False):
+    metadata: HeatMetadata = HeatMetadata()
 
 
 class Heats:
@@ -42,7 +42,7 @@ THINGS = Resource(group="x", version="v1", plural="things", kind="Thing", namesp
 
 
 def kind(*watched: Watched) -> Any:
-    return SimpleNamespace(name="heats", node_fields=NodeFields, watched=lambda _: watched)
+    return SimpleNamespace(name="heats", node_fields=HeatNodeFields, watched=lambda _: watched)
 
 
 def snapshots() -> ClusterlessSnapshots:
@@ -56,7 +56,7 @@ def body(*nodes: str) -> bytes:
 NODE = '{"metadata":{"name":"%s","annotations":{"heat":"%s","other":"x"}}}'
 
 
-class Broken(Heats):
+class FailingHeats(Heats):
     def build(self, cluster_state: ClusterState) -> Generator[None, None, dict[str, str | None]]:
         yield
         raise ZeroDivisionError
@@ -64,7 +64,7 @@ class Broken(Heats):
 
 class TestView:
     def test_an_agent_that_fails_has_no_slot_and_others_have(self) -> None:
-        states: Any = {"broken": Broken(), "heats": Heats()}
+        states: Any = {"broken": FailingHeats(), "heats": Heats()}
         with capture_logs() as lines:
             snapshot = ClusterlessSnapshots([kind()], states).snapshot(body(NODE % ("a", 1)), 5.0)
         assert snapshot.agent_states == {"heats": {"a": "1"}}
@@ -115,7 +115,9 @@ class TestView:
 def test_agents_that_need_a_cluster_are_named() -> None:
     clusterless_snapshots.check_objects([kind()], {"heats": None})
     with pytest.raises(BadSettings, match="agent heats; wanted a cluster: it reads things"):
-        clusterless_snapshots.check_objects([kind(Watched("things", THINGS, NodeFields))], {"heats": None})
+        clusterless_snapshots.check_objects(
+            [kind(Watched("things", THINGS, HeatNodeFields))], {"heats": None}
+        )
 
 
 def test_agents_that_go_by_metrics_are_named() -> None:

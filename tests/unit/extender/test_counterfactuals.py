@@ -1,4 +1,4 @@
-"""What another rule would have changed: thresholds, missing values, rules that must all be broken."""
+"""Counterfactuals: targets, missing values, and rules that must all be violated."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_targets_are_round_numbers(target: str, value: str, wanted: str) -> None
 
 
 def told(change: RuleChange) -> str:
-    """`3 at 85, 4 at 90`, as an operator reads it."""
+    """The relaxed targets as text: `3 at 85, 4 at 90`."""
     return ", ".join(f"{relaxed.more} at {quantity.to_text(relaxed.target)}" for relaxed in change.relaxed)
 
 

@@ -1,4 +1,4 @@
-"""Decisions put into words."""
+"""Decisions as documents."""
 
 import json
 
@@ -10,7 +10,7 @@ from nodewise.extender import decision_codec, decision_document
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
 from tests.unit.extender import decisions
-from tests.unit.extender.decisions import COUNT, Counted, decision, large, of, ranked
+from tests.unit.extender.decisions import COUNT, ShareDetails, decision, large, of, ranked
 
 
 def words(answer: Decision) -> dict[str, object]:
@@ -90,7 +90,7 @@ NUMBERS = {"cpu": {"share": 0.5, "limit": None, "cores": [0, 1]}, "rank": 0}
 
 
 def test_numbers_are_told_by_agent_and_node() -> None:
-    details = Counted((0.5, -1.0, float("nan")))
+    details = ShareDetails((0.5, -1.0, float("nan")))
     rejected = of(("a", Verdict(np.array([0, 1, 0], np.int16), (StaticReason("no"),), details=details)))
     nan = {"cpu": NUMBERS["cpu"] | {"share": None}, "rank": 2}  # type: ignore[operator]
     assert words(rejected)["numbers"] == {"a": {"n1": NUMBERS, "n3": nan}}
@@ -98,7 +98,7 @@ def test_numbers_are_told_by_agent_and_node() -> None:
 
 
 def test_many_numbers_are_made_in_parts() -> None:
-    many = Counted((0.5,) * COUNT)
+    many = ShareDetails((0.5,) * COUNT)
     scored = ranked(
         ("a", Scores(np.zeros(COUNT, np.int64), details=many)), nodes=" ".join(map(str, range(COUNT)))
     )
@@ -110,12 +110,12 @@ def test_many_numbers_are_made_in_parts() -> None:
 
 def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
     filtered = of(
-        ("a", Verdict(np.array([0, 1], np.int16), (StaticReason("no"),), details=Counted((0.5, 0.5)))),
+        ("a", Verdict(np.array([0, 1], np.int16), (StaticReason("no"),), details=ShareDetails((0.5, 0.5)))),
         nodes="n1 n2",
     )
     scored = ranked(
-        ("a", Scores(np.array([3]), details=Counted((0.25,)))),
-        ("b", Scores(np.array([9]), details=Counted((0.5,)), label="rank", weight=3.0)),
+        ("a", Scores(np.array([3]), details=ShareDetails((0.25,)))),
+        ("b", Scores(np.array([9]), details=ShareDetails((0.5,)), label="rank", weight=3.0)),
         nodes="n1",
     )
     document = json.loads(
@@ -139,7 +139,7 @@ def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
 
 
 def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
-    scored = ranked(("a", Scores(np.array([3, 4]), details=Counted((0.5, -1.0)), label="l", weight=2.5)))
+    scored = ranked(("a", Scores(np.array([3, 4]), details=ShareDetails((0.5, -1.0)), label="l", weight=2.5)))
     again = decision_codec.decode(cooperative_scheduling.run_at_once(decision_codec.encode(scored)))
     assert decision_document.numbers_by_agent(again) == decision_document.numbers_by_agent(scored)
     assert decision_document.score_parts(again) == decision_document.score_parts(scored)

@@ -1,4 +1,4 @@
-"""The kept decisions as another process gets them."""
+"""`GET /decisions`, and decoding its response."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def filled(*kept: Decision) -> DecisionRing:
 
 
 def same(first: Decision, other: Decision) -> bool:
-    """Equal in every word that can be said of them."""
+    """Whether both have equal encodings and details."""
     return all(
         cooperative_scheduling.run_at_once(encode(first)) == cooperative_scheduling.run_at_once(encode(other))
         for encode in (decision_document.encode_decision, decision_codec.encode)

@@ -1,4 +1,4 @@
-"""Controllers of the leader: each in steps of its own, one at a time, whatever the others do."""
+"""The leader loop: each controller runs one step at a time, independently of the others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +18,7 @@ PERIOD_S = 5.0
 
 
 class Steps:
-    """A controller that notes its steps, and how many of them run at the same time."""
+    """A controller that records its steps, and how many of them run at the same time."""
 
     def __init__(self, behave: Callable[[int], Any] = lambda number: None) -> None:
         self.begun = self.under_way = self.most = 0
@@ -48,7 +48,7 @@ def failing(error: Exception, until: int = 10**6) -> Callable[[int], None]:
     return behave
 
 
-class Leader:
+class LeaderProcess:
     def __init__(self, controllers: Sequence[Any]) -> None:
         self.snapshot = SimpleNamespace(generation=1)
         self.leads = True
@@ -94,7 +94,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("error", [Refused("no right"), TypeError("a defect"), asyncio.CancelledError()])
 def test_a_step_that_fails_stops_no_other_and_is_tried_again(error: Exception) -> None:
     bad, good = Steps(failing(error)), Steps()
-    virtual_time.run(Leader([bad, good]).play(6))
+    virtual_time.run(LeaderProcess([bad, good]).play(6))
     assert good.generations == [1, 2, 3, 4, 5, 6]
     assert len(bad.generations) >= 4
     assert (bad.most, good.most) == (1, 1)
@@ -102,7 +102,7 @@ def test_a_step_that_fails_stops_no_other_and_is_tried_again(error: Exception) -
 
 def test_a_step_that_hangs_stops_no_other_and_is_reported_once(events: list[tuple[str, Any]]) -> None:
     hanging, good = Steps(lambda number: asyncio.Event().wait()), Steps()
-    virtual_time.run(Leader([hanging, good]).play(20))
+    virtual_time.run(LeaderProcess([hanging, good]).play(20))
     assert good.generations == list(range(1, 21))
     assert (hanging.generations, hanging.most) == ([1], 1)
     assert [(event, fields["controller"]) for event, fields in events] == [("controller_slow", "Steps")]
@@ -110,14 +110,14 @@ def test_a_step_that_hangs_stops_no_other_and_is_reported_once(events: list[tupl
 
 def test_a_step_that_takes_several_periods_does_not_overlap_and_then_takes_the_newest_view() -> None:
     slow = Steps(lambda number: asyncio.sleep(2.5 * PERIOD_S))
-    virtual_time.run(Leader([slow]).play(9))
+    virtual_time.run(LeaderProcess([slow]).play(9))
     assert slow.most == 1
     assert slow.generations == [1, 3, 6, 9]
 
 
 def test_a_failed_step_is_tried_again_with_the_same_view_after_a_period() -> None:
     once = Steps(failing(Refused("no"), until=1))
-    leader = Leader([once])
+    leader = LeaderProcess([once])
 
     async def main() -> None:
         async with leader.running():
@@ -129,7 +129,7 @@ def test_a_failed_step_is_tried_again_with_the_same_view_after_a_period() -> Non
 
 def test_a_new_leader_begins_when_the_step_of_its_earlier_lead_has_ended() -> None:
     slow = Steps(lambda number: asyncio.sleep(2 * PERIOD_S))
-    leader = Leader([slow])
+    leader = LeaderProcess([slow])
 
     async def main() -> None:
         async with leader.running():
@@ -147,7 +147,7 @@ def test_a_new_leader_begins_when_the_step_of_its_earlier_lead_has_ended() -> No
 
 def test_steps_end_with_the_loop_so_that_a_loop_that_is_started_again_does_not_overlap_them() -> None:
     hanging = Steps(lambda number: asyncio.Event().wait())
-    leader = Leader([hanging])
+    leader = LeaderProcess([hanging])
 
     async def main() -> None:
         task = asyncio.create_task(leader.leading.run(PERIOD_S))
@@ -166,7 +166,7 @@ def test_steps_end_with_the_loop_so_that_a_loop_that_is_started_again_does_not_o
 
 def test_a_new_snapshot_is_acted_on_at_once_and_many_are_acted_on_ten_times_a_period() -> None:
     quick = Steps()
-    leader = Leader([quick])
+    leader = LeaderProcess([quick])
     began_s: list[float] = []
 
     async def step(snapshot: Any) -> None:
@@ -196,5 +196,5 @@ def test_a_controller_that_cannot_begin_stops_no_other(error: Exception) -> None
         raise error
 
     bad.begin = begin  # type: ignore[method-assign]
-    virtual_time.run(Leader([bad, good]).play(3))
+    virtual_time.run(LeaderProcess([bad, good]).play(3))
     assert (bad.generations, good.generations) == ([], [1, 2, 3])

@@ -1,4 +1,4 @@
-"""What is written, what is not, and what a reader finds."""
+"""Recordings: written entries, gaps, the end, and damaged files."""
 
 import asyncio
 import gzip
@@ -18,7 +18,7 @@ from nodewise.extender.recording_file import EndEntry, GapEntry, Header, Record,
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample
 from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
-from tests.unit.extender.recordings import Disk, Recorded, body, records
+from tests.unit.extender.recordings import Disk, RecordedExtender, body, records
 
 HEAT = policy(dontschedule=[rule("heat", target=5)])
 HEADER = Header(format=recording_file.FORMAT, nodewise="1", agents=(), sync_period_s=5.0, at=1.0)
@@ -74,7 +74,7 @@ class TestTape:
 
 class TestEntries:
     def test_what_does_not_change_is_not_told_again(self) -> None:
-        recorded = Recorded()
+        recorded = RecordedExtender()
         heat = metrics_snapshot(series("heat", n1=1, n2=9))
         state = cluster_state([HEAT], heat, "n1 n2")
         recorded.see(state)
@@ -94,7 +94,7 @@ class TestEntries:
         ]
 
     def test_of_a_metric_only_what_changed_is_told(self) -> None:
-        recorded = Recorded()
+        recorded = RecordedExtender()
         nodes = NodeIndex([f"n{n}" for n in range(100)])
         first = {name: Sample(7, 1.0) for name in nodes.known}
         second = {**first, "n3": Sample(8, 1.0)}
@@ -118,21 +118,21 @@ def with_samples(fetched: Any, samples: dict[str, Sample]) -> Any:
 
 class TestRecording:
     def test_what_was_written_is_there_without_an_end(self) -> None:
-        recorded = Recorded()
+        recorded = RecordedExtender()
         recorded.see(cluster_state([], MetricsSnapshot()))
         recorded.ask("/scheduler/filter", body(None, "n1"))
         recorded.recording.write()
         assert kinds(recorded.disk.getvalue())[-1] == "RequestEntry"
 
     def test_a_request_that_cannot_be_read_is_recorded_with_its_error(self) -> None:
-        recorded = Recorded()
+        recorded = RecordedExtender()
         recorded.ask("/scheduler/filter", b"garbage")
         exchange = records(recorded.ended())[1]
         assert (exchange.entry.error, exchange.blobs[0]) == ("BadInput", b"garbage")  # type: ignore[union-attr]
         assert b"wanted an ExtenderArgs object" in exchange.blobs[1]
 
     def test_it_ends_at_its_limit_and_says_so_once(self, capsys: Any) -> None:
-        recorded = Recorded(max_bytes=400)
+        recorded = RecordedExtender(max_bytes=400)
         for _ in range(50):
             recorded.ask("/scheduler/filter", body(None, "n1 n2"))
             recorded.recording.write()
@@ -143,7 +143,7 @@ class TestRecording:
 
     def test_what_does_not_fit_is_counted_in_the_file(self, monkeypatch: Any) -> None:
         monkeypatch.setattr(recording, "_QUEUE_BYTES", 1500)
-        recorded = Recorded()
+        recorded = RecordedExtender()
         ask = ("/scheduler/filter", body(None, "n1"))
         for _ in range(4):
             recorded.ask(*ask)
@@ -159,21 +159,21 @@ class TestRecording:
             "RequestEntry",
             "EndEntry",
         ]
-        assert entries(file, GapEntry) == [GapEntry(requests=2, worlds=1)]
+        assert entries(file, GapEntry) == [GapEntry(requests=2, snapshots=1)]
         counted = recorded.metrics_registry.exposition()
         assert b'nodewise_recording_lost_total{what="request"} 2.0' in counted
         assert b'nodewise_recording_lost_total{what="world"} 1.0' in counted
 
     def test_what_was_lost_last_is_counted_too(self, monkeypatch: Any) -> None:
         monkeypatch.setattr(recording, "_QUEUE_BYTES", 1)
-        recorded = Recorded()
+        recorded = RecordedExtender()
         for _ in range(2):
             recorded.ask("/scheduler/filter", body(None, "n1"))
         assert kinds(recorded.ended()) == ["Header", "RequestEntry", "GapEntry", "EndEntry"]
 
     def test_a_full_disk_ends_the_recording_and_nothing_else(self, capsys: Any) -> None:
         disk = FullDisk()
-        recorded = Recorded(disk=disk)
+        recorded = RecordedExtender(disk=disk)
         disk.is_full = True
         for _ in range(3):
             assert recorded.ask("/scheduler/filter", body(None, "n1"))
@@ -183,7 +183,7 @@ class TestRecording:
 
     def test_a_task_writes_and_ends(self) -> None:
         async def play() -> bytes:
-            recorded = Recorded()
+            recorded = RecordedExtender()
             task = asyncio.create_task(recorded.recording.run())
             recorded.ask("/scheduler/filter", body(None, "n1"))
             while len(records(recorded.disk.getvalue())) < 2:

@@ -1,4 +1,4 @@
-"""Worlds told by their differences, and made again of these."""
+"""Cluster states as delta entries, and their reconstruction."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,30 +27,32 @@ from tests.unit.agents.gpu.gpu_snapshots import (
 from tests.unit.state_changes import changed
 
 
-def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
-    """The worlds, told and made again."""
+def again(cluster_states: Sequence[ClusterState]) -> list[ClusterState]:
+    """The cluster states, rebuilt from their delta entries."""
     making = ClusterStateRebuilder(
         {PODS: AllocatedPod, ALLOCATION_RECORDS: AllocationRecordLease, NODES: merge("Node", GpuNode)}
     )
     made: list[Any] = []
-    for number, (old, new) in enumerate(zip([recording_deltas.EMPTY, *worlds[:-1]], worlds, strict=True), 1):
+    for number, (old, new) in enumerate(
+        zip([recording_deltas.EMPTY, *cluster_states[:-1]], cluster_states, strict=True), 1
+    ):
         records = [
             record
             for record in recording_deltas.delta_entries(old, changed(old, new), number)
             if record is not None
         ]
-        made += [found for record in records if (found := making.take(record)) is not None]
+        made += [found for record in records if (found := making.apply(record)) is not None]
     return made
 
 
 def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
     first = {"n1": named("n1"), "n2": named("n2")}
-    worlds = [
+    cluster_states = [
         cluster_state(first, [pod("a", "n1", "card0")], [lease("n1", uid_b=entry("b", "card1", "11"))], "10"),
         cluster_state({**first, "n2": named("n2", "0.1.2")}, [pod("a", "n1", "card0")], [], "12"),
         cluster_state({"n2": named("n2", "0.1.2")}, [pod("c", "n2", "card2")], [], "13"),
     ]
-    for actual, wanted in zip(again(worlds), worlds, strict=True):
+    for actual, wanted in zip(again(cluster_states), cluster_states, strict=True):
         assert list(actual.node_objects) == list(wanted.node_objects)
         assert actual.objects == wanted.objects
         assert actual.versions == wanted.versions

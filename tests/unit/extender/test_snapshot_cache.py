@@ -1,4 +1,4 @@
-"""Keeping the snapshot: what is computed again, when, and what counts at once."""
+"""The snapshot cache: which agent states are built again and when, and amendments."""
 
 import asyncio
 from collections.abc import Generator, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, Snapshot
+from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, Snapshot, StateBuilder
 from nodewise.clock import ManualClock
 from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube.store import StoreWriter
@@ -17,8 +17,8 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 PERIOD_S = 5.0
 
 
-class Counting:
-    """A state whose slot counts nodes."""
+class CountingBuilder(StateBuilder[Any]):
+    """A builder whose agent state is the number of nodes."""
 
     inputs = Inputs(frozenset({"things"}))
 
@@ -39,13 +39,16 @@ class Counting:
         return len(cluster_state.nodes)
 
 
-class Sizes:
-    """A state whose slot are the sizes of ledgers by name, and of nodes; somebody may come in between its parts."""
+class Sizes(StateBuilder[Any]):
+    """A builder whose agent state has the sizes of allocation records and nodes by name.
 
-    inputs = Inputs(frozenset({"ledgers"}), node_objects=True, metrics=False)
+    `meanwhile` is called between the parts of a build.
+    """
+
+    inputs = Inputs(frozenset({"records"}), node_objects=True, metrics=False)
 
     def __init__(self) -> None:
-        self.worlds: list[ClusterState] = []
+        self.cluster_states: list[ClusterState] = []
         self.meanwhile: Any = lambda: None
 
     def metric_requests(self, _: Any) -> frozenset[MetricRequest]:
@@ -55,8 +58,8 @@ class Sizes:
         return {}
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Mapping[str, int]]:
-        self.worlds.append(cluster_state)
-        sizes = {name: item.size for (_, name), item in cluster_state.objects["ledgers"].items()}
+        self.cluster_states.append(cluster_state)
+        sizes = {name: item.size for (_, name), item in cluster_state.objects["records"].items()}
         yield
         self.meanwhile()
         return sizes | {name: node.size for (_, name), node in cluster_state.node_objects.items()}
@@ -68,33 +71,35 @@ def named(*names: str, size: int = 0) -> list[Any]:
 
 class Parts:
     def __init__(self) -> None:
-        self.nodes, self.things, self.ledgers = (StoreWriter[Any]() for _ in range(3))
-        self.counting, self.sizes = Counting(), Sizes()
+        self.nodes, self.things, self.records = (StoreWriter[Any]() for _ in range(3))
+        self.counting, self.sizes = CountingBuilder(), Sizes()
         self.clock, metrics_registry = ManualClock(50.0), MetricsRegistry()
         self.refresher = MetricsRefresher((), RefreshOptions(), self.clock, metrics_registry)
         stores = Stores(
             self.nodes.store,
-            {"things": self.things.store, "ledgers": self.ledgers.store},
-            {"ledgers": self._learn},
+            {"things": self.things.store, "records": self.records.store},
+            {"records": self._learn},
         )
         states: Any = {"t": self.counting, "s": self.sizes}
-        self.keeper = SnapshotCache(states, stores, self.refresher, self.clock, metrics_registry, PERIOD_S)
+        self.snapshot_cache = SnapshotCache(
+            states, stores, self.refresher, self.clock, metrics_registry, PERIOD_S
+        )
 
     def _learn(self, answer: bytes) -> Any:
         name, size, version = answer.decode().split()
-        return self.ledgers.apply_response(named(name, size=int(size))[0], version)
+        return self.records.apply_response(named(name, size=int(size))[0], version)
 
     async def full(self, *metrics: str) -> None:
         self.nodes.replace(named("a", "b"))
         self.things.replace(named(*metrics))
-        self.ledgers.finish("10")
-        await self.keeper.publish()
+        self.records.finish("10")
+        await self.snapshot_cache.publish()
 
     def learn(self, name: str, size: int, version: str) -> None:
-        """What a bind does with the answer to its write."""
-        item = self.keeper.apply_response("ledgers", f"{name} {size} {version}".encode())
-        self.keeper.amend(name, "s", lambda agent_state: {**agent_state, name: item.size})
-        self.keeper.withdraw(name)
+        """Apply the response of a write, as a bind does."""
+        item = self.snapshot_cache.apply_response("records", f"{name} {size} {version}".encode())
+        self.snapshot_cache.amend(name, "s", lambda agent_state: {**agent_state, name: item.size})
+        self.snapshot_cache.withdraw(name)
 
 
 @pytest.fixture
@@ -105,24 +110,24 @@ def parts() -> Parts:
 class TestPublishing:
     def test_nothing_is_published_before_every_store_is_full(self, parts: Parts) -> None:
         parts.nodes.replace(named("a"))
-        parts.ledgers.replace([])
-        asyncio.run(parts.keeper.publish())
-        assert parts.keeper.snapshot.agent_states == {}
-        assert parts.keeper.waiting_for() == ["the list of things"]
+        parts.records.replace([])
+        asyncio.run(parts.snapshot_cache.publish())
+        assert parts.snapshot_cache.snapshot.agent_states == {}
+        assert parts.snapshot_cache.waiting_for() == ["the list of things"]
 
     def test_a_view_holds_the_slots_of_one_world(self, parts: Parts) -> None:
         async def play() -> None:
             await parts.full("heat")
-            assert parts.keeper.waiting_for() == ["a first answer about metric heat"]
+            assert parts.snapshot_cache.waiting_for() == ["a first answer about metric heat"]
             await parts.refresher.settle()
-            assert parts.keeper.waiting_for() == ["a first answer about metric heat"], (
+            assert parts.snapshot_cache.waiting_for() == ["a first answer about metric heat"], (
                 "the view is still older"
             )
-            await parts.keeper.publish()
-            assert parts.keeper.waiting_for() == []
+            await parts.snapshot_cache.publish()
+            assert parts.snapshot_cache.waiting_for() == []
 
         asyncio.run(play())
-        snapshot = parts.keeper.snapshot
+        snapshot = parts.snapshot_cache.snapshot
         assert (snapshot.agent_states["t"], snapshot.at, snapshot.generation) == (2, 50.0, 2)
 
     def test_the_index_stays_while_the_nodes_do(self, parts: Parts) -> None:
@@ -131,8 +136,8 @@ class TestPublishing:
             indices = []
             for names in ("ab", "ab", "abc"):
                 parts.nodes.replace(named(*names))
-                await parts.keeper.publish()
-                indices.append(parts.keeper.snapshot.nodes)
+                await parts.snapshot_cache.publish()
+                indices.append(parts.snapshot_cache.snapshot.nodes)
             return indices
 
         first, second, third = asyncio.run(play())
@@ -142,98 +147,98 @@ class TestPublishing:
     def test_a_view_under_way_keeps_what_it_began_with(self, parts: Parts) -> None:
         async def play() -> Snapshot:
             await parts.full()
-            before: Snapshot = parts.keeper.snapshot
+            before: Snapshot = parts.snapshot_cache.snapshot
             parts.nodes.replace(named("a", "b", "c"))
-            await parts.keeper.publish()
+            await parts.snapshot_cache.publish()
             return before
 
         assert asyncio.run(play()).agent_states["t"] == 2
-        assert parts.keeper.snapshot.agent_states["t"] == 3
+        assert parts.snapshot_cache.snapshot.agent_states["t"] == 3
 
     def test_a_world_is_told_before_slots_are_computed_of_it(self, parts: Parts) -> None:
         reports: list[tuple[int, int, int]] = []
 
         async def play() -> None:
             await parts.full()
-            parts.keeper.subscribe(
+            parts.snapshot_cache.subscribe(
                 lambda cluster_state, number: reports.append(
                     (len(cluster_state.nodes), number, parts.counting.computed)
                 )
             )
             parts.nodes.replace(named("a"))
-            await parts.keeper.publish()
+            await parts.snapshot_cache.publish()
 
         asyncio.run(play())
         assert reports == [(1, 2, 1)]
-        assert parts.keeper.snapshot.generation == 2
+        assert parts.snapshot_cache.snapshot.generation == 2
 
     def test_all_objects_of_a_world_are_of_one_instant(self, parts: Parts) -> None:
-        """Nodes that come while a new index is prepared are in the next world, with their objects."""
+        """Nodes that are added during the preparation of an index are in the next cluster state, with their objects."""
 
         async def play() -> None:
             await parts.full()
             parts.nodes.replace(named("a", "b", "c"))
-            publishing = asyncio.create_task(parts.keeper.publish())
+            publishing = asyncio.create_task(parts.snapshot_cache.publish())
             await asyncio.sleep(0)
             parts.nodes.replace(named("d"))
-            parts.ledgers.apply(named("late")[0], "11")
+            parts.records.apply(named("late")[0], "11")
             await publishing
 
         asyncio.run(play())
-        cluster_state = parts.sizes.worlds[-1]
+        cluster_state = parts.sizes.cluster_states[-1]
         assert (
             cluster_state.nodes.known
             == tuple(name for _, name in cluster_state.node_objects)
             == ("a", "b", "c")
         )
-        assert (list(cluster_state.objects["ledgers"]), cluster_state.versions["ledgers"]) == ([], "10")
+        assert (list(cluster_state.objects["records"]), cluster_state.versions["records"]) == ([], "10")
 
 
 class TestWhatIsComputedAgain:
     def test_a_change_of_what_an_agent_does_not_read_leaves_its_slot_alone(self, parts: Parts) -> None:
         async def play() -> None:
             await parts.full()
-            parts.ledgers.apply(named("a", size=3)[0], "11")
-            await parts.keeper.publish()
+            parts.records.apply(named("a", size=3)[0], "11")
+            await parts.snapshot_cache.publish()
             parts.nodes.apply(named("a", size=4)[0])
-            await parts.keeper.publish()
+            await parts.snapshot_cache.publish()
 
         asyncio.run(play())
         assert (parts.counting.computed, parts.counting.read) == (1, 1)
-        assert parts.keeper.snapshot.agent_states == {"t": 2, "s": {"a": 4, "b": 0}}
-        assert parts.keeper.snapshot.generation == 3
+        assert parts.snapshot_cache.snapshot.agent_states == {"t": 2, "s": {"a": 4, "b": 0}}
+        assert parts.snapshot_cache.snapshot.generation == 3
 
     def test_its_own_objects_and_the_set_of_nodes_make_it_another(self, parts: Parts) -> None:
         async def play() -> None:
             await parts.full()
             parts.things.apply(named("wind")[0])
-            await parts.keeper.publish()
+            await parts.snapshot_cache.publish()
             parts.nodes.apply(named("c")[0])
-            await parts.keeper.publish()
+            await parts.snapshot_cache.publish()
 
         asyncio.run(play())
         assert parts.counting.computed == 3
-        assert len(parts.sizes.worlds) == 2
+        assert len(parts.sizes.cluster_states) == 2
 
     def test_values_grow_old_by_themselves(self, parts: Parts) -> None:
         async def play() -> None:
             await parts.full()
             for _ in range(4):
                 parts.clock.advance(PERIOD_S / 2)
-                await parts.keeper.publish()
+                await parts.snapshot_cache.publish()
 
         asyncio.run(play())
         assert parts.counting.computed == 3
-        assert parts.keeper.snapshot.at == 60.0
+        assert parts.snapshot_cache.snapshot.at == 60.0
 
     def test_new_metrics_concern_who_reads_them(self, parts: Parts) -> None:
         async def play() -> None:
             await parts.full("heat")
             await parts.refresher.settle()
-            await parts.keeper.publish()
+            await parts.snapshot_cache.publish()
 
         asyncio.run(play())
-        assert (parts.counting.computed, len(parts.sizes.worlds)) == (2, 1)
+        assert (parts.counting.computed, len(parts.sizes.cluster_states)) == (2, 1)
 
 
 class TestDefects:
@@ -247,8 +252,8 @@ class TestDefects:
 
         monkeypatch.setattr(parts.counting, "metric_requests", fail)
         parts.things.replace(named("cold"))
-        asyncio.run(parts.keeper.publish())
-        assert parts.keeper.snapshot.generation == 2
+        asyncio.run(parts.snapshot_cache.publish())
+        assert parts.snapshot_cache.snapshot.generation == 2
         assert parts.refresher._requests == {MetricRequest("heat")}
 
     def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
@@ -257,21 +262,21 @@ class TestDefects:
 
         parts.sizes.meanwhile = fail
         asyncio.run(parts.full())
-        assert parts.keeper.snapshot.agent_states == {"t": 2}
+        assert parts.snapshot_cache.snapshot.agent_states == {"t": 2}
         parts.learn("x", 1, "11")
         parts.sizes.meanwhile = lambda: None
         parts.clock.advance(PERIOD_S)
-        asyncio.run(parts.keeper.publish())
-        assert parts.keeper.snapshot.agent_states == {"t": 2, "s": {"a": 0, "b": 0, "x": 1}}
+        asyncio.run(parts.snapshot_cache.publish())
+        assert parts.snapshot_cache.snapshot.agent_states == {"t": 2, "s": {"a": 0, "b": 0, "x": 1}}
 
 
 class TestLearning:
     def test_an_answer_counts_at_once(self, parts: Parts) -> None:
         asyncio.run(parts.full())
-        before = parts.keeper.snapshot
+        before = parts.snapshot_cache.snapshot
         parts.learn("x", 7, "15")
-        assert parts.keeper.snapshot.agent_states == {"t": 2, "s": {"a": 0, "b": 0, "x": 7}}
-        assert parts.keeper.snapshot.generation == before.generation + 1
+        assert parts.snapshot_cache.snapshot.agent_states == {"t": 2, "s": {"a": 0, "b": 0, "x": 7}}
+        assert parts.snapshot_cache.snapshot.generation == before.generation + 1
         assert before.agent_states["s"] == {"a": 0, "b": 0}
 
     def test_a_publish_that_is_under_way_loses_nothing(self, parts: Parts) -> None:
@@ -279,40 +284,40 @@ class TestLearning:
             await parts.full()
             parts.sizes.meanwhile = lambda: parts.learn("x", 7, "15")
             parts.nodes.replace(named("a", "b", "c"))
-            await parts.keeper.publish()
+            await parts.snapshot_cache.publish()
 
         asyncio.run(play())
-        assert parts.keeper.snapshot.agent_states == {"t": 3, "s": {"a": 0, "b": 0, "c": 0, "x": 7}}
+        assert parts.snapshot_cache.snapshot.agent_states == {"t": 3, "s": {"a": 0, "b": 0, "c": 0, "x": 7}}
 
     def test_the_worlds_after_it_have_it_until_the_watch_tells_more(self, parts: Parts) -> None:
         async def play() -> None:
             await parts.full()
             parts.learn("x", 7, "15")
-            parts.ledgers.apply(named("x", size=1)[0], "12")
-            await parts.keeper.publish()
-            assert parts.keeper.snapshot.agent_states["s"]["x"] == 7
-            parts.ledgers.apply(named("x", size=9)[0], "16")
-            await parts.keeper.publish()
+            parts.records.apply(named("x", size=1)[0], "12")
+            await parts.snapshot_cache.publish()
+            assert parts.snapshot_cache.snapshot.agent_states["s"]["x"] == 7
+            parts.records.apply(named("x", size=9)[0], "16")
+            await parts.snapshot_cache.publish()
 
         asyncio.run(play())
-        assert parts.keeper.snapshot.agent_states["s"]["x"] == 9
+        assert parts.snapshot_cache.snapshot.agent_states["s"]["x"] == 9
 
     def test_each_view_has_a_number_and_a_world_of_its_own(self, parts: Parts) -> None:
         sizes: dict[int, dict[str, int]] = {}
 
         def tell(cluster_state: ClusterState, number: int) -> None:
-            sizes[number] = {name: item.size for (_, name), item in cluster_state.objects["ledgers"].items()}
+            sizes[number] = {name: item.size for (_, name), item in cluster_state.objects["records"].items()}
 
         async def play() -> None:
             await parts.full()
-            parts.keeper.subscribe(tell)
+            parts.snapshot_cache.subscribe(tell)
             parts.learn("x", 1, "15")
             parts.sizes.meanwhile = lambda: parts.learn("y", 2, "16")
-            await parts.keeper.publish()
+            await parts.snapshot_cache.publish()
 
         asyncio.run(play())
         assert sizes == {2: {"x": 1}, 3: {"x": 1}, 4: {"x": 1, "y": 2}, 5: {"x": 1, "y": 2}}
-        assert parts.keeper.snapshot.generation == 5
+        assert parts.snapshot_cache.snapshot.generation == 5
 
     def test_what_stands_is_in_every_view_until_it_is_taken_back(self, parts: Parts) -> None:
         seen: list[int] = []
@@ -321,25 +326,25 @@ class TestLearning:
             return lambda agent_state: {**agent_state, "x": size}
 
         def undo() -> None:
-            parts.keeper.amend("key", "s", with_x(0))
-            parts.keeper.withdraw("key")
+            parts.snapshot_cache.amend("key", "s", with_x(0))
+            parts.snapshot_cache.withdraw("key")
 
         async def play() -> None:
             await parts.full()
-            parts.keeper.amend("key", "s", with_x(1))
-            for meanwhile in (lambda: None, lambda: parts.keeper.amend("key", "s", with_x(2)), undo):
+            parts.snapshot_cache.amend("key", "s", with_x(1))
+            for meanwhile in (lambda: None, lambda: parts.snapshot_cache.amend("key", "s", with_x(2)), undo):
                 parts.sizes.meanwhile = meanwhile
-                parts.ledgers.apply(named("a", size=len(seen))[0], str(11 + len(seen)))
-                await parts.keeper.publish()
-                seen.append(parts.keeper.snapshot.agent_states["s"]["x"])
+                parts.records.apply(named("a", size=len(seen))[0], str(11 + len(seen)))
+                await parts.snapshot_cache.publish()
+                seen.append(parts.snapshot_cache.snapshot.agent_states["s"]["x"])
             parts.sizes.meanwhile = lambda: None
-            parts.ledgers.remove(("", "a"), "20")
-            await parts.keeper.publish()
+            parts.records.remove(("", "a"), "20")
+            await parts.snapshot_cache.publish()
 
         asyncio.run(play())
         assert seen == [1, 2, 0]
-        assert parts.keeper.snapshot.agent_states["s"] == {"a": 0, "b": 0}
+        assert parts.snapshot_cache.snapshot.agent_states["s"] == {"a": 0, "b": 0}
 
     def test_before_the_first_view_there_is_nothing_to_amend(self, parts: Parts) -> None:
-        parts.keeper.amend("key", "s", lambda agent_state: agent_state)
-        assert parts.keeper.snapshot.generation == 0
+        parts.snapshot_cache.amend("key", "s", lambda agent_state: agent_state)
+        assert parts.snapshot_cache.snapshot.generation == 0

@@ -313,7 +313,7 @@ class TestStart:
     )
     def test_what_cannot_begin_is_a_bad_setting(self, part: str, does: Callable[[], Any], words: str) -> None:
         with pytest.raises(BadSettings, match=f"--agents: 'odd', {part}: {words}"):
-            OddSetup(**{part: does}).kind.watched(replaceable_agent.Options())
+            OddSetup(**{part: does}).kind.watched(replaceable_agent.OddOptions())
 
     def test_its_pods_are_known_by_the_resources_that_it_names(self) -> None:
         class Marked(OddKind):
@@ -321,11 +321,11 @@ class TestStart:
                 return self.does("resources", {"odd.example/pods": 1})
 
         known = ThirdPartyKind(Marked(), ORIGIN)
-        assert known.resources(replaceable_agent.Options()) == {"odd.example/pods": True}
-        assert OddSetup().kind.resources(replaceable_agent.Options()) == {}
+        assert known.resources(replaceable_agent.OddOptions()) == {"odd.example/pods": True}
+        assert OddSetup().kind.resources(replaceable_agent.OddOptions()) == {}
         bad = ThirdPartyKind(Marked(resources=gives(["odd.example/pods"])), ORIGIN)
         with pytest.raises(BadSettings, match="resources: resources of type list, expected dict"):
-            bad.resources(replaceable_agent.Options())
+            bad.resources(replaceable_agent.OddOptions())
 
     def test_it_has_no_controller(self) -> None:
         assert not isinstance(OddSetup().kind, ControllerKind)

@@ -1,4 +1,4 @@
-"""The memory of a third-party agent: what it cannot keep affects no other agent's memory."""
+"""The memory of a third-party agent: its failures do not affect other agents' memories."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.unit.extender.replaceable_agent import OddKind, OddSetup
 
 
 class Learning(replaceable_agent.OddState):
-    """Keeps what it is told to."""
+    """Stores a memory that the test sets."""
 
     memory_scope = "replica"
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - the rows of a table
-"""Requests and answers, byte for byte where kube-scheduler looks."""
+"""The wire format: decoded requests, and responses byte for byte where kube-scheduler reads them."""
 
 import json
 import tracemalloc
@@ -146,7 +146,7 @@ def test_a_preemption_without_victims_is_bad_input() -> None:
         READER.decode_preemption(body())
 
 
-class Because(NamedTuple):
+class TextReason(NamedTuple):
     why: str
     is_failure = False
 
@@ -163,7 +163,7 @@ def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
         1,
         listed,
         tuple(
-            (agent, Verdict(np.array(codes, np.int16), tuple(map(Because, whys))))
+            (agent, Verdict(np.array(codes, np.int16), tuple(map(TextReason, whys))))
             for agent, codes, whys in verdicts
         ),
         tuple((agent, Scores(np.array(points))) for agent, points in scores),
@@ -256,7 +256,7 @@ BODIES = {
 
 
 class TestSecondReading:
-    """Large bodies are read like small ones, in bounded time and memory."""
+    """Large bodies are decoded like small ones, in bounded time and memory."""
 
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
     @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

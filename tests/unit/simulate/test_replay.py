@@ -19,7 +19,7 @@ from nodewise.simulate import response_differences
 from nodewise.simulate.replay import Player, PodChange, ReplayAgents
 from nodewise.simulate.response_differences import ExtenderResponse, NodeChange
 from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
-from tests.unit.extender.recordings import Recorded, body, played, records
+from tests.unit.extender.recordings import RecordedExtender, body, played, records
 
 TOO_HOT = "telemetry policy d/pol: heat GreaterThan {}"
 ASK = body("pol", "n1 n2 n3", NodeNameToMetaVictims={"n1": {}, "n2": {}, "n3": {}})
@@ -32,7 +32,7 @@ def strict(target: int) -> Any:
 
 def recorded(*verbs: str) -> list[Record]:
     """n1 is cool, n2 is warm, n3 is hot and rejected."""
-    made = Recorded()
+    made = RecordedExtender()
     made.see(cluster_state([strict(8)], metrics_snapshot(series("heat", n1=1, n2=5, n3=9))))
     for verb in verbs:
         made.ask(f"/scheduler/{verb}", ASK)
@@ -84,7 +84,7 @@ class TestAnotherPolicy:
 
 
 def test_other_settings() -> None:
-    made = Recorded()
+    made = RecordedExtender()
     made.see(cluster_state([strict(8)], metrics_snapshot(series("heat", n1=1))))
     made.ask("/scheduler/filter", ASK)
     [difference] = played(records(made.ended()), TelemetryOptions(when_missing="reject")).differences
@@ -96,7 +96,7 @@ def test_other_settings() -> None:
 
 def forgetful() -> list[Record]:
     """A rule loses three of its four nodes at once, so its last verdicts hold."""
-    made = Recorded()
+    made = RecordedExtender()
     policy, nodes = strict(8), NodeIndex(["n1", "n2", "n3", "n4"])
     whole = metrics_snapshot(series("heat", n1=1, n2=9, n3=9, n4=9))
     rest = metrics_snapshot(series("heat", n1=1))
@@ -115,9 +115,9 @@ class TestMemory:
     def test_a_world_that_was_lost_may_make_a_difference_and_is_told(self) -> None:
         whole = forgetful()
         moments = [n for n, record in enumerate(whole) if isinstance(record.entry, SnapshotEntry)]
-        whole[moments[0]] = Record(GapEntry(worlds=1))
+        whole[moments[0]] = Record(GapEntry(snapshots=1))
         replayed = played(whole)
-        assert replayed.player.tally.lost.worlds == 1
+        assert replayed.player.tally.lost.snapshots == 1
         assert [change.node for change in replayed.differences[0].nodes] == ["n2", "n3"]
 
 
@@ -172,7 +172,7 @@ class TestHoles:
         assert played([*recorded(), old]).player.tally.unanswered == 1
 
     def test_requests_before_the_first_view(self) -> None:
-        made = Recorded()
+        made = RecordedExtender()
         made.ask("/scheduler/filter", ASK)
         tally = played(records(made.ended())).player.tally
         assert (tally.same, tally.cluster_states) == (1, 0)
@@ -192,7 +192,7 @@ class TestHoles:
         ids=["a node that was not there", "no such object", "no object", "no samples", "no series"],
     )
     def test_an_entry_that_does_not_follow_is_bad_input(self, entry: Record) -> None:
-        with pytest.raises(BadInput, match="wanted one that follows"):
+        with pytest.raises(BadInput, match="wanted an entry that fits"):
             played([recorded()[0], entry])
 
     def test_objects_of_an_agent_that_is_off_are_left_out(self) -> None:
@@ -249,6 +249,6 @@ class TestParting:
 
 
 def test_nothing_recorded_is_nothing_replayed() -> None:
-    made = Recorded()
+    made = RecordedExtender()
     made.see(ClusterState(NodeIndex(), {POLICIES: {}}, MetricsSnapshot(), NOW))
     assert played(records(made.ended())).player.tally.requests == 0

@@ -92,7 +92,7 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         """Harmless problems of the file."""
         return {DEFAULT: self._config.problems} if self._config.problems else {}
 
-    def asked(self, pod: PigeonPod) -> None:
+    def count_request(self, pod: PigeonPod) -> None:
         """Count the pod if the objective uses the requests of pods."""
         if self._config.objective == A_BINPACK:
             self._memory.count(pod.metadata.uid, resources.pod_demand(pod, self._gpu))

@@ -329,11 +329,11 @@ _INVALID: Final = object()
 
 def _target(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(quantity.WANTED)  # noqa: TRY004 - the caller catches ValueError only
+        raise ValueError(quantity.EXPECTED)  # noqa: TRY004 - the caller catches ValueError only
     try:
         return quantity.parse(str(value))
     except ValueError:
-        raise ValueError(quantity.WANTED) from None
+        raise ValueError(quantity.EXPECTED) from None
 
 
 def _duration(value: Any) -> float:

@@ -39,8 +39,8 @@ def _notes(replayed: Replayed) -> list[str]:
         "the recording is incomplete; it ends at its last flush": tally.end == "cut off",
         "the recording ended at its size limit": tally.end == "full",
         f"{lost.requests} requests arrived faster than they could be recorded": lost.requests,
-        f"{lost.worlds} snapshots arrived faster than they could be recorded: responses of agents with memory may"
-        " differ for this reason": lost.worlds,
+        f"{lost.snapshots} snapshots arrived faster than they could be recorded: responses of agents with memory may"
+        " differ for this reason": lost.snapshots,
         f"{tally.unanswered} requests were not replayed: their snapshot or path is unknown": tally.unanswered,
     }
     messages = [text for text, is_so in notes.items() if is_so]
@@ -61,7 +61,7 @@ def _json(replayed: Replayed) -> None:
         "same": tally.same,
         "different": tally.different,
         "unanswered": tally.unanswered,
-        "lost": {"requests": tally.lost.requests, "worlds": tally.lost.worlds},
+        "lost": {"requests": tally.lost.requests, "worlds": tally.lost.snapshots},
         "end": tally.end,
         "pods": tally.pods,
         "differences": [_document(difference) for difference in replayed.differences],

@@ -95,7 +95,7 @@ class PigeonCluster:
         """Score the nodes and count the pod, as a prioritize request does."""
         pigeon_pod = pod(of) if isinstance(of, str) else of
         result = self.score(pigeon_pod, names)
-        self.state.asked(pigeon_pod)
+        self.state.count_request(pigeon_pod)
         return result
 
     def score(self, of: PigeonPod | str = P1, names: str = "") -> PigeonResult:
