@@ -74,7 +74,7 @@ class Plugin(ABC, Generic[PodT, StateT]):
     name: str
 
     def equivalence_key(self, pod: PodT) -> Hashable:  # noqa: ARG002
-        """What the answers depend on besides the snapshot: pods with equal keys get equal answers.
+        """What the results depend on in addition to the snapshot: pods with equal keys get equal results.
 
         A third-party agent is not called for a pod whose key is None, and its failures do not affect that pod.
         """
@@ -89,11 +89,11 @@ class FilterPlugin(Plugin[PodT, StateT]):
     """Rejects nodes."""
 
     filter_enabled: bool = True
-    """False where the agent's options disable it."""
+    """False if the agent's options disable it."""
     predicates: Mapping[str, FilterFunction] = {}
     """Functions that `/scheduler/predicates/<name>` calls."""
     reason_marks: tuple[str, ...] = ()
-    """Texts by which the agent's reasons are recognized in a pod's condition; without any, its name between spaces."""
+    """Texts that mark the agent's reasons in a pod's condition; without any, its name between spaces."""
 
     @abstractmethod
     def equivalence_key(self, pod: PodT) -> Hashable: ...
@@ -120,10 +120,10 @@ class ScorePlugin(Plugin[PodT, StateT]):
     """Scores nodes."""
 
     score_enabled: bool = True
-    """False where the agent's options disable it."""
+    """False if the agent's options disable it."""
     priorities: Mapping[str, ScoreFunction] = {}
-    """Functions that `/scheduler/priorities/<name>` calls. If there are any, they replace `score` where all agents are
-    asked, each with a weight of its own."""
+    """Functions that `/scheduler/priorities/<name>` calls. If there are any, they replace `score` in
+    requests to all agents, each with its own weight."""
 
     @abstractmethod
     def score(self, pod: PodT, candidates: Names, snapshot: Snapshot) -> Scores | None:
@@ -157,7 +157,7 @@ class AgentKind(ABC):
     """The weight that `configure` gives an extender entry of this agent alone; None for the default of all entries."""
 
     def watched(self, options: Any) -> Sequence[Watched]:  # noqa: ARG002
-        """The objects that the agent needs besides nodes. Without any it works without a cluster, too."""
+        """The objects that the agent needs in addition to nodes. Without any, it also works without a cluster."""
         return ()
 
     def resources(self, options: Any) -> Mapping[str, bool]:  # noqa: ARG002

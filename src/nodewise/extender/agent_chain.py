@@ -131,10 +131,10 @@ class AgentChain:
         return kept
 
     def equivalence_key(self, pod: Any) -> Hashable:
-        """What `kept` depends on besides the snapshot: equal for pods with equal results."""
+        """What `feasible` depends on in addition to the snapshot: equal for pods with equal results."""
         try:
             return tuple(agent.equivalence_key(pod) for agent in self.agents)
-        except Exception as error:  # noqa: BLE001 - then it is like no other
+        except Exception as error:  # noqa: BLE001 - the pod then has a key of its own
             logs.emit("agent_failed", agent=", ".join(agent.name for agent in self.agents), exc_info=error)
             return object()
 
@@ -190,7 +190,7 @@ class AgentChain:
         for builder in self._request_counters:
             try:
                 builder.count_request(pod)
-            except Exception as error:  # noqa: BLE001 - what an agent counts is no matter of this answer
+            except Exception as error:  # noqa: BLE001 - the counts do not affect this response
                 logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
 
 

@@ -18,7 +18,7 @@ _FAILED: Final = object()
 
 
 class _Built(NamedTuple):
-    """An agent state, and what it was built from besides objects."""
+    """An agent state, with the nodes and metrics that it was built from."""
 
     agent_state: Any
     nodes: NodeIndex

@@ -185,7 +185,7 @@ def _details(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], .
 
 def _order(decision: Decision, points: Mapping[str, int]) -> list[int]:
     """The positions of the candidates in the order of `Explanation.findings`; equals keep the order of the request."""
-    kept, far = decision.feasible(), counterfactuals.closeness(decision)
+    kept, far = decision.feasible(), counterfactuals.distance_from_passing(decision)
     score = np.array([points.get(name, -1) for name in decision.names.tolist()])
     order: list[int] = np.lexsort((np.arange(len(kept)), np.where(kept, -score, far), ~kept)).tolist()
     return order

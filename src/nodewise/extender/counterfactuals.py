@@ -71,7 +71,7 @@ def follows_from_evidence(verdict: Verdict) -> bool:
     return verdict.joined is not None and bool(np.array_equal(join_rules(verdict), verdict.codes != 0))
 
 
-def passing_with(decision: Decision, agent: str, number: int, rule: Evidence) -> Mask:
+def feasible_with(decision: Decision, agent: str, number: int, rule: Evidence) -> Mask:
     """The candidates that pass with another rule in place of one rule of an agent, all else equal."""
     kept = np.ones(len(decision.names), bool)
     for name, verdict in decision.verdicts:
@@ -99,7 +99,7 @@ def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> Ru
     out = ~decision.feasible()
 
     def newly_feasible(changed: Evidence) -> Mask:
-        return out & passing_with(decision, agent, number, changed)
+        return out & feasible_with(decision, agent, number, changed)
 
     alone = newly_feasible(without_effect(rule))
     values = rule.values[alone].tolist()
@@ -122,11 +122,11 @@ def stuck(decision: Decision) -> Mask:
             continue
         for number, rule in enumerate(verdict.evidence):
             harmless = replace(without_effect(rule), rejects_missing=False)
-            rejected &= ~passing_with(decision, agent, number, harmless)
+            rejected &= ~feasible_with(decision, agent, number, harmless)
     return rejected
 
 
-def closeness(decision: Decision) -> NDArray[np.float64]:
+def distance_from_passing(decision: Decision) -> NDArray[np.float64]:
     """By candidate, the distance from passing: the number of rejecting rules, then the distance of values from targets.
 
     0 for a candidate that passes.

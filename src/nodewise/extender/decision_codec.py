@@ -115,7 +115,7 @@ class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view", "descri
 
 def encode(decision: Decision) -> Generator[None, None, bytes]:
     """The decision as JSON. Yields between parts."""
-    nodes = _raw(decision.names.tolist())
+    nodes = _encode_raw(decision.names.tolist())
     yield
     verdicts = []
     for agent, verdict in decision.verdicts:
@@ -124,13 +124,13 @@ def encode(decision: Decision) -> Generator[None, None, bytes]:
         ]
         rules = yield from _rules(verdict.evidence)
         details = yield from _details(verdict.details, len(verdict.codes), rejects=True)
-        codes = _raw(verdict.codes.tolist())
+        codes = _encode_raw(verdict.codes.tolist())
         verdicts.append(_Verdict(agent, verdict.joined, codes, reasons, rules, details))
     scores = []
     for agent, agent_scores in decision.scores:
         rules = yield from _rules(agent_scores.evidence)
         details = yield from _details(agent_scores.details, len(agent_scores.points), rejects=False)
-        points = _raw(agent_scores.points.tolist())
+        points = _encode_raw(agent_scores.points.tolist())
         scores.append(_Scores(agent, points, rules, details, agent_scores.label, agent_scores.weight))
     pod = decision.pod
     return _encode(
@@ -159,19 +159,19 @@ def _details(details: Details | None, size: int, *, rejects: bool) -> Generator[
             yield
         texts.append(details.text(candidate))
     yield
-    distances = _raw(details.distances().tolist() if rejects else [0.0] * size)
+    distances = _encode_raw(details.distances().tolist() if rejects else [0.0] * size)
     numbers = yield from decision_values.encode_numbers(details, size)
-    return _Details(_raw(texts), distances, msgspec.Raw(numbers))
+    return _Details(_encode_raw(texts), distances, msgspec.Raw(numbers))
 
 
 def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRule]]:
     rules = []
     for rule in evidence:
-        values = _raw(rule.values.tolist())
+        values = _encode_raw(rule.values.tolist())
         yield
-        states = _raw(_STATES[rule.states].tolist())
+        states = _encode_raw(_STATES[rule.states].tolist())
         yield
-        ages = _raw(np.round(rule.ages_s, 3).tolist())  # NaN is written as null
+        ages = _encode_raw(np.round(rule.ages_s, 3).tolist())  # NaN is written as null
         yield
         rules.append(
             EncodedRule(rule.metric, rule.operator, rule.target, rule.rejects_missing, values, states, ages)
@@ -179,14 +179,14 @@ def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRu
     return rules
 
 
-def _raw(listed: list[Any]) -> msgspec.Raw:
+def _encode_raw(listed: list[Any]) -> msgspec.Raw:
     return msgspec.Raw(_encode(listed))
 
 
 def decode(raw: bytes | msgspec.Raw) -> Decision:
     """The decoded decision. Raises one of `errors.UNREADABLE` for anything else."""
     document = msgspec.json.decode(raw, type=_Decision)
-    names = Names.of(_list(document.nodes, str))
+    names = Names.of(_decode_list(document.nodes, str))
     verdicts = tuple(
         (verdict_document.agent, _verdict(verdict_document, len(names)))
         for verdict_document in document.verdicts
@@ -201,7 +201,7 @@ def decode(raw: bytes | msgspec.Raw) -> Decision:
 
 
 def _verdict(verdict: _Verdict, size: int) -> Verdict:
-    codes = np.array(_sized(verdict.codes, int, size), np.int16)
+    codes = np.array(_decode_sized_list(verdict.codes, int, size), np.int16)
     if len(codes) and not 0 <= codes.min() <= codes.max() <= len(verdict.reasons):
         raise ValueError("a code without a reason")
     return Verdict(
@@ -216,14 +216,16 @@ def _verdict(verdict: _Verdict, size: int) -> Verdict:
 def _static_details(details: _Details | None, size: int) -> StaticDetails | None:
     if details is None:
         return None
-    texts = _sized(details.texts, str, size)
-    far = np.array(_sized(details.distances, float, size), np.float64)
-    numbers = _list(details.numbers, dict[str, Any])
-    return StaticDetails(texts, far, _sized(details.numbers, dict[str, Any], size) if numbers else ())
+    texts = _decode_sized_list(details.texts, str, size)
+    far = np.array(_decode_sized_list(details.distances, float, size), np.float64)
+    numbers = _decode_list(details.numbers, dict[str, Any])
+    return StaticDetails(
+        texts, far, _decode_sized_list(details.numbers, dict[str, Any], size) if numbers else ()
+    )
 
 
 def _scores(scores: _Scores, size: int) -> Scores:
-    points = np.array(_sized(scores.points, int, size), np.int64)
+    points = np.array(_decode_sized_list(scores.points, int, size), np.int64)
     if not 0 <= scores.weight < float("inf"):
         raise ValueError(f"a weight of {scores.weight}")
     evidence, details = _evidence(scores.rules, size), _static_details(scores.details, size)
@@ -236,9 +238,9 @@ def _evidence(rules: Sequence[EncodedRule], size: int) -> tuple[Evidence, ...]:
             rule.metric,
             rule.operator,
             rule.target_nano,
-            _integers(_sized(rule.values_nano, int, size)),
-            _states(_sized(rule.states, str, size)),
-            np.array(_sized(rule.ages_s, float | None, size), np.float64),
+            _integers(_decode_sized_list(rule.values_nano, int, size)),
+            _states(_decode_sized_list(rule.states, str, size)),
+            np.array(_decode_sized_list(rule.ages_s, float | None, size), np.float64),
             rule.rejects_missing,
         )
         for rule in rules
@@ -257,13 +259,13 @@ def _states(names: list[str]) -> States:
     return np.array([_NUMBERS[name] for name in names], np.uint8)
 
 
-def _sized(raw: msgspec.Raw, kind: Any, size: int) -> list[Any]:
-    listed = _list(raw, kind)
+def _decode_sized_list(raw: msgspec.Raw, kind: Any, size: int) -> list[Any]:
+    listed = _decode_list(raw, kind)
     if len(listed) != size:
         raise ValueError(f"{len(listed)} entries for {size} nodes")
     return listed
 
 
-def _list(raw: msgspec.Raw, kind: Any) -> list[Any]:
+def _decode_list(raw: msgspec.Raw, kind: Any) -> list[Any]:
     items: list[Any] = msgspec.json.decode(raw, type=list[kind])
     return items

@@ -75,7 +75,7 @@ def rewrite(body: bytes) -> bytes | None:
     `BadInput` for a body with too many bytes or values.
     """
     request_limits.check_lenient(body, MOST_BYTES)
-    rewritten = recased(body.strip(), REQUEST)
+    rewritten = rename_keys(body.strip(), REQUEST)
     return None if rewritten == body else rewritten
 
 
@@ -89,7 +89,7 @@ def is_complete(node: msgspec.Raw) -> bool:
     return msgspec.UNSET not in values
 
 
-def recased(raw: bytes, shape: Shape) -> bytes:
+def rename_keys(raw: bytes, shape: Shape) -> bytes:
     """An object, or each object of a list, with its keys as in `shape`, recursively; anything else unchanged.
 
     A list inside a list is not changed either: it holds no field in use, and each level would be a copy.
@@ -100,7 +100,7 @@ def recased(raw: bytes, shape: Shape) -> bytes:
         if raw[:1] == b"[":
             items = map(bytes, _items(raw))
             return _encode(
-                [msgspec.Raw(item if item[:1] == b"[" else recased(item, shape)) for item in items]
+                [msgspec.Raw(item if item[:1] == b"[" else rename_keys(item, shape)) for item in items]
             )
         fields = _fields(raw)
     except UNREADABLE:
@@ -112,5 +112,5 @@ def recased(raw: bytes, shape: Shape) -> bytes:
     for key, value in fields.items():
         name = known.get(key.lower(), key)
         inner = shape.get(name)
-        renamed[name] = msgspec.Raw(recased(bytes(value), inner)) if inner else value
+        renamed[name] = msgspec.Raw(rename_keys(bytes(value), inner)) if inner else value
     return _encode(renamed)

@@ -28,7 +28,7 @@ _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)").search
 _COMMA, _QUOTE = b',"'
 _PIECE_BYTES: Final = 2**18
 _SAMPLED: Final = 8
-"""An estimate counts one of so many parts of each piece."""
+"""An estimate counts one of this many parts of each piece."""
 
 
 class _Metadata(msgspec.Struct, gc=False):
@@ -56,10 +56,10 @@ _outline: Final = msgspec.json.Decoder(_Outline).decode
 
 def check_candidates(body: bytes) -> None:
     """`BadInput` for a filter or prioritize request of more than `MOST_CANDIDATES`, or with a pod that is too large."""
-    if len(body) <= _SMALL_BYTES or _estimated(body, _COMMA) <= MOST_VALUES:
+    if len(body) <= _SMALL_BYTES or _estimate_count(body, _COMMA) <= MOST_VALUES:
         return
     try:
-        outline = _outlined(body)
+        outline = _decode_outline(body)
     except UNREADABLE as error:
         text, _, path = str(error).partition(" - at `$.")
         raise _bad_input(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
@@ -69,18 +69,18 @@ def check_candidates(body: bytes) -> None:
         raise _bad_input("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
 
 
-def _outlined(body: bytes) -> _Outline:
+def _decode_outline(body: bytes) -> _Outline:
     """The outline of the first JSON value; Go ignores what follows it."""
     try:
         return _outline(body)
     except UNREADABLE as error:
-        end = end_of_value(error, body)
+        end = find_end_of_value(error, body)
         if end is None:
             raise
         return _outline(body[:end])
 
 
-def end_of_value(error: Exception, body: bytes) -> int | None:
+def find_end_of_value(error: Exception, body: bytes) -> int | None:
     """The end of the first JSON value of the body, if the error is about bytes after it; else None."""
     match = _TRAILING(str(error))
     # msgspec counts the byte that it did not expect
@@ -130,7 +130,7 @@ def _count(data: bytes, byte: int) -> int:
     return sum(int(np.count_nonzero(values[start : start + _PIECE_BYTES] == byte)) for start in pieces)
 
 
-def _estimated(data: bytes, byte: int) -> int:
+def _estimate_count(data: bytes, byte: int) -> int:
     """Number of occurrences of a byte, estimated from a random eighth of the data, which a client cannot predict."""
     values: Any = np.frombuffer(data, np.uint8)
     size = _PIECE_BYTES // _SAMPLED

@@ -46,7 +46,7 @@ _MAX_MEMORY_BYTES: Final = 512 * 1024
 
 
 class InvalidResult(Exception):
-    """A third-party agent returned something else than the contract says."""
+    """A third-party agent violated the contract."""
 
 
 def verdict(result: Any, size: int) -> Verdict | None:

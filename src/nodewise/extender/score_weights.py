@@ -65,7 +65,7 @@ def _is_label(name: str, priorities: Iterable[Priority]) -> bool:
 
 
 def _named(name: str, priorities: Iterable[Priority]) -> list[Priority]:
-    """The priority with this name of its own, else all of the agent with this name."""
+    """The priority with this name, else all priorities of the agent with this name."""
     priorities = list(priorities)
     own = [priority for priority in priorities if priority.label == name]
     return own or [priority for priority in priorities if priority.agent == name]

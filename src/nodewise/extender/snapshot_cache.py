@@ -2,9 +2,9 @@
 
 A request takes `cache.snapshot` once and keeps it. Nothing is computed while the scheduler waits.
 
-Our own writes take effect at once: `apply_response` puts the server's response into a store, and `amend` changes an
-agent state accordingly. A publish that is under way began with a cluster state from before, so the amendment is applied
-once more when the publish ends.
+nodewise's own writes take effect immediately: `apply_response` puts the server's response into a store, and `amend`
+changes an agent state accordingly. A publish that is under way began with an earlier cluster state, so the amendment is
+applied once more when the publish ends.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _SETTLE_S = 0.02
 """Changes come in bursts; the cache waits this long for the rest of one before it computes."""
 
 ApplyResponse = Callable[[bytes], Any]
-"""Puts the server's response to a write of ours into a store; the object that the store has then, or None."""
+"""Puts the server's response to a write into a store. Returns the object that the store has then, or None."""
 
 Amend = Callable[[Any], Any]
 """An agent state in, the amended one out; the given one stays as it was. The same one if nothing has to change."""
@@ -95,7 +95,7 @@ class SnapshotCache:
         self._cluster_state = ClusterState(self.snapshot.nodes, {}, refresher.snapshot, self.snapshot.at)
         """What the snapshot was built from; `_overrides` are not in its objects."""
         self._overrides: list[Override] = []
-        """What the snapshot takes into account besides, in order."""
+        """Objects that the snapshot takes into account in addition, in order."""
         self._responses: list[Override] = []
         self._amendments: list[_Amendment] = []
         """What was applied since the newest cluster state was taken, after the lasting amendments of that moment."""
@@ -150,7 +150,7 @@ class SnapshotCache:
         return waiting + [f"a first answer about metric {name}" for name in self._waiting]
 
     def apply_response(self, name: str, response: bytes) -> Any:
-        """Apply the server's response to a write of ours, as JSON, to the store of that name in `Watched`.
+        """Apply the server's response to nodewise's own write, as JSON, to the store of that name in `Watched`.
 
         The result is the object that the store has then, which may be newer; None if it was deleted or the response
         is unreadable. The next cluster state has it; `amend` is for the snapshots until then.
@@ -215,7 +215,7 @@ class SnapshotCache:
             else:
                 self._log_problems(name, problems)
             self._metrics.observe("view_seconds", self._clock.monotonic() - began, agent=name)
-        dropped = _dropped(self._cluster_state, cluster_state)
+        dropped = _unused_series(self._cluster_state, cluster_state)
         self._finish(cluster_state, generation)
         self._waiting = tuple(
             sorted(
@@ -276,7 +276,7 @@ class SnapshotCache:
                     logs.emit("agent_failed", agent=name, exc_info=error)
                     self._metric_requests.setdefault(name, frozenset())
 
-    def _amended(self) -> list[Override]:
+    def _amendment_overrides(self) -> list[Override]:
         return [amendment.override for amendment in self._amendments if amendment.override is not None]
 
     def _finish(self, cluster_state: ClusterState, generation: int) -> None:
@@ -285,7 +285,7 @@ class SnapshotCache:
         for amendment in self._amendments:
             if amendment.agent in current:
                 current[amendment.agent] = amendment.amend(current[amendment.agent])
-        self._cluster_state, self._overrides = cluster_state, [*self._responses, *self._amended()]
+        self._cluster_state, self._overrides = cluster_state, [*self._responses, *self._amendment_overrides()]
         if self._responses or self._amendments:
             self._publish(cluster_state, current, self._overrides)
         else:
@@ -345,7 +345,7 @@ class _Reports:
         self._generation += 1
         if self.subscribers:
             self._note_all(overrides)
-            cluster_state = _overridden(cluster_state, overrides)
+            cluster_state = _apply_overrides(cluster_state, overrides)
             changes = None if self._reported is None else self._changes(self._reported, cluster_state)
             self._reported = msgspec.structs.replace(cluster_state, changes=changes)
             for subscriber in self.subscribers:
@@ -374,7 +374,7 @@ def _objects(cluster_state: ClusterState, name: str) -> Mapping[ObjectKey, Any]:
     return cluster_state.node_objects if name == NODES else cluster_state.objects.get(name, {})
 
 
-def _overridden(cluster_state: ClusterState, overrides: Sequence[Override]) -> ClusterState:
+def _apply_overrides(cluster_state: ClusterState, overrides: Sequence[Override]) -> ClusterState:
     """The cluster state with other objects, the last of each."""
     if not overrides:
         return cluster_state
@@ -389,7 +389,7 @@ def _overridden(cluster_state: ClusterState, overrides: Sequence[Override]) -> C
     return msgspec.structs.replace(cluster_state, objects={**cluster_state.objects, **objects})
 
 
-def _dropped(before: ClusterState, after: ClusterState) -> list[Series]:
+def _unused_series(before: ClusterState, after: ClusterState) -> list[Series]:
     """The series that are not in use any more."""
     return [
         series for key, series in before.metrics.series.items() if after.metrics.series.get(key) is not series

@@ -207,7 +207,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
             }
 
     def equivalence_key(self, pod: Any) -> Hashable:
-        """The agent's key. Where it fails the pod's key is equal to no other."""
+        """The agent's key. If it fails, the pod gets a key that is equal to no other."""
         try:
             with self._reporter.reporting("equivalence_key"):
                 return result_validation.hashable(self._agent.equivalence_key(pod))
@@ -215,7 +215,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
             return object()
 
     def filter(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        """`AgentError` where the agent fails. None for a pod whose key is None: the agent is not called."""
+        """Raises `AgentError` if the agent fails. None for a pod whose key is None: the agent is not called."""
         return self._verdict(self._agent.filter, pod, candidates, snapshot)
 
     def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
@@ -261,7 +261,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
 
 
 class ThirdPartyDetails:
-    """Details of a third-party agent, validated when somebody reads them (`agent.Details`)."""
+    """Details of a third-party agent, validated when they are read (`agent.Details`)."""
 
     def __init__(self, details: Any, reporter: FailureReporter, size: int) -> None:
         self._details = details
@@ -270,18 +270,18 @@ class ThirdPartyDetails:
         self.nbytes = max(int(details.nbytes), 0)
 
     def text(self, candidate: int) -> str:
-        """Empty where the agent fails."""
+        """Empty if the agent fails."""
         return self._read(lambda: result_validation.text(self._details.text(candidate)), "")
 
     def distances(self) -> NDArray[np.float64]:
-        """All as far as possible where the agent fails."""
+        """The largest distances if the agent fails."""
         return self._read(
             lambda: result_validation.numbers(self._details.distances(), self._size, "distances"),
             np.ones(self._size),
         )
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:
-        """Empty where the agent fails, or has none."""
+        """Empty if the agent fails or has none."""
         if not hasattr(self._details, "numbers"):
             return {}
         return self._read(lambda: result_validation.json_object(self._details.numbers(candidate)), {})
@@ -307,13 +307,13 @@ class ThirdPartyState(StateBuilder[Any]):
         """Whether the last build failed: the next one starts from nothing."""
 
     def metric_requests(self, objects: Mapping[str, Any]) -> frozenset[MetricRequest]:
-        """The metrics that the agent names; those of the call before where it fails."""
+        """The metrics that the agent names; if it fails, those of the previous call."""
         with suppress(AgentError), self._reporter.reporting("metric_requests"):
             self._metric_requests = result_validation.metric_requests(self._state.metric_requests(objects))
         return self._metric_requests
 
     def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """Empty where the agent fails."""
+        """Empty if the agent fails."""
         try:
             with self._reporter.reporting("problems"):
                 return result_validation.problems(self._state.problems(objects))
@@ -321,7 +321,7 @@ class ThirdPartyState(StateBuilder[Any]):
             return {}
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
-        """The agent's state; a `NoState` where it fails."""
+        """The agent's state; a `NoState` if it fails."""
         if self._has_failed:
             cluster_state = replace(cluster_state, changes=None)
         self._has_failed = True

@@ -120,7 +120,7 @@ class RequestDecoder(Generic[PodT]):
         """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
         request_limits.check_candidates(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
-        pod = _required(args.pod, "Pod", "a Pod")
+        pod = _require(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
             request_limits.check_nodes(len(raw))
@@ -139,15 +139,15 @@ class RequestDecoder(Generic[PodT]):
         """A preempt request. `BadInput` names the field that is wrong."""
         request_limits.check_victims(body)
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
-        pod = _required(args.pod, "Pod", "a Pod")
+        pod = _require(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
             victims_by_node = {
                 node: victims or MetaVictims() for node, victims in args.node_name_to_meta_victims.items()
             }
             return PreemptionRequest(pod, victims_by_node)
-        whole = _required(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
+        whole = _require(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
         return PreemptionRequest(
-            pod, {node: _meta(victims or WholeVictims()) for node, victims in whole.items()}
+            pod, {node: _to_meta_victims(victims or WholeVictims()) for node, victims in whole.items()}
         )
 
 
@@ -180,7 +180,7 @@ class NodeDecoder(Generic[PodT]):
     def _node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
         try:
             return self._decode(
-                raw if is_complete else lenient_decoder.recased(bytes(raw), lenient_decoder.NODE)
+                raw if is_complete else lenient_decoder.rename_keys(bytes(raw), lenient_decoder.NODE)
             )
         except UNREADABLE as error:
             raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
@@ -208,12 +208,12 @@ def _lacks_victims(args: PreemptionArgs[Any]) -> bool:
     return args.pod is None or (args.node_name_to_meta_victims is None and args.node_name_to_victims is None)
 
 
-def _meta(victims: WholeVictims) -> MetaVictims:
+def _to_meta_victims(victims: WholeVictims) -> MetaVictims:
     pods = [_MetaPod(pod.metadata.uid) for pod in victims.pods or []]
     return MetaVictims(pods, victims.num_PDB_violations)
 
 
-def _required(value: Any, field: str, wanted: str) -> Any:
+def _require(value: Any, field: str, wanted: str) -> Any:
     if value is None:
         raise BadInput("request", [Problem(field, "null or absent", wanted)])
     return value
@@ -231,13 +231,13 @@ def _node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
         except UNREADABLE:
             odd += 1
             _check_odd_nodes(odd)
-            names.append(_odd_name(number, node))
+            names.append(_decode_odd_name(number, node))
     return names
 
 
-def _odd_name(number: int, node: msgspec.Raw) -> str:
+def _decode_odd_name(number: int, node: msgspec.Raw) -> str:
     try:
-        return _read_node(lenient_decoder.recased(bytes(node), lenient_decoder.NODE_NAME)).metadata.name
+        return _read_node(lenient_decoder.rename_keys(bytes(node), lenient_decoder.NODE_NAME)).metadata.name
     except UNREADABLE as error:
         raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
 
@@ -260,7 +260,7 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
     try:
         args = decoder.decode(body)
     except UNREADABLE as error:
-        end = request_limits.end_of_value(error, body)
+        end = request_limits.find_end_of_value(error, body)
         if end is not None:
             return _decode(decoder, body[:end], incomplete, wanted)
         rewritten = lenient_decoder.rewrite(body)

@@ -103,7 +103,7 @@ def test_a_change_names_the_rule_that_it_is_about() -> None:
     rejected = decision(heat="85 70", dust="1 90")
     for change in counterfactuals.changes(rejected):
         rule = replace(change.rule, target=change.relaxed[-1].target)
-        passing = counterfactuals.passing_with(rejected, change.agent, change.number, rule)
+        passing = counterfactuals.feasible_with(rejected, change.agent, change.number, rule)
         assert int((passing & ~rejected.feasible()).sum()) == change.relaxed[-1].more
 
 
@@ -116,4 +116,4 @@ def test_an_operator_that_is_not_known_rejects_nobody() -> None:
 def test_details_say_how_far_a_node_is_from_passing() -> None:
     details = StaticDetails(["", "lacks 1", "lacks 3"], np.array([1.0, 0.25, 0.75]))
     rejected = of(("gpu", Verdict(np.array([0, 1, 1], np.int16), (StaticReason("full"),), details=details)))
-    assert counterfactuals.closeness(rejected).tolist() == [0.0, 1.25, 1.75]
+    assert counterfactuals.distance_from_passing(rejected).tolist() == [0.0, 1.25, 1.75]
