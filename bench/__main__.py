@@ -25,7 +25,7 @@ from bench import (
     whole_nodes,
 )
 from bench.bench_processes import BenchContext
-from bench.load_clients import Client
+from bench.load_clients import LoadClient
 from bench.progress_lines import report_progress_line
 from bench.results import (
     BURSTS,
@@ -55,7 +55,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
         report_progress_line("building the client (Go, a minute for the first time)")
         certificates = bench_processes.create_certificates(Path(folder))
-        client = Client(load_clients.program(Path(folder)), certificates.server_ca, certificates.scheduler)
+        client = LoadClient(
+            load_clients.program(Path(folder)), certificates.server_ca, certificates.scheduler
+        )
         for name, part in wanted.items():
             known = _measured(name, part, BenchContext(_inside(folder, name), certificates, client), known)
             if options.write:

@@ -30,7 +30,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
-class ApiServer:
+class BenchApiServer:
     """An ASGI callable. `collections` are objects, as JSON, by the path of their list.
 
     Written objects (a Lease, the status of a policy, an event) are stored and returned; watches do not report them.
@@ -136,7 +136,7 @@ async def _send_bookmarks(receive: Receive, send: Send, kind: str) -> None:
         await asyncio.wait([disconnected], timeout=BOOKMARK_S)
 
 
-def build(count: int) -> ApiServer:
+def build(count: int) -> BenchApiServer:
     """Create the API server of a cluster with `count` nodes."""
     names = sorted(cluster_data.names(count))  # in etcd's order
     nodes = [json.dumps(cluster_data.node(name, number)).encode() for number, name in enumerate(names)]
@@ -151,7 +151,7 @@ def build(count: int) -> ApiServer:
         metric: itertools.cycle([cluster_data.answer(metric, names, seed) for seed in range(VARIANTS)])
         for metric in cluster_data.METRICS
     }
-    return ApiServer(collections, answers)
+    return BenchApiServer(collections, answers)
 
 
 def main() -> None:

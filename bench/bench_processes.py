@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.processes import Process, stopped_on_error
 
-from bench.load_clients import Client
+from bench.load_clients import LoadClient
 
 
 class Certificates(NamedTuple):
@@ -34,10 +34,10 @@ class BenchContext(NamedTuple):
 
     folder: Path
     certificates: Certificates
-    client: Client
+    client: LoadClient
 
 
-class Extender(NamedTuple):
+class MeasuredExtender(NamedTuple):
     """A running `nodewise extender`."""
 
     process: Process
@@ -109,7 +109,9 @@ def null_server(folder: Path, certificates: Certificates, answers: Mapping[str, 
 
 
 @contextlib.contextmanager
-def extender(folder: Path, certificates: Certificates, kubeconfig: Path, period: str) -> Iterator[Extender]:
+def extender(
+    folder: Path, certificates: Certificates, kubeconfig: Path, period: str
+) -> Iterator[MeasuredExtender]:
     """Run `nodewise extender`, ready, which fetches all metrics from the fake API server once per period."""
     settings = {
         "address": "127.0.0.1",
@@ -131,13 +133,13 @@ PROGRAM: Final = (Path(sys.executable).with_name("nodewise"),)
 
 
 @contextlib.contextmanager
-def serving(program: Sequence[str | Path], arguments: Sequence[str], log: Path) -> Iterator[Extender]:
+def serving(program: Sequence[str | Path], arguments: Sequence[str], log: Path) -> Iterator[MeasuredExtender]:
     """Run an extender command until the block ends; yields it when it is ready."""
     began_s = time.monotonic()
     with _started([*program, "extender", *arguments], log) as process:
         answer = _line(process, "health")
         process.wait_ready(lambda: _is_ready(answer["health"]), 120)
-        yield Extender(process, answer["address"], answer["health"], time.monotonic() - began_s)
+        yield MeasuredExtender(process, answer["address"], answer["health"], time.monotonic() - began_s)
 
 
 def _module(name: str) -> list[str]:

@@ -22,33 +22,33 @@ CONNECTION: Final = {"qps": 5000, "burst": 5000}
 """kube-scheduler's client limits, high enough not to limit the rate; the defaults are 50 and 100."""
 
 
-class Condition(msgspec.Struct):
+class WatchedPodCondition(msgspec.Struct):
     type: str
     status: str
 
 
-class Metadata(msgspec.Struct):
+class WatchedPodMetadata(msgspec.Struct):
     name: str = ""
     resource_version: str = msgspec.field(name="resourceVersion", default="")
 
 
-class Spec(msgspec.Struct):
+class WatchedPodSpec(msgspec.Struct):
     node: str = msgspec.field(name="nodeName", default="")
 
 
-class Status(msgspec.Struct):
-    conditions: list[Condition] = []
+class WatchedPodStatus(msgspec.Struct):
+    conditions: list[WatchedPodCondition] = []
 
 
-class Pod(msgspec.Struct):
-    metadata: Metadata
-    spec: Spec = msgspec.field(default_factory=Spec)
-    status: Status = msgspec.field(default_factory=Status)
+class WatchedPod(msgspec.Struct):
+    metadata: WatchedPodMetadata
+    spec: WatchedPodSpec = msgspec.field(default_factory=WatchedPodSpec)
+    status: WatchedPodStatus = msgspec.field(default_factory=WatchedPodStatus)
 
 
-class Event(msgspec.Struct):
+class PodEvent(msgspec.Struct):
     type: str
-    object: Pod
+    object: WatchedPod
 
 
 class BindSummary(NamedTuple):
@@ -104,7 +104,7 @@ class BindWatch:
         return f"{len(self.at_s)} bound, {len(self.rejected)} rejected at least once"
 
 
-_EVENT = msgspec.json.Decoder(Event)
+_EVENT = msgspec.json.Decoder(PodEvent)
 
 
 def rate(times_s: Iterable[float], excluded_share: float = 0.0) -> float:
@@ -162,7 +162,7 @@ def bind_pods(
 @contextlib.contextmanager
 def watching(plane: ControlPlane, path: str) -> Iterator[BindWatch]:
     """Watch the pods at a path until the block ends."""
-    watch, opened = BindWatch(), threading.Event()
+    watch, opened = BindWatch(), threading.PodEvent()
     context = plane.authority.client_context(plane.admin.pair)
     version = plane.api.get(path, limit="1")["metadata"]["resourceVersion"]
     with httpx2.Client(base_url=plane.url, verify=context, timeout=None, trust_env=False) as client:

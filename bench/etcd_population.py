@@ -28,25 +28,25 @@ WAITING_PODS: Final = 1000
 """Number of unschedulable pods: as many as nodewise evaluates in one pass."""
 
 
-class Entry(NamedTuple):
+class EtcdEntry(NamedTuple):
     """A key and an encoded object in etcd."""
 
     key: str
     value: bytes
 
 
-def nodes(names: Iterable[str]) -> Iterator[Entry]:
+def nodes(names: Iterable[str]) -> Iterator[EtcdEntry]:
     """Nodes of about 10 kB."""
     for number, name in enumerate(names):
-        yield Entry(f"/registry/minions/{name}", stored(cluster_data.node(name, number)))
+        yield EtcdEntry(f"/registry/minions/{name}", stored(cluster_data.node(name, number)))
 
 
-def pods(names: list[str], count: int) -> Iterator[Entry]:
+def pods(names: list[str], count: int) -> Iterator[EtcdEntry]:
     """Pods of about 5 kB, spread over the nodes; the first `WAITING_PODS` are unschedulable."""
     for number in range(count):
         node = "" if number < WAITING_PODS else names[number % len(names)]
         obj = pod(number, node)
-        yield Entry(f"/registry/pods/{cluster_data.NAMESPACE}/{obj['metadata']['name']}", stored(obj))
+        yield EtcdEntry(f"/registry/pods/{cluster_data.NAMESPACE}/{obj['metadata']['name']}", stored(obj))
 
 
 def stored(obj: Object) -> bytes:
@@ -165,9 +165,9 @@ def _waiting() -> Object:
     return {"phase": "Pending", "qosClass": "Burstable", "conditions": [condition]}
 
 
-def batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+def batches(entries: Iterable[EtcdEntry]) -> Iterator[list[EtcdEntry]]:
     """Group entries into transactions."""
-    batch: list[Entry] = []
+    batch: list[EtcdEntry] = []
     size = 0
     for entry in entries:
         if batch and (len(batch) == WRITE_KEYS or size + len(entry.value) > WRITE_BYTES):
@@ -179,7 +179,7 @@ def batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield batch
 
 
-def fill(etcd: str, entries: Iterable[Entry], report_progress: Callable[[int], Any]) -> None:
+def fill(etcd: str, entries: Iterable[EtcdEntry], report_progress: Callable[[int], Any]) -> None:
     """Write all entries through etcd's JSON gateway; `report_progress` gets the number of written entries.
 
     `httpx2.HTTPStatusError` if etcd rejects a transaction.
@@ -190,7 +190,7 @@ def fill(etcd: str, entries: Iterable[Entry], report_progress: Callable[[int], A
         ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
 
-        def put(batch: list[Entry]) -> int:
+        def put(batch: list[EtcdEntry]) -> int:
             puts = [
                 {"requestPut": {"key": _text(key.encode()), "value": _text(value)}} for key, value in batch
             ]

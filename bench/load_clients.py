@@ -38,7 +38,7 @@ class HttpLoad(NamedTuple):
     """File for the body of the last response."""
 
 
-class Client(NamedTuple):
+class LoadClient(NamedTuple):
     """A client program with its certificates."""
 
     program: Sequence[str]

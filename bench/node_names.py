@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bench import alternating_rounds, bench_processes, cluster_data, results
 from bench.alternating_rounds import Rounds
-from bench.load_clients import Client, HttpLoad
+from bench.load_clients import HttpLoad, LoadClient
 from bench.progress_lines import report_progress_line
 from bench.results import FILTER, NOTHING, PRIORITIZE, REFRESH, Measurement
 
@@ -24,7 +24,7 @@ class NamesBench(NamedTuple):
 
     folder: Path
     certificates: bench_processes.Certificates
-    client: Client
+    client: LoadClient
     kubeconfig: Path
     load: HttpLoad
     """Without a URL."""
@@ -109,7 +109,7 @@ def _quiet(bench: NamesBench, url: str, null_server: str) -> Rounds:
 
 
 def _refreshing(
-    bench: NamesBench, extender: bench_processes.Extender, null_server: str, seconds: float
+    bench: NamesBench, extender: bench_processes.MeasuredExtender, null_server: str, seconds: float
 ) -> Rounds:
     """RuntimeError if the metrics did not really come in at their pace all the while."""
     asks = {

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 
-class Answer(NamedTuple):
+class TimedResponse(NamedTuple):
     """A response with its duration."""
 
     status: int
@@ -36,7 +36,7 @@ def connect(host: str, port: int, options: argparse.Namespace) -> ssl.SSLSocket:
     return context.wrap_socket(plain, server_hostname=host)
 
 
-def ask(connection: ssl.SSLSocket, request: bytes, buffer: bytearray) -> Answer:
+def send_request(connection: ssl.SSLSocket, request: bytes, buffer: bytearray) -> TimedResponse:
     """Send a request and read the response into the buffer. ValueError if it has no Content-Length."""
     began = time.perf_counter()
     connection.sendall(request)
@@ -51,7 +51,7 @@ def ask(connection: ssl.SSLSocket, request: bytes, buffer: bytearray) -> Answer:
             start = end + 4
             wanted = start + _length(bytes(buffer[:end]))
     micros = (time.perf_counter() - began) * 1e6
-    return Answer(int(buffer[9:12]), bytes(view[start:wanted]), micros)
+    return TimedResponse(int(buffer[9:12]), bytes(view[start:wanted]), micros)
 
 
 def _length(head: bytes) -> int:
@@ -79,11 +79,11 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     connection = connect(url.hostname or "", url.port or 443, options)
     buffer = bytearray(64 * 2**20)
     for _ in range(options.warmup):
-        ask(connection, next(requests), buffer)
+        send_request(connection, next(requests), buffer)
     micros: list[float] = []
     began = time.perf_counter()
     while len(micros) < options.requests or time.perf_counter() - began < options.seconds:
-        answer = ask(connection, next(requests), buffer)
+        answer = send_request(connection, next(requests), buffer)
         if answer.status != 200:
             raise SystemExit(f"{options.url}: status {answer.status}: {answer.body[:200]!r}")
         micros.append(answer.micros)

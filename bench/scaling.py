@@ -75,7 +75,7 @@ def _at(context: bench_processes.BenchContext, count: int, requests: int, period
         }
 
 
-def _refresh_cpu_s(extender: bench_processes.Extender, periods: int) -> float:
+def _refresh_cpu_s(extender: bench_processes.MeasuredExtender, periods: int) -> float:
     """CPU time of one refresh of all metrics and of the snapshots, without requests. RuntimeError if none arrived."""
     (before, _), cpu_s = extender.fetches(), extender.cpu_s()
     time.sleep(periods * PERIOD_S)

@@ -20,7 +20,7 @@ EXTENDER: Final = "Extender"
 _CORDON: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 
-class Event(NamedTuple):
+class ClusterEvent(NamedTuple):
     """A cluster event; for a node event, the node before and after."""
 
     kind: Literal["node added", "node changed", "node gone", "pod bound", "pod changed", "pod gone"]
@@ -28,11 +28,11 @@ class Event(NamedTuple):
     new: Node | None = None
 
 
-def node_event(old: Node, new: Node) -> Event | None:
+def node_event(old: Node, new: Node) -> ClusterEvent | None:
     """The event of a node update; None if no field that the scheduler reads has changed."""
     uncordoned = old.is_cordoned and not new.is_cordoned
     return (
-        Event("node changed", old, new)
+        ClusterEvent("node changed", old, new)
         if uncordoned or _scheduling_fields(old) != _scheduling_fields(new)
         else None
     )
@@ -45,7 +45,7 @@ def _scheduling_fields(node: Node) -> tuple[object, ...]:
     return node.allocatable, node.labels, node.taints, states, annotations
 
 
-class Plugin(NamedTuple):
+class SimulatedFilterPlugin(NamedTuple):
     """A filter plugin.
 
     `reject` returns the reasons against a node, empty if the pod fits. A rejection is `for_good` (preemption does not
@@ -55,19 +55,19 @@ class Plugin(NamedTuple):
 
     name: str
     reject: Callable[[Pod, NodeInfo], tuple[str, ...]]
-    helps: Callable[[Pod, Event], bool]
+    helps: Callable[[Pod, ClusterEvent], bool]
     is_for_good: Callable[[Pod, NodeInfo], bool] = lambda _pod, _info: True
 
 
-Plugins = tuple[Plugin, ...]
+SimulatedFilterPlugins = tuple[SimulatedFilterPlugin, ...]
 
 
-def standard(ignored: Collection[str] = ()) -> Plugins:
+def standard(ignored: Collection[str] = ()) -> SimulatedFilterPlugins:
     """The default plugins; `ignored` are resources that extenders manage."""
     return (*_BY_NODE, _resources(frozenset(ignored)))
 
 
-def judge(plugins: Plugins, pod: Pod, info: NodeInfo) -> Rejection | None:
+def judge(plugins: SimulatedFilterPlugins, pod: Pod, info: NodeInfo) -> Rejection | None:
     """The rejection by the first plugin that objects; None if the pod fits the node."""
     for plugin in plugins:
         if reasons := plugin.reject(pod, info):
@@ -75,7 +75,9 @@ def judge(plugins: Plugins, pod: Pod, info: NodeInfo) -> Rejection | None:
     return None
 
 
-def may_help(plugins: Plugins, rejectors: Collection[str], pod: Pod, event: Event) -> bool:
+def may_help(
+    plugins: SimulatedFilterPlugins, rejectors: Collection[str], pod: Pod, event: ClusterEvent
+) -> bool:
     """Whether an event makes it worthwhile to retry a pod that these plugins, or an extender, rejected."""
     if EXTENDER in rejectors or not rejectors:
         return True
@@ -111,22 +113,22 @@ def _unmatched(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
     )
 
 
-def _was_uncordoned(_pod: Pod, event: Event) -> bool:
+def _was_uncordoned(_pod: Pod, event: ClusterEvent) -> bool:
     before, after = event.old, event.new
     return after is not None and not after.is_cordoned and (before is None or before.is_cordoned)
 
 
-def _became(is_right: Callable[[Pod, Node], bool]) -> Callable[[Pod, Event], bool]:
+def _became(is_right: Callable[[Pod, Node], bool]) -> Callable[[Pod, ClusterEvent], bool]:
     """A queueing hint: whether the node satisfies the predicate now and did not before, or is new."""
 
-    def helps(pod: Pod, event: Event) -> bool:
+    def helps(pod: Pod, event: ClusterEvent) -> bool:
         before, after = event.old, event.new
         return after is not None and is_right(pod, after) and not (before and is_right(pod, before))
 
     return helps
 
 
-def _has_other_taints(event: Event) -> bool:
+def _has_other_taints(event: ClusterEvent) -> bool:
     """kube-scheduler treats a change of taints like a new node for plugins that do not read taints."""
     before, after = event.old, event.new
     if before is None or after is None:
@@ -134,18 +136,18 @@ def _has_other_taints(event: Event) -> bool:
     return before.taints != after.taints or (before.is_cordoned and not after.is_cordoned)
 
 
-def _may_match_now(pod: Pod, event: Event) -> bool:
+def _may_match_now(pod: Pod, event: ClusterEvent) -> bool:
     return _has_other_taints(event) or _became(node_selectors.matches)(pod, event)
 
 
-_BY_NODE: Final[Plugins] = (
-    Plugin("NodeUnschedulable", _unschedulable, _was_uncordoned),
-    Plugin("TaintToleration", _tainted, _became(lambda pod, node: not _is_tainted(pod, node))),
-    Plugin("NodeAffinity", _unmatched, _may_match_now),
+_BY_NODE: Final[SimulatedFilterPlugins] = (
+    SimulatedFilterPlugin("NodeUnschedulable", _unschedulable, _was_uncordoned),
+    SimulatedFilterPlugin("TaintToleration", _tainted, _became(lambda pod, node: not _is_tainted(pod, node))),
+    SimulatedFilterPlugin("NodeAffinity", _unmatched, _may_match_now),
 )
 
 
-def _resources(ignored: frozenset[str]) -> Plugin:
+def _resources(ignored: frozenset[str]) -> SimulatedFilterPlugin:
     """NodeResourcesFit. A pod that exceeds the whole node is rejected for good."""
 
     def short(pod: Pod, info: NodeInfo) -> list[str]:
@@ -164,7 +166,7 @@ def _resources(ignored: frozenset[str]) -> Plugin:
     def is_for_good(pod: Pod, info: NodeInfo) -> bool:
         return bool(short(pod, NodeInfo(info.node)))
 
-    def helps(pod: Pod, event: Event) -> bool:
+    def helps(pod: Pod, event: ClusterEvent) -> bool:
         if event.kind == "pod gone" or _has_other_taints(event):
             return True
         after = event.new
@@ -172,7 +174,7 @@ def _resources(ignored: frozenset[str]) -> Plugin:
             return False
         return event.old is None or _has_grown(pod, event.old, after)
 
-    return Plugin("NodeResourcesFit", reject, helps, is_for_good)
+    return SimulatedFilterPlugin("NodeResourcesFit", reject, helps, is_for_good)
 
 
 def _has_grown(pod: Pod, before: Node, after: Node) -> bool:

@@ -46,7 +46,7 @@ class TracePod(NamedTuple):
         return self.gpus * self.gpu_milli
 
 
-class _Line:
+class _CsvRow:
     """A row that collects the problems of its cells."""
 
     def __init__(self, where: str, cells: Mapping[str, str], problems: list[Problem]) -> None:
@@ -88,7 +88,7 @@ def pods(path: str) -> list[TracePod]:
     return pods
 
 
-def _node(line: _Line) -> TraceNode:
+def _node(line: _CsvRow) -> TraceNode:
     name = line.text("sn")
     if not name:
         line.report_problem("sn", "a name")
@@ -96,7 +96,7 @@ def _node(line: _Line) -> TraceNode:
     return TraceNode(name, line.number("cpu_milli"), line.number("memory_mib"), gpus, line.text("model"))
 
 
-def _pod(line: _Line) -> TracePod:
+def _pod(line: _CsvRow) -> TracePod:
     gpus, milli = line.number("num_gpu", _MAX_GPUS), line.number("gpu_milli", GPU_MILLI)
     if gpus and not milli:
         line.report_problem("gpu_milli", f"1 to {GPU_MILLI} of each GPU")
@@ -110,12 +110,12 @@ def _pod(line: _Line) -> TracePod:
     )
 
 
-def _read(path: str, columns: tuple[str, ...], read: Callable[[_Line], T]) -> list[T]:
+def _read(path: str, columns: tuple[str, ...], read: Callable[[_CsvRow], T]) -> list[T]:
     problems: list[Problem] = []
     rows: list[T] = []
     try:
         for number, cells in _lines(path, columns):
-            rows.append(read(_Line(f"{path}: line {number}", cells, problems)))
+            rows.append(read(_CsvRow(f"{path}: line {number}", cells, problems)))
             if len(problems) >= _MAX_PROBLEMS:
                 break
     except (OSError, UnicodeDecodeError, csv.Error) as error:

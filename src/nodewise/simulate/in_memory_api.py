@@ -29,7 +29,7 @@ Object = dict[str, Any]
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 
-class _Place(NamedTuple):
+class _RequestPath(NamedTuple):
     """The parsed path of a request; an empty name is a collection, an empty namespace means all namespaces."""
 
     resource: Resource
@@ -38,7 +38,7 @@ class _Place(NamedTuple):
     sub: str
 
 
-class _Entry(NamedTuple):
+class _LoggedChange(NamedTuple):
     """A change at a revision: the object before and after."""
 
     revision: int
@@ -54,10 +54,10 @@ class FakeApi:
         known = (NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
         self._kinds = {(r.api_version, r.plural): r for r in known}
         self._objects: dict[tuple[Resource, str, str], Object] = {}
-        self._log: list[_Entry] = []
+        self._log: list[_LoggedChange] = []
         self._revision = 10
         self._oldest = 0
-        self._pages: dict[tuple[int, _Place, tuple[str, str]], list[Object]] = {}
+        self._pages: dict[tuple[int, _RequestPath, tuple[str, str]], list[Object]] = {}
         """By version, collection and selectors."""
         self._ids = itertools.count(1)
         self._news = asyncio.Event()
@@ -103,28 +103,28 @@ class FakeApi:
 
     def bookmark(self) -> None:
         """Send a bookmark to every watch that allows it."""
-        self._log.append(_Entry(self._revision, _BOOKMARK, None, None))
+        self._log.append(_LoggedChange(self._revision, _BOOKMARK, None, None))
         self._wake()
 
     # the Api
 
     async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
-        await self._called("get", path)
+        await self._record_call("get", path)
         if path in self.raw:
             return self.raw[path]
-        place = self._place("get", path)
+        place = self._parse_path("get", path)
         if not place.name:
             return msgspec.json.encode(self._list(place, params))
-        return msgspec.json.encode(self._found("get", path, place))
+        return msgspec.json.encode(self._get_object("get", path, place))
 
     async def create(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
-        await self._called("create", path)
-        place = self._place("create", path)
-        item = _decoded("create", path, body)
+        await self._record_call("create", path)
+        place = self._parse_path("create", path)
+        item = _decode("create", path, body)
         if place.sub == "binding":
-            return self._bound(path, place, item)
+            return self._bind_pod(path, place, item)
         meta = item.setdefault("metadata", {})
         name = meta.get("name") or f"{meta.get('generateName', '')}{next(self._ids)}"
         if place.resource.namespaced:
@@ -138,19 +138,19 @@ class FakeApi:
     async def replace(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
-        await self._called("replace", path)
-        place = self._place("replace", path)
-        before = self._found("replace", path, place)
-        item = _decoded("replace", path, body)
-        return self._changed("replace", path, place, before, item)
+        await self._record_call("replace", path)
+        place = self._parse_path("replace", path)
+        before = self._get_object("replace", path, place)
+        item = _decode("replace", path, body)
+        return self._update_object("replace", path, place, before, item)
 
     async def patch(
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
-        await self._called("patch", path)
-        place = self._place("patch", path)
-        before = self._found("patch", path, place)
-        patch = _decoded("patch", path, body)
+        await self._record_call("patch", path)
+        place = self._parse_path("patch", path)
+        before = self._get_object("patch", path, place)
+        patch = _decode("patch", path, body)
         if kind == "apply":
             manager, force = params.get("fieldManager", ""), params.get("force") == "true"
             item, conflicts = server_side_apply.apply(before, patch, manager)
@@ -160,18 +160,18 @@ class FakeApi:
                 status = ErrorStatus(kind="Status", message=text, code=409, details=StatusDetails(causes))
                 raise error_responses.error_from_status(ApiCall("patch", path), 409, status)
         elif kind == "merge":
-            item = _merged(before, patch)
+            item = _merge_patch(before, patch)
         else:
             raise NotImplementedError(f"the API server in memory does not support {kind} patches")
-        return self._changed("patch", path, place, before, item)
+        return self._update_object("patch", path, place, before, item)
 
     async def delete(
         self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
-        await self._called("delete", path)
-        place = self._place("delete", path)
-        item = self._found("delete", path, place)
-        options = _decoded("delete", path, body) if body else {}
+        await self._record_call("delete", path)
+        place = self._parse_path("delete", path)
+        item = self._get_object("delete", path, place)
+        options = _decode("delete", path, body) if body else {}
         for field, wanted in (options.get("preconditions") or {}).items():
             if item["metadata"][field] != wanted:
                 raise _error("delete", path, 409, f"the {field} in the precondition does not match")
@@ -181,8 +181,8 @@ class FakeApi:
     async def watch(
         self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
     ) -> AsyncGenerator[bytes, None]:
-        await self._called("watch", path)
-        place = self._place("watch", path)
+        await self._record_call("watch", path)
+        place = self._parse_path("watch", path)
         version = int(params.get("resourceVersion") or self._revision)
         if version < self._oldest:
             text = f"too old resource version: {version} ({self._oldest})"
@@ -204,13 +204,13 @@ class FakeApi:
 
     # internal
 
-    async def _called(self, verb: str, path: str) -> None:
+    async def _record_call(self, verb: str, path: str) -> None:
         self.calls.append((verb, path))
         await asyncio.sleep(0)
         if self._faults:
             raise self._faults.popleft()
 
-    def _place(self, verb: str, path: str) -> _Place:
+    def _parse_path(self, verb: str, path: str) -> _RequestPath:
         parts = [unquote(part) for part in path.strip("/").split("/")]
         size = 2 if parts[0] == "api" else 3
         version, rest = "/".join(parts[1:size]), parts[size:]
@@ -223,11 +223,11 @@ class FakeApi:
             known = any(version == api_version for api_version, _ in self._kinds)
             text = "the server could not find the requested resource" if known else "404 page not found"
             raise _error(verb, path, 404, text)
-        return _Place(resource, namespace, rest[1], rest[2])
+        return _RequestPath(resource, namespace, rest[1], rest[2])
 
-    def _bound(self, path: str, place: _Place, binding: Object) -> bytes:
+    def _bind_pod(self, path: str, place: _RequestPath, binding: Object) -> bytes:
         """Bind like BindingREST (kubernetes v1.36 pkg/registry/core/pod/storage): preconditions, annotations."""
-        pod = self._found("create", path, place)
+        pod = self._get_object("create", path, place)
         meta = binding["metadata"]
         for field in ("uid", "resourceVersion"):
             if meta.get(field, pod["metadata"][field]) != pod["metadata"][field]:
@@ -247,13 +247,13 @@ class FakeApi:
         self._store((place.resource, place.namespace, place.name), item)
         return b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 
-    def _found(self, verb: str, path: str, place: _Place) -> Object:
+    def _get_object(self, verb: str, path: str, place: _RequestPath) -> Object:
         item = self._objects.get((place.resource, place.namespace, place.name))
         if item is None:
             raise _error(verb, path, 404, f'{place.resource.plural} "{place.name}" not found')
         return item
 
-    def _list(self, place: _Place, params: Params) -> Object:
+    def _list(self, place: _RequestPath, params: Params) -> Object:
         limit = int(params.get("limit", 0)) or 1 << 40
         selectors = params.get("fieldSelector", ""), params.get("labelSelector", "")
         if token := params.get("continue"):
@@ -263,7 +263,7 @@ class FakeApi:
             items = self._pages[revision, place, selectors]
         else:
             revision, start = self._revision, 0
-            items = [i for k, i in sorted(self._objects.items()) if _is_in(i, k[0], place, params)]
+            items = [i for k, i in sorted(self._objects.items()) if _is_selected(i, k[0], place, params)]
             self._pages[revision, place, selectors] = items
         meta = {"resourceVersion": str(revision)}
         if start + limit < len(items):
@@ -272,7 +272,9 @@ class FakeApi:
         head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": meta}
         return head | {"items": items[start : start + limit]}
 
-    def _changed(self, verb: str, path: str, place: _Place, before: Object, item: Object) -> bytes:
+    def _update_object(
+        self, verb: str, path: str, place: _RequestPath, before: Object, item: Object
+    ) -> bytes:
         meta = before["metadata"]
         other = [
             field
@@ -303,16 +305,16 @@ class FakeApi:
         head = {"apiVersion": key[0].api_version, "kind": key[0].kind}
         new = {**item, **head, "metadata": meta}
         self._objects[key] = new
-        self._note(_Entry(self._revision, key[0], old, new))
+        self._note(_LoggedChange(self._revision, key[0], old, new))
         return new
 
     def _drop(self, key: tuple[Resource, str, str]) -> None:
         old = self._objects.pop(key)
         self._revision += 1
         last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(self._revision)}}
-        self._note(_Entry(self._revision, key[0], last, None))
+        self._note(_LoggedChange(self._revision, key[0], last, None))
 
-    def _note(self, entry: _Entry) -> None:
+    def _note(self, entry: _LoggedChange) -> None:
         self._log.append(entry)
         self._wake()
 
@@ -324,15 +326,15 @@ class FakeApi:
 _BOOKMARK = Resource("", "", "", "Bookmark")
 
 
-def _line(entry: _Entry, place: _Place, params: Params) -> bytes:
+def _line(entry: _LoggedChange, place: _RequestPath, params: Params) -> bytes:
     """The watch event of a change for one watcher; empty if the change does not concern it."""
     if entry.resource is _BOOKMARK:
         if params.get("allowWatchBookmarks") != "true":
             return b""
         item: Object = {"kind": place.resource.kind, "metadata": {"resourceVersion": str(entry.revision)}}
         return msgspec.json.encode({"type": "BOOKMARK", "object": item})
-    was = entry.old is not None and _is_in(entry.old, entry.resource, place, params)
-    now = entry.new is not None and _is_in(entry.new, entry.resource, place, params)
+    was = entry.old is not None and _is_selected(entry.old, entry.resource, place, params)
+    now = entry.new is not None and _is_selected(entry.new, entry.resource, place, params)
     if not was and not now:
         return b""
     kind = "DELETED" if not now else "MODIFIED" if was else "ADDED"
@@ -341,11 +343,11 @@ def _line(entry: _Entry, place: _Place, params: Params) -> bytes:
     return msgspec.json.encode({"type": kind, "object": item})
 
 
-def _is_in(item: Object, resource: Resource, place: _Place, params: Params) -> bool:
+def _is_selected(item: Object, resource: Resource, place: _RequestPath, params: Params) -> bool:
     if resource != place.resource or (place.namespace and item["metadata"]["namespace"] != place.namespace):
         return False
     labels = item["metadata"].get("labels", {})
-    return _selects(params.get("fieldSelector", ""), lambda path: _at(item, path.split("."))) and _selects(
+    return _selects(params.get("fieldSelector", ""), lambda path: _field(item, path.split("."))) and _selects(
         params.get("labelSelector", ""), labels.get
     )
 
@@ -359,13 +361,13 @@ def _selects(selector: str, value_of: Callable[[str], Any]) -> bool:
     return True
 
 
-def _at(item: Any, path: list[str]) -> Any:
+def _field(item: Any, path: list[str]) -> Any:
     for step in path:
         item = item.get(step, "") if isinstance(item, dict) else ""
     return item
 
 
-def _merged(before: Any, patch: Any) -> Any:
+def _merge_patch(before: Any, patch: Any) -> Any:
     """Apply a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
@@ -374,11 +376,11 @@ def _merged(before: Any, patch: Any) -> Any:
         if value is None:
             merged.pop(field, None)
         else:
-            merged[field] = _merged(merged.get(field), value)
+            merged[field] = _merge_patch(merged.get(field), value)
     return merged
 
 
-def _decoded(verb: str, path: str, body: object) -> Object:
+def _decode(verb: str, path: str, body: object) -> Object:
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     try:
         decoded: Object = json.loads(data)

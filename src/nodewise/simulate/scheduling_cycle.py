@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from nodewise.errors import Unavailable
 from nodewise.simulate import filter_plugins, preemption, score_plugins, unschedulable_message
 from nodewise.simulate.extender_client import ExtenderClient
-from nodewise.simulate.filter_plugins import Plugins
+from nodewise.simulate.filter_plugins import SimulatedFilterPlugins
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.scheduler_objects import Pod
 from nodewise.simulate.unschedulable_message import Rejection
@@ -30,7 +30,7 @@ _EXTENDER_SCALE: Final = 10
 class SchedulerRules(NamedTuple):
     """Configuration of all attempts. `percent` is percentageOfNodesToScore; 0 depends on the size of the cluster."""
 
-    plugins: Plugins
+    plugins: SimulatedFilterPlugins
     extenders: Sequence[ExtenderClient]
     random: Random
     percent: int = 0

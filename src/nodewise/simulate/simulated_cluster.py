@@ -27,7 +27,7 @@ from nodewise.simulate import (
 )
 from nodewise.simulate.cluster_inventory import Inventory
 from nodewise.simulate.extender_client import ExtenderClient
-from nodewise.simulate.filter_plugins import Event
+from nodewise.simulate.filter_plugins import ClusterEvent
 from nodewise.simulate.scheduler_objects import Object, Pod
 from nodewise.simulate.scheduling_cycle import SchedulerRules, SchedulerSnapshot, SchedulingResult
 from nodewise.simulate.scheduling_queue import Queue, QueuedPod
@@ -108,7 +108,7 @@ class Cluster:
         """Create a pod and try to place it; a pod that names its node runs there without scheduling."""
         made = self._create(pod)
         if made.node:
-            self._notify_queue(Event("pod bound"))
+            self._notify_queue(ClusterEvent("pod bound"))
         else:
             self._queue.add(made.key, made.priority, self._clock.monotonic())
         self.settle()
@@ -124,7 +124,7 @@ class Cluster:
         new = scheduler_objects.node(node)
         known = self._inventory.nodes.get(new.name)
         self._inventory.put_node(new)
-        event = filter_plugins.node_event(known.node, new) if known else Event("node added", new=new)
+        event = filter_plugins.node_event(known.node, new) if known else ClusterEvent("node added", new=new)
         if event:
             self._notify_queue(event)
         self.settle()
@@ -135,13 +135,13 @@ class Cluster:
         self._inventory.remove_node(name)
         for pod in info.pods:
             self._remove(pod)
-        self._notify_queue(Event("node gone", old=info.node))
+        self._notify_queue(ClusterEvent("node gone", old=info.node))
         self.settle()
 
     def touch(self, name: str) -> None:
         """Send an update event of a node without a relevant change; it retries pods that extenders rejected."""
         node = self._inventory.nodes[name].node
-        self._notify_queue(Event("node changed", node, node))
+        self._notify_queue(ClusterEvent("node changed", node, node))
         self.settle()
 
     def outcome(self, pod: str) -> PlacementStatus:
@@ -190,7 +190,7 @@ class Cluster:
         self._queue.remove(pod.key)
         self._inventory.put(scheduler_objects.bound(pod, node, self._clock.now()))
         self._statuses[pod.key] = PlacementStatus(node)
-        self._notify_queue(Event("pod bound"))
+        self._notify_queue(ClusterEvent("pod bound"))
 
     def _reject(self, pod: Pod, decision: SchedulingResult) -> None:
         """Return the pod to the queue first, so that the events of the rejection can move it."""
@@ -212,7 +212,7 @@ class Cluster:
         self._statuses[pod.key] = outcome
         self._inventory.put(scheduler_objects.rejected(pod, outcome.reason, outcome.message, nominated))
         if pod.nominated and nominated != pod.nominated:
-            self._notify_queue(Event("pod gone"), at_most=pod.priority)
+            self._notify_queue(ClusterEvent("pod gone"), at_most=pod.priority)
         return True
 
     def _preempt(self, pod: Pod, node: str, victims: Iterable[Pod]) -> None:
@@ -227,7 +227,7 @@ class Cluster:
             if not victim.is_leaving:
                 self._ends_s[victim.key] = self._clock.monotonic() + victim.grace_s
                 self._inventory.put(scheduler_objects.leaving(victim, self._clock.now() + victim.grace_s))
-                self._notify_queue(Event("pod changed"))
+                self._notify_queue(ClusterEvent("pod changed"))
 
     def _end_pods(self) -> None:
         now_s = self._clock.monotonic()
@@ -239,9 +239,9 @@ class Cluster:
         self._queue.remove(pod.key)
         self._inventory.remove(pod.key)
         if pod.node or pod.nominated:
-            self._notify_queue(Event("pod gone"), at_most=None if pod.node else pod.priority)
+            self._notify_queue(ClusterEvent("pod gone"), at_most=None if pod.node else pod.priority)
 
-    def _notify_queue(self, event: Event, at_most: int | None = None) -> None:
+    def _notify_queue(self, event: ClusterEvent, at_most: int | None = None) -> None:
         """Pass an event to the queue; `at_most` excludes pods with a higher priority."""
 
         def may_help(entry: QueuedPod) -> bool:

@@ -24,9 +24,9 @@ def test_pods_have_some_five_kilobytes_and_the_first_ones_wait():
 
 
 def test_a_transaction_takes_so_many_keys_and_bytes():
-    small = [etcd_population.Entry(str(number), b"x") for number in range(250)]
+    small = [etcd_population.EtcdEntry(str(number), b"x") for number in range(250)]
     assert [len(batch) for batch in etcd_population.batches(small)] == [100, 100, 50]
-    large = [etcd_population.Entry(str(number), b"x" * 200_000) for number in range(5)]
+    large = [etcd_population.EtcdEntry(str(number), b"x" * 200_000) for number in range(5)]
     assert [len(batch) for batch in etcd_population.batches(large)] == [2, 2, 1]
 
 

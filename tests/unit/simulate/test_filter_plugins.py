@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from nodewise.simulate import filter_plugins, node_info, scheduler_objects
-from nodewise.simulate.filter_plugins import Event
+from nodewise.simulate.filter_plugins import ClusterEvent
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.scheduler_objects import Node, Pod
 from nodewise.simulate.unschedulable_message import Rejection
@@ -83,26 +83,26 @@ def test_a_resource_that_an_extender_manages_may_be_ignored() -> None:
     assert filter_plugins.judge(lax, pod(limits={"telemetry/scheduling": "1"}), NodeInfo(node())) is None
 
 
-def changed(old: Node, new: Node) -> Event:
-    return Event("node changed", old, new)
+def changed(old: Node, new: Node) -> ClusterEvent:
+    return ClusterEvent("node changed", old, new)
 
 
 SMALL, LARGE = node(cpu="1"), node(cpu="8")
-HELP: dict[str, tuple[str, Pod, Event, bool]] = {
+HELP: dict[str, tuple[str, Pod, ClusterEvent, bool]] = {
     "an extender may have changed its mind at any event": (
-        filter_plugins.EXTENDER, pod(), Event("pod bound"), True,
+        filter_plugins.EXTENDER, pod(), ClusterEvent("pod bound"), True,
     ),
-    "a pod that is gone makes room": ("NodeResourcesFit", pod(), Event("pod gone"), True),
-    "a pod that came makes none": ("NodeResourcesFit", pod(), Event("pod bound"), False),
+    "a pod that is gone makes room": ("NodeResourcesFit", pod(), ClusterEvent("pod gone"), True),
+    "a pod that came makes none": ("NodeResourcesFit", pod(), ClusterEvent("pod bound"), False),
     "a node that grew": ("NodeResourcesFit", pod(cpu="2"), changed(SMALL, LARGE), True),
     "a node that grew, not enough": ("NodeResourcesFit", pod(cpu="9"), changed(SMALL, LARGE), False),
     "a node that shrank": ("NodeResourcesFit", pod(cpu="1"), changed(LARGE, SMALL), False),
-    "a new node": ("NodeResourcesFit", pod(), Event("node added", new=SMALL), True),
+    "a new node": ("NodeResourcesFit", pod(), ClusterEvent("node added", new=SMALL), True),
     "a node that was touched": ("NodeResourcesFit", pod(), changed(SMALL, SMALL), False),
     "other taints, upstream's stand-in for a new node": (
         "NodeResourcesFit", pod(), changed(node(spec=TAINTED), node()), True,
     ),
-    "a node that is gone": ("NodeResourcesFit", pod(), Event("node gone", old=SMALL), False),
+    "a node that is gone": ("NodeResourcesFit", pod(), ClusterEvent("node gone", old=SMALL), False),
     "a label that was wanted": (
         "NodeAffinity", pod(spec=SSD), changed(node(), node(labels={"disk": "ssd"})), True,
     ),
@@ -119,7 +119,7 @@ HELP: dict[str, tuple[str, Pod, Event, bool]] = {
 
 
 @pytest.mark.parametrize(("rejector", "waiting", "event", "helps"), HELP.values(), ids=HELP)
-def test_what_may_help(rejector: str, waiting: Pod, event: Event, *, helps: bool) -> None:
+def test_what_may_help(rejector: str, waiting: Pod, event: ClusterEvent, *, helps: bool) -> None:
     assert filter_plugins.may_help(PLUGINS, {rejector}, waiting, event) is helps
 
 
