@@ -15,7 +15,7 @@ from nodewise.extender.recording_file import Record, RequestEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from tests.unit.agents.telemetry.snapshots import policy, rule
-from tests.unit.extender.recordings import RecordedExtender, body, played, records
+from tests.unit.extender.recordings import RecordedExtender, body, records, replay
 
 NODES = [f"n{i}" for i in range(8)]
 METRICS = ["a", "b", "Ω\u2028\n"]
@@ -132,7 +132,7 @@ def recorded(history: list[tuple[Any, ...]], options: TelemetryOptions) -> Recor
 @given(HISTORIES, OPTIONS)
 def test_a_replay_answers_the_same_byte_for_byte(history: list[Any], options: TelemetryOptions) -> None:
     scene = recorded(history, options)
-    report = played(records(scene.recorded.ended()))
+    report = replay(records(scene.recorded.finish()))
     requests = sum(step[0] in {"ask", "garble"} for step in history)
     tally = report.player.tally
     assert report.differences == []
@@ -150,14 +150,14 @@ def test_an_altered_answer_is_found(
     history: list[Any], options: TelemetryOptions, data: st.DataObject
 ) -> None:
     last = ("ask", "/scheduler/", "filter", "p0", NODES)
-    whole = records(recorded([*history, last], options).recorded.ended())
+    whole = records(recorded([*history, last], options).recorded.finish())
     place = data.draw(
         st.sampled_from([n for n, record in enumerate(whole) if isinstance(record.entry, RequestEntry)])
     )
     entry, (request, answer) = whole[place]
     at, put = data.draw(st.integers(0, len(answer))), data.draw(st.binary(min_size=1, max_size=3))
     whole[place] = Record(entry, (request, answer[:at] + put + answer[at:]))
-    report = played(whole)
+    report = replay(whole)
     assert [(difference.path, difference.at) for difference in report.differences] == [(entry.path, entry.at)]  # type: ignore[union-attr]
     assert report.player.tally.different == 1
 
@@ -175,11 +175,11 @@ def test_a_recording_that_was_cut_anywhere_replays_up_to_there(
             scene.recorded.recording.write()
             flushed = len(scene.recorded.disk.getvalue())
             entries = len(records(scene.recorded.disk.getvalue()))
-    whole = scene.recorded.ended()
+    whole = scene.recorded.finish()
     cut = records(whole[: data.draw(st.integers(flushed, len(whole)))])
     assert cut == records(whole)[: len(cut)]
     assert len(cut) >= entries, "what was flushed is there"
-    assert played(cut).differences == []
+    assert replay(cut).differences == []
 
 
 @settings(deadline=None)
@@ -189,7 +189,7 @@ def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
     rebuilding = recording_deltas.ClusterStateRebuilder({POLICIES: type(policy())})
     back = [
         cluster_state
-        for cluster_state in map(rebuilding.apply, records(scene.recorded.ended()))
+        for cluster_state in map(rebuilding.apply, records(scene.recorded.finish()))
         if cluster_state is not None
     ]
     assert list(map(shown, back)) == list(map(shown, scene.cluster_states))

@@ -162,7 +162,7 @@ def _assemble(
         config.settings[ExtenderOptions].state, api, states, leads, tools
     )
     for agent_memory in memory:
-        agent_memory.subscribe(recorder.recalled)
+        agent_memory.subscribe(recorder.record_memory)
     tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop, *leader.tasks]
     tasks += [agent_memory.run for agent_memory in memory]
     closing: list[Callable[[], Awaitable[None]]] = [binding.bindings.close] if binding else []
@@ -316,7 +316,7 @@ def _create_recorder(
     general = recording.ReplaySettings(period_s, config.settings[ChainOptions])
     header = recording.build_header(config.agents, config.agent_options, general, tools.clock.now())
     recorder = FileRecorder(recording.create_file(Path(own.record)), header, own.record_max_bytes, *tools)
-    snapshot_cache.subscribe(recorder.cluster_state)
+    snapshot_cache.subscribe(recorder.record_cluster_state)
     return recorder
 
 

@@ -44,18 +44,18 @@ _SAMPLE_BYTES: Final = 256
 class RequestRecorder(Protocol):
     """Records what the extender receives and returns. It is called on the hot path and must not block."""
 
-    def cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
+    def record_cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
         """Record a cluster state before agent states are built from it for the snapshot of this generation.
 
         Its changes are those since the cluster state of the previous call.
         """
         ...
 
-    def recalled(self, agent: str, memory: bytes) -> None:
+    def record_memory(self, agent: str, memory: bytes) -> None:
         """Record a memory that an agent restored."""
         ...
 
-    def exchange(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None:
+    def record_request(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None:
         """Record a request and its response in parts, or the text of its error."""
         ...
 
@@ -63,11 +63,11 @@ class RequestRecorder(Protocol):
 class NullRecorder:
     """Records nothing."""
 
-    def cluster_state(self, cluster_state: ClusterState, generation: int) -> None: ...
+    def record_cluster_state(self, cluster_state: ClusterState, generation: int) -> None: ...
 
-    def recalled(self, agent: str, memory: bytes) -> None: ...
+    def record_memory(self, agent: str, memory: bytes) -> None: ...
 
-    def exchange(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None: ...
+    def record_request(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None: ...
 
 
 class _QueuedClusterState(NamedTuple):
@@ -129,7 +129,7 @@ class FileRecorder:
         self._writer.write(Record(header))
         self._flush()
 
-    def cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
+    def record_cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
         size_bytes = _ITEM_BYTES + _SAMPLE_BYTES * _count_new_samples(self._last_state, cluster_state)
         self._last_state = cluster_state
         if cluster_state.changes is None:
@@ -144,7 +144,7 @@ class FileRecorder:
             self._lost = GapEntry(requests=self._lost.requests, snapshots=self._lost.snapshots + 1)
             self._metrics_registry.count("recording_lost_total", what="world")
 
-    def exchange(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None:
+    def record_request(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None:
         if self._has_room():
             record = recording_file.record(exchange, body, b"".join(response))
             self._queue.put(record, _ITEM_BYTES + sum(record.entry.sizes))
@@ -152,7 +152,7 @@ class FileRecorder:
             self._lost = GapEntry(requests=self._lost.requests + 1, snapshots=self._lost.snapshots)
             self._metrics_registry.count("recording_lost_total", what="request")
 
-    def recalled(self, agent: str, memory: bytes) -> None:
+    def record_memory(self, agent: str, memory: bytes) -> None:
         """Record a memory even if the queue is full, because all later responses of the agent depend on it."""
         if not self._ended:
             self._queue.put(

@@ -93,7 +93,7 @@ class Extender:
             handled = self._request_handler.handle(path, body, snapshot, now)
             self.store(handled.decision)
             parts = handled.encode()
-        self._recorder.exchange(exchange, body, parts)
+        self._recorder.record_request(exchange, body, parts)
         return Response(200, parts)
 
     @contextlib.contextmanager
@@ -102,7 +102,7 @@ class Extender:
             yield
         except Exception as error:
             failed = msgspec.structs.replace(exchange, error=type(error).__name__)
-            self._recorder.exchange(failed, body, [str(error).encode()])
+            self._recorder.record_request(failed, body, [str(error).encode()])
             raise
 
     async def _decisions(self, request: Request) -> Response:

@@ -16,7 +16,15 @@ from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
 from nodewise.extender.decision_endpoint import DecisionPage
-from tests.unit.extender.decisions import AT, ShareDetails, decision, evidence, of, ranked, verdict
+from tests.unit.extender.decisions import (
+    AT,
+    ShareDetails,
+    decision,
+    evidence,
+    of,
+    prioritize_decision,
+    verdict,
+)
 from tests.unit.extender.test_attempt_explanation import scored
 
 WAITS = PodState("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
@@ -278,7 +286,7 @@ def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.Capt
         ),
         nodes="n1 n2",
     )
-    score = ranked(
+    score = prioritize_decision(
         ("a", Scores(np.array([9]), details=ShareDetails((0.25,)), label="first")),
         ("b", Scores(np.array([4]), label="second", weight=2.5)),
         nodes="n1",

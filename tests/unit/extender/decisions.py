@@ -101,6 +101,6 @@ class ShareDetails(NamedTuple):
         }
 
 
-def ranked(*scores: tuple[str, Scores], nodes: str = "n1 n2", at: float = AT) -> Decision:
+def prioritize_decision(*scores: tuple[str, Scores], nodes: str = "n1 n2", at: float = AT) -> Decision:
     """A prioritize decision."""
     return Decision("prioritize", PodRef("d", "p", "u"), at, 7, Names.of(nodes.split()), scores=scores)

@@ -76,7 +76,7 @@ class RecordedExtender:
         cluster_state = changed(self._last, cluster_state)
         self._last = cluster_state
         self._state.metric_requests(cluster_state.objects)
-        self.recording.cluster_state(cluster_state, generation)
+        self.recording.record_cluster_state(cluster_state, generation)
         for name in self._agent_states.due(cluster_state):
             cooperative_scheduling.run_at_once(self._agent_states.build(name, cluster_state))
         self.snapshot = Snapshot(
@@ -92,7 +92,7 @@ class RecordedExtender:
             return b""
         return b"".join(response.body)
 
-    def ended(self) -> bytes:
+    def finish(self) -> bytes:
         """End the recording; the contents of its file."""
         self.recording.finish()
         return self.disk.contents
@@ -116,7 +116,7 @@ class Played(NamedTuple):
     differences: list[Difference]
 
 
-def played(
+def replay(
     records: list[Record], options: TelemetryOptions | None = None, objects: Mapping[str, Any] | None = None
 ) -> Played:
     """Replay records with the recorded options, or with others."""

@@ -10,7 +10,7 @@ from nodewise.extender import decision_codec, decision_document
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
 from tests.unit.extender import decisions
-from tests.unit.extender.decisions import COUNT, ShareDetails, decision, large, of, ranked
+from tests.unit.extender.decisions import COUNT, ShareDetails, decision, large, of, prioritize_decision
 
 
 def words(answer: Decision) -> dict[str, object]:
@@ -99,7 +99,7 @@ def test_numbers_are_told_by_agent_and_node() -> None:
 
 def test_many_numbers_are_made_in_parts() -> None:
     many = ShareDetails((0.5,) * COUNT)
-    scored = ranked(
+    scored = prioritize_decision(
         ("a", Scores(np.zeros(COUNT, np.int64), details=many)), nodes=" ".join(map(str, range(COUNT)))
     )
     numbers = words(scored)["numbers"]
@@ -113,7 +113,7 @@ def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
         ("a", Verdict(np.array([0, 1], np.int16), (StaticReason("no"),), details=ShareDetails((0.5, 0.5)))),
         nodes="n1 n2",
     )
-    scored = ranked(
+    scored = prioritize_decision(
         ("a", Scores(np.array([3]), details=ShareDetails((0.25,)))),
         ("b", Scores(np.array([9]), details=ShareDetails((0.5,)), label="rank", weight=3.0)),
         nodes="n1",
@@ -132,18 +132,22 @@ def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
 
 
 def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
-    document = words(ranked(("t", Scores(np.array([3, 4])))))
+    document = words(prioritize_decision(("t", Scores(np.array([3, 4])))))
     assert document.keys().isdisjoint({"parts", "numbers"})
-    named = words(ranked(("t", Scores(np.array([3, 4]), label="load"))))
+    named = words(prioritize_decision(("t", Scores(np.array([3, 4]), label="load"))))
     assert named["parts"] == {"load": {"agent": "t", "weight": 1.0, "scores": {"n1": 3, "n2": 4}}}
 
 
 def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
-    scored = ranked(("a", Scores(np.array([3, 4]), details=ShareDetails((0.5, -1.0)), label="l", weight=2.5)))
+    scored = prioritize_decision(
+        ("a", Scores(np.array([3, 4]), details=ShareDetails((0.5, -1.0)), label="l", weight=2.5))
+    )
     again = decision_codec.decode(cooperative_scheduling.run_at_once(decision_codec.encode(scored)))
     assert decision_document.numbers_by_agent(again) == decision_document.numbers_by_agent(scored)
     assert decision_document.score_parts(again) == decision_document.score_parts(scored)
-    plain = ranked(("a", Scores(np.array([3, 4]), details=StaticDetails(["x", ""], np.zeros(2)))))
+    plain = prioritize_decision(
+        ("a", Scores(np.array([3, 4]), details=StaticDetails(["x", ""], np.zeros(2))))
+    )
     once = cooperative_scheduling.run_at_once(decision_codec.encode(plain))
     assert cooperative_scheduling.run_at_once(decision_codec.encode(decision_codec.decode(once))) == once
     assert decision_document.numbers_by_agent(decision_codec.decode(once)) == {}

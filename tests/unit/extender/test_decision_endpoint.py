@@ -20,7 +20,7 @@ def body(ring: DecisionRing, **query: str) -> bytes:
     return cooperative_scheduling.run_at_once(decision_endpoint.encode_page(ring, query))
 
 
-def filled(*kept: Decision) -> DecisionRing:
+def ring_of(*kept: Decision) -> DecisionRing:
     ring = DecisionRing()
     for item in kept:
         ring.add(item)
@@ -72,7 +72,7 @@ DETAILED = msgspec.structs.replace(
     ],
 )
 def test_what_is_read_back_is_what_was_written(written: Decision) -> None:
-    _, listed = decision_endpoint.decode_page(body(filled(written), form="arrays"))
+    _, listed = decision_endpoint.decode_page(body(ring_of(written), form="arrays"))
     assert same(listed[0], written)
     assert listed[0].at == written.at
     assert [details.distances().tolist() for _, details in listed[0].details()] == [
@@ -86,7 +86,7 @@ def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
 
 
 def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
-    ring = filled(at(0, "other"), at(10), at(11, verb="prioritize"), at(20), at(30))
+    ring = ring_of(at(0, "other"), at(10), at(11, verb="prioritize"), at(20), at(30))
     page, listed = decision_endpoint.decode_page(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
     assert [item.at for item in listed] == [30, 20]
     assert (page.found, page.tries, page.since) == (4, 3, "1970-01-01T00:00:10Z")
@@ -94,7 +94,7 @@ def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
 
 
 def test_a_page_ends_where_it_grows_large() -> None:
-    ring = filled(*[decisions.large()] * 20)
+    ring = ring_of(*[decisions.large()] * 20)
     page, listed = decision_endpoint.decode_page(body(ring, form="arrays"))
     assert 3 < len(listed) < 20 == page.found
     assert 1 <= len(json.loads(body(ring))["decisions"]) < 5
@@ -106,7 +106,7 @@ def test_nothing_is_kept() -> None:
 
 
 def test_words_are_the_usual_form() -> None:
-    page = json.loads(body(filled(decisions.decision(heat="81 70"))))
+    page = json.loads(body(ring_of(decisions.decision(heat="81 70"))))
     assert page["decisions"][0]["feasible"] == ["n2"]
 
 
@@ -133,7 +133,7 @@ def test_every_problem_of_a_query_is_named() -> None:
     ],
 )
 def test_what_another_version_may_answer_is_an_error(old: bytes, new: bytes) -> None:
-    page = body(filled(decisions.decision(heat="81 70")), form="arrays")
+    page = body(ring_of(decisions.decision(heat="81 70")), form="arrays")
     assert old in page
     with pytest.raises(BadInput, match="decisions"):
         decision_endpoint.decode_page(page.replace(old, new))

@@ -32,7 +32,7 @@ def entries(file: bytes, kind: type) -> list[Any]:
     return [record.entry for record in records(file) if isinstance(record.entry, kind)]
 
 
-def written(*contents: Record) -> bytes:
+def recording_of(*contents: Record) -> bytes:
     disk = Disk()
     writer = recording_file.RecordingWriter(disk)
     for record in contents:
@@ -44,11 +44,11 @@ def written(*contents: Record) -> bytes:
 class TestTape:
     def test_bytes_come_back_as_they_were(self) -> None:
         exchange = recording_file.record(RequestEntry(path="/x", at=0.1, generation=3), b"\n{\xff\x00", b"")
-        assert records(written(Record(HEADER), exchange)) == [Record(HEADER), exchange]
+        assert records(recording_of(Record(HEADER), exchange)) == [Record(HEADER), exchange]
 
     def test_a_person_can_read_it(self) -> None:
         exchange = recording_file.record(RequestEntry(path="/x", at=0.5, generation=3), b'{"Pod":1}', b"[]")
-        text = gzip.decompress(written(Record(HEADER), exchange)).splitlines()
+        text = gzip.decompress(recording_of(Record(HEADER), exchange)).splitlines()
         assert text[1:] == [
             b'{"kind":"request","path":"/x","at":0.5,"generation":3,"sizes":[9,2]}',
             b'{"Pod":1}[]',
@@ -61,7 +61,7 @@ class TestTape:
             (b"no gzip", "entry 1"),
             (gzip.compress(b"{}\n"), "entry 1"),
             (gzip.compress(b'{"kind":"end","why":"full"}\n'), "header: none"),
-            (written(Record(HEADER))[:-8] + bytes(8), "incorrect data check"),
+            (recording_of(Record(HEADER))[:-8] + bytes(8), "incorrect data check"),
             (gzip.compress(b'{"kind":"recording","format":9,"nodewise":"7","agents":[],"sync_period_s":5,"at":1}\n'),
              "format: 9, by nodewise 7; wanted 1"),
         ],
@@ -79,7 +79,7 @@ class TestEntries:
         state = cluster_state([HEAT], heat, "n1 n2")
         recorded.see(state)
         recorded.see(ClusterState(state.nodes, state.objects, heat, NOW + 1))
-        assert kinds(recorded.ended()) == [
+        assert kinds(recorded.finish()) == [
             "Header",
             *(
                 "NodesEntry",
@@ -104,7 +104,7 @@ class TestEntries:
             recorded.see(
                 ClusterState(nodes, {POLICIES: {}}, metrics_snapshot(with_samples(heat, samples)), NOW)
             )
-        columns = [(entry.nodes is None, entry.columns) for entry in entries(recorded.ended(), SeriesEntry)]
+        columns = [(entry.nodes is None, entry.columns) for entry in entries(recorded.finish(), SeriesEntry)]
         assert columns[1:] == [
             (True, {"value": recording_file.ColumnDelta(at=[3], to=[8])}),
             (True, {"at": recording_file.ColumnDelta(one=2.0)}),
@@ -127,7 +127,7 @@ class TestRecording:
     def test_a_request_that_cannot_be_read_is_recorded_with_its_error(self) -> None:
         recorded = RecordedExtender()
         recorded.ask("/scheduler/filter", b"garbage")
-        exchange = records(recorded.ended())[1]
+        exchange = records(recorded.finish())[1]
         assert (exchange.entry.error, exchange.blobs[0]) == ("BadInput", b"garbage")  # type: ignore[union-attr]
         assert b"wanted an ExtenderArgs object" in exchange.blobs[1]
 
@@ -136,7 +136,7 @@ class TestRecording:
         for _ in range(50):
             recorded.ask("/scheduler/filter", body(None, "n1 n2"))
             recorded.recording.write()
-        file = recorded.ended()
+        file = recorded.finish()
         assert entries(file, EndEntry) == [EndEntry(why="full")]
         assert 400 < len(file) < 1000
         assert "".join(capsys.readouterr()).count("recording_stopped") == 1
@@ -150,7 +150,7 @@ class TestRecording:
         recorded.see(cluster_state([], MetricsSnapshot()))
         recorded.recording.write()
         recorded.ask(*ask)
-        file = recorded.ended()
+        file = recorded.finish()
         assert kinds(file) == [
             "Header",
             "RequestEntry",
@@ -169,7 +169,7 @@ class TestRecording:
         recorded = RecordedExtender()
         for _ in range(2):
             recorded.ask("/scheduler/filter", body(None, "n1"))
-        assert kinds(recorded.ended()) == ["Header", "RequestEntry", "GapEntry", "EndEntry"]
+        assert kinds(recorded.finish()) == ["Header", "RequestEntry", "GapEntry", "EndEntry"]
 
     def test_a_full_disk_ends_the_recording_and_nothing_else(self, capsys: Any) -> None:
         disk = FullDisk()
@@ -222,7 +222,7 @@ class TestFile:
 
 
 def test_reading_needs_no_whole_file() -> None:
-    file = written(
+    file = recording_of(
         Record(HEADER), *[recording_file.record(RequestEntry(path="/x", at=1.0, generation=1), b"a" * 99)] * 9
     )
     lengths = [len(list(recording_file.read(io.BytesIO(file[:size])))) for size in range(len(file), 120, -1)]

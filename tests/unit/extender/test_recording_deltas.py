@@ -27,7 +27,7 @@ from tests.unit.agents.gpu.gpu_snapshots import (
 from tests.unit.state_changes import changed
 
 
-def again(cluster_states: Sequence[ClusterState]) -> list[ClusterState]:
+def rebuild(cluster_states: Sequence[ClusterState]) -> list[ClusterState]:
     """The cluster states, rebuilt from their delta entries."""
     making = ClusterStateRebuilder(
         {PODS: AllocatedPod, ALLOCATION_RECORDS: AllocationRecordLease, NODES: merge("Node", GpuNode)}
@@ -52,7 +52,7 @@ def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
         cluster_state({**first, "n2": named("n2", "0.1.2")}, [pod("a", "n1", "card0")], [], "12"),
         cluster_state({"n2": named("n2", "0.1.2")}, [pod("c", "n2", "card2")], [], "13"),
     ]
-    for actual, wanted in zip(again(cluster_states), cluster_states, strict=True):
+    for actual, wanted in zip(rebuild(cluster_states), cluster_states, strict=True):
         assert list(actual.node_objects) == list(wanted.node_objects)
         assert actual.objects == wanted.objects
         assert actual.versions == wanted.versions
@@ -65,7 +65,7 @@ def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
 
 def test_what_did_not_change_stays_the_same_object() -> None:
     state = cluster_state({"n1": named("n1")}, [pod("a", "n1", "card0")])
-    first, second = again([state, state])
+    first, second = rebuild([state, state])
     assert second.objects[PODS] is first.objects[PODS]
     assert second.node_objects is first.node_objects
 

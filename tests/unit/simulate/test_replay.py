@@ -19,7 +19,7 @@ from nodewise.simulate import response_differences
 from nodewise.simulate.replay import Player, PodChange, ReplayAgents
 from nodewise.simulate.response_differences import ExtenderResponse, NodeChange
 from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
-from tests.unit.extender.recordings import RecordedExtender, body, played, records
+from tests.unit.extender.recordings import RecordedExtender, body, records, replay
 
 TOO_HOT = "telemetry policy d/pol: heat GreaterThan {}"
 ASK = body("pol", "n1 n2 n3", NodeNameToMetaVictims={"n1": {}, "n2": {}, "n3": {}})
@@ -36,7 +36,7 @@ def recorded(*verbs: str) -> list[Record]:
     made.see(cluster_state([strict(8)], metrics_snapshot(series("heat", n1=1, n2=5, n3=9))))
     for verb in verbs:
         made.ask(f"/scheduler/{verb}", ASK)
-    return records(made.ended())
+    return records(made.finish())
 
 
 STRICTER = {POLICIES: {("d", "pol"): strict(4)}}
@@ -44,7 +44,7 @@ STRICTER = {POLICIES: {("d", "pol"): strict(4)}}
 
 class TestAnotherPolicy:
     def test_filter(self) -> None:
-        [difference] = played(recorded("filter"), objects=STRICTER).differences
+        [difference] = replay(recorded("filter"), objects=STRICTER).differences
         assert (difference.pod, difference.path, difference.snapshot, difference.text) == (
             "d/p",
             "/scheduler/filter",
@@ -57,26 +57,26 @@ class TestAnotherPolicy:
         )
 
     def test_preempt(self) -> None:
-        [difference] = played(recorded("preempt"), objects=STRICTER).differences
+        [difference] = replay(recorded("preempt"), objects=STRICTER).differences
         assert difference.nodes == (NodeChange("n2", "kept", "rejected"),)
 
     def test_prioritize(self) -> None:
         warmest = policy(scheduleonmetric=[rule("heat", "GreaterThan")])
-        [difference] = played(recorded("prioritize"), objects={POLICIES: {("d", "pol"): warmest}}).differences
+        [difference] = replay(recorded("prioritize"), objects={POLICIES: {("d", "pol"): warmest}}).differences
         assert difference.nodes == (NodeChange("n1", 10, 8), NodeChange("n3", 8, 10))
 
     def test_the_pods_that_fare_otherwise_are_counted(self) -> None:
-        replayed = played(recorded("filter", "filter", "prioritize", "preempt"), objects=STRICTER)
+        replayed = replay(recorded("filter", "filter", "prioritize", "preempt"), objects=STRICTER)
         assert replayed.player.tally.pods == {"d/p": PodChange(requests=3, kept=0, rejected=3, scored=0)}
         assert (replayed.player.tally.same, replayed.player.tally.different) == (1, 3)
 
     def test_one_beside_the_others_changes_nothing_for_them(self) -> None:
         beside = {POLICIES: {("d", "other"): strict(0)}}
-        assert played(recorded("filter"), objects=beside).differences == []
+        assert replay(recorded("filter"), objects=beside).differences == []
 
     def test_its_metric_may_not_be_in_the_recording(self) -> None:
         noise = policy(dontschedule=[rule("noise", target=1)])
-        replayed = played(recorded("filter"), objects={POLICIES: {("d", "pol"): noise}})
+        replayed = replay(recorded("filter"), objects={POLICIES: {("d", "pol"): noise}})
         assert replayed.player.unrecorded() == ["noise"]
         assert {change.replayed for change in replayed.differences[0].nodes} == {
             "telemetry policy d/pol: metric noise was never fetched"
@@ -87,7 +87,7 @@ def test_other_settings() -> None:
     made = RecordedExtender()
     made.see(cluster_state([strict(8)], metrics_snapshot(series("heat", n1=1))))
     made.ask("/scheduler/filter", ASK)
-    [difference] = played(records(made.ended()), TelemetryOptions(when_missing="reject")).differences
+    [difference] = replay(records(made.finish()), TelemetryOptions(when_missing="reject")).differences
     assert [(change.node, change.replayed) for change in difference.nodes] == [
         ("n2", "telemetry policy d/pol: no fresh value of heat"),
         ("n3", "telemetry policy d/pol: no fresh value of heat"),
@@ -103,12 +103,12 @@ def forgetful() -> list[Record]:
     for metrics, after_s in ((whole, 0.0), (rest, 10.0)):
         made.see(ClusterState(nodes, {POLICIES: {("d", "pol"): policy}}, metrics, NOW + after_s))
     made.ask("/scheduler/filter", ASK)
-    return records(made.ended())
+    return records(made.finish())
 
 
 class TestMemory:
     def test_a_rule_that_holds_its_verdicts_holds_them_again(self) -> None:
-        replayed = played(forgetful())
+        replayed = replay(forgetful())
         assert json.loads(_answers(forgetful())[0])["NodeNames"] == ["n1"]
         assert replayed.differences == []
 
@@ -116,7 +116,7 @@ class TestMemory:
         whole = forgetful()
         moments = [n for n, record in enumerate(whole) if isinstance(record.entry, SnapshotEntry)]
         whole[moments[0]] = Record(GapEntry(snapshots=1))
-        replayed = played(whole)
+        replayed = replay(whole)
         assert replayed.player.tally.lost.snapshots == 1
         assert [change.node for change in replayed.differences[0].nodes] == ["n2", "n3"]
 
@@ -164,21 +164,21 @@ class TestHoles:
         whole = [
             record for record in recorded("filter", "filter") if not isinstance(record.entry, SnapshotEntry)
         ]
-        tally = played(whole).player.tally
+        tally = replay(whole).player.tally
         assert (tally.unanswered, tally.requests, tally.same) == (2, 2, 0)
 
     def test_a_path_that_nobody_serves_any_more(self) -> None:
         old = recording_file.record(RequestEntry(path="/scheduler/guess", at=1.0, generation=1), b"{}", b"{}")
-        assert played([*recorded(), old]).player.tally.unanswered == 1
+        assert replay([*recorded(), old]).player.tally.unanswered == 1
 
     def test_requests_before_the_first_view(self) -> None:
         made = RecordedExtender()
         made.ask("/scheduler/filter", ASK)
-        tally = played(records(made.ended())).player.tally
+        tally = replay(records(made.finish())).player.tally
         assert (tally.same, tally.cluster_states) == (1, 0)
 
     def test_without_an_end_it_was_cut_off(self) -> None:
-        assert played(recorded("filter")[:-1]).player.tally.end == "cut off"
+        assert replay(recorded("filter")[:-1]).player.tally.end == "cut off"
 
     @pytest.mark.parametrize(
         "entry",
@@ -193,12 +193,12 @@ class TestHoles:
     )
     def test_an_entry_that_does_not_follow_is_bad_input(self, entry: Record) -> None:
         with pytest.raises(BadInput, match="wanted an entry that fits"):
-            played([recorded()[0], entry])
+            replay([recorded()[0], entry])
 
     def test_objects_of_an_agent_that_is_off_are_left_out(self) -> None:
         other = recording_file.record(recording_file.ObjectEntry(of="cards", key=("", "n1")), b"{}")
         whole = recorded("filter")
-        assert played([whole[0], other, *whole[1:]]).differences == []
+        assert replay([whole[0], other, *whole[1:]]).differences == []
 
 
 class TestDefects:
@@ -210,7 +210,7 @@ class TestDefects:
 
         whole = recorded("filter")
         monkeypatch.setattr(TelemetryStateBuilder, "build", broken)
-        replayed = played(whole)
+        replayed = replay(whole)
         assert replayed.player.tally.failed == ["ZeroDivisionError: by zero"]
         [difference] = replayed.differences
         assert {change.replayed for change in difference.nodes} == {reasons.PoliciesNotReady().text()}
@@ -219,7 +219,7 @@ class TestDefects:
         whole = recorded("filter")
         place = next(n for n, record in enumerate(whole) if isinstance(record.entry, RequestEntry))
         whole[place] = Record(whole[place].entry, (b"garbage", whole[place].blobs[1]))
-        [difference] = played(whole).differences
+        [difference] = replay(whole).differences
         assert (difference.pod, difference.nodes) == ("", ())
         assert 'from byte 0 on: \'{"Nodes":null' in difference.text
         assert "-> BadInput 'request: body: JSON is malformed" in difference.text
@@ -251,4 +251,4 @@ class TestParting:
 def test_nothing_recorded_is_nothing_replayed() -> None:
     made = RecordedExtender()
     made.see(ClusterState(NodeIndex(), {POLICIES: {}}, MetricsSnapshot(), NOW))
-    assert played(records(made.ended())).player.tally.requests == 0
+    assert replay(records(made.finish())).player.tally.requests == 0
