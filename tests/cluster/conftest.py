@@ -131,11 +131,11 @@ def fake_extender() -> Iterator[FakeExtenderServer]:
         yield serving
 
 
-@pytest.fixture(params=["kube-scheduler", "stand-in"])
+@pytest.fixture(params=["kube-scheduler", "simulated"])
 def scheduler(request: pytest.FixtureRequest) -> SchedulerUnderTest:
-    """Each scheduler that the rules are held against."""
+    """Each scheduler that has to follow the rules."""
     made: dict[str, Callable[[], SchedulerUnderTest]] = {
         "kube-scheduler": lambda: RealScheduler(request.getfixturevalue("plane")),
-        "stand-in": SimulatedScheduler,
+        "simulated": SimulatedScheduler,
     }
     return made[request.param]()
