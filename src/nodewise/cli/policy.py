@@ -1,11 +1,10 @@
 """`nodewise policy`: checks policies without a cluster."""
 
 import io
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -18,9 +17,6 @@ from nodewise.cli.exit_codes import DONE, NO
 from nodewise.cli.options import output_option
 from nodewise.errors import BadInput, Problem
 from nodewise.kube import documents, object_files
-
-_STDIN: Final = "standard input"
-_PLACE: Final = re.compile(r"(?P<source>.*), document (?P<document>\d+)(?P<items>(, items\[\d+\])*)")
 
 
 class LintedPolicy(NamedTuple):
@@ -85,30 +81,29 @@ class _LineFinder:
         self._stdin = stdin
         self._documents: dict[str, list[Any]] = {}
 
-    def line(self, place: re.Match[str], field: str) -> int:
+    def line(self, location: object_files.ObjectLocation, field: str) -> int:
         """The line of an object's field; 0 if it is not known."""
-        source = place["source"]
+        source, document, items = location
         if source not in self._documents:
-            text = self._stdin if source == _STDIN else Path(source).read_bytes()
+            text = self._stdin if source == object_files.STDIN else Path(source).read_bytes()
             try:
                 self._documents[source] = yaml_loader.compose_all(text, source)
             except BadInput:  # several JSON documents in a row, for example, which are no YAML together
                 self._documents[source] = []
-        number = int(place["document"])
-        if number > len(self._documents[source]):
+        if document > len(self._documents[source]):
             return 0
-        items = place["items"].removeprefix(", ").replace(", ", ".")
-        return documents.line_of_field(self._documents[source][number - 1], f"{items}.{field}".lstrip("."))
+        path = ".".join([*(f"items[{position}]" for position in items), field])
+        return documents.line_of_field(self._documents[source][document - 1], path)
 
 
 def _lint_policy(policy: PolicyObject, entry: object_files.FileObject, sources: _LineFinder) -> LintedPolicy:
     from nodewise.agents.telemetry import policy_lint  # start-up time: no other command needs it
 
-    place = _PLACE.fullmatch(entry.where)
-    assert place, "files.py writes where an object is"
-    problems = [(sources.line(place, problem.field), problem) for problem in policy_lint.lint(entry.data)]
+    problems = [
+        (sources.line(entry.location, problem.field), problem) for problem in policy_lint.lint(entry.data)
+    ]
     name = f"{policy.metadata.namespace}/{policy.metadata.name}"
-    return LintedPolicy(name, place["source"], sorted(problems, key=lambda numbered: numbered[0]))
+    return LintedPolicy(name, entry.location.source, sorted(problems, key=lambda numbered: numbered[0]))
 
 
 def _policy_document(checked: LintedPolicy) -> dict[str, Any]:

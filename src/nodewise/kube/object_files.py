@@ -24,11 +24,37 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 DEFAULT_NAMESPACE: Final = "default"
 
 
-class FileObject(NamedTuple):
-    """An object as JSON, and its location: `nodes.yaml, document 2, items[3]`."""
+STDIN: Final = "standard input"
+"""The source of objects that come from standard input."""
 
-    where: str
+
+class ObjectLocation(NamedTuple):
+    """The location of an object: `nodes.yaml, document 2, items[3]`."""
+
+    source: str
+    document: int
+    """The number of the document in the source, from 1."""
+    items: tuple[int, ...] = ()
+    """The position in each List around the object, from 0, the outermost List first."""
+
+    @property
+    def in_source(self) -> str:
+        """The location without the source."""
+        return ", ".join([f"document {self.document}", *(f"items[{position}]" for position in self.items)])
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.in_source}"
+
+
+class FileObject(NamedTuple):
+    """An object as JSON, and its location."""
+
+    location: ObjectLocation
     data: bytes
+
+    @property
+    def where(self) -> str:
+        return str(self.location)
 
 
 class _TypeMeta(msgspec.Struct, frozen=True, rename={"api_version": "apiVersion"}):
@@ -99,7 +125,7 @@ def _read_texts(
 ) -> Iterator[tuple[str, bytes]]:
     for path in paths:
         if str(path) == "-":
-            yield "standard input", (stdin or sys.stdin.buffer).read()
+            yield STDIN, (stdin or sys.stdin.buffer).read()
             continue
         for file in _files(Path(path), problems):
             try:
@@ -119,27 +145,31 @@ def _files(path: Path, problems: list[Problem]) -> list[Path]:
 
 def _objects(text: bytes, source: str) -> Iterator[tuple[Kind, FileObject]]:
     for number, data in documents.split_documents(text, source):
-        yield from _unroll(FileObject(f"document {number}", data), _TypeMeta(), source)
+        yield from _unroll(FileObject(ObjectLocation(source, number), data), _TypeMeta())
 
 
-def _unroll(entry: FileObject, around: _TypeMeta, source: str) -> Iterator[tuple[Kind, FileObject]]:
+def _unroll(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, FileObject]]:
     """The object, or the objects of a list. Items of a `NodeList` need no apiVersion and kind."""
     try:
         head = msgspec.json.decode(entry.data, type=_TypeMeta)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInput(source, [_problem(entry.where, error)]) from error
+        raise BadInput(entry.location.source, [_problem(entry.location.in_source, error)]) from error
     api_version = head.api_version or around.api_version
     kind = head.kind or around.kind.removesuffix("List")
     if not api_version or not kind:
         actual = shown(entry.data[:60].decode(errors="replace"))
-        raise BadInput(source, [Problem(entry.where, actual, "an object with apiVersion and kind")])
+        raise BadInput(
+            entry.location.source,
+            [Problem(entry.location.in_source, actual, "an object with apiVersion and kind")],
+        )
     if kind.endswith("List") and head.items is not None:
         whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
         for position, item in enumerate(head.items):
-            yield from _unroll(FileObject(f"{entry.where}, items[{position}]", bytes(item)), whole, source)
+            location = entry.location._replace(items=(*entry.location.items, position))
+            yield from _unroll(FileObject(location, bytes(item)), whole)
         return
     group = api_version.rpartition("/")[0]
-    yield (group, kind), FileObject(f"{source}, {entry.where}", entry.data)
+    yield (group, kind), entry
 
 
 def _with_default_namespace(item: T, resource: Resource) -> T:
