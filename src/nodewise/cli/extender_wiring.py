@@ -14,14 +14,15 @@ from nodewise.annotator import patch_writer
 from nodewise.annotator.controller import AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.binder import AllocationStateBuilder, BindPlugin
-from nodewise.cli import data_sources, extender_clusterless, extender_components
+from nodewise.cli import data_sources, extender_components
 from nodewise.cli.data_sources import ObjectFeed, SourceDependencies
 from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, Readiness, Task, WiredExtender
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import recording, third_party
+from nodewise.extender import clusterless_snapshots, recording, third_party
 from nodewise.extender.binding import Bindings, Eligibility
+from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leader_loop import LeaderLoop
 from nodewise.extender.pod_events import PodEventRecorder
@@ -104,11 +105,42 @@ def wire_extender(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtend
     if own.agent_deadline_s is not None:
         logs.emit("option_deprecated", option="--agent-deadline", instead="nothing, it has no effect")
     third_party.connect(config.agents, *tools)
-    return (
-        extender_clusterless.wire_clusterless(config, tools)
-        if own.no_cluster
-        else _wire_with_snapshots(config, tools)
+    return _wire_clusterless(config, tools) if own.no_cluster else _wire_with_snapshots(config, tools)
+
+
+def _wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtender:
+    """An extender that is ready immediately. `BadSettings` names agents that need a cluster."""
+    own: ExtenderOptions = config.settings[ExtenderOptions]
+    annotates = config.settings[AnnotatorOptions].annotate != "off"
+    others = {"--objects-from": own.objects_from, "--record": own.record, "--annotate": annotates}
+    problems = [
+        Problem("--no-cluster", f"{flag} beside it", "one of the two")
+        for flag, set_ in others.items()
+        if set_
+    ]
+    if problems:
+        raise BadSettings("settings", problems)
+    clusterless_snapshots.check_objects(config.agents, config.agent_options)
+    states = extender_components.create_states(config)
+    clusterless_snapshots.check_metrics(states)
+    request_handler = RequestHandler(
+        config.agents, config.agent_options, states, config.settings[ChainOptions]
     )
+    ring = DecisionRing(own.decisions_bytes)
+    snapshots = ClusterlessSnapshots(config.agents, states)
+    extender = Extender(request_handler, snapshots.snapshot, ring, *tools)
+
+    async def watch_loop() -> None:
+        await event_loop_lag.measure_lag(*tools)
+
+    memory = extender_components.create_memory(own.state, None, states, lambda: True, tools)
+    tasks = [watch_loop, *(agent_memory.run for agent_memory in memory)]
+    readiness = Readiness(tuple, tools.registry)
+    tools.registry.set("ready", 1.0)
+    servers = extender_components.create_servers(
+        config, extender, extender.refusing_routes(), readiness, tools
+    )
+    return WiredExtender(servers, tasks, [agent_memory.close for agent_memory in memory], readiness)
 
 
 def _wire_with_snapshots(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtender:
