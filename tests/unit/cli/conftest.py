@@ -1,4 +1,4 @@
-"""Commands run in the tests' own process here, and set up its log."""
+"""Commands run in the process of the tests and configure its log, which is reset after each test."""
 
 from collections.abc import Iterator
 

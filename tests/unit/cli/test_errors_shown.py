@@ -1,4 +1,4 @@
-"""Errors are one line on stderr, whatever the other side put into them."""
+"""Errors are one line on stderr, also with control characters in messages of servers."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from nodewise.cli import main
 from nodewise.errors import Refused
 
 
-def shown(capsys: pytest.CaptureFixture[str], text: str) -> str:
+def printed_error(capsys: pytest.CaptureFixture[str], text: str) -> str:
     main.show_error(Refused(text), 1)
     return capsys.readouterr().err
 
@@ -23,8 +23,8 @@ def shown(capsys: pytest.CaptureFixture[str], text: str) -> str:
 def test_an_error_is_one_line_that_a_terminal_only_shows(
     capsys: pytest.CaptureFixture[str], message: str, line: str
 ) -> None:
-    assert shown(capsys, message) == f"nodewise: {line}\n"
+    assert printed_error(capsys, message) == f"nodewise: {line}\n"
 
 
 def test_an_endless_error_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(shown(capsys, "x" * 1_000_000)) < 20_000
+    assert len(printed_error(capsys, "x" * 1_000_000)) < 20_000

@@ -1,4 +1,4 @@
-"""What an operator reads."""
+"""The output of `nodewise explain` for people."""
 
 import msgspec
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodewise.agent import Scores, Verdict
-from nodewise.cli.explain import explanation as stories
+from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pods import PodLookup, PodState
@@ -31,7 +31,7 @@ WAITS = PodState("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler"
 WAITING = PodLookup(WAITS)
 
 
-def story(*calls: Decision | None, seen: PodLookup = WAITING, tries: int = 1) -> PodExplanation:
+def create_explanation(*calls: Decision | None, seen: PodLookup = WAITING, tries: int = 1) -> PodExplanation:
     page = DecisionPage(
         decisions=[],
         found=3,
@@ -44,18 +44,18 @@ def story(*calls: Decision | None, seen: PodLookup = WAITING, tries: int = 1) ->
     return PodExplanation("d/p", seen, answers, attempt_explanation.explain(Attempt(*calls)), AT + 12.3)
 
 
-def lines(
+def printed_lines(
     capsys: pytest.CaptureFixture[str], pod_story: PodExplanation, form: str = "text", *, nodes: bool = False
 ) -> list[str]:
     rendering.PRINTERS[form](pod_story, every_node=nodes)
     return capsys.readouterr().out.splitlines()
 
 
-def on(node: str) -> PodLookup:
+def on_node(node: str) -> PodLookup:
     return PodLookup(WAITS._replace(node=node))
 
 
-def carded(*texts: str, codes: str) -> Decision:
+def gpu_decision(*texts: str, codes: str) -> Decision:
     """A filter call of the gpu agent: what it says of each node besides, and which it rejects."""
     rejected = np.array(codes.split(), np.int16)
     details = StaticDetails(texts, np.where(rejected > 0, 0.5, 1.0))
@@ -63,9 +63,9 @@ def carded(*texts: str, codes: str) -> Decision:
 
 
 def test_cards_and_what_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
-    filtered = carded("card0 has 3G left, 5G wanted", "train: card1", "", codes="1 0 1")
+    filtered = gpu_decision("card0 has 3G left, 5G wanted", "train: card1", "", codes="1 0 1")
     bound = msgspec.structs.replace(of(nodes="n2", verb="bind"), description="train: card1")
-    assert lines(capsys, story(filtered, None, None, bound))[3:] == [
+    assert printed_lines(capsys, create_explanation(filtered, None, None, bound))[3:] == [
         "NODE  SCORE  MEASURED  DETAILS                       REJECTED",
         "n2    -      -         train: card1                  -",
         "n1    -      -         card0 has 3G left, 5G wanted  will not fit: too little memory",
@@ -73,29 +73,31 @@ def test_cards_and_what_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
         "",
         "kube-scheduler chose n2; bound, with train: card1",
     ]
-    wide = lines(capsys, story(filtered), "wide")
+    wide = printed_lines(capsys, create_explanation(filtered), "wide")
     assert (
         "n1    rejected  -      will not fit: too little memory; card0 has 3G left, 5G wanted  -" in wide[5]
     )
 
 
 def test_of_many_nodes_the_one_that_lacks_least_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    (agent, verdict), *_ = carded(*[f"lacks {n}" for n in range(30)], codes="1 " * 30).verdicts
+    (agent, verdict), *_ = gpu_decision(*[f"lacks {n}" for n in range(30)], codes="1 " * 30).verdicts
     assert verdict.details is not None
     far = StaticDetails([verdict.details.text(n) for n in range(30)], np.arange(30)[::-1] / 30)
-    output = "\n".join(lines(capsys, story(of((agent, replace(verdict, details=far))))))
+    output = "\n".join(printed_lines(capsys, create_explanation(of((agent, replace(verdict, details=far))))))
     assert "will not fit: too little memory  n30: lacks 29; n29: lacks 28; n28: lacks 27; …" in output
 
 
 def test_a_bind_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
     refused = ("gpu", Verdict(np.ones(1, np.int16), (StaticReason("will not fit"),)))
-    output = lines(capsys, story(carded("a: card0", codes="0"), None, None, of(refused, verb="bind")))
+    output = printed_lines(
+        capsys, create_explanation(gpu_decision("a: card0", codes="0"), None, None, of(refused, verb="bind"))
+    )
     assert "kube-scheduler chose n1, and the bind failed: will not fit" in output
 
 
 def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
     state = PodLookup(WAITS._replace(message="0/3 nodes are available"))
-    assert lines(capsys, story(decision(heat="81.5 95 -"), seen=state, tries=14)) == [
+    assert printed_lines(capsys, create_explanation(decision(heat="81.5 95 -"), seen=state, tries=14)) == [
         "d/p waits: 1 of the 3 nodes asked about passes",
         "last attempt 2026-11-21T10:00:00Z, 12s ago; 14 attempts since 2026-11-21T09:41:10Z",
         "kube-scheduler: 0/3 nodes are available",
@@ -112,7 +114,9 @@ def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_rule_in_rows_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     rank = replace(evidence("power", "300"), target=None, operator="LessThan")
-    output = lines(capsys, story(decision(heat="81.5 70"), scored({"n2": 10}, rank)), "wide")
+    output = printed_lines(
+        capsys, create_explanation(decision(heat="81.5 70"), scored({"n2": 10}, rank)), "wide"
+    )
     assert output[3:6] == [
         "NODE  VERDICT   SCORE  RULE                    VALUE  AGE   REJECTS",
         "n2    passes    10     heat GreaterThan 80     70     2.5s  no",
@@ -125,7 +129,7 @@ MANY = decision(heat=" ".join(str(60 + number) for number in range(50)))
 
 
 def test_many_nodes_are_told_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    output = lines(capsys, story(MANY, scored({"n1": 10})))
+    output = printed_lines(capsys, create_explanation(MANY, scored({"n1": 10})))
     assert output[3].split() == ["NODES", "VERDICT", "BEST,", "OR", "CLOSEST", "TO", "PASSING"]
     assert output[4].startswith("21     pass ")
     assert "n1: score 10, heat 60 (2.5s old); n2: heat 61 (2.5s old); n3: heat 62 (2.5s old); …" in output[4]
@@ -140,18 +144,18 @@ def test_many_nodes_are_told_in_groups(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("form", ["text", "wide"])
 def test_all_nodes_are_told_when_asked(capsys: pytest.CaptureFixture[str], form: str) -> None:
-    output = lines(capsys, story(MANY), form, nodes=True)
+    output = printed_lines(capsys, create_explanation(MANY), form, nodes=True)
     assert sum(line.startswith("n") for line in output) == 50
 
 
 def test_of_many_nodes_the_best_and_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
-    output = lines(capsys, story(MANY), "wide")
+    output = printed_lines(capsys, create_explanation(MANY), "wide")
     names = [line.split()[0] for line in output if line.startswith("n")]
     assert names == [f"n{number}" for number in (*range(1, 11), *range(22, 32))]
     assert "30 more nodes: --nodes shows all" in output
 
 
-def failed() -> Decision:
+def failed_decision() -> Decision:
     plain = verdict(evidence("heat", "1 1 1", rejects_missing=False), joined=None)
     reasons = (
         StaticReason("nodewise: policy d/pol does not exist", failure=True, advice="make TASPolicy d/pol"),
@@ -161,7 +165,7 @@ def failed() -> Decision:
 
 @pytest.mark.parametrize("form", ["text", "wide"])
 def test_what_is_no_nodes_fault_is_told_once(capsys: pytest.CaptureFixture[str], form: str) -> None:
-    output = lines(capsys, story(failed()), form)
+    output = printed_lines(capsys, create_explanation(failed_decision()), form)
     assert output[0] == "d/p waits: none of the 3 nodes asked about passes"
     assert output[4].startswith("3      nodewise: policy d/pol does not exist")
     assert output[-1] == "  make TASPolicy d/pol (3 nodes)"
@@ -169,13 +173,16 @@ def test_what_is_no_nodes_fault_is_told_once(capsys: pytest.CaptureFixture[str],
 
 
 REMARKS = [
-    pytest.param(on("n1"), {"n1": 10, "n2": 9}, "n1 passes and has the best score, 10", id="the best"),
+    pytest.param(on_node("n1"), {"n1": 10, "n2": 9}, "n1 passes and has the best score, 10", id="the best"),
     pytest.param(
-        on("n2"), {"n1": 10, "n2": 9}, "n2 passes with the score 9, others have up to 10", id="not the best"
+        on_node("n2"),
+        {"n1": 10, "n2": 9},
+        "n2 passes with the score 9, others have up to 10",
+        id="not the best",
     ),
-    pytest.param(on("n1"), None, "n1 passes; no scores were asked for or given", id="not scored"),
-    pytest.param(on("n3"), None, "n3 was rejected and the pod is there all the same", id="rejected"),
-    pytest.param(on("x"), None, "kube-scheduler did not ask about x then", id="not asked about"),
+    pytest.param(on_node("n1"), None, "n1 passes; no scores were asked for or given", id="not scored"),
+    pytest.param(on_node("n3"), None, "n3 was rejected and the pod is there all the same", id="rejected"),
+    pytest.param(on_node("x"), None, "kube-scheduler did not ask about x then", id="not asked about"),
     pytest.param(
         PodLookup(WAITS._replace(uid="new")), None, "this attempt was about an earlier pod", id="another pod"
     ),
@@ -187,7 +194,7 @@ def test_why_the_pod_is_where_it_is(
     capsys: pytest.CaptureFixture[str], seen: PodLookup, points: dict[str, int] | None, wanted: str
 ) -> None:
     calls = [decision(heat="70 71 90"), scored(points) if points else None]
-    assert wanted in lines(capsys, story(*calls, seen=seen))[2]
+    assert wanted in printed_lines(capsys, create_explanation(*calls, seen=seen))[2]
 
 
 PLACES = [
@@ -197,17 +204,20 @@ PLACES = [
     pytest.param(
         PodLookup(None, gone=True), "d/p is gone by now: all of the 2 nodes asked about pass", id="gone"
     ),
-    pytest.param(on("n1"), "d/p is on n1: all of the 2 nodes asked about pass", id="on a node"),
+    pytest.param(on_node("n1"), "d/p is on n1: all of the 2 nodes asked about pass", id="on a node"),
 ]
 
 
 @pytest.mark.parametrize(("seen", "wanted"), PLACES)
 def test_where_it_is(capsys: pytest.CaptureFixture[str], seen: PodLookup, wanted: str) -> None:
-    assert lines(capsys, story(decision(heat="70 71"), seen=seen))[0] == wanted
+    assert printed_lines(capsys, create_explanation(decision(heat="70 71"), seen=seen))[0] == wanted
 
 
 def test_one_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lines(capsys, story(decision(heat="70")))[0] == "d/p waits: the one node asked about passes"
+    assert (
+        printed_lines(capsys, create_explanation(decision(heat="70")))[0]
+        == "d/p waits: the one node asked about passes"
+    )
 
 
 ENDINGS = [
@@ -252,17 +262,19 @@ ENDINGS = [
 def test_what_would_have_changed_it(
     capsys: pytest.CaptureFixture[str], attempt: Decision, wanted: list[str]
 ) -> None:
-    output = lines(capsys, story(attempt))
+    output = printed_lines(capsys, create_explanation(attempt))
     assert output[output.index("What would have changed it:") + 1 :] == [f"  {line}" for line in wanted]
 
 
 def test_pods_that_could_be_evicted(capsys: pytest.CaptureFixture[str]) -> None:
-    preempted = story(decision(heat="90 90"), None, decision(heat="90 70"))
-    assert "of 2 nodes where pods could be evicted for it, 1 would pass then" in lines(capsys, preempted)
+    preempted = create_explanation(decision(heat="90 90"), None, decision(heat="90 70"))
+    assert "of 2 nodes where pods could be evicted for it, 1 would pass then" in printed_lines(
+        capsys, preempted
+    )
 
 
 def test_the_document_says_the_same() -> None:
-    document = stories.to_document(story(decision(heat="81.5 70"), scored({"n2": 10})))
+    document = explanations.to_document(create_explanation(decision(heat="81.5 70"), scored({"n2": 10})))
     attempt = document["attempt"]
     assert (document["pod"], document["tries"], document["why_none"]) == ("d/p", 1, None)
     assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (2, 1, ["filter", "prioritize"])
@@ -291,12 +303,14 @@ def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.Capt
         ("b", Scores(np.array([4]), label="second", weight=2.5)),
         nodes="n1",
     )
-    assert lines(capsys, story(filtered, score))[3:] == [
+    assert printed_lines(capsys, create_explanation(filtered, score))[3:] == [
         "NODE  SCORE  MADE OF                 MEASURED  DETAILS       REJECTED",
         "n1    5      first 9, second 4 x2.5  -         share 0.25    -",
         "n2    -      -                       -         share 0.1235  a: no",
     ]
-    rows = [line.split("  ") for line in lines(capsys, story(filtered, score), "wide")[4:]]
+    rows = [
+        line.split("  ") for line in printed_lines(capsys, create_explanation(filtered, score), "wide")[4:]
+    ]
     assert [[cell.strip() for cell in row if cell][:4] for row in rows] == [
         ["n1", "passes", "5", "share 0.25"],
         ["first 9, second 4 x2.5", "-", "-", "-"],
@@ -304,7 +318,7 @@ def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.Capt
         ["n2", "rejected", "-", "a: no; share 0.1235"],
         ["a rank=1; a cpu share=0.1235 cores=0,1", "-", "-", "-"],
     ]
-    [node, other] = stories.to_document(story(filtered, score))["attempt"]["nodes"]
+    [node, other] = explanations.to_document(create_explanation(filtered, score))["attempt"]["nodes"]
     assert node["parts"] == {"first": {"weight": 1.0, "score": 9}, "second": {"weight": 2.5, "score": 4}}
     assert node["numbers"]["a"]["cpu"]["share"] == 0.25
     assert "parts" not in other

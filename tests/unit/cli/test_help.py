@@ -1,4 +1,4 @@
-"""`--help` of every command is enough to use it, on a terminal of 80 columns."""
+"""`--help` of every command explains how to use it, on a terminal of 80 columns."""
 
 import inspect
 import re
@@ -17,14 +17,14 @@ COMMANDS = every()
 COLUMNS = 80
 
 
-def shown(typed: str) -> str:
+def help_text(typed: str) -> str:
     command = COMMANDS[typed]
     context = click.Context(command, info_name=typed, terminal_width=COLUMNS, max_content_width=110)
     return command.get_help(context)
 
 
-def block(typed: str, title: str) -> str:
-    """What stands below a title of the text; empty where it has none."""
+def help_block(typed: str, title: str) -> str:
+    """The lines below a title of the help; empty without the title."""
     match = re.search(
         rf"^{title}:\n((?:  .*\n?)+)", inspect.cleandoc(COMMANDS[typed].help or ""), re.MULTILINE
     )
@@ -38,14 +38,14 @@ def options(typed: str) -> list[click.Option]:
     ]
 
 
-def only_leads_on(typed: str) -> bool:
+def is_plain_group(typed: str) -> bool:
     command = COMMANDS[typed]
     return isinstance(command, click.Group) and not command.invoke_without_command
 
 
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_no_line_is_longer_than_a_terminal(typed: str) -> None:
-    assert [line for line in shown(typed).splitlines() if len(line) > COLUMNS] == []
+    assert [line for line in help_text(typed).splitlines() if len(line) > COLUMNS] == []
 
 
 @pytest.mark.parametrize("typed", COMMANDS)
@@ -55,17 +55,17 @@ def test_it_begins_with_what_the_command_does_in_a_sentence(typed: str) -> None:
 
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_it_has_examples_that_the_command_line_understands(typed: str) -> None:
-    lines = list(page_code_blocks.commands(block(typed, "Examples?")))
+    lines = list(page_code_blocks.commands(help_block(typed, "Examples?")))
     assert lines
     ours = [words for words in lines if words[0] == "nodewise"]
     assert ours
     assert {" ".join(words): wrong for words in ours if (wrong := problem(words))} == {}
-    assert only_leads_on(typed) or any(" ".join(words).startswith(typed) for words in ours)
+    assert is_plain_group(typed) or any(" ".join(words).startswith(typed) for words in ours)
 
 
-@pytest.mark.parametrize("typed", [name for name in COMMANDS if not only_leads_on(name)])
+@pytest.mark.parametrize("typed", [name for name in COMMANDS if not is_plain_group(name)])
 def test_it_has_the_exit_codes(typed: str) -> None:
-    codes = re.findall(r"^  (\S+) +\S", block(typed, "Exit codes"), re.MULTILINE)
+    codes = re.findall(r"^  (\S+) +\S", help_block(typed, "Exit codes"), re.MULTILINE)
     assert codes
     assert set(codes) <= {"0", "1", "2", "3", "125", "126", "127", "128+N", "else"}
     assert len(set(codes)) == len(codes)
@@ -85,11 +85,11 @@ def test_each_option_says_what_it_means_and_in_which_form_it_is_wanted(typed: st
 
 
 def test_a_hundred_options_stand_below_what_they_are_about() -> None:
-    titles = re.findall(r"^(\S.*):$", shown("nodewise extender"), re.MULTILINE)
+    titles = re.findall(r"^(\S.*):$", help_text("nodewise extender"), re.MULTILINE)
     assert titles[0] == "Options"
     assert {f"Agent {name}" for name in (kind.name for kind in agents.built_in())} <= set(titles)
     assert {"Several agents", "Port, TLS and limits of requests"} <= set(titles)
-    at = shown("nodewise extender").index
+    at = help_text("nodewise extender").index
     assert at("Port, TLS and limits of requests:") < at("\n  --client-ca ") < at("Agent telemetry:")
     assert at("Several agents:") < at("\n  --score-missing ") < at("Agent gpu:")
 
@@ -111,7 +111,7 @@ def test_cmk_has_the_same_help(capsys: pytest.CaptureFixture[str]) -> None:
         cmk.run(["describe", "--help"])
     output = capsys.readouterr().out
     assert "Usage: cmk describe" in output
-    assert block("nodewise cpu describe", "Exit codes").strip().splitlines()[0] in output
+    assert help_block("nodewise cpu describe", "Exit codes").strip().splitlines()[0] in output
 
 
 def test_isolate_tells_the_same_where_it_starts_fast(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_isolate_tells_the_same_where_it_starts_fast(capsys: pytest.CaptureFixtu
         cmk.run(["isolate", "--help"])
     output = capsys.readouterr().out
     assert [line for line in output.splitlines() if len(line) > COLUMNS] == []
-    assert block("nodewise cpu isolate", "Exit codes") in f"{output}\n"
+    assert help_block("nodewise cpu isolate", "Exit codes") in f"{output}\n"
 
 
 @pytest.mark.parametrize(

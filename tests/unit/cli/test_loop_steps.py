@@ -1,9 +1,9 @@
-"""No step of the event loop works through all nodes: whoever has much to do with each lets the loop go on in between.
+"""No step of the event loop processes all nodes: long work yields to the loop in between.
 
-Counted are the lines of our Python that a step runs, not its time: the same on a machine of any speed. Some 20,000
-lines are the 2 ms that a step may take; a list of all names is fewer, anything that is done with each of 5,000 nodes
-is more. What numpy and msgspec do with all nodes at once is one line. How long the steps take is measured by
-`bench/startup.py`.
+The test counts the lines of nodewise's Python code that a step runs, because a count does not depend on the machine's
+speed. About 20,000 lines take the 2 ms that a step may take. A list of all names is fewer lines, and any work for each
+of 5,000 nodes is more. An operation of numpy or msgspec on all nodes is one line. `bench/startup.py` measures the time
+of steps.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ NAMES: Final = cluster_data.names(COUNT)
 PERIOD_S: Final = 0.5
 OURS: Final = str(Path(nodewise.__file__).parent)
 NOT_MEASURED: Final = str(Path(OURS, "simulate"))
-"""The API server in memory is no part of the extender."""
+"""The API server in memory is not part of the extender."""
 TASPOLICIES: Final = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
 KIND: Final = agents.load("telemetry")
 OPTIONS: Final = {"telemetry": KIND.options()}
@@ -52,17 +52,17 @@ LABELLED: Final = [
 ]
 
 
-class Lines:
-    """Counts the lines of ours that each step runs; keeps the most of those steps that ran too many."""
+class LineCounter:
+    """Counts nodewise's lines in each step, and keeps the maximum of the steps with too many lines."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.too_many: dict[str, int] = {}
-        """By the function that ran most of them."""
+        """Number of lines by the function that ran most of them."""
         self._by_function: dict[str, int] = {}
 
     def run(self, callback: Callable[..., Any], *arguments: Any) -> Any:
-        """Call it as a step."""
+        """Run a callback as a step."""
         before = sys.gettrace()
         self._by_function = {}
         sys.settrace(self._called)
@@ -88,10 +88,10 @@ class Lines:
         return self._line
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """A loop whose steps are counted; tasks and timers alike come by here."""
+class CountingLoop(asyncio.SelectorEventLoop):
+    """An event loop that counts the lines of each step, of tasks and timers."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LineCounter) -> None:
         super().__init__()
         self._lines = lines
 
@@ -103,7 +103,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def cluster() -> FakeApi:
-    """5,000 nodes, pods that wait, policies, and metrics of which half of the nodes break a rule."""
+    """5,000 nodes, waiting pods, policies, and metrics with which half of the nodes violate a rule."""
     api = FakeApi(TASPOLICIES)
     for name in NAMES:
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
@@ -120,7 +120,7 @@ def cluster() -> FakeApi:
 
 
 def put_metrics(api: FakeApi, seed: int) -> None:
-    """Other values for all nodes."""
+    """Set other values for all nodes."""
     now = clocks.format_rfc3339(SystemClock().now()).encode()
     for metric in METRICS:
         body = cluster_data.answer(metric, NAMES, seed).replace(cluster_data.TIMESTAMP_PLACEHOLDER, now)
@@ -128,7 +128,7 @@ def put_metrics(api: FakeApi, seed: int) -> None:
 
 
 class ExtenderWithoutSockets:
-    """An extender with everything that runs in it, put together as `cli.extender_wiring` does, without sockets."""
+    """All components of an extender, connected as in `cli.extender_wiring`, without sockets."""
 
     def __init__(self, api: FakeApi) -> None:
         clock, self.registry = SystemClock(), MetricsRegistry()
@@ -167,7 +167,7 @@ class ExtenderWithoutSockets:
         return [asyncio.create_task(coroutine) for coroutine in running]
 
     async def send_requests(self) -> None:
-        """Filter and prioritize."""
+        """Send a filter and a prioritize request."""
         bodies = cluster_data.requests(NAMES, 2)
         routes = {route.path: route for route in self.extender.routes()}
         for path, body in zip(("/scheduler/filter", "/scheduler/prioritize"), bodies, strict=True):
@@ -182,7 +182,7 @@ def count_labelled(api: FakeApi) -> int:
 
 
 async def run_with_refreshes(extender: ExtenderWithoutSockets, api: FakeApi) -> None:
-    """From the first list over all labels to refreshes with other values, and requests all the while."""
+    """Run from the first list until all labels are written and metrics are refreshed, with requests in between."""
     tasks = extender.tasks()
     while count_labelled(api) < COUNT * 0.3:
         await asyncio.sleep(0.05)
@@ -197,21 +197,21 @@ async def run_with_refreshes(extender: ExtenderWithoutSockets, api: FakeApi) -> 
 
 
 def test_no_step_of_the_event_loop_goes_through_all_nodes() -> None:
-    api, lines = cluster(), Lines()
-    with asyncio.Runner(loop_factory=lambda: Loop(lines)) as runner:
+    api, lines = cluster(), LineCounter()
+    with asyncio.Runner(loop_factory=lambda: CountingLoop(lines)) as runner:
         runner.run(run_with_refreshes(ExtenderWithoutSockets(api), api))
     assert lines.steps > 100
     assert lines.too_many == {}
 
 
 def test_a_loop_over_all_nodes_would_be_seen() -> None:
-    lines = Lines()
-    lines.run(through, COUNT // 2)
+    lines = LineCounter()
+    lines.run(iterate_at_once, COUNT // 2)
     assert lines.too_many == {}
-    lines.run(through, 2 * COUNT)
+    lines.run(iterate_at_once, 2 * COUNT)
     assert lines.too_many.keys() == {"run_at_once"}
 
 
-def through(count: int) -> None:
-    """Through so many things at once."""
+def iterate_at_once(count: int) -> None:
+    """Iterate over `count` items in one step."""
     cooperative_scheduling.run_at_once(None for _ in range(count))

@@ -1,4 +1,4 @@
-"""Flags and variables of older programs, in our own words."""
+"""Translation of the flags and variables of older programs."""
 
 import json
 import tempfile
@@ -20,7 +20,7 @@ from nodewise.observe import logs
 
 @pytest.fixture(autouse=True)
 def _logs() -> Iterator[None]:
-    """Nothing waits from another test, and nothing of ours is left for one."""
+    """Delayed log events do not leak into other tests."""
     yield
     logs._early.clear()
     logs._early_whatever_level.clear()
@@ -77,8 +77,8 @@ def test_flags_that_only_tas_or_gas_has_imply_any_client(
     assert warnings == (["any_client_implied"] if any_client and "--any-client" not in arguments else [])
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Those of the options that an older program had variables for, with bounds as they are here."""
+class OlderProgramOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options with variables of an older program, with nodewise's bounds."""
 
     port: int = 9001
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -93,15 +93,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_options(
     *arguments: str, file: str = "", **environment: str
-) -> tuple[Options, list[dict[str, Any]]]:
-    """What a command line and variables make of the settings, and what is logged of them."""
-    seen: list[Options] = []
+) -> tuple[OlderProgramOptions, list[dict[str, Any]]]:
+    """The settings of a command line and variables, and the log events."""
+    seen: list[OlderProgramOptions] = []
 
     def callback(**values: Any) -> None:
-        seen.append(options.build_group(Options, values))
+        seen.append(options.build_group(OlderProgramOptions, values))
         logs.configure(seen[0].log_level, "json")
 
-    command = click.Command("x", callback=callback, params=options.parameters(Options))
+    command = click.Command("x", callback=callback, params=options.parameters(OlderProgramOptions))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f.yaml"
         path.write_text(file)
@@ -142,12 +142,12 @@ def test_a_variable_of_an_older_program_acts_as_the_new_one(variable: str) -> No
         assert [line["event"] for line in lines] == (["log_level_set"] if variable == "LOG_LEVEL" else [])
     for text in filter(None, invalid):
         settings, lines = parse_options(**{variable: text})
-        assert settings == Options()
+        assert settings == OlderProgramOptions()
         [line] = lines
         assert (line["event"], line["variable"], line["level"]) == ("variable_ignored", variable, "warning")
         assert text in line["seen"]
         assert line["wanted"]
-    assert parse_options(**{variable: ""}) == (Options(), [])
+    assert parse_options(**{variable: ""}) == (OlderProgramOptions(), [])
 
 
 def test_flags_and_new_variables_win_over_old_ones_and_these_over_the_file() -> None:

@@ -1,4 +1,4 @@
-"""The variables of the older annotators, as flags."""
+"""Translation of the older annotators' variables to flags."""
 
 from pathlib import Path
 

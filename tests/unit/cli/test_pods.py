@@ -1,4 +1,4 @@
-"""A pod's own state, from its JSON."""
+"""The state of a pod, parsed from its JSON."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from nodewise.cli.explain.pods import PodState
 from nodewise.errors import BadInput
 
 
-def state(spec: Any = None, status: Any = None, **metadata: Any) -> PodState:
+def parse_pod(spec: Any = None, status: Any = None, **metadata: Any) -> PodState:
     pod = {"metadata": metadata, "spec": spec or {}, "status": status or {}}
     return pods.parse_state(msgspec.json.encode(pod))
 
 
-def asking(**resources: Any) -> dict[str, Any]:
+def container_requesting(**resources: Any) -> dict[str, Any]:
     return {"name": "main", "resources": resources}
 
 
@@ -24,7 +24,7 @@ def test_a_pod_that_waits() -> None:
         {"type": "Ready", "status": "False"},
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"},
     ]
-    pod = state(
+    pod = parse_pod(
         status={"phase": "Pending", "conditions": conditions},
         uid="u",
         creationTimestamp="2026-11-21T10:00:00Z",
@@ -36,21 +36,21 @@ def test_a_pod_that_waits() -> None:
 
 def test_a_pod_that_runs_has_nothing_against_it() -> None:
     conditions = [{"type": "PodScheduled", "status": "True", "message": "old"}]
-    pod = state({"nodeName": "a"}, {"conditions": conditions})
+    pod = parse_pod({"nodeName": "a"}, {"conditions": conditions})
     assert (pod.node, pod.reason, pod.message) == ("a", "", "")
 
 
 @pytest.mark.parametrize(
     ("spec", "asks"),
     [
-        pytest.param({"containers": [asking(requests={"cpu": 1})]}, (), id="cores are none"),
+        pytest.param({"containers": [container_requesting(requests={"cpu": 1})]}, (), id="cores are none"),
         pytest.param(
-            {"containers": [asking(limits={"telemetry/scheduling": "1"})]},
+            {"containers": [container_requesting(limits={"telemetry/scheduling": "1"})]},
             ("telemetry/scheduling",),
             id="limits",
         ),
         pytest.param(
-            {"containers": [{"name": "x"}], "initContainers": [asking(requests={"a.b/c": 1})]},
+            {"containers": [{"name": "x"}], "initContainers": [container_requesting(requests={"a.b/c": 1})]},
             ("a.b/c",),
             id="init containers",
         ),
@@ -59,11 +59,11 @@ def test_a_pod_that_runs_has_nothing_against_it() -> None:
     ],
 )
 def test_extended_resources(spec: Any, asks: tuple[str, ...]) -> None:
-    assert state(spec).asks == asks
+    assert parse_pod(spec).asks == asks
 
 
 def test_gates() -> None:
-    assert state({"schedulingGates": [{"name": "quota"}]}).gates == ("quota",)
+    assert parse_pod({"schedulingGates": [{"name": "quota"}]}).gates == ("quota",)
 
 
 def test_no_pod() -> None:

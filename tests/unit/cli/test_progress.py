@@ -1,4 +1,4 @@
-"""Progress is told late, on a terminal, and leaves nothing behind."""
+"""Progress appears after a delay, only on a terminal, and disappears at the end."""
 
 import sys
 
@@ -9,8 +9,8 @@ from nodewise.cli.progress import Progress
 
 
 def test_a_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress() as telling:
-        telling.say("reading")
+    with Progress() as running:
+        running.say("reading")
     assert capsys.readouterr() == ("", "")
 
 
@@ -18,8 +18,8 @@ def test_a_terminal_is_told_nothing_of_what_is_quick(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Progress() as telling:
-        telling.say("reading")
+    with Progress() as running:
+        running.say("reading")
     assert "reading" not in capsys.readouterr().err
 
 
@@ -28,9 +28,9 @@ def test_a_terminal_is_told_of_what_takes_long(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(progress, "LATE_S", 0.0)
-    with Progress() as telling:
-        telling.say("reading 12,000 pods")
-        telling._timer.join()
+    with Progress() as running:
+        running.say("reading 12,000 pods")
+        running._timer.join()
     output = capsys.readouterr()
     assert "reading 12,000 pods" in output.err
     assert output.out == ""
@@ -41,7 +41,7 @@ def test_what_is_asked_may_be_called_anything(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(progress, "LATE_S", 0.0)
-    with Progress() as telling:
-        telling.say("asking https://[fe80::1]/[/x]\x1b[2J")
-        telling._timer.join()
+    with Progress() as running:
+        running.say("asking https://[fe80::1]/[/x]\x1b[2J")
+        running._timer.join()
     assert r"asking https://[fe80::1]/[/x]\x1b[2J" in capsys.readouterr().err

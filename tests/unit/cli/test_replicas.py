@@ -1,4 +1,4 @@
-"""Where replicas are, from EndpointSlices; and what certificates are worth."""
+"""Addresses of replicas from EndpointSlices, and invalid client certificates."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from nodewise.errors import BadInput, BadSettings
 SERVICE = ReplicaService("nodewise", "nodewise")
 
 
-def one(*addresses: str, ready: Any = True, ports: Any = ((None, 9001),)) -> dict[str, Any]:
+def endpoint_slice(*addresses: str, ready: Any = True, ports: Any = ((None, 9001),)) -> dict[str, Any]:
     conditions = {} if ready is None else {"ready": ready}
     return {
         "endpoints": [{"addresses": [address], "conditions": conditions} for address in addresses],
@@ -22,25 +22,35 @@ def one(*addresses: str, ready: Any = True, ports: Any = ((None, 9001),)) -> dic
 
 
 CASES = [
-    pytest.param([one("10.0.0.7", "10.0.0.8")], ["https://10.0.0.7:9001", "https://10.0.0.8:9001"], id="two"),
-    pytest.param([one("10.0.0.7", ready=False)], [], id="one that is not ready is left out"),
     pytest.param(
-        [one("10.0.0.7", ready=None)], ["https://10.0.0.7:9001"], id="one that does not say is ready"
+        [endpoint_slice("10.0.0.7", "10.0.0.8")], ["https://10.0.0.7:9001", "https://10.0.0.8:9001"], id="two"
     ),
-    pytest.param([one("fd00::7")], ["https://[fd00::7]:9001"], id="IPv6"),
-    pytest.param([one("10.0.0.7"), one("10.0.0.7")], ["https://10.0.0.7:9001"], id="one in two slices"),
+    pytest.param([endpoint_slice("10.0.0.7", ready=False)], [], id="one that is not ready is left out"),
     pytest.param(
-        [one("10.0.0.7", ports=(("metrics", 9002), ("https", 8443)))],
+        [endpoint_slice("10.0.0.7", ready=None)],
+        ["https://10.0.0.7:9001"],
+        id="one that does not say is ready",
+    ),
+    pytest.param([endpoint_slice("fd00::7")], ["https://[fd00::7]:9001"], id="IPv6"),
+    pytest.param(
+        [endpoint_slice("10.0.0.7"), endpoint_slice("10.0.0.7")],
+        ["https://10.0.0.7:9001"],
+        id="one in two slices",
+    ),
+    pytest.param(
+        [endpoint_slice("10.0.0.7", ports=(("metrics", 9002), ("https", 8443)))],
         ["https://10.0.0.7:8443"],
         id="the port named https",
     ),
     pytest.param(
-        [one("10.0.0.7", ports=(("metrics", 9002), ("main", 9001)))],
+        [endpoint_slice("10.0.0.7", ports=(("metrics", 9002), ("main", 9001)))],
         ["https://10.0.0.7:9001"],
         id="else our own number",
     ),
-    pytest.param([one("10.0.0.7", ports=(("main", 8000),))], ["https://10.0.0.7:8000"], id="else the first"),
-    pytest.param([one("10.0.0.7", ports=())], [], id="no port at all"),
+    pytest.param(
+        [endpoint_slice("10.0.0.7", ports=(("main", 8000),))], ["https://10.0.0.7:8000"], id="else the first"
+    ),
+    pytest.param([endpoint_slice("10.0.0.7", ports=())], [], id="no port at all"),
     pytest.param([{"endpoints": None, "ports": None}], [], id="an empty slice"),
 ]
 
@@ -61,10 +71,10 @@ def test_an_answer_that_is_no_list(body: bytes) -> None:
 def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text("no certificate")
-    for papers in (
+    for certificate in (
         ClientCertificate(cert=str(bad)),
         ClientCertificate(ca=str(bad)),
         ClientCertificate(cert=str(tmp_path / "absent")),
     ):
         with pytest.raises(BadSettings, match="--cert, --key, --ca"):
-            papers.context()
+            certificate.context()

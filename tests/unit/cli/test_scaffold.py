@@ -1,4 +1,4 @@
-"""A package for an agent of one's own: its own tests pass, and it answers as the template of the older system did."""
+"""The package of a new agent passes its own tests, and responds like the template of the older system."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ from nodewise.errors import BadSettings
 from nodewise.extender.agent_testing import AgentTester
 
 
-def new(name: str, folder: Path) -> str:
+def create_agent(name: str, folder: Path) -> str:
     done = CliRunner().invoke(command, ["new", name, "--folder", str(folder)], catch_exceptions=False)
     assert done.exit_code == 0
     return done.output
@@ -25,7 +25,7 @@ def new(name: str, folder: Path) -> str:
 @pytest.fixture
 def foo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kind of a new agent `foo`."""
-    new("foo", tmp_path / "made")
+    create_agent("foo", tmp_path / "made")
     monkeypatch.syspath_prepend(str(tmp_path / "made/src"))
     yield importlib.import_module("nodewise_foo").KIND
     for name in [name for name in sys.modules if name.startswith("nodewise_foo")]:
@@ -34,7 +34,7 @@ def foo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("name", ["foo", "my-own-agent2"])
 def test_a_new_package_passes_its_own_tests(name: str, tmp_path: Path) -> None:
-    output = new(name, tmp_path / "made")
+    output = create_agent(name, tmp_path / "made")
     assert f"src/{scaffold.package_name(name)}/agent.py" in output
     plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     done = subprocess.run(
@@ -58,7 +58,7 @@ def test_all_files_of_the_template_are_in_the_wheel() -> None:
 
 
 def test_nothing_is_left_of_the_templates_name(tmp_path: Path) -> None:
-    new("my-agent", tmp_path / "made")
+    create_agent("my-agent", tmp_path / "made")
     written = [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
     assert len(written) == 7
     assert [path for path in written if "emplate" in str(path.relative_to(tmp_path)) + path.read_text()] == []

@@ -1,4 +1,4 @@
-"""One declaration makes a flag, a variable, a key of the file, and a line of help."""
+"""A declaration defines a flag, a variable, a key of the file, and a line of the help."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -14,7 +14,7 @@ from nodewise.errors import BadSettings
 from nodewise.kube.options import KubeOptions
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ExampleOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Some settings."""
 
     wait_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
@@ -36,14 +36,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Where."""
 
 
-def parse_options(*arguments: str, file: Path | None = None, **environment: str) -> Options:
-    """What a command line makes of the settings."""
-    seen: list[Options] = []
+def parse_options(*arguments: str, file: Path | None = None, **environment: str) -> ExampleOptions:
+    """The settings of a command line."""
+    seen: list[ExampleOptions] = []
 
     def callback(**values: Any) -> None:
-        seen.append(options.build_group(Options, values))
+        seen.append(options.build_group(ExampleOptions, values))
 
-    command = click.Command("x", callback=callback, params=options.parameters(Options))
+    command = click.Command("x", callback=callback, params=options.parameters(ExampleOptions))
     words = [*(["--config", str(file)] if file else []), *arguments]
     done = CliRunner().invoke(command, words, env=environment, standalone_mode=False)
     if done.exception:
@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_used_says_why(text: str, tmp_path: Path) -> None:
 def test_help_and_pages_come_from_the_docstrings() -> None:
     rows = {
         setting.flag: (setting.variable, setting.shown_default(), setting.help)
-        for setting in settings.list_settings(Options)
+        for setting in settings.list_settings(ExampleOptions)
     }
     assert rows["--wait"] == ("NODEWISE_WAIT", "5s", "How long.")
     assert rows["--room-bytes"] == ("NODEWISE_ROOM_BYTES", "1Mi", "How much.")
@@ -137,24 +137,28 @@ class OldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of a node without a value."""
 
 
-class Kind(NamedTuple):
+class ExampleKind(NamedTuple):
     name: str
     options: type[msgspec.Struct]
 
 
-KINDS = [Kind("first", FirstOptions), Kind("second", SecondOptions), Kind("old", OldOptions)]
+KINDS = [
+    ExampleKind("first", FirstOptions),
+    ExampleKind("second", SecondOptions),
+    ExampleKind("old", OldOptions),
+]
 
 
 def parse_agent_options(
     *arguments: str, file: str = "", tmp_path: Path, **environment: str
 ) -> dict[str, Any]:
-    """What a command line and a file make of the agents' settings."""
+    """The options of each agent for a command line and a file."""
     seen: dict[str, Any] = {}
 
     def callback(**values: Any) -> None:
         seen.update({kind.name: CommandLine(values).agent_options(kind) for kind in KINDS})
 
-    command = click.Command("x", callback=callback, params=options.parameters(Options, kinds=KINDS))
+    command = click.Command("x", callback=callback, params=options.parameters(ExampleOptions, kinds=KINDS))
     path = tmp_path / "f.yaml"
     path.write_text(file)
     done = CliRunner().invoke(
@@ -166,7 +170,7 @@ def parse_agent_options(
 
 
 def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
-    every = options.parameters(Options, kinds=KINDS)
+    every = options.parameters(ExampleOptions, kinds=KINDS)
     assert len({setting.name for setting in every}) == len(every)
     [option] = [setting for setting in every if setting.name == "when_missing"]
     assert isinstance(option, click.Option)
@@ -198,7 +202,7 @@ def test_two_settings_of_one_name_that_mean_different_things_are_refused() -> No
         wait_s: float = 1.0
 
     with pytest.raises(BadSettings, match="--wait: two agents declare it"):
-        options.parameters(Options, kinds=[Kind("other", Other)])
+        options.parameters(ExampleOptions, kinds=[ExampleKind("other", Other)])
 
 
 def test_a_section_is_for_one_agent_alone(tmp_path: Path) -> None:

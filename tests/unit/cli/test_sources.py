@@ -1,4 +1,4 @@
-"""Which sources `--metrics` makes, and in which order."""
+"""The sources for values of `--metrics`, in their order."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ async def nodes() -> NodeAttributes:
     return NO_NODES
 
 
-def ground(api: Any = object(), *urls: str) -> SourceDependencies:  # noqa: B008 - nobody calls it
+def dependencies(api: Any = object(), *urls: str) -> SourceDependencies:  # noqa: B008 - never called
     return SourceDependencies(
         api, nodes, PrometheusOptions(prometheus_url=urls), 60.0, 5.0, MetricsRegistry()
     )
@@ -24,16 +24,16 @@ def ground(api: Any = object(), *urls: str) -> SourceDependencies:  # noqa: B008
 URL = "http://prometheus:9090"
 
 MADE: dict[str, tuple[list[str], SourceDependencies, list[str]]] = {
-    "auto, in a cluster": (["auto"], ground(), ["custom", "resource"]),
-    "auto, with a URL": (["auto"], ground(object(), URL), ["custom", "resource", "prometheus"]),
-    "auto, without a cluster": (["auto"], ground(None), []),
-    "auto, with a URL and no cluster": (["auto"], ground(None, URL), ["prometheus"]),
-    "the order given": (["prometheus", "custom"], ground(object(), URL), ["prometheus", "custom"]),
-    "each once": (["resource", "auto", "custom"], ground(), ["resource", "custom"]),
-    "a file first": (["file:m.csv", "auto"], ground(), ["file", "custom", "resource"]),
+    "auto, in a cluster": (["auto"], dependencies(), ["custom", "resource"]),
+    "auto, with a URL": (["auto"], dependencies(object(), URL), ["custom", "resource", "prometheus"]),
+    "auto, without a cluster": (["auto"], dependencies(None), []),
+    "auto, with a URL and no cluster": (["auto"], dependencies(None, URL), ["prometheus"]),
+    "the order given": (["prometheus", "custom"], dependencies(object(), URL), ["prometheus", "custom"]),
+    "each once": (["resource", "auto", "custom"], dependencies(), ["resource", "custom"]),
+    "a file first": (["file:m.csv", "auto"], dependencies(), ["file", "custom", "resource"]),
     "several addresses": (
         ["prometheus"],
-        ground(None, URL, "http://b"),
+        dependencies(None, URL, "http://b"),
         [f"prometheus {URL}", "prometheus http://b"],
     ),
 }
@@ -41,14 +41,14 @@ MADE: dict[str, tuple[list[str], SourceDependencies, list[str]]] = {
 REFUSED: dict[str, tuple[list[str], SourceDependencies, str]] = {
     "an unknown one": (
         ["datadog"],
-        ground(),
+        dependencies(),
         "--metrics: 'datadog'; wanted auto, custom, resource, prometheus or file",
     ),
-    "no path": (["file:"], ground(), "'file:'"),
-    "a path where none belongs": (["custom:x"], ground(), "'custom:x'"),
-    "prometheus without a URL": (["prometheus"], ground(), "prometheus, without --prometheus-url"),
-    "an API without a cluster": (["resource"], ground(None), "resource, without a cluster"),
-    "a URL that is none": (["auto"], ground(object(), "prometheus:9090"), "--prometheus-url"),
+    "no path": (["file:"], dependencies(), "'file:'"),
+    "a path where none belongs": (["custom:x"], dependencies(), "'custom:x'"),
+    "prometheus without a URL": (["prometheus"], dependencies(), "prometheus, without --prometheus-url"),
+    "an API without a cluster": (["resource"], dependencies(None), "resource, without a cluster"),
+    "a URL that is none": (["auto"], dependencies(object(), "prometheus:9090"), "--prometheus-url"),
 }
 
 
@@ -58,7 +58,7 @@ def test_made(names: list[str], on: SourceDependencies, made: list[str]) -> None
 
 
 def test_files_that_objects_come_from_are_the_first_source() -> None:
-    assert [source.name for source in create_sources(["auto"], ["folder"], ground(None, URL))] == [
+    assert [source.name for source in create_sources(["auto"], ["folder"], dependencies(None, URL))] == [
         "file",
         "prometheus",
     ]

@@ -9,13 +9,13 @@ from nodewise.cli import tables
 ROWS = [("a", "word " * 10), ("bb", "x")]
 
 
-def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def printed_table(capsys: pytest.CaptureFixture[str]) -> list[str]:
     tables.print_table(("NAME", "WHY"), ROWS)
     return capsys.readouterr().out.splitlines()
 
 
 def test_a_pipe_gets_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys) == ["NAME  WHY", "a     " + ("word " * 10).strip(), "bb    x"]
+    assert printed_table(capsys) == ["NAME  WHY", "a     " + ("word " * 10).strip(), "bb    x"]
 
 
 def test_a_terminal_folds_the_last_column_and_cuts_nothing_off(
@@ -23,7 +23,7 @@ def test_a_terminal_folds_the_last_column_and_cuts_nothing_off(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    lines = shown(capsys)
+    lines = printed_table(capsys)
     assert " ".join(lines).split().count("word") == 10
     assert len(lines) > 3
 

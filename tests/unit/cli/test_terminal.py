@@ -1,4 +1,4 @@
-"""However a command says something, a terminal does not obey words of others in it."""
+"""No output contains control characters from text of others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ HERE = ReplicaResponse(
 )
 
 
-def gone(why: str) -> ReplicaResponse:
+def failed_response(why: str) -> ReplicaResponse:
     return ReplicaResponse(ReplicaEndpoint("https://gone"), None, error=why)
 
 
@@ -35,7 +35,9 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
     "a line on standard error": terminal.print_message,
     "a cell": lambda text: tables.print_table(("A", "B"), [("x", text)]),
     "a story": lambda text: rendering._print_lines(iter([text])),
-    "a replica that is left out": lambda text: explain._report_failures([HERE, gone(text)], PodLookup(None)),
+    "a replica that is left out": lambda text: explain._report_failures(
+        [HERE, failed_response(text)], PodLookup(None)
+    ),
     "why a pod's state is not known": lambda text: explain._report_failures(
         [HERE], PodLookup(None, error=text)
     ),

@@ -1,4 +1,4 @@
-"""Which namespace the extender takes for its own, whose policies are trusted without a label."""
+"""The extender's own namespace, whose policies are trusted without a label."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Facts of a sound installation, and of ones with a problem."""
+"""Facts of a sound installation, and of installations with one problem."""
 
 import copy
 from collections.abc import Callable
@@ -92,7 +92,7 @@ WAITING = PodInfo(
 
 
 def signed(leaf: SignedCertificate, authority: CertificateIssuer = AUTHORITY) -> EntryCertificates:
-    """What kube-scheduler has of such a client."""
+    """The certificate files of kube-scheduler with this client certificate."""
     return EntryCertificates(
         certificates.parse_pem(authority.cert),
         certificates.parse_pem(leaf.cert),
@@ -136,7 +136,7 @@ SOUND = Facts(
 
 
 def entry(**changed: Any) -> Facts:
-    """With other fields in the entry; None: without."""
+    """Facts with other fields in the entry; None removes a field."""
     config = copy.deepcopy(CONFIGURATION)
     fields = {key: value for key, value in {**ENTRY, **changed}.items() if value is not None}
     config["extenders"] = [fields]
@@ -144,23 +144,23 @@ def entry(**changed: Any) -> Facts:
 
 
 def tls(**changed: Any) -> Facts:
-    """With other fields in its tlsConfig."""
+    """Facts with other fields in the entry's tlsConfig."""
     fields = {key: value for key, value in {**ENTRY["tlsConfig"], **changed}.items() if value is not None}
     return entry(tlsConfig=fields)
 
 
 def config(**changed: Any) -> Facts:
-    """With other fields in the configuration."""
+    """Facts with other fields in the configuration."""
     return SOUND._replace(schedulers=(scheduler({**CONFIGURATION, **changed}),))
 
 
 def certificates_of(changed: EntryCertificates) -> Facts:
-    """With other certificates of kube-scheduler's."""
+    """Facts with other certificates of kube-scheduler."""
     return _with(lambda base: base._replace(certificates={0: changed}))
 
 
 def server(**changed: Any) -> Facts:
-    """With another server at the address."""
+    """Facts with another result of the connection."""
     return _with(lambda base: base._replace(servers={0: base.servers[0]._replace(**changed)}))
 
 
@@ -169,7 +169,7 @@ def service(**changed: Any) -> Facts:
 
 
 def pod(**changed: Any) -> Facts:
-    """With another workload of kube-scheduler."""
+    """Facts with another workload of kube-scheduler."""
     return _with(lambda base: base._replace(workload=STATIC._replace(**changed)))
 
 
@@ -178,7 +178,7 @@ def _with(change: Callable[[SchedulerInfo], SchedulerInfo]) -> Facts:
 
 
 def extender(*, settings: dict[str, str] | None = None, **changed: Any) -> Facts:
-    """With other settings of the replicas, or other facts of their pods."""
+    """Facts with other settings of the replicas, or another workload."""
     replica = EXTENDER._replace(workload=EXTENDER.workload._replace(**changed))
     return SOUND._replace(extenders=(replica._replace(settings={**EXTENDER.settings, **(settings or {})}),))
 
@@ -188,5 +188,5 @@ def policy(**changed: Any) -> Facts:
 
 
 def waiting(**changed: Any) -> Facts:
-    """With one more pod, which waits."""
+    """Facts with an additional waiting pod."""
     return SOUND._replace(pods=(POD, WAITING._replace(**changed)))

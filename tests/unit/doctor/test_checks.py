@@ -1,4 +1,4 @@
-"""The findings of each problem, as facts."""
+"""The findings of each check, from facts."""
 
 from datetime import timedelta
 from typing import Any
@@ -75,21 +75,21 @@ MARK = frozenset({"telemetry/scheduling"})
 FORBIDDEN = UnavailableFact("nodes", "forbidden", "list nodes")
 
 
-def metrics(**changed: Any) -> Facts:
+def with_replica_metrics(**changed: Any) -> Facts:
     return SOUND._replace(replica_metrics=(METRICS._replace(**changed),))
 
 
-def profile(plugins: Any, **settings: str) -> Facts:
+def with_profile_plugins(plugins: Any, **settings: str) -> Facts:
     facts = config(profiles=[{"schedulerName": "default-scheduler", "plugins": plugins}])
     return facts._replace(extenders=(EXTENDER._replace(settings={**EXTENDER.settings, **settings}),))
 
 
-def crowd(rejected: int | None, nodes: int = 5000, **changed: Any) -> Facts:
+def with_rejected_nodes(rejected: int | None, nodes: int = 5000, **changed: Any) -> Facts:
     return policy(rejected_nodes=rejected, **changed)._replace(node_count=nodes)
 
 
-def second(*hosts: Any) -> Facts:
-    """Schedulers on several hosts, each with this configuration."""
+def with_several_hosts(*hosts: Any) -> Facts:
+    """Facts with one scheduler per configuration, each on its own host."""
     places = [f"Pod/{number}" for number in range(len(hosts))]
     schedulers = [
         scheduler(configuration, STATIC._replace(where=place))._replace(where=place)
@@ -98,34 +98,34 @@ def second(*hosts: Any) -> Facts:
     return SOUND._replace(schedulers=tuple(schedulers))
 
 
-UNASKED = metrics(calls=0)._replace(pods=(WAITING._replace(message="0/1"),))
+UNASKED = with_replica_metrics(calls=0)._replace(pods=(WAITING._replace(message="0/1"),))
 OTHERS = scheduler({**CONFIGURATION, "profiles": [{"schedulerName": "other"}], "extenders": []}, None)
 ELSEWHERE = SOUND._replace(schedulers=(scheduler(), OTHERS), pods=(POD._replace(scheduler_name="other"),))
-IGNORED = metrics(calls=0)._replace(pods=(POD._replace(age_s=600.0),))
+IGNORED = with_replica_metrics(calls=0)._replace(pods=(POD._replace(age_s=600.0),))
 KUBELET = KubeletConfiguration("c", "none", "none")
 OTHER_PLUGIN = Descheduler("d", ("RemoveDuplicates",))
 
 
-def pinned(name: str, **settings: str) -> Facts:
-    """kube-scheduler's certificate has this name, and nodewise these settings beside its agents."""
+def with_client_name(name: str, **settings: str) -> Facts:
+    """Facts with a name in kube-scheduler's certificate, and settings of nodewise."""
     facts = certificates_of(signed(AUTHORITY.client(name)))
     return facts._replace(extenders=(EXTENDER._replace(settings={"agents": "telemetry,gpu", **settings}),))
 
 
-def unbound(name: str, **settings: str) -> Facts:
-    """The same where nodewise is not asked to bind."""
+def without_bind_verb(name: str, **settings: str) -> Facts:
+    """The same without bindVerb in the entry."""
     facts, certificates_ = entry(bindVerb=None), {0: signed(AUTHORITY.client(name))}
     assert not isinstance(facts.schedulers, UnavailableFact)
     schedulers = tuple(scheduler._replace(certificates=certificates_) for scheduler in facts.schedulers)
-    return pinned(name, **settings)._replace(schedulers=schedulers)
+    return with_client_name(name, **settings)._replace(schedulers=schedulers)
 
 
 NO_RIGHT = MissingRights("ServiceAccount/nodewise/nodewise", (AccessRight("list", "", "nodes"),))
 NOT_LIMITED = {"admission-policy-missing"}
 
 
-def limited(*admission: AdmissionPolicy, **settings: str) -> Facts:
-    """With these admission policies, and settings of the replicas."""
+def with_admission_policies(*admission: AdmissionPolicy, **settings: str) -> Facts:
+    """Facts with these admission policies, and settings of the replicas."""
     configured = EXTENDER._replace(settings={**EXTENDER.settings, **settings})
     return SOUND._replace(admission_policies=admission, extenders=(configured,))
 
@@ -134,17 +134,21 @@ NODES_LIMITED, PODS_LIMITED, TRUST_LIMITED = ADMISSION
 OTHER_ACCOUNT = NODES_LIMITED._replace(conditions=(ACCOUNT[0].replace(":nodewise'", ":nodewise-annotator'"),))
 SHARED = EXTENDER._replace(workload=EXTENDER.workload._replace(containers=(NODEWISE, KUBE_SCHEDULER)))
 CASES: list[tuple[str, Facts, set[str]]] = [
-    ("no admission policies", limited(), NOT_LIMITED),
-    ("no policy of nodes", limited(PODS_LIMITED, TRUST_LIMITED), NOT_LIMITED),
-    ("no policy of pods", limited(NODES_LIMITED, TRUST_LIMITED), NOT_LIMITED),
-    ("none, and no GPUs", limited(NODES_LIMITED, TRUST_LIMITED, agents="telemetry"), set()),
-    ("no policy of namespaces", limited(NODES_LIMITED, PODS_LIMITED), NOT_LIMITED),
-    ("a policy of another account", limited(OTHER_ACCOUNT, PODS_LIMITED, TRUST_LIMITED), NOT_LIMITED),
-    ("an account that kube-scheduler shares", limited()._replace(extenders=(SHARED,)), set()),
+    ("no admission policies", with_admission_policies(), NOT_LIMITED),
+    ("no policy of nodes", with_admission_policies(PODS_LIMITED, TRUST_LIMITED), NOT_LIMITED),
+    ("no policy of pods", with_admission_policies(NODES_LIMITED, TRUST_LIMITED), NOT_LIMITED),
+    ("none, and no GPUs", with_admission_policies(NODES_LIMITED, TRUST_LIMITED, agents="telemetry"), set()),
+    ("no policy of namespaces", with_admission_policies(NODES_LIMITED, PODS_LIMITED), NOT_LIMITED),
+    (
+        "a policy of another account",
+        with_admission_policies(OTHER_ACCOUNT, PODS_LIMITED, TRUST_LIMITED),
+        NOT_LIMITED,
+    ),
+    ("an account that kube-scheduler shares", with_admission_policies()._replace(extenders=(SHARED,)), set()),
     ("policies that may not be listed", SOUND._replace(admission_policies=FORBIDDEN), {"not-looked-at"}),
     ("a sound set-up", SOUND, set()),
     ("no schedulers and no calls", SOUND._replace(schedulers=()), {"not-looked-at"}),
-    ("no schedulers, but calls come", metrics()._replace(schedulers=()), {"not-looked-at"}),
+    ("no schedulers, but calls come", with_replica_metrics()._replace(schedulers=()), {"not-looked-at"}),
     (
         "no schedulers, no calls, and pods came",
         IGNORED._replace(schedulers=()),
@@ -152,17 +156,17 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     (
         "the host's DNS, and calls come",
-        metrics()._replace(schedulers=pod(dns_policy="ClusterFirst").schedulers),
+        with_replica_metrics()._replace(schedulers=pod(dns_policy="ClusterFirst").schedulers),
         set(),
     ),
     ("no extenders", config(extenders=[]), {"extender-not-registered"}),
     ("somebody else's extender", entry(urlPrefix="http://other:80/x"), {"extender-not-registered"}),
     (
         "one host of two",
-        second(CONFIGURATION, {**CONFIGURATION, "extenders": []}),
+        with_several_hosts(CONFIGURATION, {**CONFIGURATION, "extenders": []}),
         {"extender-not-registered"},
     ),
-    ("both hosts", second(CONFIGURATION, CONFIGURATION), set()),
+    ("both hosts", with_several_hosts(CONFIGURATION, CONFIGURATION), set()),
     ("no Service", service(ports=None), {"extender-not-reached"}),
     ("another port", service(ports=(443,), ready_endpoints=2), {"extender-not-reached"}),
     ("no endpoint", service(ports=(9001,), ready_endpoints=0), {"extender-not-reached"}),
@@ -175,7 +179,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     (
         "asked nothing for an hour",
-        metrics(calls=0)._replace(pods=(WAITING._replace(message="0/1"),)),
+        with_replica_metrics(calls=0)._replace(pods=(WAITING._replace(message="0/1"),)),
         {"extender-not-reached"},
     ),
     ("whole nodes", entry(nodeCacheCapable=False), {"names-not-used"}),
@@ -196,7 +200,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         certificates_of(signed(OWN)._replace(key=certificates.parse_pem(CLUSTER_CA.cert)[0].public_key)),
         {"ca-key-as-client-key", "client-certificate-wrong"},
     ),
-    ("a CA was seen", metrics(ca_clients=3), {"ca-key-as-client-key"}),
+    ("a CA was seen", with_replica_metrics(ca_clients=3), {"ca-key-as-client-key"}),
     ("over", certificates_of(signed(LONG_AGO.client(CLIENT))), {"client-certificate-wrong"}),
     ("over soon", certificates_of(signed(SOON.client(CLIENT))), {"client-certificate-wrong"}),
     (
@@ -210,19 +214,27 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         {"client-certificate-wrong"},
     ),
     ("another name", certificates_of(signed(AUTHORITY.client("kubelet"))), {"client-certificate-wrong"}),
-    ("another name than by default", pinned("kubelet"), {"client-certificate-wrong"}),
-    ("kube-scheduler's name by default", pinned("system:kube-scheduler"), set()),
+    ("another name than by default", with_client_name("kubelet"), {"client-certificate-wrong"}),
+    ("kube-scheduler's name by default", with_client_name("system:kube-scheduler"), set()),
     (
         "any client, but bind",
-        pinned("kubelet", any_client="true"),
+        with_client_name("kubelet", any_client="true"),
         {"any-client", "client-certificate-wrong"},
     ),
-    ("any client without bind", unbound("kubelet", any_client="true"), {"any-client", "bind-verb-missing"}),
-    ("any client by a flag of TAS", unbound("kubelet", cacert="/ca"), {"any-client", "bind-verb-missing"}),
-    ("a flag of TAS and a name", pinned("a", cacert="/ca", client_name="a"), set()),
+    (
+        "any client without bind",
+        without_bind_verb("kubelet", any_client="true"),
+        {"any-client", "bind-verb-missing"},
+    ),
+    (
+        "any client by a flag of TAS",
+        without_bind_verb("kubelet", cacert="/ca"),
+        {"any-client", "bind-verb-missing"},
+    ),
+    ("a flag of TAS and a name", with_client_name("a", cacert="/ca", client_name="a"), set()),
     ("no client certificate", tls(certFile=None, keyFile=None), {"client-certificate-wrong"}),
     ("no PEM", certificates_of(signed(OWN)._replace(client=())), {"client-certificate-wrong"}),
-    ("refused by name", metrics(refused={"client_name": 4}), {"client-certificate-wrong"}),
+    ("refused by name", with_replica_metrics(refused={"client_name": 4}), {"client-certificate-wrong"}),
     ("turned away", server(response="tlsv1 alert unknown ca"), {"unknown-ca"}),
     ("another CA", server(certificates=STRANGE), {"unknown-ca"}),
     (
@@ -238,13 +250,17 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         {"not-looked-at"},
     ),
     ("no handshake", server(certificates=(), address="", response=""), {"not-looked-at"}),
-    ("5,000 nodes, 600 rejected", crowd(600), {"sample-too-small"}),
-    ("5,000 nodes, 400 rejected", crowd(400), set()),
-    ("all are rejected", crowd(5000), set()),
-    ("few nodes", crowd(80, nodes=90), set()),
-    ("nobody counts", crowd(None), {"not-looked-at"}),
-    ("its pods avoid them", crowd(600)._replace(pods=(POD._replace(avoids_violating=True),)), set()),
-    ("a policy that filters nothing", crowd(600, strategies=("scheduleonmetric",)), set()),
+    ("5,000 nodes, 600 rejected", with_rejected_nodes(600), {"sample-too-small"}),
+    ("5,000 nodes, 400 rejected", with_rejected_nodes(400), set()),
+    ("all are rejected", with_rejected_nodes(5000), set()),
+    ("few nodes", with_rejected_nodes(80, nodes=90), set()),
+    ("nobody counts", with_rejected_nodes(None), {"not-looked-at"}),
+    (
+        "its pods avoid them",
+        with_rejected_nodes(600)._replace(pods=(POD._replace(avoids_violating=True),)),
+        set(),
+    ),
+    ("a policy that filters nothing", with_rejected_nodes(600, strategies=("scheduleonmetric",)), set()),
     ("no timeout", entry(httpTimeout=None), {"http-timeout-missing"}),
     ("a timeout that is none", entry(httpTimeout="soon"), {"http-timeout-missing"}),
     ("/configz has 0s", entry(httpTimeout="0s"), {"http-timeout-missing"}),
@@ -268,7 +284,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     (
         "all namespaces trusted",
-        pinned("a", client_name="a", trust_all_namespaces="true"),
+        with_client_name("a", client_name="a", trust_all_namespaces="true"),
         {"all-namespaces-trusted"},
     ),
     ("never fetched", policy(missing_metrics=("heat",))._replace(metrics={}), {"metric-missing"}),
@@ -280,7 +296,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     (
         "replicas count none, and the status says why",
         policy(unavailable_metrics=DIFFER)._replace(
-            replica_metrics=metrics(metric_nodes={"heat": 0}).replica_metrics
+            replica_metrics=with_replica_metrics(metric_nodes={"heat": 0}).replica_metrics
         ),
         {"metric-missing"},
     ),
@@ -294,10 +310,10 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         SOUND._replace(metrics={"heat": MetricCoverage(0, ("10.0.0.1:9100",))}),
         {"metric-names-mismatch"},
     ),
-    ("replicas count none", metrics(metric_nodes={"heat": 0}), {"metric-missing"}),
+    ("replicas count none", with_replica_metrics(metric_nodes={"heat": 0}), {"metric-missing"}),
     (
         "replicas count strangers",
-        metrics(metric_nodes={"heat": 0}, unmatched={"heat": 9}),
+        with_replica_metrics(metric_nodes={"heat": 0}, unmatched={"heat": 9}),
         {"metric-names-mismatch"},
     ),
     (
@@ -343,10 +359,10 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         SOUND._replace(kubelets=(KUBELET._replace(topology_manager="restricted"),)),
         {"kubelet-policy-conflict"},
     ),
-    ("Trimaran and a policy", profile(TRIMARAN), {"two-load-aware-scorers"}),
+    ("Trimaran and a policy", with_profile_plugins(TRIMARAN), {"two-load-aware-scorers"}),
     (
         "Koordinator and safe",
-        profile(KOORDINATOR, agents="safe"),
+        with_profile_plugins(KOORDINATOR, agents="safe"),
         {"two-load-aware-scorers", "policy-without-effect"},
     ),
     ("no descheduler", SOUND._replace(deschedulers=()), {"descheduler-missing"}),

@@ -1,4 +1,4 @@
-"""What `nodewise doctor` reads of a cluster, with a fake API server; and how it prints a report."""
+"""The facts that `nodewise doctor` collects from a fake API server, and the printed reports."""
 
 import asyncio
 import base64
@@ -42,7 +42,9 @@ HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 
 
 class ScriptedApi:
-    """An API server with lists and objects by path. Paths with a word of `forbidden` are; a page has one item."""
+    """An API server with lists and objects by path. Paths that contain a word of `forbidden` are forbidden, and pages
+    have one item.
+    """
 
     def __init__(self, objects: Mapping[str, Any], forbidden: tuple[str, ...] = ()) -> None:
         self._objects = objects
@@ -79,12 +81,12 @@ def _page(items: list[Any], params: Params) -> bytes:
 
 
 def facts(objects: Mapping[str, Any], forbidden: tuple[str, ...] = (), *files: str) -> Facts:
-    """The facts of a cluster of these objects."""
+    """The facts of a cluster with these objects."""
     api: Any = ScriptedApi(objects, forbidden)
-    return asyncio.run(_collected(api, ExaminationTarget(files, namespaces=("nodewise",))))
+    return asyncio.run(_collect(api, ExaminationTarget(files, namespaces=("nodewise",))))
 
 
-async def _collected(api: Any, target: ExaminationTarget, *skip: str) -> Facts:
+async def _collect(api: Any, target: ExaminationTarget, *skip: str) -> Facts:
     return await collect(Session(reader(api), target), examination.needed_facts(skip))
 
 
@@ -101,7 +103,7 @@ def deployment(name: str, namespace: str, *containers: Any, volumes: Any = ()) -
     }
 
 
-def second(namespace: str = "nodewise") -> dict[str, Any]:
+def second_scheduler(namespace: str = "nodewise") -> dict[str, Any]:
     """A scheduler and nodewise in one pod."""
     mounts = [{"name": "config", "mountPath": "/etc/nodewise"}]
     scheduler = {
@@ -118,8 +120,8 @@ def second(namespace: str = "nodewise") -> dict[str, Any]:
     return deployment("second", namespace, scheduler, nodewise, volumes=volumes)
 
 
-def static(config: str = "/etc/kubernetes/s.yaml") -> dict[str, Any]:
-    """The mirror of a control plane's kube-scheduler."""
+def static_scheduler(config: str = "/etc/kubernetes/s.yaml") -> dict[str, Any]:
+    """The mirror pod of a control plane's kube-scheduler."""
     words = ["kube-scheduler", *([f"--config={config}"] if config else [])]
     mounts = [{"name": "s", "mountPath": "/etc/kubernetes/s.yaml"}]
     container = {"name": "kube-scheduler", "command": words, "volumeMounts": mounts}
@@ -142,7 +144,7 @@ def static(config: str = "/etc/kubernetes/s.yaml") -> dict[str, Any]:
 
 DEPLOYMENTS = "/apis/apps/v1/deployments"
 MAP = {"data": {"scheduler.yaml": yaml.safe_dump(LOOPBACK)}}
-SECOND = {DEPLOYMENTS: [second()], "/api/v1/namespaces/nodewise/configmaps/second": MAP}
+SECOND = {DEPLOYMENTS: [second_scheduler()], "/api/v1/namespaces/nodewise/configmaps/second": MAP}
 
 
 def test_a_second_scheduler_by_its_config_map() -> None:
@@ -173,7 +175,7 @@ def test_a_config_map_that_holds_no_configuration_is_not_sound(data: str) -> Non
 
 @pytest.mark.parametrize("name", ["..", "../../../nodes/n", "a/b"])
 def test_a_volume_whose_name_is_a_path_is_not_looked_up(name: str) -> None:
-    scheduler = second()
+    scheduler = second_scheduler()
     scheduler["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] = name
     report = examination.examine(facts({DEPLOYMENTS: [scheduler]}))
     assert not report.is_sound
@@ -191,18 +193,18 @@ def test_a_port_that_is_a_path_is_not_asked_by_the_proxy() -> None:
 
 
 def test_a_tenants_scheduler_is_named_and_not_looked_into() -> None:
-    cluster = facts({DEPLOYMENTS: [second("web")]})
+    cluster = facts({DEPLOYMENTS: [second_scheduler("web")]})
     assert cluster.schedulers == ()
     assert cluster.programs_elsewhere == ("Deployment/web/second",)
 
 
 def test_a_static_pod_without_config_has_no_extender() -> None:
-    report = examination.examine(facts({"/api/v1/pods": [static("")]}))
+    report = examination.examine(facts({"/api/v1/pods": [static_scheduler("")]}))
     assert "extender-not-registered" in {finding.id for finding in report.findings}
 
 
 def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> None:
-    cluster = {"/api/v1/pods": [static()]}
+    cluster = {"/api/v1/pods": [static_scheduler()]}
     hidden = examination.examine(facts(cluster))
     assert "--scheduler-config" in " ".join(finding.remedy for finding in hidden.findings)
     file = tmp_path / "copy.yaml"
@@ -224,11 +226,11 @@ def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> N
 def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, node: str, wanted: bool
 ) -> None:
-    """Whoever may make pods could name any file."""
+    """Everybody who may create pods could name any file of the host."""
     monkeypatch.setattr("socket.gethostname", lambda: "cp.example.com")
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
-    pod = static()
+    pod = static_scheduler()
     pod["metadata"]["namespace"] = namespace
     pod["spec"] |= {"nodeName": node, "volumes": [{"name": "s", "hostPath": {"path": str(file)}}]}
     cluster = facts({"/api/v1/pods": [pod]})
@@ -240,7 +242,7 @@ def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
 def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goes_nowhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    workload = second()
+    workload = second_scheduler()
     spec = workload["spec"]["template"]["spec"]
     spec["containers"][0]["volumeMounts"].append({"name": "tls", "mountPath": "/tls"})
     spec["volumes"].append({"name": "tls", "secret": {"secretName": "client"}})
@@ -265,8 +267,8 @@ def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goe
     assert not isinstance(certificates.client, UnavailableFact)
     assert certificates.client
     assert certificates.client[0].public_key == certificates.key
-    for print_report in (print_table, print_json):
-        assert "PRIVATE" not in printed(examination.examine(cluster), capsys, print_report)
+    for printer in (print_table, print_json):
+        assert "PRIVATE" not in capture_report(examination.examine(cluster), capsys, printer)
     assert b"PRIVATE" not in repr(cluster).encode()
 
 
@@ -302,13 +304,11 @@ def test_facts_that_no_check_needs_are_not_read() -> None:
     labels = {"cmk.intel.com/cmk-node": "true"}
     nodes = {"/api/v1/nodes": [{"metadata": {"name": "a", "labels": labels}}]}
     with_kubelets, without, without_nodes = ScriptedApi(nodes), ScriptedApi(nodes), ScriptedApi(nodes)
-    asyncio.run(_collected(with_kubelets, ExaminationTarget()))
+    asyncio.run(_collect(with_kubelets, ExaminationTarget()))
     assert any("proxy/configz" in path for path in with_kubelets.requests)
-    asyncio.run(_collected(without, ExaminationTarget(), "kubelet-policy-conflict"))
+    asyncio.run(_collect(without, ExaminationTarget(), "kubelet-policy-conflict"))
     assert not any("proxy/configz" in path for path in without.requests)
-    asyncio.run(
-        _collected(without_nodes, ExaminationTarget(), *(CATALOGUE.keys() - {"policy-label-misspelt"}))
-    )
+    asyncio.run(_collect(without_nodes, ExaminationTarget(), *(CATALOGUE.keys() - {"policy-label-misspelt"})))
     assert set(without_nodes.requests) == {"/version", "/api/v1/pods"}
 
 
@@ -353,7 +353,7 @@ def test_an_api_server_that_is_away_ends_it() -> None:
 
     away: Any = Away({})
     with pytest.raises(errors.Unavailable):
-        asyncio.run(_collected(away, ExaminationTarget()))
+        asyncio.run(_collect(away, ExaminationTarget()))
 
 
 def test_a_list_that_never_ends_is_left() -> None:
@@ -383,18 +383,18 @@ def test_an_id_that_there_is_not_is_refused() -> None:
     assert "'everything'" in str(done.exception)
 
 
-# how it is told
+# output
 
 
-def printed(
-    report: Report, capsys: pytest.CaptureFixture[str], print_report: Callable[..., None] = print_table
+def capture_report(
+    report: Report, capsys: pytest.CaptureFixture[str], printer: Callable[..., None] = print_table
 ) -> str:
-    print_report(report, color=False)
+    printer(report, color=False)
     return capsys.readouterr().out
 
 
 def test_a_sound_cluster_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(examination.examine(SOUND), capsys).splitlines()
+    lines = capture_report(examination.examine(SOUND), capsys).splitlines()
     assert lines[0].startswith("Nothing is wrong. Looked at: 1 configuration of kube-scheduler")
     assert len(lines) <= 3
 
@@ -404,7 +404,7 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     sick = entry(ignorable=True, httpTimeout=None)._replace(programs_elsewhere=("Pod/web/x",))
-    lines = printed(examination.examine(sick), capsys).splitlines()
+    lines = capture_report(examination.examine(sick), capsys).splitlines()
     heads = [line for line in lines if line and not line.startswith(" ")]
     assert heads[:3] == ["Error", "Warning", "Note"]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
@@ -412,7 +412,9 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
 
 
 def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
-    report = msgspec.json.decode(printed(examination.examine(entry(ignorable=True)), capsys, print_json))
+    report = msgspec.json.decode(
+        capture_report(examination.examine(entry(ignorable=True)), capsys, print_json)
+    )
     assert report["sound"] is False
     (document,) = report["findings"]
     assert set(document) == {"id", "severity", "object", "seen", "wanted", "remedy", "doc"}

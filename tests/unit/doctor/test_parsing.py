@@ -1,4 +1,4 @@
-"""Workloads, configurations, policies and metrics as values."""
+"""Parsing of workloads, configurations, policies and metrics."""
 
 from typing import Any
 

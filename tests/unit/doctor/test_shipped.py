@@ -1,4 +1,4 @@
-"""What ships is sound in doctor's eyes: every rendered set-up, and every configuration that nodewise prints."""
+"""Doctor finds no problem in the rendered manifests and in the configurations that nodewise prints."""
 
 import base64
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ AUTHORITY = CertificateIssuer("nodewise-ca", datetime.now(UTC), YEAR)
 SERVER, OWN = AUTHORITY.server([HOST], "nodewise"), AUTHORITY.client(CLIENT)
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RENDERED = sorted(path.parent.name for path in (DEPLOY / "kustomize").glob("*/nodewise.yaml"))
-PAPERS = {"nodewise-tls": (SERVER, AUTHORITY), "nodewise-scheduler-client": (OWN, AUTHORITY)}
+CERTIFICATES = {"nodewise-tls": (SERVER, AUTHORITY), "nodewise-scheduler-client": (OWN, AUTHORITY)}
 COLLECTIONS = {
     "Deployment": "apps/v1/deployments",
     "DaemonSet": "apps/v1/daemonsets",
@@ -41,8 +41,8 @@ def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_probe, "connect", connect)
 
 
-def cluster(text: str) -> dict[str, Any]:
-    """The objects of a manifest as an API server has them once all run."""
+def parse_manifest(text: str) -> dict[str, Any]:
+    """The objects of a manifest with the status of running workloads, by path."""
     objects: dict[str, Any] = {}
     for document in filter(None, yaml.safe_load_all(text)):
         kind, metadata = document["kind"], document["metadata"]
@@ -54,7 +54,7 @@ def cluster(text: str) -> dict[str, Any]:
             objects[f"/api/v1/namespaces/{metadata['namespace']}/{OBJECTS[kind]}/{metadata['name']}"] = (
                 document
             )
-    for name, (leaf, authority) in PAPERS.items():
+    for name, (leaf, authority) in CERTIFICATES.items():
         data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.cert}
         secret = {"data": {key: base64.b64encode(text).decode() for key, text in data.items()}}
         objects[f"/api/v1/namespaces/nodewise/secrets/{name}"] = secret
@@ -64,27 +64,27 @@ def cluster(text: str) -> dict[str, Any]:
     return objects
 
 
-def printed(*arguments: str) -> str:
+def run_configure(*arguments: str) -> str:
     done = CliRunner().invoke(configure, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
-def wrong(text: str, *files: str) -> list[Finding]:
-    report = examination.examine(facts(cluster(text), (), *files))
+def find_problems(text: str, *files: str) -> list[Finding]:
+    report = examination.examine(facts(parse_manifest(text), (), *files))
     return [finding for finding in report.findings if finding.severity != "note"]
 
 
 @pytest.fixture
-def papers(tmp_path: Path) -> list[str]:
-    """kube-scheduler's files, and the flags that name them."""
+def certificate_flags(tmp_path: Path) -> list[str]:
+    """Flags that name kube-scheduler's certificate files."""
     for name, text in (("ca.crt", AUTHORITY.cert), ("tls.crt", OWN.cert), ("tls.key", OWN.key)):
         (tmp_path / name).write_bytes(text)
     return [f"--ca={tmp_path}/ca.crt", f"--cert={tmp_path}/tls.crt", f"--key={tmp_path}/tls.key"]
 
 
-def set_ups() -> Iterator[tuple[str, str, list[str]]]:
-    """Each rendered set-up with an extender: its name, its agents, and the ways of asking them that there are."""
+def rendered_setups() -> Iterator[tuple[str, str, list[str]]]:
+    """Name, agents and flags of entries for each rendered set-up with an extender."""
     for name in RENDERED:
         lines = (
             line.strip() for line in (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text().splitlines()
@@ -95,28 +95,28 @@ def set_ups() -> Iterator[tuple[str, str, list[str]]]:
             yield name, agents, ["--one-entry-per-agent"]
         if agents and (
             not filtering or filtering.issuperset(agents.split(","))
-        ):  # else one entry cannot tell them
+        ):  # one entry cannot tell these agents apart
             yield name, agents, []
 
 
-@pytest.mark.parametrize(("name", "agents", "entries"), list(set_ups()))
+@pytest.mark.parametrize(("name", "agents", "entries"), list(rendered_setups()))
 def test_rendered_set_ups(
-    name: str, agents: str, entries: list[str], papers: list[str], tmp_path: Path
+    name: str, agents: str, entries: list[str], certificate_flags: list[str], tmp_path: Path
 ) -> None:
     text = (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text()
     if "kind: KubeSchedulerConfiguration" in text:
-        assert wrong(text) == []
+        assert find_problems(text) == []
         return
     file = tmp_path / "scheduler.yaml"
-    file.write_text(printed("render-scheduler", f"--agents={agents}", *entries, *papers))
-    assert wrong(text, str(file)) == []
+    file.write_text(run_configure("render-scheduler", f"--agents={agents}", *entries, *certificate_flags))
+    assert find_problems(text, str(file)) == []
 
 
 def test_a_scheduler_of_ones_own() -> None:
-    assert wrong((DEPLOY / "scoring.yaml").read_text()) == []
+    assert find_problems((DEPLOY / "scoring.yaml").read_text()) == []
 
 
 @pytest.mark.parametrize("agents", ["telemetry", "telemetry,gpu", "gpu", "safe,congestion"])
 def test_a_printed_second_scheduler(agents: str) -> None:
     version = ["--kubernetes-version=v1.36.3"]
-    assert wrong(printed("--mode=second-scheduler", f"--agents={agents}", *version)) == []
+    assert find_problems(run_configure("--mode=second-scheduler", f"--agents={agents}", *version)) == []
