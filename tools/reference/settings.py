@@ -39,7 +39,7 @@ def settings_page() -> str:
         table(
             ("old variable", "speaks for", "values"),
             (
-                (f"`{variable.name}`", f"`--{field.replace('_', '-')}`", variable.wanted)
+                (f"`{variable.name}`", f"`--{field.replace('_', '-')}`", variable.expected)
                 for field, variable in SAFE.items()
             ),
         ),

@@ -156,13 +156,13 @@ def _with_uid(pod: Any) -> Any:
 
 def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) -> ObjectFeed:
     """Read nodes and the objects of agents from files, and read them again when they change."""
-    wanted = [Watched("nodes", NODES, needs.node_type), *needs.watched]
-    writers: dict[str, StoreWriter[Any]] = {watched.name: StoreWriter() for watched in wanted}
+    kinds = [Watched("nodes", NODES, needs.node_type), *needs.watched]
+    writers: dict[str, StoreWriter[Any]] = {watched.name: StoreWriter() for watched in kinds}
 
     def fill() -> None:
         plain, _ = metric_files.split_paths(paths)
         objects = object_files.read(plain)
-        for watched in wanted:
+        for watched in kinds:
             writers[watched.name].replace(select_objects(objects, watched))
 
     async def follow() -> None:
@@ -229,8 +229,8 @@ def create_sources(
         elif name in _FACTORIES:
             sources += _create(name, dependencies, required=name in names)
         else:
-            wanted = f"auto, {', '.join(_FACTORIES)} or file:PATH"
-            raise BadSettings("settings", [Problem("--metrics", repr(name), wanted)])
+            expected = f"auto, {', '.join(_FACTORIES)} or file:PATH"
+            raise BadSettings("settings", [Problem("--metrics", repr(name), expected)])
     return sources
 
 

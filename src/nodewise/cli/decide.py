@@ -121,8 +121,8 @@ def run(command_line: CommandLine) -> None:
     chain = _create_chain(inputs, selection, command_line.settings(ChainOptions))
     names = inputs.objects.node_names
     decisions = (decide_report.decide_pod(chain, pod, names, inputs.snapshot) for pod in pods)
-    outcome = PodDecisions(decisions, selection.running)
-    if not decide_report.PRINTERS[own.output](outcome):
+    pods_decided = PodDecisions(decisions, selection.running)
+    if not decide_report.PRINTERS[own.output](pods_decided):
         click.get_current_context().exit(exit_codes.NO)
 
 

@@ -118,19 +118,21 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     kinds = [agents.load(name) for name in selection.options]
     plain, tables = metric_files.split_paths(selection.paths)
     sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
-    watched = [
-        watch
-        for watch in data_sources.watched_objects(kinds, selection.options)
-        if watch.resource != PODS and not watch.own_namespace
+    others_watched = [
+        watched
+        for watched in data_sources.watched_objects(kinds, selection.options)
+        if watched.resource != PODS and not watched.own_namespace
     ]
     nodes, pods, *others = await _run_queries(
         sources,
         [
             *_node_and_pod_queries(kinds, selection),
-            *(_ObjectQuery(watch, selection.namespace) for watch in watched),
+            *(_ObjectQuery(watched, selection.namespace) for watched in others_watched),
         ],
     )
-    objects = {watch.name: objects_of_kind for watch, objects_of_kind in zip(watched, others, strict=True)}
+    objects = {
+        watched.name: objects_of_kind for watched, objects_of_kind in zip(others_watched, others, strict=True)
+    }
     kinds = [kind for kind in kinds if selection.agents or _has_work(kind, selection, objects, nodes, pods)]
     objects |= await _read_bound_pods(sources, kinds, selection)
     known = cooperative_scheduling.run_at_once(node_facts.read_nodes(nodes.values()))
@@ -143,18 +145,10 @@ async def _read_bound_pods(
     sources: _ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
 ) -> dict[str, ObjectsByKey]:
     """The pods that agents watch, by the name in `Watched`."""
-    watched = [
-        pods_watched
-        for pods_watched in data_sources.watched_objects(kinds, selection.options)
-        if pods_watched.resource == PODS
-    ]
-    pods = await _run_queries(
-        sources, [_ObjectQuery(pods_watched, fields=_BOUND) for pods_watched in watched]
-    )
-    return {
-        pods_watched.name: objects_of_kind
-        for pods_watched, objects_of_kind in zip(watched, pods, strict=True)
-    }
+    all_watched = data_sources.watched_objects(kinds, selection.options)
+    names = [watched.name for watched in all_watched if watched.resource == PODS]
+    queries = [_ObjectQuery(watched, fields=_BOUND) for watched in all_watched if watched.resource == PODS]
+    return dict(zip(names, await _run_queries(sources, queries), strict=True))
 
 
 def _node_and_pod_queries(
@@ -277,10 +271,8 @@ async def fetch_metrics(
     api: Api | None,
 ) -> MetricsSnapshot:
     """The requested metrics, fetched once: from the files, then from the sources in their order."""
-    nodes, registry = (
-        cooperative_scheduling.run_at_once(node_facts.read_nodes(inputs.nodes.values())),
-        MetricsRegistry(),
-    )
+    nodes = cooperative_scheduling.run_at_once(node_facts.read_nodes(inputs.nodes.values()))
+    registry = MetricsRegistry()
 
     async def lookup() -> NodeAttributes:
         return nodes

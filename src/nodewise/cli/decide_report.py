@@ -48,12 +48,12 @@ class PodDecision(NamedTuple):
         return bool(self.filtered.feasible()[here].all())
 
     @property
-    def is_well(self) -> bool:
+    def is_acceptable(self) -> bool:
         """Whether it may stay on its node or, if it waits, fits on some node."""
         return self.stays if self.node else self.fits
 
     @property
-    def is_judged(self) -> bool:
+    def is_filtered(self) -> bool:
         """Whether an agent filters its nodes."""
         return bool(self.filtered.verdicts)
 
@@ -71,16 +71,16 @@ def decide_pod(chain: AgentChain, pod: Any, names: list[str], snapshot: Snapshot
     filtered = chain.filter(pod, names, snapshot, snapshot.at)
     if node in snapshot.nodes:
         evicted = {node: frozenset({pod.metadata.uid})}
-        alone = chain.preempt(pod, evicted, snapshot, snapshot.at)
-        filtered = _without_own_usage(filtered, node, alone)
+        without_pod = chain.preempt(pod, evicted, snapshot, snapshot.at)
+        filtered = _without_own_usage(filtered, node, without_pod)
     left = filtered.names[filtered.feasible()].tolist()
     scored = chain.prioritize(pod, left, snapshot, snapshot.at)
     return PodDecision(filtered, scored, [agent.name for agent in chain.agents], node)
 
 
-def _without_own_usage(filtered: Decision, node: str, alone: Decision) -> Decision:
+def _without_own_usage(filtered: Decision, node: str, without_pod: Decision) -> Decision:
     """Let the pod's own node pass each agent that would accept it there if the pod were gone."""
-    lenient = {agent for agent, verdict in alone.verdicts if not verdict.codes[0]}
+    lenient = {agent for agent, verdict in without_pod.verdicts if not verdict.codes[0]}
     here = np.array([name == node for name in filtered.names], bool)
     verdicts = tuple(
         (agent, replace(verdict, codes=np.where(here, np.int16(0), verdict.codes)))
@@ -105,42 +105,45 @@ def pod_document(pod_decision: PodDecision, *, running: bool) -> dict[str, Any]:
     )
 
 
-def _print_json(outcome: PodDecisions) -> bool:
+def _print_json(decisions: PodDecisions) -> bool:
     """Print pod by pod, so that memory does not grow with the number of pods."""
-    well, between = True, b""
+    is_acceptable, between = True, b""
     click.echo(b'{"decisions":[', nl=False)
-    for pod_decision in _reported_pods(outcome):
+    for pod_decision in _reported_pods(decisions):
         click.echo(
-            between + decision_document.encode(pod_document(pod_decision, running=outcome.running)), nl=False
+            between + decision_document.encode(pod_document(pod_decision, running=decisions.running)),
+            nl=False,
         )
-        well, between = well and pod_decision.is_well, b","
+        is_acceptable, between = is_acceptable and pod_decision.is_acceptable, b","
     click.echo(b"]}")
-    return well
+    return is_acceptable
 
 
-def _print_yaml(outcome: PodDecisions) -> bool:
-    listed = list(_reported_pods(outcome))
-    documents = [pod_document(pod_decision, running=outcome.running) for pod_decision in listed]
+def _print_yaml(decisions: PodDecisions) -> bool:
+    listed = list(_reported_pods(decisions))
+    documents = [pod_document(pod_decision, running=decisions.running) for pod_decision in listed]
     plain = msgspec.json.decode(decision_document.encode({"decisions": documents}))
     click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
-    return all(pod_decision.is_well for pod_decision in listed)
+    return all(pod_decision.is_acceptable for pod_decision in listed)
 
 
-def _reported_pods(outcome: PodDecisions) -> Iterator[PodDecision]:
+def _reported_pods(decisions: PodDecisions) -> Iterator[PodDecision]:
     """Waiting pods, and running pods that an agent filters; the others have no result."""
-    return (pod_decision for pod_decision in outcome.pods if not pod_decision.node or pod_decision.is_judged)
+    return (
+        pod_decision for pod_decision in decisions.pods if not pod_decision.node or pod_decision.is_filtered
+    )
 
 
-def _print_table(outcome: PodDecisions) -> bool:
+def _print_table(decisions: PodDecisions) -> bool:
     """Print one row for each pod: how many nodes pass, the best node, and why the others are rejected."""
-    if outcome.running:
-        table = _collect_rows(outcome, lambda pod_decision: [_running_pod_row(pod_decision)])
+    if decisions.running:
+        table = _collect_rows(decisions, lambda pod_decision: [_running_pod_row(pod_decision)])
         table.show(("POD", "NODE", "STAYS", "FITS", "BEST", _GETS, "WHY NOT THERE, OR ELSEWHERE"))
     else:
-        table = _collect_rows(outcome, lambda pod_decision: [_waiting_pod_row(pod_decision)])
+        table = _collect_rows(decisions, lambda pod_decision: [_waiting_pod_row(pod_decision)])
         table.show(("POD", "FITS", "BEST", _GETS, "WHY NOT ELSEWHERE"))
-    _print_summary(outcome, table.counts)
-    return table.well
+    _print_summary(decisions, table.counts)
+    return table.is_acceptable
 
 
 class _PodTable(NamedTuple):
@@ -148,37 +151,37 @@ class _PodTable(NamedTuple):
 
     rows: list[list[str]]
     counts: Counter[str]
-    well: bool
+    is_acceptable: bool
 
     def show(self, head: Sequence[str]) -> None:
         if self.rows:
             tables.print_table(*tables.drop_empty_columns(_OPTIONAL_COLUMNS, head, self.rows))
 
 
-def _collect_rows(outcome: PodDecisions, rows: Callable[[PodDecision], Iterable[list[str]]]) -> _PodTable:
+def _collect_rows(decisions: PodDecisions, rows: Callable[[PodDecision], Iterable[list[str]]]) -> _PodTable:
     """Make rows as pods are decided: decisions over 5,000 nodes are too large to keep for every pod."""
     listed: list[list[str]] = []
-    counts, well = Counter[str](), True
+    counts, is_acceptable = Counter[str](), True
     with Progress() as progress:
-        for number, pod_decision in enumerate(outcome.pods):
+        for number, pod_decision in enumerate(decisions.pods):
             if number % _PROGRESS_INTERVAL == 0:
                 progress.say(f"deciding pod {number + 1:,}")
             kind = _classify(pod_decision)
             counts[kind] += 1
-            well = well and pod_decision.is_well
+            is_acceptable = is_acceptable and pod_decision.is_acceptable
             if kind in {"waits", "goes"}:
                 listed += rows(pod_decision)
-    return _PodTable(listed, counts, well)
+    return _PodTable(listed, counts, is_acceptable)
 
 
 def _classify(pod_decision: PodDecision) -> str:
     if not pod_decision.node:
         return "waits"
-    return ("stays" if pod_decision.stays else "goes") if pod_decision.is_judged else "free"
+    return ("stays" if pod_decision.stays else "goes") if pod_decision.is_filtered else "free"
 
 
-def _print_summary(outcome: PodDecisions, counts: Counter[str]) -> None:
-    if not outcome.running:
+def _print_summary(decisions: PodDecisions, counts: Counter[str]) -> None:
+    if not decisions.running:
         if not counts["waits"]:
             click.echo("no pod waits")
         return
@@ -258,15 +261,15 @@ def _format_rejections(pod_decision: PodDecision) -> str:
     return "; ".join(f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()) or "-"
 
 
-def _print_wide(outcome: PodDecisions) -> bool:
+def _print_wide(decisions: PodDecisions) -> bool:
     """Print one row for each pod and node, with the measured values."""
     table = _collect_rows(
-        outcome, lambda pod_decision: _node_rows(pod_document(pod_decision, running=outcome.running))
+        decisions, lambda pod_decision: _node_rows(pod_document(pod_decision, running=decisions.running))
     )
-    here = ("ON",) if outcome.running else ()
+    here = ("ON",) if decisions.running else ()
     table.show(("POD", *here, "NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, _NUMBERS, "REJECTED"))
-    _print_summary(outcome, table.counts)
-    return table.well
+    _print_summary(decisions, table.counts)
+    return table.is_acceptable
 
 
 def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:

@@ -334,8 +334,10 @@ def _create_annotator(
 ) -> AnnotatorController:
     """The controller that writes statistics of nodes. A separate rate limit keeps patches from delaying labels."""
     window: WindowOptions = config.settings[WindowOptions]
-    lane = cast("HttpApi", handle.api).with_rate_limit(patch_writer.QPS, patch_writer.BURST)
-    return AnnotatorController(config.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
+    limited_api = cast("HttpApi", handle.api).with_rate_limit(patch_writer.QPS, patch_writer.BURST)
+    return AnnotatorController(
+        config.settings[AnnotatorOptions], window, sources, handle._replace(api=limited_api)
+    )
 
 
 def _create_recorder(

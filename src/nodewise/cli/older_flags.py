@@ -159,7 +159,7 @@ class VariableTranslation(NamedTuple):
     name: str
     read: Callable[[str], str | None]
     """Returns nodewise's value; None if the older program rejected the value."""
-    wanted: str
+    expected: str
 
 
 def _integer_parser(least: int, most: int) -> Callable[[str], str | None]:
@@ -216,7 +216,7 @@ def translate_variable(field: str, environment: Mapping[str, str]) -> str | None
         return None
     value = variable.read(text)
     if value is None:
-        _log_later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.wanted)
+        _log_later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.expected)
     elif field == "log_level":
         _log_later("log_level_set", whatever_level=True, value=text)
     return value

@@ -1,4 +1,4 @@
-"""From checks to a report: which facts are needed, and what the checks say of them."""
+"""Selects checks and their facts, runs the checks, and makes the report."""
 
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby

@@ -337,7 +337,7 @@ class Facts(NamedTuple):
                     for entry in configuration.entries
                     if entry.is_nodewise
                 ]
-        if registrations:  # nothing says that the hidden configuration must have an entry, too
+        if registrations:  # the hidden configurations need not have an entry, too
             hidden = [unavailable._replace(is_minor=True) for unavailable in hidden]
         return (*registrations, *hidden)
 

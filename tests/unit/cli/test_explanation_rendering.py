@@ -9,7 +9,7 @@ from nodewise.agent import Scores, Verdict
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import PodExplanation
-from nodewise.cli.explain.pods import PodLookup, PodState
+from nodewise.cli.explain.pods import PodReadResult, PodState
 from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
 from nodewise.extender import attempt_explanation
 from nodewise.extender.attempt_explanation import Attempt
@@ -28,10 +28,12 @@ from tests.unit.extender.decisions import (
 from tests.unit.extender.test_attempt_explanation import scored
 
 WAITS = PodState("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
-WAITING = PodLookup(WAITS)
+WAITING = PodReadResult(WAITS)
 
 
-def create_explanation(*calls: Decision | None, seen: PodLookup = WAITING, tries: int = 1) -> PodExplanation:
+def create_explanation(
+    *calls: Decision | None, lookup: PodReadResult = WAITING, tries: int = 1
+) -> PodExplanation:
     page = DecisionPage(
         decisions=[],
         found=3,
@@ -40,8 +42,8 @@ def create_explanation(*calls: Decision | None, seen: PodLookup = WAITING, tries
         kept=7,
         kept_since="2026-11-21T09:00:00Z",
     )
-    answers = [ReplicaResponse(ReplicaEndpoint("http://one"), page)]
-    return PodExplanation("d/p", seen, answers, attempt_explanation.explain(Attempt(*calls)), AT + 12.3)
+    responses = [ReplicaResponse(ReplicaEndpoint("http://one"), page)]
+    return PodExplanation("d/p", lookup, responses, attempt_explanation.explain(Attempt(*calls)), AT + 12.3)
 
 
 def printed_lines(
@@ -51,8 +53,8 @@ def printed_lines(
     return capsys.readouterr().out.splitlines()
 
 
-def on_node(node: str) -> PodLookup:
-    return PodLookup(WAITS._replace(node=node))
+def on_node(node: str) -> PodReadResult:
+    return PodReadResult(WAITS._replace(node=node))
 
 
 def gpu_decision(*texts: str, codes: str) -> Decision:
@@ -96,8 +98,8 @@ def test_a_bind_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    state = PodLookup(WAITS._replace(message="0/3 nodes are available"))
-    assert printed_lines(capsys, create_explanation(decision(heat="81.5 95 -"), seen=state, tries=14)) == [
+    state = PodReadResult(WAITS._replace(message="0/3 nodes are available"))
+    assert printed_lines(capsys, create_explanation(decision(heat="81.5 95 -"), lookup=state, tries=14)) == [
         "d/p waits: 1 of the 3 nodes asked about passes",
         "last attempt 2026-11-21T10:00:00Z, 12s ago; 14 attempts since 2026-11-21T09:41:10Z",
         "kube-scheduler: 0/3 nodes are available",
@@ -184,33 +186,36 @@ REMARKS = [
     pytest.param(on_node("n3"), None, "n3 was rejected and the pod is there all the same", id="rejected"),
     pytest.param(on_node("x"), None, "kube-scheduler did not ask about x then", id="not asked about"),
     pytest.param(
-        PodLookup(WAITS._replace(uid="new")), None, "this attempt was about an earlier pod", id="another pod"
+        PodReadResult(WAITS._replace(uid="new")),
+        None,
+        "this attempt was about an earlier pod",
+        id="another pod",
     ),
 ]
 
 
-@pytest.mark.parametrize(("seen", "points", "wanted"), REMARKS)
+@pytest.mark.parametrize(("lookup", "points", "expected"), REMARKS)
 def test_why_the_pod_is_where_it_is(
-    capsys: pytest.CaptureFixture[str], seen: PodLookup, points: dict[str, int] | None, wanted: str
+    capsys: pytest.CaptureFixture[str], lookup: PodReadResult, points: dict[str, int] | None, expected: str
 ) -> None:
     calls = [decision(heat="70 71 90"), scored(points) if points else None]
-    assert wanted in printed_lines(capsys, create_explanation(*calls, seen=seen))[2]
+    assert expected in printed_lines(capsys, create_explanation(*calls, lookup=lookup))[2]
 
 
 PLACES = [
     pytest.param(
-        PodLookup(None), "d/p at its last attempt: all of the 2 nodes asked about pass", id="unknown"
+        PodReadResult(None), "d/p at its last attempt: all of the 2 nodes asked about pass", id="unknown"
     ),
     pytest.param(
-        PodLookup(None, gone=True), "d/p is gone by now: all of the 2 nodes asked about pass", id="gone"
+        PodReadResult(None, gone=True), "d/p is gone by now: all of the 2 nodes asked about pass", id="gone"
     ),
     pytest.param(on_node("n1"), "d/p is on n1: all of the 2 nodes asked about pass", id="on a node"),
 ]
 
 
-@pytest.mark.parametrize(("seen", "wanted"), PLACES)
-def test_where_it_is(capsys: pytest.CaptureFixture[str], seen: PodLookup, wanted: str) -> None:
-    assert printed_lines(capsys, create_explanation(decision(heat="70 71"), seen=seen))[0] == wanted
+@pytest.mark.parametrize(("lookup", "expected"), PLACES)
+def test_where_it_is(capsys: pytest.CaptureFixture[str], lookup: PodReadResult, expected: str) -> None:
+    assert printed_lines(capsys, create_explanation(decision(heat="70 71"), lookup=lookup))[0] == expected
 
 
 def test_one_node(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,12 +263,12 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("attempt", "wanted"), ENDINGS)
+@pytest.mark.parametrize(("attempt", "expected"), ENDINGS)
 def test_what_would_have_changed_it(
-    capsys: pytest.CaptureFixture[str], attempt: Decision, wanted: list[str]
+    capsys: pytest.CaptureFixture[str], attempt: Decision, expected: list[str]
 ) -> None:
     output = printed_lines(capsys, create_explanation(attempt))
-    assert output[output.index("What would have changed it:") + 1 :] == [f"  {line}" for line in wanted]
+    assert output[output.index("What would have changed it:") + 1 :] == [f"  {line}" for line in expected]
 
 
 def test_pods_that_could_be_evicted(capsys: pytest.CaptureFixture[str]) -> None:

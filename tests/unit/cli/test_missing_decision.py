@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nodewise.cli.explain import missing_decision
-from nodewise.cli.explain.pods import PodLookup, PodState
+from nodewise.cli.explain.pods import PodReadResult, PodState
 from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
 from nodewise.extender.decision_endpoint import DecisionPage
 
@@ -13,9 +13,9 @@ CREATED = "2026-11-21T10:00:00Z"
 BEFORE, AFTER = "2026-11-21T09:00:00Z", "2026-11-21T11:00:00Z"
 
 
-def state(**fields: Any) -> PodLookup:
+def state(**fields: Any) -> PodReadResult:
     base = PodState("u", CREATED, "", "Pending", "default-scheduler", (), ("telemetry/scheduling",))
-    return PodLookup(base._replace(**fields))
+    return PodReadResult(base._replace(**fields))
 
 
 def response(kept: int = 5, since: str | None = BEFORE) -> ReplicaResponse:
@@ -26,7 +26,7 @@ def response(kept: int = 5, since: str | None = BEFORE) -> ReplicaResponse:
 
 
 CASES = [
-    pytest.param(state(), [response()], ["no scheduler has said anything"], id="nobody looked yet"),
+    pytest.param(state(), [response()], ["no scheduler has reported on it"], id="nobody looked yet"),
     pytest.param(state(asks=()), [response()], ["no extended resource", "no scheduler"], id="no managed resource"),
     pytest.param(
         state(gates=("quota",), message="gated"),
@@ -55,19 +55,19 @@ CASES = [
     pytest.param(
         state(node="a"),
         [response(), ReplicaResponse(ReplicaEndpoint("http://two"), None, (), "down")],
-        ["http://two did not answer"],
+        ["http://two did not respond"],
         id="the decision may be elsewhere",
     ),
-    pytest.param(PodLookup(None, gone=True), [response(since=None)], ["no such pod"], id="no such pod"),
+    pytest.param(PodReadResult(None, gone=True), [response(since=None)], ["no such pod"], id="no such pod"),
     pytest.param(
-        PodLookup(None), [response()], ["kube-scheduler asks only", "http://one remembers"],
+        PodReadResult(None), [response()], ["kube-scheduler asks only", "http://one remembers"],
         id="nothing is known of the pod",
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("lookup", "responses", "expected"), CASES)
-def test_causes(lookup: PodLookup, responses: list[ReplicaResponse], expected: list[str]) -> None:
+def test_causes(lookup: PodReadResult, responses: list[ReplicaResponse], expected: list[str]) -> None:
     causes = missing_decision.find_causes(lookup, responses)
     assert len(causes) == len(expected)
     assert all(words in cause for words, cause in zip(expected, causes, strict=True))

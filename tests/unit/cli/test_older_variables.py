@@ -1,4 +1,4 @@
-"""Translation of the older annotators' variables to flags."""
+"""The variables of the older annotators, as flags."""
 
 from pathlib import Path
 

@@ -103,7 +103,7 @@ def test_help_and_pages_come_from_the_docstrings() -> None:
     assert rows["--dry"][1] == ""
 
 
-class MissingOptions(msgspec.Struct, frozen=True, kw_only=True):
+class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What several agents have."""
 
     when_missing: Literal["accept", "pass", "reject"] = "accept"
@@ -113,7 +113,7 @@ class MissingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Its score."""
 
 
-class FirstOptions(MissingOptions, frozen=True, kw_only=True):
+class FirstOptions(CommonOptions, frozen=True, kw_only=True):
     """Of the first."""
 
     first_share: int = 90
@@ -123,7 +123,7 @@ class FirstOptions(MissingOptions, frozen=True, kw_only=True):
     """How long."""
 
 
-class SecondOptions(MissingOptions, frozen=True, kw_only=True):
+class SecondOptions(CommonOptions, frozen=True, kw_only=True):
     """Of the second."""
 
     second_words: tuple[str, ...] = ()

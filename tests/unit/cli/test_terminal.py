@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from nodewise.cli import agents, explain, policy, tables, terminal
 from nodewise.cli.configure import report
 from nodewise.cli.explain import rendering
-from nodewise.cli.explain.pods import PodLookup
+from nodewise.cli.explain.pods import PodReadResult
 from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
 from nodewise.configure import file_diff
 from nodewise.cpu.store import configmap
@@ -36,10 +36,10 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
     "a cell": lambda text: tables.print_table(("A", "B"), [("x", text)]),
     "a story": lambda text: rendering._print_lines(iter([text])),
     "a replica that is left out": lambda text: explain._report_failures(
-        [HERE, failed_response(text)], PodLookup(None)
+        [HERE, failed_response(text)], PodReadResult(None)
     ),
     "why a pod's state is not known": lambda text: explain._report_failures(
-        [HERE], PodLookup(None, error=text)
+        [HERE], PodReadResult(None, error=text)
     ),
     "configure": report.print_message,
     "what changes in a file": lambda text: click.echo(

@@ -417,7 +417,7 @@ def test_the_remedy_for_values_that_differ_is_an_aggregation() -> None:
 
 
 def test_every_finding_has_a_case() -> None:
-    assert set().union(*(wanted for _, _, wanted in CASES)) == set(CATALOGUE)
+    assert set().union(*(expected for _, _, expected in CASES)) == set(CATALOGUE)
 
 
 def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
@@ -475,12 +475,12 @@ def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() ->
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler", "bindVerb": ""}
     clusterless = ExtenderWorkload(beside, {"agents": "safe", "no_cluster": "true"})
-    for names, wanted in ((True, {"names-not-used"}), (False, set())):
+    for names, expected in ((True, {"names-not-used"}), (False, set())):
         local = scheduler({**CONFIGURATION, "extenders": [{**fields, "nodeCacheCapable": names}]}, beside)
         facts = SOUND._replace(
             schedulers=(local._replace(services={}),), extenders=(clusterless,), policies=(), pods=()
         )
-        assert {finding.id for finding in examination.examine(facts).findings} == wanted
+        assert {finding.id for finding in examination.examine(facts).findings} == expected
 
 
 def test_what_two_entries_ask_together_is_asked() -> None:
@@ -539,12 +539,12 @@ def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
 
 def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None:
     away = server(certificates=(), address="", response="", attempts=("nodewise: no such host",))
-    for chain, wanted in (
+    for chain, expected in (
         (certificates.parse_pem(facts_factory.SERVER.cert), set()),
         (STRANGE, {"unknown-ca"}),
     ):
         facts = away._replace(extenders=(EXTENDER._replace(serving=chain),))
-        assert {finding.id for finding in examination.examine(facts).findings} == wanted
+        assert {finding.id for finding in examination.examine(facts).findings} == expected
 
 
 def test_a_client_ca_in_the_replicas_secret_stands_for_a_call() -> None:

@@ -220,11 +220,11 @@ def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("namespace", "node", "wanted"),
+    ("namespace", "node", "expected"),
     [("kube-system", "cp", True), ("kube-system", "other", False), ("nodewise", "cp", False)],
 )
 def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, node: str, wanted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, node: str, expected: bool
 ) -> None:
     """Everybody who may create pods could name any file of the host."""
     monkeypatch.setattr("socket.gethostname", lambda: "cp.example.com")
@@ -236,7 +236,7 @@ def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
     cluster = facts({"/api/v1/pods": [pod]})
     assert not isinstance(cluster.schedulers, UnavailableFact)
     (scheduler,) = cluster.schedulers
-    assert isinstance(scheduler.configuration, SchedulerConfiguration) == wanted
+    assert isinstance(scheduler.configuration, SchedulerConfiguration) == expected
 
 
 def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goes_nowhere(

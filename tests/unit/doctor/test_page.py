@@ -38,8 +38,8 @@ def test_the_page_has_a_section_for_each_finding_in_their_order() -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_section_says_what_the_program_says(name: str) -> None:
-    wanted = section_start(CATALOGUE[name])
-    assert parse_sections().get(name, "").startswith(wanted), f"it should begin with:\n{wanted}"
+    expected = section_start(CATALOGUE[name])
+    assert parse_sections().get(name, "").startswith(expected), f"it should begin with:\n{expected}"
 
 
 def test_findings_name_their_section() -> None:

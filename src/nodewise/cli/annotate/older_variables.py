@@ -25,7 +25,7 @@ class AnnotatorVariable(NamedTuple):
     """If this flag or its own variable is set, the older variable has no effect."""
     read: Callable[[str], Flags | None]
     """Returns the flags for a value; None if the value is invalid."""
-    wanted: str
+    expected: str
 
 
 def _parse_period(text: str) -> Flags | None:
@@ -76,7 +76,7 @@ def _translate_table(environment: Mapping[str, str], arguments: Sequence[str]) -
             continue
         value = variable.read(text)
         if value is None:
-            logs.emit_later("variable_ignored", variable=name, seen=text[:80], wanted=variable.wanted)
+            logs.emit_later("variable_ignored", variable=name, seen=text[:80], wanted=variable.expected)
         else:
             yield from value
 

@@ -79,10 +79,10 @@ def list_notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
         )
 
 
-def _cells(wanted: Mapping[str, str | None]) -> Iterator[str]:
+def _cells(annotations: Mapping[str, str | None]) -> Iterator[str]:
     for _, key, deviation in _COLUMNS:
-        value = _format_statistic(key, wanted.get(key))
-        spread = _format_statistic(deviation, wanted.get(deviation)) if deviation else "-"
+        value = _format_statistic(key, annotations.get(key))
+        spread = _format_statistic(deviation, annotations.get(deviation)) if deviation else "-"
         yield f"{value} ±{spread}" if spread != "-" else value
 
 

@@ -117,17 +117,19 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
         for target in _targets(_config(settings)):
             progress.say(f"reading {target.resource.plural}")
             stores.append(await list_all.list_objects(access.api, target, access.registry, lambda _: None))
-        wired = _create_components(settings, stores, access)
-        for close in wired.closers:
+        components = _create_components(settings, stores, access)
+        for close in components.closers:
             stack.push_async_callback(close)
         progress.say("measuring")
-        await wired.annotator.take_sample()
-        plan = await wired.annotator.plan(wired.nodes.values(), wired.holding_pods(), keeps_complete=False)
+        await components.annotator.take_sample()
+        plan = await components.annotator.plan(
+            components.nodes.values(), components.holding_pods(), keeps_complete=False
+        )
         progress.say("writing")
         written = (
             None if dry else await patch_writer.write_patches(_patch_client(access.api), plan.patches.nodes)
         )
-        return AnnotationResult(plan, written, wired.annotator.is_sampled)
+        return AnnotationResult(plan, written, components.annotator.is_sampled)
 
 
 async def annotate_until_signal(settings: SettingsByGroup, kube: KubeOptions) -> None:
@@ -138,8 +140,8 @@ async def annotate_until_signal(settings: SettingsByGroup, kube: KubeOptions) ->
             Reflector(access.api, target, access.clock, access.registry, random.random)
             for target in _targets(_config(settings))
         ]
-        wired = _create_components(settings, [reflector.store for reflector in reflectors], access)
-        for close in wired.closers:
+        components = _create_components(settings, [reflector.store for reflector in reflectors], access)
+        for close in components.closers:
             stack.push_async_callback(close)
         app = Application(
             admin_routes(lambda: _unsynced_resources(reflectors), access.registry),
@@ -153,7 +155,7 @@ async def annotate_until_signal(settings: SettingsByGroup, kube: KubeOptions) ->
         stack.push_async_callback(admin.stop)
         await admin.start()
         tasks = [asyncio.create_task(reflector.run()) for reflector in reflectors]
-        tasks.append(asyncio.create_task(_annotate_periodically(wired, reflectors, access.api)))
+        tasks.append(asyncio.create_task(_annotate_periodically(components, reflectors, access.api)))
         stack.push_async_callback(_cancel, tasks)
         logs.emit("started", address="", health=admin.url)
         await ended.wait()
@@ -232,17 +234,17 @@ def _unsynced_resources(reflectors: Sequence[Reflector[Any]]) -> list[str]:
 
 
 async def _annotate_periodically(
-    wired: _Components, reflectors: Sequence[Reflector[Any]], api: HttpApi
+    components: _Components, reflectors: Sequence[Reflector[Any]], api: HttpApi
 ) -> None:
     """Log a defect and try again in the next period: without updates all statistics become stale."""
     for reflector in reflectors:
         await reflector.until_synced()
-    lane = _patch_client(api)
+    client = _patch_client(api)
     while True:
         try:
-            await wired.annotator.take_sample()
-            if wired.annotator.is_due():
-                await wired.annotator.burst(lane, wired.nodes.values(), wired.holding_pods())
+            await components.annotator.take_sample()
+            if components.annotator.is_due():
+                await components.annotator.burst(client, components.nodes.values(), components.holding_pods())
         except Exception as error:  # noqa: BLE001 - see above
             logs.emit("task_failed", task="annotating", exc_info=error)
         await asyncio.sleep(_TICK_S)

@@ -10,7 +10,7 @@ from nodewise import clock
 from nodewise.cli import exit_codes, options, terminal
 from nodewise.cli.explain import pods, rendering, replicas
 from nodewise.cli.explain.explanation import PodExplanation
-from nodewise.cli.explain.pods import PodLookup
+from nodewise.cli.explain.pods import PodReadResult
 from nodewise.cli.explain.replicas import ClientCertificate, ReplicaEndpoint, ReplicaResponse, ReplicaService
 from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
@@ -178,8 +178,8 @@ async def _find_replicas(query: ExplainRequest, api: HttpApi | None) -> list[Rep
             f"or forward a replica's admin port, kubectl -n {query.service.namespace} port-forward "
             f"deploy/{query.service.name} 9002, and name it: --server http://127.0.0.1:9002"
         )
-        wanted = "the certificate and key of a client that the extender accepts, and its --ca"
-        raise BadSettings("settings", [Problem("--cert, --key", "not given", wanted)], remedy=remedy)
+        expected = "the certificate and key of a client that the extender accepts, and its --ca"
+        raise BadSettings("settings", [Problem("--cert, --key", "not given", expected)], remedy=remedy)
     endpoints = await replicas.find_replicas(api, query.service)
     return [ReplicaEndpoint(endpoint.url, query.server_name or endpoint.host) for endpoint in endpoints]
 
@@ -192,18 +192,18 @@ def _check_url(server: str) -> str:
     )
 
 
-async def _look_up_pod(api: HttpApi | None, namespace: str, query: ExplainRequest) -> PodLookup:
+async def _look_up_pod(api: HttpApi | None, namespace: str, query: ExplainRequest) -> PodReadResult:
     """The pod's state in the cluster, if there is a cluster and it responds."""
     if api is None:
-        return PodLookup(None)
+        return PodReadResult(None)
     try:
         state = await pods.read_state(api, namespace, query.pod, query.timeout_s)
     except NodewiseError as error:
-        return PodLookup(None, error=str(error))
-    return PodLookup(state, gone=state is None)
+        return PodReadResult(None, error=str(error))
+    return PodReadResult(state, gone=state is None)
 
 
-def _report_failures(responses: Sequence[ReplicaResponse], lookup: PodLookup) -> None:
+def _report_failures(responses: Sequence[ReplicaResponse], lookup: PodReadResult) -> None:
     """Print failures to stderr. Raises `Unavailable` if no replica responded."""
     silent = [response for response in responses if response.page is None]
     if len(silent) == len(responses):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from nodewise import clock, quantity
 from nodewise.cli.explain import missing_decision
-from nodewise.cli.explain.pods import PodLookup
+from nodewise.cli.explain.pods import PodReadResult
 from nodewise.cli.explain.replicas import ReplicaResponse
 from nodewise.extender import decision_document
 from nodewise.extender.attempt_explanation import (
@@ -24,7 +24,7 @@ class PodExplanation(NamedTuple):
 
     pod: str
     """`NAMESPACE/NAME`."""
-    lookup: PodLookup
+    lookup: PodReadResult
     responses: Sequence[ReplicaResponse]
     explanation: Explanation | None
     now: float

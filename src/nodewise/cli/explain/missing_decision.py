@@ -5,13 +5,13 @@ from typing import Final
 
 from nodewise import clock
 from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE
-from nodewise.cli.explain.pods import DEFAULT_SCHEDULER, PodLookup, PodState
+from nodewise.cli.explain.pods import DEFAULT_SCHEDULER, PodReadResult, PodState
 from nodewise.cli.explain.replicas import ReplicaResponse
 
 _MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 
 
-def find_causes(lookup: PodLookup, responses: Sequence[ReplicaResponse]) -> list[str]:
+def find_causes(lookup: PodReadResult, responses: Sequence[ReplicaResponse]) -> list[str]:
     """The possible causes, one sentence each, the most likely one first."""
     causes = [
         *(_causes_in_state(lookup.state) if lookup.state else _causes_without_state(lookup)),
@@ -36,19 +36,20 @@ def label_problem(state: PodState) -> str:
     return ""
 
 
-def _causes_without_state(lookup: PodLookup) -> Iterator[str]:
+def _causes_without_state(lookup: PodReadResult) -> Iterator[str]:
     if lookup.gone:
         yield "there is no such pod now"
         return
     yield (
         f"kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as "
-        f"{_MANAGED_RESOURCES}; name a --kubeconfig and this looks at the pod"
+        f"{_MANAGED_RESOURCES}; with --kubeconfig, nodewise explain also examines the pod"
     )
 
 
 def _causes_in_state(state: PodState) -> Iterator[str]:
     if state.gates:
-        yield f"it has scheduling gates ({', '.join(state.gates)}): nobody tries to place it while they are there"
+        gates = ", ".join(state.gates)
+        yield f"it has scheduling gates ({gates}): no scheduler tries to place it until they are removed"
     mislabelled = label_problem(state)
     if mislabelled:
         yield mislabelled
@@ -61,10 +62,10 @@ def _causes_in_state(state: PodState) -> Iterator[str]:
         yield f"its scheduler is {state.scheduler}: is nodewise an extender in that one's configuration?"
     if state.message and not state.gates:
         yield (
-            f"kube-scheduler says: {state.message}; it asks extenders only about nodes that its own rules leave"
+            f"kube-scheduler reports: {state.message}; it asks extenders only about nodes that its own rules leave"
         )
     elif not state.node and not state.gates:
-        yield "no scheduler has said anything about it yet"
+        yield "no scheduler has reported on it yet"
 
 
 def _causes_in_replicas(state: PodState | None, responses: Sequence[ReplicaResponse]) -> Iterator[str]:
@@ -84,9 +85,9 @@ def _cause_in_replica(response: ReplicaResponse, created: float | None) -> Itera
     """Whether a replica may have dropped the decision about a pod of this creation time."""
     url, page = response.replica.url, response.page
     if page is None:
-        yield f"{url} did not answer: what it decided is not known"
+        yield f"{url} did not respond: its decisions are unknown"
     elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
         yield (
-            f"{url} remembers {page.kept:,} decisions, the oldest of {page.kept_since}: older ones made room "
-            "(--decisions-bytes) or were lost when it started again"
+            f"{url} remembers {page.kept:,} decisions, the oldest of {page.kept_since}: older ones were dropped "
+            "(--decisions-bytes) or lost when it restarted"
         )

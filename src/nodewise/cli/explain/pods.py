@@ -34,7 +34,7 @@ class PodState(NamedTuple):
     """A label key that is nearly the one that names a policy; empty if there is none."""
 
 
-class PodLookup(NamedTuple):
+class PodReadResult(NamedTuple):
     """The result of reading the pod; without a cluster all fields are empty."""
 
     state: PodState | None

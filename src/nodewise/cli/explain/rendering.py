@@ -219,10 +219,10 @@ def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
         rules = [[text or "-", "-", "-", "-"]]
     elif node.details:
         rules.append([_format_details(node), "-", "-", "-"])
-    besides = filter(
+    further_texts = filter(
         None, (agent_values.format_score_parts(node.parts), agent_values.format_values(node.numbers))
     )
-    rules += [[text, "-", "-", "-"] for text in besides]
+    rules += [[text, "-", "-", "-"] for text in further_texts]
     for number, rule in enumerate(rules):
         yield [*(head if not number else ["", "", ""]), *rule]
 

@@ -52,18 +52,18 @@ class ClientCertificate(NamedTuple):
     def context(self) -> ssl.SSLContext:
         """The TLS context. `BadSettings` names files that cannot be used."""
         try:
-            made = ssl.create_default_context(cafile=self.ca or None)
+            context = ssl.create_default_context(cafile=self.ca or None)
             # like the API server's client: accept a CA that every other client accepts
-            made.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if self.cert or self.key:
-                made.load_cert_chain(self.cert, self.key or None)
+                context.load_cert_chain(self.cert, self.key or None)
         except (OSError, ssl.SSLError) as error:
             files = " ".join(filter(None, self))
-            wanted = "PEM files: a certificate, its key, and the CA of the extender's certificate"
+            expected = "PEM files: a certificate, its key, and the CA of the extender's certificate"
             raise BadSettings(
-                "settings", [Problem("--cert, --key, --ca", f"{files}: {error}", wanted)]
+                "settings", [Problem("--cert, --key, --ca", f"{files}: {error}", expected)]
             ) from error
-        return made
+        return context
 
 
 class ReplicaResponse(NamedTuple):

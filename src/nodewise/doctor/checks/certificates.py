@@ -1,4 +1,4 @@
-"""Checks of the certificates between kube-scheduler and nodewise: whose they are, for what, and how long."""
+"""Checks of the certificates between kube-scheduler and nodewise: names, usages, validity and issuers."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -32,7 +32,7 @@ OLDER_FLAGS: Final = frozenset(
 )
 """Flags that only TAS or GAS has; they imply --any-client. A test compares them with those of `cli.older_flags`."""
 _CLIENT_REASONS: Final = ("client_name", "ca_client")
-"""Reasons of refused connections that are the client certificate's fault."""
+"""Reasons of refused connections that are due to the client certificate."""
 
 
 @check("no-ca-file")

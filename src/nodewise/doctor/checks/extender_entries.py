@@ -1,4 +1,4 @@
-"""Checks of nodewise's entries in kube-scheduler's configuration, and of what scores beside them."""
+"""Checks of nodewise's entries in kube-scheduler's configuration, and of other scorers."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -28,7 +28,7 @@ _LOAD_AWARE_PLUGINS: Final = {
     "LoadAwareScheduling": "Koordinator",
     "usage": "Volcano",
 }
-"""Score plugins of other projects that go by measured load, with the project."""
+"""Score plugins of other projects that use measured load, with the project."""
 _GPU_RESOURCES: Final = ("gpu.intel.com/", "nvidia.com/")
 _NAMES_TIMEOUT_S: Final = 1.0
 _LARGE_TIMEOUT_S: Final = 5.0
@@ -81,7 +81,7 @@ def entry_finding(
 
 @check("names-not-used")
 def check_node_cache_capable(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
-    """Without an API server nodewise needs whole nodes; otherwise names are enough."""
+    """Whether nodes are sent whole exactly if nodewise has no API server."""
     for registration in registrations:
         own = extender_beside(registration.scheduler, extenders)
         needs_nodes = own is not None and own.is_set("no_cluster")
@@ -241,7 +241,7 @@ def check_load_aware_scorers(
     extenders: Extenders = (),
     policies: Policies = (),
 ) -> Iterator[Finding]:
-    """Score plugins of other projects beside nodewise's scores, or beside each other."""
+    """Score plugins of other projects together with nodewise's scores, or with each other."""
     id_ = "two-load-aware-scorers"
     for scheduler in schedulers:
         own_entries = [
@@ -271,7 +271,7 @@ def check_similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
 
 
 def _load_scorers(registrations: list[Registration], extenders: Extenders, policies: Policies) -> set[str]:
-    """By which agents and strategies these entries score, as far as that is load."""
+    """The agents and strategies with which these entries score by load."""
     scorers: set[str] = set()
     for registration in registrations:
         if registration.entry.prioritize_verb:
@@ -283,7 +283,7 @@ def _load_scorers(registrations: list[Registration], extenders: Extenders, polic
 
 
 def _load_scoring(agent: str) -> LoadScoring:
-    """As the agent declares it; `none` for an agent that is not installed here."""
+    """How much an agent scores by load, as it declares; `none` for an agent that is not installed here."""
     kind = find_agent(agent)
     return "none" if kind is None else kind.load_scoring
 

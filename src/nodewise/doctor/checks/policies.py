@@ -1,4 +1,4 @@
-"""Checks of policies and of the pods that name them, and of what else a policy needs in this cluster."""
+"""Checks of policies, of the pods that name them, and of what policies need in the cluster."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -154,7 +154,7 @@ def _filters_by_policy(entry: ExtenderEntry) -> bool:
 
 
 def _format_missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
-    """Says that a pod requests no managed resource of any of these entries; one without any gets all pods."""
+    """Says that a pod requests no managed resource of any entry; empty if it does, or if an entry has none."""
     if any(not names or names & {*pod.resources} for names in resources):
         return ""
     listed = ", ".join(sorted(set().union(*resources))[:_MAX_LISTED])
@@ -281,7 +281,7 @@ def check_metrics(
     metrics_apis: tuple[MetricsApiStatus, ...] | None = None,
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
 ) -> Iterator[Result]:
-    """Metrics that no node has. Replicas decide by what they have; what doctor reads counts if no replica says."""
+    """Metrics without values. The replicas' own counts decide; without them, the values that doctor reads."""
     without_finding = dict.fromkeys(policies)
     for metric, users in _policies_by_metric(policies):
         coverage = _coverage(metric, users, metrics or {}, replica_metrics)
@@ -323,8 +323,8 @@ def _coverage(
     metrics: Mapping[str, MetricCoverage | UnavailableFact],
     replica_metrics: tuple[ReplicaMetrics, ...],
 ) -> MetricCoverage | UnavailableFact | None:
-    """Of a metric according to the replicas, to its source, or to a policy's status; None if none of them says."""
-    known = [metrics for metrics in replica_metrics if metric in metrics.metric_nodes]
+    """The coverage of a metric by the replicas' counts, its source or a policy's status; None if it is unknown."""
+    known = [replica for replica in replica_metrics if metric in replica.metric_nodes]
     if known:
         return _coverage_of_replicas(metric, policies, known)
     if metric in metrics:
@@ -337,8 +337,8 @@ def _coverage(
 def _coverage_of_replicas(
     metric: str, policies: list[PolicyEvaluation], replica_metrics: list[ReplicaMetrics]
 ) -> MetricCoverage:
-    nodes = max(metrics.metric_nodes[metric] for metrics in replica_metrics)
-    unmatched = max(metrics.unmatched.get(metric, 0) for metrics in replica_metrics)
+    nodes = max(replica.metric_nodes[metric] for replica in replica_metrics)
+    unmatched = max(replica.unmatched.get(metric, 0) for replica in replica_metrics)
     message = next((policy.unavailable_metrics for policy in policies if policy.unavailable_metrics), "")
     reason = ("" if nodes else message) or f"from {replica_metrics[0].pod}"
     return MetricCoverage(nodes, (f"{unmatched} series",) if unmatched else (), reason)

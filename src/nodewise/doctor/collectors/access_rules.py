@@ -1,4 +1,4 @@
-"""Who may do what: the rights of nodewise's accounts, the admission policies that limit them, and the cluster's CA."""
+"""Collects the missing rights of nodewise's accounts, the admission policies that limit them, and the cluster's CA."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence

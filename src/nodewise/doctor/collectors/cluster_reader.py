@@ -128,7 +128,7 @@ class ClusterReader:
         for _ in range(_LIST_ATTEMPTS):
             try:
                 return await self._read_pages(resource, namespace, dict(selectors or {}), parse, limit)
-            except Expired:
+            except Expired:  # the continue token is too old: read the list from its beginning
                 continue
             except NotFound:
                 return []
@@ -165,7 +165,7 @@ class ClusterReader:
             self.say(f"reading {count:,} {resource.plural}")
             if not token:
                 return objects
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # parsing a page takes time: let other collectors run in between
 
 
 def unavailable(what: str, right: str, error: NodewiseError) -> UnavailableFact:

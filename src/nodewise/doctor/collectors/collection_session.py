@@ -29,7 +29,7 @@ class SchedulerClient(NamedTuple):
 
 
 class ExaminationTarget(NamedTuple):
-    """What the command line says to examine."""
+    """What to examine, according to the command line."""
 
     scheduler_files: Sequence[str] = ()
     scheduler_url: str = ""

@@ -1,1 +1,1 @@
-"""Parsers of what facts are read from. They accept any input: a cluster's objects are written by others. No I/O."""
+"""Parsers of objects and files. They accept any input, because users write a cluster's objects. No I/O."""
