@@ -60,10 +60,11 @@ test-long: $(VENV)/.dev ## every test, with as many cases as are worth hours, an
 laws: $(VENV)/.dev ## look for new cases that break a law, for some minutes
 	@NODEWISE_TESTS=long $(BIN)/pytest tests/laws -n $$(nproc) $(ARGS)
 
-check: $(VENV)/.dev ## format, lint, types, complexity, import contracts, docs
+check: $(VENV)/.dev ## format, lint, names, types, complexity, import contracts, docs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python tools/complexity.py
+	@$(BIN)/python tools/names.py
 	@$(BIN)/lint-imports --no-logo > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/pytest tests/unit/test_docs.py

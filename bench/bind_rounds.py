@@ -162,7 +162,7 @@ def bind_pods(
 @contextlib.contextmanager
 def watching(plane: ControlPlane, path: str) -> Iterator[BindWatch]:
     """Watch the pods at a path until the block ends."""
-    watch, opened = BindWatch(), threading.PodEvent()
+    watch, opened = BindWatch(), threading.Event()
     context = plane.authority.client_context(plane.admin.pair)
     version = plane.api.get(path, limit="1")["metadata"]["resourceVersion"]
     with httpx2.Client(base_url=plane.url, verify=context, timeout=None, trust_env=False) as client:

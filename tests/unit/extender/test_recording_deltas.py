@@ -41,7 +41,7 @@ def rebuild(cluster_states: Sequence[ClusterState]) -> list[ClusterState]:
             for record in recording_deltas.delta_entries(old, changed(old, new), number)
             if record is not None
         ]
-        made += [found for record in records if (found := making.apply(record)) is not None]
+        made += [state for record in records if (state := making.apply(record)) is not None]
     return made
 
 

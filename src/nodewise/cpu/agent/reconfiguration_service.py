@@ -25,7 +25,7 @@ class CpusetWidener(Protocol):
     def widen(self, read: Read, tasks: Collection[Task]) -> None: ...
 
 
-class PodLookup(Protocol):
+class NodePodReader(Protocol):
     """The part of `pod_requests.PodRequests` that is used here."""
 
     def pod(self, uid: str) -> Object | None: ...
@@ -34,7 +34,7 @@ class PodLookup(Protocol):
 class ReconfigurationAuthorizer:
     """Authorizes root on the host, and root in pods of the agent's own namespace."""
 
-    def __init__(self, pods: PodLookup | None, namespace: str) -> None:
+    def __init__(self, pods: NodePodReader | None, namespace: str) -> None:
         self._pods = pods
         self._namespace = namespace
 
