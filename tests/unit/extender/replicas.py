@@ -111,11 +111,11 @@ class LossyApi(FakeApi):
         self.after: Callable[[str, str], None] = lambda verb, path: None
         """Called after each write and before its response."""
 
-    async def _called(self, verb: str, path: str) -> None:
+    async def _record_call(self, verb: str, path: str) -> None:
         if verb != "watch":
             await asyncio.sleep(self.slow_s * self._random.random())
         self.before(verb, path)
-        await super()._called(verb, path)
+        await super()._record_call(verb, path)
 
     async def create(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S

@@ -352,16 +352,16 @@ class TestLost:
 
         async def test(api: LossyApi, replica: Replica) -> None:
             late: list[Any] = []
-            real = api._bound
+            real = api._bind_pod
 
             def held_up(*args: Any) -> bytes:
                 late.append(partial(real, *args))
                 raise lost_call()
 
-            api._bound = held_up  # type: ignore[method-assign]
+            api._bind_pod = held_up  # type: ignore[method-assign]
             assert (await replica.bind(pod(api, "p"))).error
             await replica.bindings.close()
-            api._bound = real  # type: ignore[method-assign]
+            api._bind_pod = real  # type: ignore[method-assign]
             assert (await replica.bind(put_pod(api, "q"))).description == "a"
             for arrives in late:
                 with pytest.raises(Conflict):
@@ -372,7 +372,7 @@ class TestLost:
     def test_one_that_comes_late_while_we_look_keeps_its_entry(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             late: list[Any] = []
-            real = api._bound
+            real = api._bind_pod
 
             def held_up(*args: Any) -> bytes:
                 late.append(partial(real, *args))
@@ -381,7 +381,7 @@ class TestLost:
             def arrive() -> None:
                 late[0]()
 
-            api._bound = held_up  # type: ignore[method-assign]
+            api._bind_pod = held_up  # type: ignore[method-assign]
             api.before = once("patch", "pods", arrive)
             assert (await replica.bind(pod(api, "p"))).error
             await replica.bindings.close()
