@@ -39,7 +39,7 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         # clients and the numbered cases depend on this form and on the names in `to_dict`
-        expected = f"; wanted {self.expected}" if self.expected else ""
+        expected = f"; expected {self.expected}" if self.expected else ""
         return f"{self.field}: {self.found}{expected}" if self.field else f"{self.found}{expected}"
 
     def to_dict(self) -> dict[str, str]:

@@ -380,7 +380,7 @@ def test_nodewise_has_a_certificate_before_the_cluster_signs_for_its_client(
     plane: ControlPlane, sandbox: Sandbox
 ) -> None:
     done = AppliedCertificates(sandbox, plane.admin)("--apply", f"--signer-name={SIGNER}", code=1)
-    assert f"Secret {sandbox.namespace}/nodewise-tls: is not there; wanted `--apply` without" in done.stderr
+    assert f"Secret {sandbox.namespace}/nodewise-tls: is not there; expected `--apply` without" in done.stderr
 
 
 def test_a_signer_whose_authority_nobody_knows_needs_it_to_be_named(

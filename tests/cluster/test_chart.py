@@ -418,14 +418,14 @@ def test_the_webhook_is_installed_by_one_of_two(helm: Helm) -> None:
     switches = "cpu.enabled=true,cpu.setup.enabled=true,cpu.webhook.enabled=true,cpu.webhook.caBundle=QQ=="
     done = helm.run("template", "nodewise", CHART, "--set", f"{switches},cpu.setup.hosts={{node1}}")
     assert done.returncode != 0
-    assert "cpu.webhook.enabled: true beside cpu.setup.hosts; wanted one of them" in done.stderr
+    assert "cpu.webhook.enabled: true beside cpu.setup.hosts; expected one of them" in done.stderr
 
 
 def test_a_cluster_whose_tokens_do_not_name_nodes_gets_no_node_agent(helm: Helm) -> None:
     switches = "cpu.enabled=true,admissionPolicies.enabled=false"
     done = helm.run("template", "nodewise", CHART, "--set", switches, "--kube-version=v1.29.3")
     assert done.returncode != 0
-    assert "cpu.enabled: true on Kubernetes v1.29.3; wanted 1.30 or later" in done.stderr
+    assert "cpu.enabled: true on Kubernetes v1.29.3; expected 1.30 or later" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["nodewise-annotator", "nodewise-certs", "cmk-agent", "cmk-cluster-init"])
@@ -466,7 +466,7 @@ def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, na
 def test_certificates_are_renewed_by_who_made_them(helm: Helm) -> None:
     done = helm.run("template", "nodewise", CHART, "--set", f"{TLS},tls.renewal.enabled=true")
     assert done.returncode != 0
-    assert "tls.renewal.enabled: true beside tls.certManager.enabled; wanted one of them" in done.stderr
+    assert "tls.renewal.enabled: true beside tls.certManager.enabled; expected one of them" in done.stderr
 
 
 def test_what_renews_names_what_the_release_has_other_than_the_defaults(helm: Helm) -> None:
@@ -488,7 +488,7 @@ def test_what_renews_names_what_the_release_has_other_than_the_defaults(helm: He
 def test_a_webhook_that_nobody_would_trust_is_refused(helm: Helm) -> None:
     done = helm.run("template", "nodewise", CHART, "--set", "cpu.enabled=true,cpu.webhook.enabled=true")
     assert done.returncode != 0
-    assert "cpu.webhook.caBundle: empty; wanted" in done.stderr
+    assert "cpu.webhook.caBundle: empty; expected" in done.stderr
 
 
 def test_an_upgrade_keeps_names_and_selectors_and_restarts_for_a_new_setting(

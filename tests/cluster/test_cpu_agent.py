@@ -207,7 +207,7 @@ def test_a_container_gets_what_it_requested_and_no_more(cluster: TwoNodeCluster)
         second = _isolate(place, inside, "true")
         _, stderr = second.communicate()
         assert second.returncode == 125
-        assert "1 held and 1 more wanted; wanted at most 1, which its container requests" in stderr
+        assert "1 held and 1 more wanted; expected at most 1, which its container requests" in stderr
         first.communicate("")
         assert first.returncode == 0
     assert cluster.is_free(place.node)
@@ -217,7 +217,7 @@ def test_a_container_that_requested_nothing_gets_nothing(cluster: TwoNodeCluster
     place = cluster.places[0]
     with _containers(cluster, place, "two", 0, 1) as (without, with_one):
         refused = _isolate(place, without, "true")
-        assert "wanted at most 0, which its container requests" in refused.communicate()[1]
+        assert "expected at most 0, which its container requests" in refused.communicate()[1]
         process = _isolate(place, with_one, "true")
         process.communicate()
         assert (refused.returncode, process.returncode) == (125, 0)

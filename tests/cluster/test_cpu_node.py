@@ -62,7 +62,7 @@ class TestPools:
         assert node.sandbox.api.get(node.config_map) == made
         other = node.init(3)
         assert other.returncode == 1
-        assert "pool exclusive: 2 CPU lists (0,8 1,9); wanted 3 CPU lists" in other.stderr
+        assert "pool exclusive: 2 CPU lists (0,8 1,9); expected 3 CPU lists" in other.stderr
         assert node.sandbox.api.get(node.config_map) == made
         pools = node.answered("describe")["pools"]
         assert list(pools["exclusive"]["cpuLists"]) == ["0,8", "1,9"]
@@ -103,7 +103,7 @@ class TestPools:
     def test_impossible_ones_are_not_begun(self, node: CpuNode) -> None:
         done = node.init(40)
         assert done.returncode == 1
-        assert "pool exclusive: 8 cores available; wanted 40 requested" in done.stderr
+        assert "pool exclusive: 8 cores available; expected 40 requested" in done.stderr
         assert node.sandbox.api.find(node.config_map) is None
 
     def test_a_table_says_who_holds_what(self, node: CpuNode) -> None:

@@ -91,7 +91,7 @@ class TestDecide:
     @pytest.mark.parametrize(
         ("file", "message"),
         [
-            (f"{EXAMPLE}/policy.yaml", "no Node; wanted at least one"),
+            (f"{EXAMPLE}/policy.yaml", "no Node; expected at least one"),
             ("nowhere.yaml", "nowhere.yaml: No such file"),
             ("README.md", "README.md"),
         ],
@@ -105,7 +105,7 @@ class TestDecide:
     def test_neither_files_nor_a_cluster(self) -> None:
         done = run("decide")
         assert done.returncode == 2
-        assert "wanted files to decide from, or --cluster" in done.stderr
+        assert "expected files to decide from, or --cluster" in done.stderr
 
     def test_a_policy_to_try_takes_the_place_of_the_one_of_its_name(self, tmp_path: Path) -> None:
         done = run("decide", EXAMPLE, "--policy", str(stricter(tmp_path)), "-o", "json")
@@ -361,7 +361,7 @@ class TestAgents:
     def test_one_that_does_not_exist(self) -> None:
         done = run("agents", "show", "nope")
         assert done.returncode == 2
-        assert "wanted one of telemetry" in done.stderr
+        assert "expected one of telemetry" in done.stderr
 
 
 class TestSettings:
@@ -383,7 +383,7 @@ class TestSettings:
         file.write_text("sync_perid: 5s\n")
         done = run("extender", "--config", str(file))
         assert done.returncode == 2
-        assert "sync_perid: an unknown setting; wanted sync_period" in done.stderr
+        assert "sync_perid: an unknown setting; expected sync_period" in done.stderr
 
     def test_unknown_agent(self) -> None:
         done = run("extender", "--agents", "telemetry,warp", "--objects-from", EXAMPLE)

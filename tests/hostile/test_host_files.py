@@ -89,7 +89,7 @@ def test_a_backup_has_only_files_written_that_the_command_manages(
     assert not victim.exists()
     ran = host.run("--restore", str(folder), "--replace")
     assert ran.code == 1
-    assert f"{victim}; wanted one that this command manages" in ran.err
+    assert f"{victim}; expected one that this command manages" in ran.err
     assert not victim.exists()
 
 
@@ -137,7 +137,7 @@ def test_a_folder_that_everybody_may_write_to_gets_no_certificates(
     certs.chmod(0o1777)
     ran = host.run(cert_dir=str(certs))
     assert ran.code == 1
-    assert f"{certs}: owner 0, mode 1777; wanted owner root, writable by no one else" in ran.err
+    assert f"{certs}: owner 0, mode 1777; expected owner root, writable by no one else" in ran.err
     assert list(certs.iterdir()) == []
 
 

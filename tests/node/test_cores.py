@@ -95,7 +95,7 @@ def test_every_task_has_its_own_cores(machine: VirtualCpuMachine, place: str, mo
     assert {at: pids for at, pids in lists.items() if pids} == tasks(machine, place)
     late = machine.try_run(f"{CMK} isolate {place} --pool=exclusive true")
     assert (late.code, late.out) == (125, "")
-    assert "pool exclusive: 0 of 2 CPU lists free, 2 held; wanted 1" in late.err
+    assert "pool exclusive: 0 of 2 CPU lists free, 2 held; expected 1" in late.err
     machine.end("a")
     assert machine.run(
         f"{CMK} isolate {place} --pool=exclusive grep -- Cpus_allowed_list /proc/self/status"
@@ -151,7 +151,7 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: VirtualCpuMachine
         f"echo $$ > /sys/fs/cgroup/far/cgroup.procs; {CMK} isolate {place} --pool=exclusive true"
     )
     assert refused.code == 125
-    assert "affinity: CPUs 2-3 cannot be used here, 4-5 can; wanted all of 2-3" in refused.err
+    assert "affinity: CPUs 2-3 cannot be used here, 4-5 can; expected all of 2-3" in refused.err
     machine.start("near", place, "--pool=exclusive", inside="near")
     machine.start("far", place, "--pool=shared", inside="far")
     where = {

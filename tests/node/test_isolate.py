@@ -58,7 +58,7 @@ def test_a_second_one_fails_with_the_reason_and_runs_after_the_first_ended(
     second = cpu_workloads.ended(sandbox, "second")
     assert cpu_workloads.exit_code(second) == 125
     (reason,) = node.log(second, "main")
-    assert "pool exclusive: 0 of 1 CPU lists free, 1 held; wanted 1" in reason
+    assert "pool exclusive: 0 of 1 CPU lists free, 1 held; expected 1" in reason
     sandbox.pods(
         cpu_manager.pod("third", f"exec {ISOLATE} --wait 5m -- busybox echo ran", node.name, cores=0)
     )

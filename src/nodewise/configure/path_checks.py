@@ -63,9 +63,9 @@ def file_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator
     if why:
         yield f'user can\'t create the file at path "{path}", err: open {path}: {why}'
     elif path in {os.path.realpath(other) for other in others if other}:
-        yield f"{path}: is needed as it is; wanted another -d, or another name of the template"
+        yield f"{path}: is needed as it is; expected another -d, or another name of the template"
     elif content := _foreign_content(path):
-        yield f"{path}: holds {content}, which would be lost; wanted another -d, or another name of the template"
+        yield f"{path}: holds {content}, which would be lost; expected another -d, or another name of the template"
 
 
 def folder_problems(path: str, *, writes: bool) -> Iterator[str]:
@@ -78,7 +78,7 @@ def folder_problems(path: str, *, writes: bool) -> Iterator[str]:
     elif writes and (why := _write_refusal(there) or _trust_problem(path)):
         yield f"{path}: {why}"
     elif (name := find_cluster_file(path)) is not None:
-        yield f"{path}: the cluster's own certificates are there, such as {name}; wanted a folder of its own"
+        yield f"{path}: the cluster's own certificates are there, such as {name}; expected a folder of its own"
 
 
 def backup_folder_problems(path: str) -> Iterator[str]:

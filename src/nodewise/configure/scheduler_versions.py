@@ -68,7 +68,7 @@ def parse_version(text: str) -> SchedulerVersion:
 
 def _supported(major: int, minor: int, where: str) -> SchedulerVersion:
     if major != 1:
-        raise BadInput(f"not supported error: {where}: unsupported major version {major}; wanted 1")
+        raise BadInput(f"not supported error: {where}: unsupported major version {major}; expected 1")
     if minor < OLDEST:
         raise BadInput(f"not supported error: {where}: k8s version older than 1.{OLDEST} isn't supported")
     return SchedulerVersion(minor)

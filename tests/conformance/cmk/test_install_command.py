@@ -16,21 +16,21 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
 def test_a_folder_that_is_not_ready(tmp_path: Path) -> None:
     done = run("--from", tmp_path, "--install-dir", tmp_path / "bin")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"{tmp_path}: not a ready folder; wanted the program cmk" in done.stderr
+    assert f"{tmp_path}: not a ready folder; expected the program cmk" in done.stderr
     assert not (tmp_path / "bin").exists()
 
 
 def test_a_folder_to_build_that_is_there(tmp_path: Path) -> None:
     done = run("--build", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{tmp_path}: exists; wanted a new folder" in done.stderr
+    assert f"{tmp_path}: exists; expected a new folder" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mount_that_no_container_can_have() -> None:
     done = run("--mount-path", "opt/bin")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--mount-path: opt/bin; wanted an absolute path" in done.stderr
+    assert "--mount-path: opt/bin; expected an absolute path" in done.stderr
 
 
 def test_a_program_that_names_no_loader(tmp_path: Path) -> None:
@@ -41,7 +41,8 @@ def test_a_program_that_names_no_loader(tmp_path: Path) -> None:
     done = run("--from", ready, "--install-dir", host)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "cannot relocate the program: executable: b'#!/bin/s'; wanted a 64-bit ELF executable" in done.stderr
+        "cannot relocate the program: executable: b'#!/bin/s'; expected a 64-bit ELF executable"
+        in done.stderr
     )
     assert not host.exists()
 

@@ -96,7 +96,7 @@ def test_a_cpuset_that_forbids_the_pool_is_an_error(two: DirectoryNode, pool: st
         inside = ["sh", "-c", 'echo $$ > "$0/tasks" && exec "$@"', str(group)]
         done = run([*inside, *two.words(f"--pool={pool}", *show_command())])
         assert done.returncode == FAILED
-        assert f"CPUs 1 cannot be used here, 0 can; wanted all of {wanted}" in done.stderr
+        assert f"CPUs 1 cannot be used here, 0 can; expected all of {wanted}" in done.stderr
         assert two.holders() == {}
         assert parse_output(run([*inside, *two.words("--pool=exclusive", *show_command())]))["cpus"] == [0]
 
@@ -111,7 +111,7 @@ def test_a_state_that_cannot_be_read_is_named(two: DirectoryNode) -> None:
     (two.root / "pools/exclusive/0/1/tasks").write_text("17,x")
     done = run(cpu(two, *show_command()))
     assert done.returncode == FAILED
-    assert "config.exclusive.0.1: 'x'; wanted a whole number" in done.stderr
+    assert "config.exclusive.0.1: 'x'; expected a whole number" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_a_state_that_cannot_be_read_is_named(two: DirectoryNode) -> None:
     [
         (["--pool=exclusive"], "command: not given"),
         (["--pool=exclusive", "--socket-id=x", "true"], "--socket-id: 'x'"),
-        (["--pool=exclusive", "--socket-id=7", "true"], "--socket-id: 7; wanted one of 0"),
+        (["--pool=exclusive", "--socket-id=7", "true"], "--socket-id: 7; expected one of 0"),
         (["--pool=exclusive", "--wait=long", "true"], "--wait: 'long'"),
         (
             ["--pool=exclusive", "--no", "--n=x", "true"],
-            "--n: not one option; wanted --no-affinity or --namespace",
+            "--n: not one option; expected --no-affinity or --namespace",
         ),
-        (["--pool=exclusive", "--no-affinity=1", "true"], "--no-affinity: '1'; wanted no value"),
+        (["--pool=exclusive", "--no-affinity=1", "true"], "--no-affinity: '1'; expected no value"),
         (["true", "--pool"], "--pool: nothing after it"),
         (["--pool=exclusive", "ls", "-l"], "-l: no such option"),
     ],
@@ -160,7 +160,7 @@ def test_isolate_waits_for_a_free_list_and_ends_at_a_signal(two: DirectoryNode) 
         taken = {"CMK_NUM_CORES": "2", "CMK_LOG_LEVEL": "debug"}
         done = run(cpu(two, *show_command()), taken)
         assert done.returncode == FAILED
-        assert "pool exclusive: 1 of 2 CPU lists free, 1 held; wanted 2" in done.stderr
+        assert "pool exclusive: 1 of 2 CPU lists free, 1 held; expected 2" in done.stderr
         with start(cpu(two, "--wait=1h", *show_command()), taken) as waiting:
             assert waiting.stderr
             assert "trying again" in waiting.stderr.readline()

@@ -106,10 +106,10 @@ def test_a_plain_list_for_core_power_names_the_first_of_two_classes(tmp_path: Pa
     ("options", "code", "message"),
     [
         (("--num-exclusive-cores", "many"), 2, "--num-exclusive-cores"),
-        (("--num-exclusive-cores", "-1"), 1, "number of exclusive cores: -1; wanted 0 or more"),
+        (("--num-exclusive-cores", "-1"), 1, "number of exclusive cores: -1; expected 0 or more"),
         (("--sst-bf", "1-"), 2, "--sst-bf: '1-'"),
-        (("--sst-bf", "2,99"), 2, "--sst-bf: CPUs 99; wanted CPUs that are online: 0-15"),
-        (("--sst-cp", "turbo=1"), 2, "--sst-cp: 'turbo=1'; wanted CLASS=LIST"),
+        (("--sst-bf", "2,99"), 2, "--sst-bf: CPUs 99; expected CPUs that are online: 0-15"),
+        (("--sst-cp", "turbo=1"), 2, "--sst-cp: 'turbo=1'; expected CLASS=LIST"),
         (("--excl-non-isolcpus", "20"), 1, "--excl-non-isolcpus: cores that are not on this machine: 20"),
     ],
 )
@@ -124,7 +124,7 @@ def test_an_impossible_plan_names_the_option(
 def test_a_folder_without_a_machine_is_an_error(tmp_path: Path) -> None:
     done = run("topology", "--sysfs", tmp_path)
     assert done.returncode == 1
-    assert "no CPU that is online; wanted the folders `sys` and `proc` of a machine" in done.stderr
+    assert "no CPU that is online; expected the folders `sys` and `proc` of a machine" in done.stderr
 
 
 def test_the_older_programs_variable_names_the_folder(

@@ -156,7 +156,7 @@ def test_100_pools_are_described() -> None:
 
 
 def test_104_an_unknown_pool_is_an_error() -> None:
-    with pytest.raises(BadInput, match="pool 'foo'; wanted exclusive"):
+    with pytest.raises(BadInput, match="pool 'foo'; expected exclusive"):
         configmap.parse_texts(ConfigMapTexts("foo: {0: {'1': []}}"))
 
 

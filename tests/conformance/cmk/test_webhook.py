@@ -261,7 +261,7 @@ def bad_mutations(folder: Path) -> None:
         assert "nodewise_cpu_mutations_failing 0.0" in httpx2.get(f"{running.health}/metrics").text
     ended = started(folder, "--insecure=True", mutations={"perPod": [1]})
     assert ended.returncode == 2
-    assert "mutations.perPod: [1]; wanted a mapping" in ended.stderr
+    assert "mutations.perPod: [1]; expected a mapping" in ended.stderr
 
 
 def edited_mutations(folder: Path) -> None:
@@ -289,7 +289,7 @@ def no_certificate(folder: Path) -> None:
             assert running.log_line_has("info", "cpu_webhook_mutual", "cafile=")
     ended = started(folder, "--insecure=perhaps")
     assert ended.returncode == 2
-    assert "--insecure: 'perhaps'; wanted true or false" in ended.stderr
+    assert "--insecure: 'perhaps'; expected true or false" in ended.stderr
 
 
 def client_certificate(folder: Path) -> None:

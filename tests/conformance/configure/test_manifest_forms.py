@@ -414,7 +414,7 @@ def test_the_command_line(host, words, wanted):
         (None, "command is not an array type in manifest file"),
         (["kube-scheduler", 5], "command array item is not a string type in manifest file"),
         ([], "'command' missing"),
-        (["/bin/sh", "-c", "exec kube-scheduler --v=2"], "'/bin/sh'; wanted kube-scheduler"),
+        (["/bin/sh", "-c", "exec kube-scheduler --v=2"], "'/bin/sh'; expected kube-scheduler"),
     ],
 )
 def test_command_lines_that_cannot_be_edited(host, value, says):

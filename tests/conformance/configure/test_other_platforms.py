@@ -109,7 +109,7 @@ def test_the_second_schedulers_name(host):
 def test_names_that_no_object_can_have(host, mode, flag, seen):
     ran = host.configure("--mode", mode, "--kubernetes-version", "1.36", flag, seen)
     assert (ran.code, ran.out) == (2, "")
-    assert f"{flag}: {seen!r}; wanted" in ran.err
+    assert f"{flag}: {seen!r}; expected" in ran.err
 
 
 def test_the_version_has_to_be_known(host):

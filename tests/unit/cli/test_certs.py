@@ -128,7 +128,7 @@ def test_another_ones_file_is_not_written_over_unless_it_is_to_be_replaced(tmp_p
         (tmp_path / name).symlink_to("others")
     else:
         (tmp_path / name).write_text("mine")
-    with pytest.raises(BadInput, match=f"{name}: was not written by nodewise certs; wanted --replace"):
+    with pytest.raises(BadInput, match=f"{name}: was not written by nodewise certs; expected --replace"):
         run("--host", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} <= {name, "others"}
     run("--host", tmp_path, "--replace")
@@ -296,7 +296,7 @@ def test_files_keep_the_owner_that_somebody_gave_them(tmp_path: Path) -> None:
         (["--apply", "--host", "x"], "--apply --host: given together"),
         (["--cert-manager", "--apply"], "--apply --cert-manager: given together"),
         (["--systemd"], "--systemd: without --host"),
-        (["--restarted"], "--restarted: given; wanted together with --apply or --host"),
+        (["--restarted"], "--restarted: given; expected together with --apply or --host"),
         (["--signer-name", "x", "--host", "y"], "--signer-name: with --host"),
         (["--secret", "a", "--client-secret", "a"], "--client-secret: the same as --secret"),
         (["--name", "a_b"], "--name: 'a_b'"),

@@ -200,10 +200,10 @@ def test_command_lines_of_cmk(arguments: list[str], ours: list[str]) -> None:
     [
         (
             ["init", "--num=2"],
-            "--num: the beginning of several options; wanted one of --num-exclusive-cores, --num-shared-cores",
+            "--num: the beginning of several options; expected one of --num-exclusive-cores, --num-shared-cores",
         ),
         (["init", "--num-shared"], "--num-shared-cores: no value"),
-        (["reconcile", "--publish=no"], "--publish: the value 'no'; wanted none"),
+        (["reconcile", "--publish=no"], "--publish: the value 'no'; expected none"),
     ],
 )
 def test_what_docopt_does_not_understand(arguments: list[str], message: str) -> None:

@@ -235,16 +235,16 @@ def test_flags_and_variables_win_over_a_section(tmp_path: Path) -> None:
 
 
 BAD_SECTIONS = {
-    "an unknown key": ("first: {sahre: 1}", "f.yaml: first: sahre: an unknown setting; wanted share"),
-    "another agent's key": ("second: {share: 1}", "f.yaml: second: share: an unknown setting; wanted"),
-    "an unknown agent": ("frist: {share: 1}", "f.yaml: frist: an unknown setting; wanted first"),
-    "no mapping": ("first: 1", "f.yaml: first: an unknown setting; wanted"),
+    "an unknown key": ("first: {sahre: 1}", "f.yaml: first: sahre: an unknown setting; expected share"),
+    "another agent's key": ("second: {share: 1}", "f.yaml: second: share: an unknown setting; expected"),
+    "an unknown agent": ("frist: {share: 1}", "f.yaml: frist: an unknown setting; expected first"),
+    "no mapping": ("first: 1", "f.yaml: first: an unknown setting; expected"),
     "one setting twice": ("first: {share: 1, first_share: 2}", "f.yaml: first: first_share: the setting is here"),
     "a wrong word": ("old: {when_missing: never}", "f.yaml: old: when_missing: 'never' is not one of 'accept', "),
     "half of a whole number": ("first: {share: 1.5}", "f.yaml: first: share: '1.5' is not a valid integer"),
-    "a list": ("first: {share: [1]}", "f.yaml: first: share: [1]; wanted one value"),
-    "a mapping": ("wait: {share: 1}", "f.yaml: wait: {'share': 1}; wanted one value"),
-    "out of bounds": ("first: {wait: -1}", "f.yaml: first: first_wait: -1.0; wanted Expected `float` >= 0"),
+    "a list": ("first: {share: [1]}", "f.yaml: first: share: [1]; expected one value"),
+    "a mapping": ("wait: {share: 1}", "f.yaml: wait: {'share': 1}; expected one value"),
+    "out of bounds": ("first: {wait: -1}", "f.yaml: first: first_wait: -1.0; expected Expected `float` >= 0"),
     "no key": ("first: {1: 2}", "f.yaml: first: 1: an unknown setting"),
 }  # fmt: skip
 

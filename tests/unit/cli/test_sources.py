@@ -42,7 +42,7 @@ REFUSED: dict[str, tuple[list[str], SourceDependencies, str]] = {
     "an unknown one": (
         ["datadog"],
         dependencies(),
-        "--metrics: 'datadog'; wanted auto, custom, resource, prometheus or file",
+        "--metrics: 'datadog'; expected auto, custom, resource, prometheus or file",
     ),
     "no path": (["file:"], dependencies(), "'file:'"),
     "a path where none belongs": (["custom:x"], dependencies(), "'custom:x'"),

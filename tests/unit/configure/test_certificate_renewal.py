@@ -280,7 +280,7 @@ def test_no_authoritys_key_is_in_anything() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"names": ("a_b",)}, "--name: 'a_b'; wanted a host name or an IP address"),
+        ({"names": ("a_b",)}, "--name: 'a_b'; expected a host name or an IP address"),
         ({"client_name": ""}, "--client-name"),
         ({"client_name": "a" * 65}, "--client-name"),
         ({"lifetime": timedelta(seconds=1)}, "--lifetime"),

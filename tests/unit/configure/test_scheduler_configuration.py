@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[list[AgentRole], dict[str, Any], str]] = {
     "plain http to another machine": ([RANK], {"url": "http://10.0.0.1:1"}, "--plain-http"),
     "a name that begins like loopback": ([RANK], {"url": "http://127.0.0.1.nip.io:1"}, "--plain-http"),
     "https without a CA": (
-        [RANK], {"url": "https://n:1", "files": EntryFiles("", "c", "k")}, "--ca: not given; wanted file names",
+        [RANK], {"url": "https://n:1", "files": EntryFiles("", "c", "k")}, "--ca: not given; expected file names",
     ),
     "https without a certificate of its own": (
         [RANK], {"url": "https://n:1", "files": EntryFiles("ca")}, "--cert, --key: not given",
@@ -165,17 +165,17 @@ REFUSED: dict[str, tuple[list[AgentRole], dict[str, Any], str]] = {
     "no host": ([RANK], {"url": "http://"}, "--url"),
     "no port number": ([RANK], {"url": "http://127.0.0.1:http"}, "--url"),
     "a line break": ([RANK], {"url": "http://127.0.0.1:1\n"}, "--url"),
-    "two that bind": ([BINDER, BINDER], {"one_entry_per_agent": True}, "wanted one agent that binds"),
+    "two that bind": ([BINDER, BINDER], {"one_entry_per_agent": True}, "expected one agent that binds"),
     "a guard whose pods nothing would mark any more": (
-        [GUARD, RANK], {}, "guard for pods that ask for a resource, rank for all pods; wanted --one-entry-per-agent",
+        [GUARD, RANK], {}, "guard for pods that ask for a resource, rank for all pods; expected --one-entry-per-agent",
     ),
-    "a filter that nobody would ask": ([GATE], {}, "gate filters, and nothing marks its pods; wanted --filter-all"),
-    "a weight of 0": ([RANK], {"weights": {"": 0}}, "--weights: 0; wanted a whole number from 1"),
+    "a filter that nobody would ask": ([GATE], {}, "gate filters, and nothing marks its pods; expected --filter-all"),
+    "a weight of 0": ([RANK], {"weights": {"": 0}}, "--weights: 0; expected a whole number from 1"),
     "a weight without bounds": ([RANK], {"weights": {"": 10**18}}, "--weights"),
     "a weight of an agent that is not asked": (
-        [RANK], {"weights": {"risk": 5}, "one_entry_per_agent": True}, "--weights: 'risk'; wanted one of rank",
+        [RANK], {"weights": {"risk": 5}, "one_entry_per_agent": True}, "--weights: 'risk'; expected one of rank",
     ),
-    "weights by agent of one entry": ([RANK], {"weights": {"rank": 5}}, "wanted --one-entry-per-agent"),
+    "weights by agent of one entry": ([RANK], {"weights": {"rank": 5}}, "expected --one-entry-per-agent"),
 }  # fmt: skip
 
 

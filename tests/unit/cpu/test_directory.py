@@ -57,14 +57,14 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
         ({"pools/a/exclusive": "1", "pools/a/0/x/tasks": ""}, "config.a.0: 'x'"),
         (
             {"pools/a/exclusive": "1", "pools/a/0/1/tasks": "1;2"},
-            "config.a.0.1: '1;2'; wanted a whole number",
+            "config.a.0.1: '1;2'; expected a whole number",
         ),
         (
             {"pools/dataplane/exclusive": "1", "pools/exclusive/exclusive": "1"},
-            "pools/dataplane: beside pools/exclusive; wanted one of the two",
+            "pools/dataplane: beside pools/exclusive; expected one of the two",
         ),
-        ({"tasks.json": "{"}, "tasks.json: '{'; wanted JSON"),
-        ({"tasks.json": "[]"}, "wanted a mapping"),
+        ({"tasks.json": "{"}, "tasks.json: '{'; expected JSON"),
+        ({"tasks.json": "[]"}, "expected a mapping"),
     ],
 )
 def test_invalid_files_are_named(files: dict[str, str | None], message: str) -> None:

@@ -114,7 +114,7 @@ class TestView:
 
 def test_agents_that_need_a_cluster_are_named() -> None:
     clusterless_snapshots.check_objects([kind()], {"heats": None})
-    with pytest.raises(BadSettings, match="agent heats; wanted a cluster: it reads things"):
+    with pytest.raises(BadSettings, match="agent heats; expected a cluster: it reads things"):
         clusterless_snapshots.check_objects(
             [kind(Watched("things", THINGS, HeatNodeFields))], {"heats": None}
         )
@@ -126,6 +126,6 @@ def test_agents_that_go_by_metrics_are_named() -> None:
 
     clusterless_snapshots.check_metrics({"heats": state()})
     with pytest.raises(
-        BadSettings, match="agent heats; wanted a cluster: a request brings no metrics, such as heat"
+        BadSettings, match="agent heats; expected a cluster: a request brings no metrics, such as heat"
     ):
         clusterless_snapshots.check_metrics({"heats": state(MetricRequest("heat"))})

@@ -63,7 +63,7 @@ class TestTape:
             (gzip.compress(b'{"kind":"end","why":"full"}\n'), "header: none"),
             (recording_of(Record(HEADER))[:-8] + bytes(8), "incorrect data check"),
             (gzip.compress(b'{"kind":"recording","format":9,"nodewise":"7","agents":[],"sync_period_s":5,"at":1}\n'),
-             "format: 9, by nodewise 7; wanted 1"),
+             "format: 9, by nodewise 7; expected 1"),
         ],
         ids=["empty", "no gzip", "no kind", "no header", "wrong checksum", "of a later format"],
     )  # fmt: skip
@@ -129,7 +129,7 @@ class TestRecording:
         recorded.ask("/scheduler/filter", b"garbage")
         exchange = records(recorded.finish())[1]
         assert (exchange.entry.error, exchange.blobs[0]) == ("BadInput", b"garbage")  # type: ignore[union-attr]
-        assert b"wanted an ExtenderArgs object" in exchange.blobs[1]
+        assert b"expected an ExtenderArgs object" in exchange.blobs[1]
 
     def test_it_ends_at_its_limit_and_says_so_once(self, capsys: Any) -> None:
         recorded = RecordedExtender(max_bytes=400)

@@ -364,7 +364,7 @@ def test_more_than_any_cluster_has_is_refused_before_it_is_built(request_body: b
 
 
 def test_more_victims_than_any_cluster_has_are_refused() -> None:
-    with pytest.raises(BadInput, match="body: 4194305 values; wanted at most 4194304"):
+    with pytest.raises(BadInput, match="body: 4194305 values; expected at most 4194304"):
         READER.decode_preemption(_filled(b'"NodeNameToMetaVictims":{"a":{"Pods":[', b"{},", 2**22, b"{}]}}}"))
 
 

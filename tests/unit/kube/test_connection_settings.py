@@ -106,7 +106,7 @@ def test_a_certificate_that_does_not_match_its_key(authority: trustme.CA, pair: 
     with pytest.raises(BadSettings) as raised:
         tls.context(chosen(user=identity(pair, key=other)))
     assert str(raised.value) == (
-        "kubeconfig F, context x: client-certificate, client-key: KEY_VALUES_MISMATCH; wanted an unencrypted pair "
+        "kubeconfig F, context x: client-certificate, client-key: KEY_VALUES_MISMATCH; expected an unencrypted pair "
         "in PEM (is the key the one of this certificate?)"
     )
 
@@ -116,7 +116,7 @@ def test_a_certificate_that_does_not_match_its_key(authority: trustme.CA, pair: 
     [("client-certificate-data", "client-key"), ("client-key-data", "client-certificate")],
 )
 def test_half_a_pair(pair: trustme.LeafCert, field: str, missing: str) -> None:
-    with pytest.raises(BadSettings, match=f"{missing}: not set; wanted certificate and key, or neither"):
+    with pytest.raises(BadSettings, match=f"{missing}: not set; expected certificate and key, or neither"):
         tls.context(chosen(user={field: identity(pair)[field]}))
 
 
@@ -287,7 +287,7 @@ def test_who_shows_a_certificate_needs_no_token() -> None:
 
 
 def test_an_auth_provider_is_refused_with_a_remedy() -> None:
-    with pytest.raises(BadSettings, match="wanted exec"):
+    with pytest.raises(BadSettings, match="expected exec"):
         auth_of({"auth-provider": {"name": "gcp"}})
 
 

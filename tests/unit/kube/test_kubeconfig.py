@@ -51,36 +51,43 @@ WRONG = [
     pytest.param("- a", "", "YAML of kind Config", id="a list"),
     pytest.param("", "", "YAML of kind Config", id="empty"),
     pytest.param("\x00", "", "YAML of kind Config", id="binary"),
-    pytest.param(config(clusters={"c": {}}), "", "clusters: {'c': {}}; wanted a list", id="clusters no list"),
     pytest.param(
-        config(users=[{"user": {}}]), "", "users: {'user': {}}; wanted entries with a name", id="no name"
+        config(clusters={"c": {}}), "", "clusters: {'c': {}}; expected a list", id="clusters no list"
     ),
     pytest.param(
-        config(users=[{"name": "u", "user": 3}]), "", "user u: 3; wanted a mapping", id="a user of wrong type"
+        config(users=[{"user": {}}]), "", "users: {'user': {}}; expected entries with a name", id="no name"
     ),
-    pytest.param(config(), "y", "context: there is none named 'y'; wanted one of 'x'", id="no such context"),
+    pytest.param(
+        config(users=[{"name": "u", "user": 3}]),
+        "",
+        "user u: 3; expected a mapping",
+        id="a user of wrong type",
+    ),
+    pytest.param(
+        config(), "y", "context: there is none named 'y'; expected one of 'x'", id="no such context"
+    ),
     pytest.param(
         config(clusters=[]),
         "",
-        "cluster: there is none named 'c'; wanted clusters, but the file has none",
+        "cluster: there is none named 'c'; expected clusters, but the file has none",
         id="no such cluster",
     ),
     pytest.param(
         config(users=[{"name": "v", "user": {}}]),
         "",
-        "user: there is none named 'u'; wanted one of 'v'",
+        "user: there is none named 'u'; expected one of 'v'",
         id="no such user",
     ),
     pytest.param(
         config(**{"current-context": ""}),
         "",
-        "current-context: not set; wanted one of 'x' (give one with --context)",
+        "current-context: not set; expected one of 'x' (give one with --context)",
         id="no current context",
     ),
     pytest.param(
         config(clusters=[{"name": "c", "cluster": {}}]),
         "",
-        "cluster c: server: not set; wanted https://host:port",
+        "cluster c: server: not set; expected https://host:port",
         id="no server",
     ),
 ]
@@ -99,7 +106,7 @@ def test_a_file_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> No
     with pytest.raises(BadSettings) as raised:
         load_context(tmp_path / "none")
     assert str(raised.value) == (
-        f"no way to an API server: --kubeconfig: there is no file {tmp_path / 'none'}; wanted a kubeconfig file "
+        f"no way to an API server: --kubeconfig: there is no file {tmp_path / 'none'}; expected a kubeconfig file "
         "(give a kubeconfig with --kubeconfig, or set KUBECONFIG)"
     )
     with pytest.raises(BadSettings, match="is a folder"):

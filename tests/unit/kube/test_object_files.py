@@ -119,10 +119,10 @@ def test_all_that_cannot_be_read_is_told_together(tmp_path: Path) -> None:
     problems = [str(problem).replace(f"{tmp_path}/", "") for problem in raised.value.problems]
     assert problems[0].startswith("broken.yaml, document 1: while parsing a flow node")
     assert problems[1:] == [
-        """kindless.yaml, document 1: '{"a":1}'; wanted an object with apiVersion and kind""",
-        "list.json, document 1, items[1]: `int`; wanted `object`",
-        "none.yaml: No such file or directory; wanted a file that can be read",
-        "empty: a folder without such files; wanted files in .yaml, .yml, .json",
+        """kindless.yaml, document 1: '{"a":1}'; expected an object with apiVersion and kind""",
+        "list.json, document 1, items[1]: `int`; expected `object`",
+        "none.yaml: No such file or directory; expected a file that can be read",
+        "empty: a folder without such files; expected files in .yaml, .yml, .json",
     ]
 
 
@@ -132,7 +132,7 @@ def test_objects_that_cannot_be_decoded_are_named_with_file_document_and_field(t
     with pytest.raises(BadInput) as raised:
         names(objects)
     assert str(raised.value).replace(f"{tmp_path}/", "") == (
-        "objects of kind Node: f.yaml, document 2: metadata.labels[...]: `int`; wanted `str`; "
+        "objects of kind Node: f.yaml, document 2: metadata.labels[...]: `int`; expected `str`; "
         "f.yaml, document 3: Object missing required field `metadata`"
     )
 

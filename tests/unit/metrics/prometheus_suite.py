@@ -232,7 +232,7 @@ class PrometheusSuite:
             fetch(prometheus({}), query="temp{")
 
     def test_a_number_is_no_series(self, prometheus: Holding) -> None:
-        with pytest.raises(BadInput, match="scalar; wanted series"):
+        with pytest.raises(BadInput, match="scalar; expected series"):
             fetch(prometheus({}), query="1")
 
     def test_a_long_query_is_asked_too(self, prometheus: Holding) -> None:

@@ -104,7 +104,7 @@ REFUSALS: dict[str, tuple[int, Any, type[NodewiseError], str]] = {
     "a good status with bad news": (200, error_response("internal", "x"), BadInput, "status 'error'"),
     "something else": (200, b"hello", BadInput, "Prometheus' JSON"),
     "deep": (200, b"[" * 100_000, BadInput, "Prometheus' JSON"),
-    "no data": (200, {"status": "success"}, BadInput, "nothing; wanted series"),
+    "no data": (200, {"status": "success"}, BadInput, "nothing; expected series"),
 }
 
 
@@ -209,15 +209,15 @@ class TestSecrets:
 
 
 BAD_SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "no scheme": ("prometheus:9090", {}, "--prometheus-url: 'prometheus:9090'; wanted http://host:port"),
-    "another scheme": ("ftp://h", {}, "wanted http://host:port"),
-    "no host": ("http://", {}, "wanted http://host:port"),
+    "no scheme": ("prometheus:9090", {}, "--prometheus-url: 'prometheus:9090'; expected http://host:port"),
+    "another scheme": ("ftp://h", {}, "expected http://host:port"),
+    "no host": ("http://", {}, "expected http://host:port"),
     "a bad port": ("http://h:x", {}, "no URL"),
     "a query": ("http://h?x=s3cret", {}, "http://h with . or #"),
     "a password in the URL": (
         "http://me:s3cret@h",
         {},
-        "a URL with credentials in it; wanted --prometheus-user",
+        "a URL with credentials in it; expected --prometheus-user",
     ),
     "two ways to say who": (
         "http://h",
@@ -227,7 +227,7 @@ BAD_SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a user alone": (
         "http://h",
         {"user": "u"},
-        "--prometheus-password-file is given; wanted both or neither",
+        "--prometheus-password-file is given; expected both or neither",
     ),
     "a certificate alone": ("http://h", {"cert": "c"}, "--prometheus-key is given"),
     "no CA": ("http://h", {"ca": "/nowhere"}, "--prometheus-ca: /nowhere"),

@@ -124,7 +124,7 @@ FAILURES: dict[str, tuple[Any, type[NodewiseError], str]] = {
         "metrics.k8s.io is not registered.*install metrics-server",
     ),
     "not answering": (Unavailable("get: 503"), Unavailable, "503"),
-    "empty": ({"items": []}, Unavailable, "an empty list; wanted what a node uses"),
+    "empty": ({"items": []}, Unavailable, "an empty list; expected what a node uses"),
     "null": ({"items": None}, Unavailable, "an empty list"),
     "no list": (b"[]", BadInput, "a NodeMetricsList"),
     "garbage": (b"garbage", BadInput, "a NodeMetricsList"),

@@ -123,7 +123,7 @@ class TestCustom:
 
     @pytest.mark.parametrize("empty", [{"items": []}, {"items": None}, {}])
     def test_an_empty_list_is_no_answer(self, empty: Any) -> None:
-        with pytest.raises(Unavailable, match="an empty list; wanted a value of a node"):
+        with pytest.raises(Unavailable, match="an empty list; expected a value of a node"):
             fetch(empty)
 
     @pytest.mark.parametrize("body", [b"garbage", b"[]", b"", b"[" * 100_000])
@@ -185,7 +185,7 @@ class TestFiles:
     def test_a_line_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
         file = tmp_path / "m.csv"
         file.write_text("a,m\n")
-        with pytest.raises(BadInput, match=r"m\.csv, line 1: a,m; wanted node,metric,value"):
+        with pytest.raises(BadInput, match=r"m\.csv, line 1: a,m; expected node,metric,value"):
             self.read(file)
 
     def test_an_item_without_a_metric_is_named(self, tmp_path: Path) -> None:

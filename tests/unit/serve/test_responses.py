@@ -29,8 +29,8 @@ def test_the_words_on_the_wire():
     response = responses.refusal_response(431, Problem("header", "9000 bytes", "at most 8192"))
     assert responses.encode_closing_response(response) == (
         b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-        b"content-type: application/json\r\ncontent-length: 161\r\nconnection: close\r\n\r\n"
-        b'{"error":"Request Header Fields Too Large: header: 9000 bytes; wanted at most 8192",'
+        b"content-type: application/json\r\ncontent-length: 163\r\nconnection: close\r\n\r\n"
+        b'{"error":"Request Header Fields Too Large: header: 9000 bytes; expected at most 8192",'
         b'"problems":[{"field":"header","seen":"9000 bytes","wanted":"at most 8192"}]}\n'
     )
 

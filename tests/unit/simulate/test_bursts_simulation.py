@@ -198,7 +198,7 @@ def test_the_table_and_the_lines_have_the_runs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--agents", "gpu"], "--agents: gpu; wanted"),
+        (["--agents", "gpu"], "--agents: gpu; expected"),
         (["--agents", "safe", "--statistics", "metrics"], "there are no metrics here"),
         (["--agents", "nobody"], "nobody"),
         (["--agents", "safe", "--weights", "congestion=2"], "congestion=2"),

@@ -172,7 +172,7 @@ def test_victims_that_are_not_there_are_refused() -> None:
 def test_certificates_that_cannot_be_read_are_settings_to_mend() -> None:
     tls = {"tlsConfig": {"caFile": "no-such-ca"}}
     with (
-        pytest.raises(BadSettings, match=r"no-such-ca.*wanted PEM files"),
+        pytest.raises(BadSettings, match=r"no-such-ca.*expected PEM files"),
         extender(fake_extender.answering(), **tls),
     ):
         pass

@@ -36,9 +36,9 @@ def test_ignorable_ones_are_asked_last() -> None:
 
 
 BROKEN = {
-    "no weight": ({"prioritizeVerb": "prioritize"}, r"extenders\[0\].weight: 0; wanted a positive weight"),
+    "no weight": ({"prioritizeVerb": "prioritize"}, r"extenders\[0\].weight: 0; expected a positive weight"),
     "a key that is none": ({"filterverb": "filter"}, "unknown field `filterverb`"),
-    "a verb that is not modelled": ({"bindVerb": "bind"}, r"extenders\[0\].bindVerb: 'bind'; wanted none"),
+    "a verb that is not modelled": ({"bindVerb": "bind"}, r"extenders\[0\].bindVerb: 'bind'; expected none"),
     "a time that is none": ({"httpTimeout": "soon"}, r"extenders\[0\].httpTimeout: 'soon' is no duration"),
     "a CA that nobody looks at": (
         {"tlsConfig": {"insecure": True, "caFile": "ca"}},

@@ -50,10 +50,10 @@ def test_lists_are_read(tmp_path) -> None:
     ("old", "new", "words"),
     [
         ("gpu,model", "gpus,model", "nodes.csv: line 1"),
-        ("n2,64000", "n2,64 000", "nodes.csv: line 3: cpu_milli: '64 000'; wanted a whole number"),
-        ("262144,8", "262144,65", "nodes.csv: line 3: gpu: '65'; wanted a whole number from 0 to 64"),
-        ("n2,", ",", "nodes.csv: line 3: sn: ''; wanted a name"),
-        ("n2,", "n1,", "nodes.csv: sn: 'n1'; wanted each name once"),
+        ("n2,64000", "n2,64 000", "nodes.csv: line 3: cpu_milli: '64 000'; expected a whole number"),
+        ("262144,8", "262144,65", "nodes.csv: line 3: gpu: '65'; expected a whole number from 0 to 64"),
+        ("n2,", ",", "nodes.csv: line 3: sn: ''; expected a name"),
+        ("n2,", "n1,", "nodes.csv: sn: 'n1'; expected each name once"),
         ("n2,64000,262144,8,G2", "n2", "nodes.csv: line 3: cpu_milli: ''"),
         ("n2,64000,262144,8,G2", '"n2', "nodes.csv"),
     ],
@@ -68,8 +68,8 @@ def test_a_wrong_list_is_told_by_line_and_column(tmp_path, old, new, words) -> N
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("1,460", "1,0", "line 2: gpu_milli: '0'; wanted 1 to 1000"),
-        ("1,460", "1,1001", "line 2: gpu_milli: '1001'; wanted a whole number from 0 to 1000"),
+        ("1,460", "1,0", "line 2: gpu_milli: '0'; expected 1 to 1000"),
+        ("1,460", "1,1001", "line 2: gpu_milli: '1001'; expected a whole number from 0 to 1000"),
         ("8192", "-1", "line 2: memory_mib: '-1'"),
     ],
 )

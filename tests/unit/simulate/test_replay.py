@@ -192,7 +192,7 @@ class TestHoles:
         ids=["a node that was not there", "no such object", "no object", "no samples", "no series"],
     )
     def test_an_entry_that_does_not_follow_is_bad_input(self, entry: Record) -> None:
-        with pytest.raises(BadInput, match="wanted an entry that fits"):
+        with pytest.raises(BadInput, match="expected an entry that fits"):
             replay([recorded()[0], entry])
 
     def test_objects_of_an_agent_that_is_off_are_left_out(self) -> None:

@@ -74,5 +74,7 @@ def test_a_node_without_allocatable_offers_its_capacity() -> None:
 
 
 def test_what_is_no_quantity_is_named() -> None:
-    with pytest.raises(BadInput, match=r"spec.containers\[0\].resources.requests.cpu: 'much'; wanted a Kub"):
+    with pytest.raises(
+        BadInput, match=r"spec.containers\[0\].resources.requests.cpu: 'much'; expected a Kub"
+    ):
         resources.requested({"containers": cpus("much")})

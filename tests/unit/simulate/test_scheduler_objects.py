@@ -44,10 +44,10 @@ def test_a_pod_on_a_node_waits_no_longer() -> None:
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "no name": ({"metadata": {}}, "metadata.name: None; wanted a name"),
+    "no name": ({"metadata": {}}, "metadata.name: None; expected a name"),
     "a class without its number": (
         {"metadata": {"name": "web"}, "spec": {"priorityClassName": "vip"}},
-        "spec.priority: None; wanted the number of the class 'vip' as well",
+        "spec.priority: None; expected the number of the class 'vip' as well",
     ),
     "a start that is no time": (
         {"metadata": {"name": "web"}, "status": {"startTime": "noon"}},

@@ -158,7 +158,7 @@ def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str
             raise _refused(
                 RejectionKind.BAD_ARGS,
                 f"{where} is no whole number",
-                f"{where}: {shown(value)}; wanted {amounts.EXPECTED}",
+                f"{where}: {shown(value)}; expected {amounts.EXPECTED}",
             ) from None
     return requests
 

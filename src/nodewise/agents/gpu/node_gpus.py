@@ -230,14 +230,14 @@ def _annotated_gpus(
         notes.add(f"annotation {GPUS}: {_cut(str(error))}")
         return {}
     if not isinstance(elements, list) or len(elements) > MOST_GPUS:
-        notes.add(f"annotation {GPUS}: {shown(elements)}; wanted a list of at most {MOST_GPUS} cards")
+        notes.add(f"annotation {GPUS}: {shown(elements)}; expected a list of at most {MOST_GPUS} cards")
         return {}
     share = amounts.divide(allocatable, max(len(elements), 1))
     by_name: dict[str, _Gpu] = {}
     for element in elements:
         name = element.get("name") if isinstance(element, dict) else None
         if not isinstance(name, str) or not node_labels.is_name(name) or name in by_name:
-            notes.add(f"annotation {GPUS}: {shown(element)}; wanted a card with a name of its own")
+            notes.add(f"annotation {GPUS}: {shown(element)}; expected a card with a name of its own")
             continue
         by_name[name] = _entry(element, f"annotation {GPUS}: {name}:", share, profile, notes)
     return by_name
@@ -248,12 +248,12 @@ def _entry(
 ) -> _Gpu:
     model, capacity = element.get("model") or "", element.get("capacity")
     if not isinstance(model, str) or len(model) > LONGEST_NAME:
-        notes.add(f"{where} model {shown(model)}; wanted a text of at most {LONGEST_NAME} characters")
+        notes.add(f"{where} model {shown(model)}; expected a text of at most {LONGEST_NAME} characters")
         model = ""
     if capacity is None:
         return _Gpu(share, model)
     if not isinstance(capacity, dict):
-        notes.add(f"{where} capacity {shown(capacity)}; wanted amounts by resource")
+        notes.add(f"{where} capacity {shown(capacity)}; expected amounts by resource")
         return _Gpu({}, model)
     for resource in sorted(capacity):
         if not profile.has(resource):

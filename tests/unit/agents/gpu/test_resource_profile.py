@@ -67,40 +67,40 @@ def test_a_file_of_two_fields_is_enough() -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no mapping": ([], r"f: \[\]; wanted a mapping of prefix, counts"),
-    "nothing": (None, "f: None; wanted a mapping"),
-    "no prefix": ({"counts": ["gpu"]}, "f: prefix: nothing; wanted a domain and a slash"),
-    "a prefix without a slash": ({"prefix": "a.b", "counts": ["gpu"]}, "f: prefix: 'a.b'; wanted a domain"),
+    "no mapping": ([], r"f: \[\]; expected a mapping of prefix, counts"),
+    "nothing": (None, "f: None; expected a mapping"),
+    "no prefix": ({"counts": ["gpu"]}, "f: prefix: nothing; expected a domain and a slash"),
+    "a prefix without a slash": ({"prefix": "a.b", "counts": ["gpu"]}, "f: prefix: 'a.b'; expected a domain"),
     "a prefix of Kubernetes itself": (
         {"prefix": "x.kubernetes.io/", "counts": ["gpu"]},
-        "f: prefix: 'x.kubernetes.io/'; wanted .* not of kubernetes.io",
+        "f: prefix: 'x.kubernetes.io/'; expected .* not of kubernetes.io",
     ),
-    "a number as prefix": ({"prefix": 3, "counts": ["gpu"]}, "f: prefix: 3; wanted a domain"),
-    "no counts": ({"prefix": "a.b/"}, "f: counts: nothing; wanted a list"),
-    "empty counts": ({"prefix": "a.b/", "counts": []}, r"f: counts: \[\]; wanted a list .*, one at least"),
+    "a number as prefix": ({"prefix": 3, "counts": ["gpu"]}, "f: prefix: 3; expected a domain"),
+    "no counts": ({"prefix": "a.b/"}, "f: counts: nothing; expected a list"),
+    "empty counts": ({"prefix": "a.b/", "counts": []}, r"f: counts: \[\]; expected a list .*, one at least"),
     "counts with prefix": ({"prefix": "a.b/", "counts": ["a.b/gpu"]}, "f: counts: .*without the prefix"),
-    "counts as text": ({"prefix": "a.b/", "counts": "gpu"}, "f: counts: 'gpu'; wanted a list"),
-    "shares of numbers": ({"prefix": "a.b/", "counts": ["g"], "shares": [1]}, r"f: shares: \[1\]; wanted"),
+    "counts as text": ({"prefix": "a.b/", "counts": "gpu"}, "f: counts: 'gpu'; expected a list"),
+    "shares of numbers": ({"prefix": "a.b/", "counts": ["g"], "shares": [1]}, r"f: shares: \[1\]; expected"),
     "monitoring null": (
         {"prefix": "a.b/", "counts": ["g"], "monitoring": None},
-        "f: monitoring: None; wanted",
+        "f: monitoring: None; expected",
     ),
-    "tiles as list": ({"prefix": "a.b/", "counts": ["g"], "tiles": ["t"]}, r"f: tiles: \['t'\]; wanted"),
+    "tiles as list": ({"prefix": "a.b/", "counts": ["g"], "tiles": ["t"]}, r"f: tiles: \['t'\]; expected"),
     "cards elsewhere": (
         {"prefix": "a.b/", "counts": ["g"], "cards": "x"},
-        "f: cards: 'x'; wanted labels or count",
+        "f: cards: 'x'; expected labels or count",
     ),
     "cards a list": (
         {"prefix": "a.b/", "counts": ["g"], "cards": []},
-        r"f: cards: \[\]; wanted labels or count",
+        r"f: cards: \[\]; expected labels or count",
     ),
     "no label": (
         {"prefix": "a.b/", "counts": ["g"], "count_label": "a b"},
-        "f: count_label: 'a b'; wanted the key",
+        "f: count_label: 'a b'; expected the key",
     ),
     "an unknown field": (
         {"prefix": "a.b/", "counts": ["g"], "share": []},
-        "f: share: an unknown field; wanted one of",
+        "f: share: an unknown field; expected one of",
     ),
     "all at once": ({"count": 1}, "count: an unknown field.*prefix: nothing.*counts: nothing"),
 }
@@ -122,6 +122,6 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path, content: bytes) -> None
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(
-        BadSettings, match=r"--gpu-profile: /nowhere/x: .*wanted intel, generic or a readable YAML"
+        BadSettings, match=r"--gpu-profile: /nowhere/x: .*expected intel, generic or a readable YAML"
     ):
         resource_profile.load_profile("/nowhere/x")

@@ -52,14 +52,14 @@ def test_a_file_is_read(tmp_path, name, text) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1", "wanted a list"),
+        ("a: 1", "expected a list"),
         ("- 1", "entry 1: 1"),
-        ("- {pods: 0, requests: " + HALF + "}", "entry 1: pods: 0; wanted a whole number above 0"),
+        ("- {pods: 0, requests: " + HALF + "}", "entry 1: pods: 0; expected a whole number above 0"),
         ("- {pod: 1, requests: " + HALF + "}", "entry 1: pod: an unknown field"),
-        ("- {requests: {cpu: 1}}", "entry 1: requests: ['cpu']; wanted some nvidia.com/gpu"),
+        ("- {requests: {cpu: 1}}", "entry 1: requests: ['cpu']; expected some nvidia.com/gpu"),
         ("- {requests: {nvidia.com/gpu: 1.5}}", "no whole number"),
         ("- {requests: [1]}", "entry 1: requests"),
-        ("- {requests: " + HALF + ", models: A}", "entry 1: models: 'A'; wanted a list of names"),
+        ("- {requests: " + HALF + ", models: A}", "entry 1: models: 'A'; expected a list of names"),
         ("- {requests: {nvidia.com/gpu: 1}}\n- 2\n- 3", "entry 3"),
         ("- [", "a readable YAML, JSON or CSV file"),
     ],

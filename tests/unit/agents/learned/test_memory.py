@@ -254,7 +254,7 @@ class TestBounds:
     [
         (b"", "Input data was truncated"),
         (b"{}", "missing required field"),
-        (b'{"version":2,"until":0,"types":{}}', "version: 2; wanted 1"),
+        (b'{"version":2,"until":0,"types":{}}', "version: 2; expected 1"),
         (b'{"version":1,"until":"x","types":{}}', "Expected `float`"),
         (stored_rewards({"d/D": {"n1": [1.5, 1, 1, 0]}}), "Expected `float` <= 1"),
         (stored_rewards({"d/D": {"n1": [0.5, 0, 0, 0]}}), "Expected `int` >= 1"),
@@ -267,7 +267,7 @@ class TestBounds:
         (b'{"version":1,"until":1e999,"types":{}}', "."),
         (b"[" * 100_000, "."),
         (b"\xff" * 10, "."),
-        (b'{"version":1,"until":0,"types":{' + b" " * 2**20 + b"}}", "wanted at most 1048576"),
+        (b'{"version":1,"until":0,"types":{' + b" " * 2**20 + b"}}", "expected at most 1048576"),
     ],
 )
 def test_what_cannot_be_read_is_refused_and_changes_nothing(text: bytes, words: str) -> None:

@@ -61,40 +61,40 @@ def test_what_a_file_means(folder: Path, text: str | bytes | None, objective: st
         pytest.param(
             "\npolicyObjective=BINPACK",
             {},
-            "pigeon.cfg line 2: policyObjective: 'BINPACK'; wanted one of A_BINPACK, LOAD_BALANCE, CONSOLIDATE",
+            "pigeon.cfg line 2: policyObjective: 'BINPACK'; expected one of A_BINPACK, LOAD_BALANCE, CONSOLIDATE",
             id="no objective",
         ),
-        pytest.param("policyObjective", {}, "line 1: policyObjective: ''; wanted one of", id="no value"),
-        pytest.param("policyObjective=consolidate", {}, "'consolidate'; wanted one of", id="small letters"),
+        pytest.param("policyObjective", {}, "line 1: policyObjective: ''; expected one of", id="no value"),
+        pytest.param("policyObjective=consolidate", {}, "'consolidate'; expected one of", id="small letters"),
         pytest.param(
             "policyResourceIndex=2",
             {},
-            "line 1: policyResourceIndex: '2'; wanted a whole number from 0 to 1, as 2 resources count",
+            "line 1: policyResourceIndex: '2'; expected a whole number from 0 to 1, as 2 resources count",
             id="an index beyond the resources",
         ),
-        pytest.param("policyResourceIndex=-1", {}, "'-1'; wanted a whole number", id="an index below 0"),
+        pytest.param("policyResourceIndex=-1", {}, "'-1'; expected a whole number", id="an index below 0"),
         pytest.param(
-            "policyResourceIndex=1x", {}, "'1x'; wanted a whole number", id="an index that is no number"
+            "policyResourceIndex=1x", {}, "'1x'; expected a whole number", id="an index that is no number"
         ),
         pytest.param(
-            "policyResourceIndex=" + "9" * 9999, {}, "wanted a whole number", id="an index without end"
+            "policyResourceIndex=" + "9" * 9999, {}, "expected a whole number", id="an index without end"
         ),
         pytest.param(
             "policyObjective=CONSOLIDATE",
             {"policy_objective": "LOAD_BALANCE"},
-            "CONSOLIDATE, but --policy-objective LOAD_BALANCE; wanted the same in both, or one of the two alone",
+            "CONSOLIDATE, but --policy-objective LOAD_BALANCE; expected the same in both, or one of the two alone",
             id="a contradiction about the objective",
         ),
         pytest.param(
             "policyResourceIndex=0",
             {"policy_resource_index": 1},
-            "0, but --policy-resource-index 1; wanted the same in both",
+            "0, but --policy-resource-index 1; expected the same in both",
             id="a contradiction about the index",
         ),
         pytest.param(
             None,
             {"policy_resource_index": 4},
-            "--policy-resource-index: 4; wanted a whole number from 0 to 1",
+            "--policy-resource-index: 4; expected a whole number from 0 to 1",
             id="a setting beyond the resources",
         ),
         pytest.param(
@@ -134,7 +134,7 @@ def test_keys_that_mean_nothing_are_told_and_do_no_harm(folder: Path) -> None:
     state = pigeon.KIND.state(PigeonOptions(), 5.0)
     assert state.problems({}) == {
         "pigeon.cfg": (
-            "pigeon.cfg line 2: 'alpha'; wanted policyObjective=… or policyResourceIndex=…",
-            "pigeon.cfg line 3: 'beta'; wanted policyObjective=… or policyResourceIndex=…",
+            "pigeon.cfg line 2: 'alpha'; expected policyObjective=… or policyResourceIndex=…",
+            "pigeon.cfg line 3: 'beta'; expected policyObjective=… or policyResourceIndex=…",
         )
     }

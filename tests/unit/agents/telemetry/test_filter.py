@@ -181,7 +181,7 @@ class TestPodsAndPolicies:
         """The misspelt strategy may be the one that excludes nodes."""
         misspelt = policy(dontSchedule=[rule("m")], scheduleonmetric=[rule("m")])
         reason = (
-            "telemetry policy d/pol: spec.strategies.dontSchedule: an unknown strategy; wanted dontschedule, "
+            "telemetry policy d/pol: spec.strategies.dontSchedule: an unknown strategy; expected dontschedule, "
             'scheduleonmetric, deschedule, labeling; did you mean "dontschedule"?'
         )
         reasons = rejected(snapshot(cluster_state([misspelt], metrics_snapshot(series("m", n1=1)))))
@@ -219,7 +219,7 @@ class TestPodsAndPolicies:
         reasons = rejected(cluster_snapshot, "n1")
         assert reasons is not None
         assert "spec.strategies.dontschedule.rules" in reasons["n1"]
-        assert "wanted" in reasons["n1"]
+        assert "expected" in reasons["n1"]
 
 
 def test_a_label_that_is_no_name_does_not_make_the_answer_longer() -> None:

@@ -28,17 +28,17 @@ def one_rule(**fields: Any) -> Any:
 
 
 PROBLEMS = {
-    "a fraction as a number": (one_rule(target=0.8), f'{RULE}.target: 0.8; wanted an integer of 64 bits, or a string such as "0.8"'),
+    "a fraction as a number": (one_rule(target=0.8), f'{RULE}.target: 0.8; expected an integer of 64 bits, or a string such as "0.8"'),
     "an operator in lower case": (one_rule(operator="equals"), 'GreaterThan; did you mean "Equals"?'),
-    "an age without a unit": (one_rule(max_age="90"), f"{RULE}.max_age: '90'; wanted a text that matches"),
-    "a line break after a name": (one_rule(metricname="m\n"), f"{RULE}.metricname: 'm\\n'; wanted a text that matches"),
-    "a name that is too long": (one_rule(metricname="m" * 254), "254 characters; wanted at most 253"),
-    "a strategy without rules": ({"strategies": {"dontschedule": {}}}, "dontschedule.rules: none; wanted a value, which is required"),
-    "too many rules": ({"strategies": {"dontschedule": {"rules": [rule("m", target=1)] * 101}}}, "dontschedule.rules: 101 entries; wanted at most 100"),
+    "an age without a unit": (one_rule(max_age="90"), f"{RULE}.max_age: '90'; expected a text that matches"),
+    "a line break after a name": (one_rule(metricname="m\n"), f"{RULE}.metricname: 'm\\n'; expected a text that matches"),
+    "a name that is too long": (one_rule(metricname="m" * 254), "254 characters; expected at most 253"),
+    "a strategy without rules": ({"strategies": {"dontschedule": {}}}, "dontschedule.rules: none; expected a value, which is required"),
+    "too many rules": ({"strategies": {"dontschedule": {"rules": [rule("m", target=1)] * 101}}}, "dontschedule.rules: 101 entries; expected at most 100"),
     "a misspelt strategy": ({"strategies": {"dontSchedule": {"rules": []}}}, 'did you mean "dontschedule"?'),
     "a misspelt field": (one_rule(whenMissing="reject"), 'did you mean "when_missing"?'),
-    "a rule without a target": ({"strategies": {"deschedule": {"rules": [{"metricname": "m", "operator": "Equals"}]}}}, "deschedule.rules[0].target: none; wanted a target; without one the value is compared with 0"),
-    "labeling without labels": ({"strategies": {"labeling": {"rules": [rule("m", target=1)]}}}, "labeling.rules[0].labels: none; wanted at least one label"),
+    "a rule without a target": ({"strategies": {"deschedule": {"rules": [{"metricname": "m", "operator": "Equals"}]}}}, "deschedule.rules[0].target: none; expected a target; without one the value is compared with 0"),
+    "labeling without labels": ({"strategies": {"labeling": {"rules": [rule("m", target=1)]}}}, "labeling.rules[0].labels: none; expected at least one label"),
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_a_problem_is_reported(spec: Any, message: str) -> None:
         ({"namespace": "a.b"}, "metadata.namespace: 'a.b'"),
         ({"labels": {"a b": "c"}}, "metadata.labels.a b: 'a b'"),
         ({"labels": {"a": "-"}}, "metadata.labels.a: '-'"),
-        ({"annotations": {"a": 5}}, 'metadata.annotations.a: 5; wanted a string, such as "5"'),
+        ({"annotations": {"a": 5}}, 'metadata.annotations.a: 5; expected a string, such as "5"'),
     ],
     ids=str,
 )

@@ -59,7 +59,7 @@ def test_a_second_one_fails_with_the_reason_and_runs_after_the_first(agent: Runn
         second = agent.isolate("true")
         _, errors = second.communicate()
         assert second.returncode == 125
-        assert "pool exclusive: 0 of 1 CPU lists free, 1 held; wanted 1" in errors
+        assert "pool exclusive: 0 of 1 CPU lists free, 1 held; expected 1" in errors
         waiting = agent.isolate("true", options=["--wait=60s"])
         first.communicate("")
         assert waiting.wait(PATIENCE_S) == 0
@@ -238,7 +238,7 @@ def test_a_tenant_has_no_more_connections_than_its_share(tmp_path: Path) -> None
         fourth = agent.isolate("true", pool="infra")
         _, errors = fourth.communicate()
         assert fourth.returncode == 125
-        assert "connections: too many; wanted at most 3 of one pod" in errors
+        assert "connections: too many; expected at most 3 of one pod" in errors
         for wrapper in wrappers:
             stack.enter_context(wrapper).communicate("")
     assert {wrapper.returncode for wrapper in wrappers} == {0}

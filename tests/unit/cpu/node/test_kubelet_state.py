@@ -49,7 +49,7 @@ def test_containers_that_it_gave_cpus_of_pools_are_named() -> None:
     (problem,) = kubelet_state.conflicts(state, POOLS)
     assert (
         str(problem)
-        == f"container main of pod {UID} has CPUs 2-3: CPUs 2-3 are in the node's pools; wanted others"
+        == f"container main of pod {UID} has CPUs 2-3: CPUs 2-3 are in the node's pools; expected others"
     )
 
 

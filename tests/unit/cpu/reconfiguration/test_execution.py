@@ -182,7 +182,7 @@ def test_looking_touches_nothing(store: DirectoryStore) -> None:
         before = store.read()
         came = execution.reconfigure(store, only(exclusive="1"), PROC, only_check=True)
         assert [move.after for move in came.moves] == [ONE]
-        with pytest.raises(BadInput, match="1 CPU lists held; wanted at most 0"):
+        with pytest.raises(BadInput, match="1 CPU lists held; expected at most 0"):
             execution.reconfigure(store, {"exclusive": {0: ()}}, PROC, only_check=True)
         assert (store.read(), families["exclusive"].thread_affinities) == (before, {ZERO})
 
@@ -191,7 +191,7 @@ def test_moves_are_undone_if_the_kernel_rejects_one(store: DirectoryStore) -> No
     """The second task's list has a CPU that this machine has not."""
     with held(store, infra="0", shared="0") as families:
         before = store.read().allocations
-        with pytest.raises(Refused, match=r"thread \d+: may use CPUs 1 only; wanted 1,63"):
+        with pytest.raises(Refused, match=r"thread \d+: may use CPUs 1 only; expected 1,63"):
             execution.reconfigure(store, only(infra="1", shared="1,63"), PROC)
         assert [family.thread_affinities for family in families.values()] == [{ZERO}, {ZERO}]
         assert store.read()[::2] == (before, None)

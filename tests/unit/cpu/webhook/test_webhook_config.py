@@ -38,12 +38,12 @@ def test_a_folder_and_a_pattern_are_merged_in_the_order_of_names(tmp_path: Path,
     ("text", "problems"),
     [
         ("", ["server: missing"]),
-        ("server: 5", ["server: 5; wanted a mapping"]),
+        ("server: 5", ["server: 5; expected a mapping"]),
         ("server: {port: 1}", [f"server.{key}: missing" for key in SERVER if key != "port"]),
         (yaml.safe_dump({"server": SERVER | {"port": "x"}}), ["server.port"]),
         ("server: {", ["document 1"]),
         ("a: 1\na: 2", ["twice"]),
-        ("- 1", ["wanted a mapping"]),
+        ("- 1", ["expected a mapping"]),
     ],
 )
 def test_invalid_server_files(tmp_path: Path, text: str, problems: list[str]) -> None:
@@ -70,26 +70,26 @@ def test_the_mutations_that_we_come_with_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("mutations: []", "mutations: []; wanted perPod and perContainer"),
+        ("mutations: []", "mutations: []; expected perPod and perContainer"),
         ("{}", "mutations: missing"),
-        ("mutations: {perPods: {}}", "mutations.perPods: unknown; wanted perPod or perContainer"),
-        ("mutations: {perPod: [1]}", "mutations.perPod: [1]; wanted a mapping"),
-        ("mutations: {perPod: {spec: x}}", "mutations.perPod.spec: 'x'; wanted a mapping"),
+        ("mutations: {perPods: {}}", "mutations.perPods: unknown; expected perPod or perContainer"),
+        ("mutations: {perPod: [1]}", "mutations.perPod: [1]; expected a mapping"),
+        ("mutations: {perPod: {spec: x}}", "mutations.perPod.spec: 'x'; expected a mapping"),
         (
             "mutations: {perPod: {metadata: {labels: {a: 1}}}}",
-            "metadata.labels.a: 1; wanted a text in quotes",
+            "metadata.labels.a: 1; expected a text in quotes",
         ),
-        ("mutations: {perPod: {metadata: {annotations: {a: yes}}}}", "annotations.a: True; wanted a text"),
+        ("mutations: {perPod: {metadata: {annotations: {a: yes}}}}", "annotations.a: True; expected a text"),
         (
             "mutations: {perContainer: {resources: 5}}",
-            "mutations.perContainer.resources: 5; wanted a mapping",
+            "mutations.perContainer.resources: 5; expected a mapping",
         ),
         (
             "mutations: {perContainer: {env: [{name: A, value: 1}]}}",
-            "env[0].value: 1; wanted a text in quotes",
+            "env[0].value: 1; expected a text in quotes",
         ),
-        ("mutations: {perContainer: {env: [A]}}", "env[0]: 'A'; wanted a name, and a value"),
-        ("mutations: {perContainer: {env: A}}", "env[0]: 'A'; wanted a name, and a value"),
+        ("mutations: {perContainer: {env: [A]}}", "env[0]: 'A'; expected a name, and a value"),
+        ("mutations: {perContainer: {env: A}}", "env[0]: 'A'; expected a name, and a value"),
     ],
 )
 def test_invalid_mutations(tmp_path: Path, text: str, problem: str) -> None:
