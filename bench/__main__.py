@@ -12,11 +12,11 @@ from tests.cluster.toolchain import MissingError
 
 from bench import (
     bench_processes,
-    bursty_pods,
     gpu_agent,
     isolate_times,
     load_clients,
     node_names,
+    node_overload,
     report,
     results,
     scaling,
@@ -97,7 +97,7 @@ def _parts(options: argparse.Namespace) -> dict[str, Part]:
         START: partial(startup.measure, times=times),
         GROWTH: partial(scaling.measure, requests=max(requests // 10, 30), periods=2),
         ISOLATE: partial(isolate_times.measure, times=times, requests=requests, seconds=seconds),
-        BURSTS: partial(bursty_pods.measure, runs=times, hours=options.hours),
+        BURSTS: partial(node_overload.measure, runs=times, hours=options.hours),
     }
 
 

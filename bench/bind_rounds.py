@@ -12,7 +12,7 @@ import msgspec
 from tests.cluster import objects
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 CONCURRENCY: Final = 8
 """Concurrent requests while objects are created."""

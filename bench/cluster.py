@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.cluster import controlplane, custom_metrics, programs, test_namespaces
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster import controlplane, custom_metrics, namespace_sandboxes, programs
+from tests.cluster.namespace_sandboxes import Sandbox
 
 from bench import bind_rounds, cluster_data, contenders, etcd_population, report, results
 from bench.bind_rounds import BindSummary, BindWatch
@@ -78,7 +78,7 @@ def _arguments() -> argparse.Namespace:
 def _prepared(options: argparse.Namespace, programs: Path, folder: Path) -> Iterator[ClusterBench]:
     """Run a control plane with the nodes, the policies, and metrics that change."""
     names = cluster_data.names(options.nodes)
-    with controlplane.running(programs, folder) as plane, test_namespaces.created(plane) as sandbox:
+    with controlplane.running(programs, folder) as plane, namespace_sandboxes.created(plane) as sandbox:
         report_progress_line(f"creating {options.nodes} nodes")
         etcd_population.fill(
             plane.etcd,

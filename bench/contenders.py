@@ -17,8 +17,8 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import CertificateFiles
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import Sandbox
 
 from bench import cluster_data
 from bench.cluster_data import ERRORS, POWER, TEMPERATURE

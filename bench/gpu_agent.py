@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster import controlplane, gpu, programs, replicas, test_namespaces
+from tests.cluster import controlplane, gpu, namespace_sandboxes, programs, replicas
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.replicas import GpuReplicas
-from tests.cluster.test_namespaces import Sandbox, wait
 
 from bench import alternating_rounds, bench_processes, bind_rounds, cluster_data, node_names
 from bench.alternating_rounds import Rounds
@@ -115,7 +115,7 @@ def _bind(folder: Path, times: int) -> list[float]:
     report_progress_line(f"starting a control plane, {BIND_NODES} nodes and two replicas")
     with (
         controlplane.running(programs.folder(), folder) as plane,
-        test_namespaces.created(plane) as sandbox,
+        namespace_sandboxes.created(plane) as sandbox,
         replicas.behind_a_service(plane, folder, 2) as made,
     ):
         sandbox.nodes(

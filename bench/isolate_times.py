@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.cluster import packages
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import wait
 from tests.cluster.toolchain import MissingError
 from tests.node import installed_program, runtime
 

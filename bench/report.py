@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import bursty_pods, plots, scaling
+from bench import node_overload, plots, scaling
 from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Results
 
 README: Final = Path(__file__).parent / "README.md"
@@ -125,10 +125,10 @@ def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     lines = ["### Bursty pods", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
-        means = {key: statistics.mean(row[key]) for key in bursty_pods.COUNTED}
+        means = {key: statistics.mean(row[key]) for key in node_overload.COUNTED}
         share = f"{means['node_minutes'] / row['all_node_minutes']:.2%}"
         runs = ", ".join(map(str, row["node_minutes"]))
-        counts = [f"{means[key]:.0f}" for key in bursty_pods.COUNTED[1:5]]
+        counts = [f"{means[key]:.0f}" for key in node_overload.COUNTED[1:5]]
         cells = [BURST_AGENTS[row["agents"]], f"{means['node_minutes']:.0f}", share, runs, *counts]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.cluster import controlplane, custom_metrics, extender_process, objects, programs, test_namespaces
+from tests.cluster import (
+    controlplane,
+    custom_metrics,
+    extender_process,
+    namespace_sandboxes,
+    objects,
+    programs,
+)
 from tests.cluster.access import User
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 from bench import bench_processes, cluster_data, contenders, etcd_population
 from bench.cluster_data import Object
@@ -64,7 +71,7 @@ def measure(context: bench_processes.BenchContext, times: int) -> Measurement:
 def _filled(programs: Path, folder: Path) -> Iterator[FilledControlPlane]:
     """Run a control plane with nodes, pods, policies, and ten metrics that change."""
     named = cluster_data.names(NODES)
-    with controlplane.running(programs, folder) as plane, test_namespaces.created(plane) as sandbox:
+    with controlplane.running(programs, folder) as plane, namespace_sandboxes.created(plane) as sandbox:
         for what, entries in (
             (f"{NODES} nodes", etcd_population.nodes(named)),
             (f"{POD_COUNT} pods", etcd_population.pods(named, POD_COUNT)),

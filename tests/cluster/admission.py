@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tests.cluster import objects, processes
 from tests.cluster.api import MERGE, ApiError, ClusterApi, Object, folder_of, path_of
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 
 DRY_RUN: Final = {"dryRun": "All"}
 DENIED: Final = "ValidatingAdmissionPolicy"

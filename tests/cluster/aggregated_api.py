@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import httpx2
 
-from tests.cluster import objects, test_namespaces
+from tests.cluster import namespace_sandboxes, objects
 from tests.cluster.api import ApiError, ClusterApi, Object, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 
@@ -84,4 +84,4 @@ def wait_available(api: ClusterApi, service: Object) -> None:
             return None if error.code == httpx2.codes.SERVICE_UNAVAILABLE else True
         return True
 
-    test_namespaces.wait(f"{path} is available", available, show=lambda: api.get(path).get("status"))
+    namespace_sandboxes.wait(f"{path} is available", available, show=lambda: api.get(path).get("status"))

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.cluster import admission
 from tests.cluster.api import ApiError, ClusterApi, Object
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 
 DISCOVERY: Final = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 METADATA: Final = "application/json;g=meta.k8s.io;v=v1;as=PartialObjectMetadataList"

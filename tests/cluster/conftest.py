@@ -16,19 +16,19 @@ from tests.cluster import (
     health_example,
     metrics_pipeline,
     monitoring,
+    namespace_sandboxes,
     packages,
     programs,
-    test_namespaces,
 )
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_double import FakeExtenderServer
 from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.cluster.schedulers import RealScheduler, SchedulerUnderTest
 from tests.cluster.shared_control_plane import SHARED, SharedControlPlane
 from tests.cluster.simulated_scheduler import SimulatedScheduler
-from tests.cluster.test_namespaces import Sandbox
 from tests.cluster.toolchain import MissingError
 
 Got = TypeVar("Got")
@@ -74,7 +74,7 @@ def audit_log(plane: ControlPlane, shared_control_plane: SharedControlPlane) -> 
 @pytest.fixture
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
     """A namespace of the test's own; nodes and all else made through it are gone afterwards."""
-    with test_namespaces.created(plane) as own:
+    with namespace_sandboxes.created(plane) as own:
         yield own
 
 

@@ -18,7 +18,7 @@ from tests import forks
 from tests.cluster import objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.conformance.cmk import machines
 
 NODEWISE = Path(sys.executable).parent / "nodewise"

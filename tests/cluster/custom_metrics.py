@@ -17,7 +17,7 @@ from tests.cluster import aggregated_api, api, loopback
 from tests.cluster.api import Object
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.loopback import Receive, Scope, Send, ServerTls
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 GROUP = "custom.metrics.k8s.io"
 VERSIONS = ("v1beta1", "v1beta2")

@@ -11,12 +11,19 @@ import yaml
 
 from nodewise.cli.demo import say
 from nodewise.cli.demo.cluster import METRIC, example
-from tests.cluster import controlplane, custom_metrics, extender_process, objects, programs, test_namespaces
+from tests.cluster import (
+    controlplane,
+    custom_metrics,
+    extender_process,
+    namespace_sandboxes,
+    objects,
+    programs,
+)
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 BAD = {"rack1-a": 0, "rack1-b": 2, "rack2-a": 0}
 CPU = {"rack1-a": "8", "rack1-b": "16", "rack2-a": "8"}
@@ -40,7 +47,7 @@ def main() -> None:
 @contextlib.contextmanager
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
     """A namespace, and the nodes of the example."""
-    with test_namespaces.created(plane) as own:
+    with namespace_sandboxes.created(plane) as own:
         own.nodes(*(objects.node(name, cpu=cpu) for name, cpu in CPU.items()))
         yield own
 
@@ -49,7 +56,7 @@ def definition(own: Sandbox) -> None:
     for manifest in extender_process.manifest("crds/taspolicies.yaml"):
         own.api.ensure(manifest)
     path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
-    test_namespaces.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
+    namespace_sandboxes.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
     policy: Object = yaml.safe_load((example() / "policy.yaml").read_text())
     own.put({**policy, "metadata": {"name": policy["metadata"]["name"]}})
 
@@ -80,7 +87,7 @@ def place_with_nodewise(
     by_requests: dict[str, str],
 ) -> None:
     names = list(by_requests)
-    test_namespaces.wait("the metric is known", lambda: nodewise.fetched(METRIC) or None)
+    namespace_sandboxes.wait("the metric is known", lambda: nodewise.fetched(METRIC) or None)
     with plane.start_scheduler({"extenders": [nodewise.entry(ignorable=False)]}):
         own.pods(*(pod(name) for name in names))
         ours = {name: own.expect_bound(name) for name in names}
@@ -99,12 +106,12 @@ def place_with_nodewise(
 def waits_and_heals(own: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess) -> None:
     metrics.set(METRIC, dict.fromkeys(BAD, 1))
     bad = all_rejected(own, nodewise)
-    test_namespaces.wait("every node is bad", bad)
+    namespace_sandboxes.wait("every node is bad", bad)
     own.pods(pod("app-5"))
     say(f"\nevery disk fails; kubectl describe pod app-5:\n  {own.expect_event('app-5')}")
     began = time.monotonic()
     metrics.set(METRIC, BAD | {"rack1-a": 1})
-    test_namespaces.wait(
+    namespace_sandboxes.wait(
         "rack2-a is good", lambda: not nodewise.rejects(own.namespace, "rack2-a", "demo-policy") or None
     )
     own.annotate("rack1-a", "nodewise.io/demo", "woken")

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster import health_example, processes, test_namespaces
+from tests.cluster import health_example, namespace_sandboxes, processes
 from tests.cluster.access import rule
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
@@ -43,7 +43,7 @@ def once(
         "-v=4",
     ]
     with Process(arguments, plane.folder / f"{user.name}.log") as process:
-        test_namespaces.wait(
+        namespace_sandboxes.wait(
             "the descheduler ends", lambda: None if process.is_running else True, 60, process.tail
         )
     log = process.log.read_text()

@@ -16,8 +16,8 @@ from tests.cluster.api import ClusterApi, Object, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import Sandbox, wait
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"

@@ -11,7 +11,7 @@ from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import OWN_NAMESPACE, CertificateFiles, ExtenderProcess
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 PREFIX = "gpu.intel.com/"
 CARDS = "gas-container-cards"

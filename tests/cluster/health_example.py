@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from tests.cluster import test_namespaces
+from tests.cluster import namespace_sandboxes
 from tests.cluster.api import Object
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 FOLDER = Path(__file__).parents[2] / "examples" / "health-metric"
 CLUSTER = FOLDER / "cluster"
@@ -51,14 +51,14 @@ def pods(sandbox: Sandbox) -> list[Object]:
     pods = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods", labelSelector="app=demo-app")[
         "items"
     ]
-    return [pod for pod in pods if not test_namespaces.is_leaving(pod)]
+    return [pod for pod in pods if not namespace_sandboxes.is_leaving(pod)]
 
 
 def placed(sandbox: Sandbox) -> str:
     """The node of the one pod of the demo application, once it has one."""
 
     def node() -> str | None:
-        nodes = [test_namespaces.node_of(pod) for pod in pods(sandbox)]
+        nodes = [namespace_sandboxes.node_of(pod) for pod in pods(sandbox)]
         return nodes[0] if len(nodes) == 1 else None
 
     return wait("the demo application is placed", node, show=lambda: pods(sandbox))

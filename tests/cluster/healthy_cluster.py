@@ -24,11 +24,11 @@ from tests.cluster import (
     health_example,
     installation,
     loopback,
+    namespace_sandboxes,
     objects,
     processes,
     purpose_certificates,
     read_only_commands,
-    test_namespaces,
 )
 from tests.cluster.access import User
 from tests.cluster.api import ClusterApi, Object, path_of
@@ -38,8 +38,8 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.loopback import Receive, Scope, Send, ServerTls
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import wait
 
 NAMESPACE: Final = installation.NAMESPACE
 TENANT: Final = "web"
@@ -275,7 +275,7 @@ def _nodes(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
 
 
 def _metrics(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
-    own = stack.enter_context(test_namespaces.created(cluster.plane))
+    own = stack.enter_context(namespace_sandboxes.created(cluster.plane))
     cluster.metrics = stack.enter_context(custom_metrics.behind(own, cluster.folder))
     cluster.metrics.set("heat", dict.fromkeys(NODES, 20))
     cluster.api.create(

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 from pathlib import Path
 
-from tools.image import assemble, contents
+from tools.image import assemble, image_properties
 from tools.image.__main__ import identity
 from tools.image.assemble import ImageInputs
 from tools.image.errors import ImageError
@@ -17,7 +17,7 @@ from tests.cluster import toolchain
 from tests.cluster.toolchain import MissingError
 from tests.node import installed_program
 
-NAME = f"{contents.NAME}:{nodewise.__version__}"
+NAME = f"{image_properties.NAME}:{nodewise.__version__}"
 """What pods say."""
 REFERENCE = f"docker.io/library/{NAME}"
 """What `ctr` says."""
@@ -32,7 +32,7 @@ def archive() -> Path:
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = home / _digest()
-        file = folder / f"{contents.NAME}.oci.tar"
+        file = folder / f"{image_properties.NAME}.oci.tar"
         if not file.exists():
             try:
                 assemble.make(file, ImageInputs(home, installed_program.ready(), fresh=False), identity())
@@ -44,7 +44,7 @@ def archive() -> Path:
 
 
 def _digest() -> str:
-    root = contents.ROOT
+    root = image_properties.ROOT
     digest = hashlib.sha256(identity().version.encode())
     folders = (root / "src", root / "tools/image", root / "examples")
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if _counts(path)]

@@ -11,11 +11,11 @@ from tests.cluster import (
     admission,
     custom_metrics,
     extender_process,
+    namespace_sandboxes,
     objects,
     processes,
     resource_metrics,
     rights,
-    test_namespaces,
 )
 from tests.cluster.access import User
 from tests.cluster.api import JSON_PATCH, Object, path_of
@@ -23,8 +23,8 @@ from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.rights import ApiRight
-from tests.cluster.test_namespaces import wait
 
 NAMESPACE = "nodewise"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:nodewise"
@@ -125,7 +125,7 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Ship
     for name in ("rbac.yaml", "reader.yaml"):
         plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
     with (
-        test_namespaces.created(plane) as own,
+        namespace_sandboxes.created(plane) as own,
         custom_metrics.behind(own, folder) as custom,
         resource_metrics.behind(plane.api, folder) as resource,
     ):

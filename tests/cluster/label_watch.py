@@ -9,7 +9,7 @@ from typing import NamedTuple
 import httpx2
 
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 
 
 class NodeLabelChange(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster import aggregated_api, health_example, processes, test_namespaces
+from tests.cluster import aggregated_api, health_example, namespace_sandboxes, processes
 from tests.cluster.access import rule
 from tests.cluster.aggregated_api import AggregatedApiBackend
 from tests.cluster.api import ApiError, ClusterApi
@@ -103,10 +103,10 @@ class MetricsPipeline:
             return None
 
     def wait_visible(
-        self, metric: str, values: Mapping[str, str], deadline_s: float = test_namespaces.PATIENCE_S
+        self, metric: str, values: Mapping[str, str], deadline_s: float = namespace_sandboxes.PATIENCE_S
     ) -> None:
         """Waits until the API server answers with exactly these; of nodes that exist, others are left out."""
-        test_namespaces.wait(
+        namespace_sandboxes.wait(
             f"{metric} is {dict(values)}",
             lambda: self.values(metric) == dict(values) or None,
             deadline_s,

@@ -22,7 +22,7 @@ from tests.cluster.api import Object, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.healthy_cluster import HealthyCluster
 from tests.cluster.loopback import ServerTls
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 
 ENTRY: Final = "/scheduler"
 """How the URL of the extender's entry ends."""

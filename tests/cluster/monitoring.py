@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from tests.cluster import packages, processes, prometheus, test_namespaces
+from tests.cluster import namespace_sandboxes, packages, processes, prometheus
 from tests.cluster.processes import Process
 from tests.cluster.prometheus import PrometheusProcess
 
@@ -134,10 +134,10 @@ class Monitoring:
         }
 
     def wait_scraped(
-        self, series: str, values: Mapping[str, float], deadline_s: float = test_namespaces.PATIENCE_S
+        self, series: str, values: Mapping[str, float], deadline_s: float = namespace_sandboxes.PATIENCE_S
     ) -> None:
         """Waits until Prometheus has these values, and of no other node."""
-        test_namespaces.wait(
+        namespace_sandboxes.wait(
             f"Prometheus has {series} {dict(values)}",
             lambda: self.values(series) == dict(values) or None,
             deadline_s,

@@ -12,7 +12,7 @@ from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.load_balancer import BalancedEndpoint, LoadBalancer
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 
 class GpuReplicas:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 VERBS = ("filter", "prioritize")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from tests.cluster import test_namespaces
+from tests.cluster import namespace_sandboxes
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 
 class SchedulingOutcome(NamedTuple):
@@ -70,7 +70,7 @@ class RealScheduler:
         for kind in ("nodes", "pods"):
             left = self._plane.api.get(f"/api/v1/{kind}", limit="1")["items"]
             assert not left, f"a test before left {kind}, such as {left[0]['metadata']['name']}"
-        with test_namespaces.created(self._plane) as sandbox:
+        with namespace_sandboxes.created(self._plane) as sandbox:
             sandbox.nodes(*nodes)
             sandbox.pods(*running)
             scheduler = self._plane.start_scheduler({"extenders": list(extenders)})
@@ -112,7 +112,7 @@ class RealCluster:
         self._corner.annotate(node, "nodewise.io/touched", str(self._touched))
 
     def is_gone(self, pod: str) -> bool:
-        return test_namespaces.is_leaving(self._corner.pod(pod))
+        return namespace_sandboxes.is_leaving(self._corner.pod(pod))
 
     def _settled(self, name: str) -> SchedulingOutcome:
         """Bound, or rejected for the time being; a pod that waits for its victims to go is neither."""
@@ -123,12 +123,12 @@ class RealCluster:
             outcome = _outcome(pod)
             return outcome if outcome.node or (outcome.reason and not nominated) else None
 
-        return test_namespaces.wait(f"pod {name} is settled", see, show=lambda: self._corner.pod(name))
+        return namespace_sandboxes.wait(f"pod {name} is settled", see, show=lambda: self._corner.pod(name))
 
 
 def _outcome(pod: Object | None) -> SchedulingOutcome:
-    condition = test_namespaces.scheduled(pod) or {}
-    node = test_namespaces.node_of(pod)
+    condition = namespace_sandboxes.scheduled(pod) or {}
+    node = namespace_sandboxes.node_of(pod)
     return (
         SchedulingOutcome(node)
         if node

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.test_namespaces import PATIENCE_S, wait
+from tests.cluster.namespace_sandboxes import PATIENCE_S, wait
 
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 BAD, GOOD = "rack1-b", "rack1-a"

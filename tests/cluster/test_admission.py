@@ -11,8 +11,8 @@ from tests.cluster.access import User
 from tests.cluster.api import JSON_PATCH, MERGE, ApiError, Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.rights import ApiRight
-from tests.cluster.test_namespaces import wait
 
 NAMESPACE: Final = "nodewise"
 MANIFESTS: Final = ("rbac.yaml", "gpu.yaml", "annotator.yaml", "trust.yaml")

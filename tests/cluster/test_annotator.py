@@ -23,19 +23,19 @@ from nodewise.simulate.in_memory_api import FakeApi
 from tests.cluster import (
     admission,
     extender_process,
+    namespace_sandboxes,
     objects,
     packages,
     prometheus,
     read_only_commands,
     resource_metrics,
     rights,
-    test_namespaces,
 )
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
 from tests.cluster.prometheus import PrometheusProcess
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.unit.annotator.objects import node, pod
 
 STEP_S = 15
@@ -234,7 +234,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(
     with contextlib.ExitStack() as stack:
         for name in ("rbac.yaml", "annotator.yaml"):
             plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
-        all_sandboxes = [stack.enter_context(test_namespaces.created(plane)) for _ in range(2)]
+        all_sandboxes = [stack.enter_context(namespace_sandboxes.created(plane)) for _ in range(2)]
         measured = stack.enter_context(resource_metrics.behind(plane.api, tmp_path))
         measured.cpu = {"a": "1", "b": "500m"}
         all_sandboxes[0].nodes(*objects.nodes("a b"))

@@ -11,7 +11,7 @@ from tests.cluster import health_example, metrics_pipeline, objects, packages, p
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 FOLDER = health_example.FOLDER.parent / "power" / "cluster"
 SERIES = "node_package_power_avg"

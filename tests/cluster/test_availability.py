@@ -28,11 +28,11 @@ from tests.cluster import (
     extender_process,
     load_balancer,
     monitoring,
+    namespace_sandboxes,
     objects,
     packages,
     process_kills,
     scheduler_calls,
-    test_namespaces,
 )
 from tests.cluster.access import User
 from tests.cluster.api import Object
@@ -40,9 +40,9 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.load_balancer import BalancedEndpoint, LoadBalancer
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
 from tests.cluster.scheduler_calls import FailedCall, PodStream, SchedulerCaller
-from tests.cluster.test_namespaces import Sandbox, wait
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 BUSY = {"metricname": "load", "operator": "GreaterThan", "target": 5, "query": "node_load"}
@@ -329,7 +329,7 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
         still = rates.compare([replicas.entry()])
         wait("the Service knows", lambda: not replicas.service.ready or None)
         crowded = rates.compare([replicas.entry()], policy_pods)
-        assert [name for name in waiting if test_namespaces.node_of(sandbox.pod(name))] == []
+        assert [name for name in waiting if namespace_sandboxes.node_of(sandbox.pod(name))] == []
         messages = failures(sandbox)
         assert set(messages) == set(waiting)
         assert all(replicas.service.url in text for text in messages.values()), messages
@@ -368,7 +368,7 @@ class AvailabilityCluster:
         self._stack = contextlib.ExitStack()
         enter = self._stack.enter_context
         extender_process.define(plane.api)
-        self.sandbox = enter(test_namespaces.created(plane))
+        self.sandbox = enter(namespace_sandboxes.created(plane))
         self.sandbox.nodes(*map(roomy, "abc"))
         self.metrics = enter(custom_metrics.behind(self.sandbox, folder))
         self.scraping = enter(monitoring.running(programs, folder / "prometheus", "abc"))

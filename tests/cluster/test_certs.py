@@ -24,8 +24,8 @@ from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE, ROOT, policy
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.steady_load import ClientIdentity
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.cluster.test_rotation import clients_end_after, reloads
 from tests.cluster.test_rotation_scheduler import HOT, stream
 

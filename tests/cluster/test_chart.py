@@ -14,7 +14,7 @@ from tests.cluster import extender_process, metrics_pipeline, monitoring, object
 from tests.cluster.api import Object
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 pytestmark = pytest.mark.cluster
 

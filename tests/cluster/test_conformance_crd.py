@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cluster import extender_process, test_namespaces
+from tests.cluster import extender_process, namespace_sandboxes
 from tests.cluster.api import ApiError, ClusterApi, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.conformance.tas import table_rows
@@ -30,7 +30,7 @@ def api(plane: ControlPlane) -> Iterator[ClusterApi]:
     extender_process.define(plane.api)
     made = plane.api.create(_definition(OLDER, TABLE.older))
     path = f"/apis/{OLDER}/{VERSION}/taspolicies"
-    test_namespaces.wait("the older definition is served", lambda: plane.api.answers(path) or None)
+    namespace_sandboxes.wait("the older definition is served", lambda: plane.api.answers(path) or None)
     with extender_process.refusing_unknown_fields(plane.api):
         yield plane.api
     plane.api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{made['metadata']['name']}")

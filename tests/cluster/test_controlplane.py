@@ -9,8 +9,8 @@ from tests.cluster import access, controlplane, objects
 from tests.cluster.access import rule
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import NotReadyError, Process
-from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"

@@ -20,8 +20,8 @@ from tests.cluster.access import User
 from tests.cluster.api import ApiError, ClusterApi, Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import wait
 from tests.node import cgroups
 
 NAMESPACE = "cmk-namespace"

@@ -23,7 +23,7 @@ from tests.cluster import access, availability, objects, processes
 from tests.cluster.access import rule
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.conformance.cmk import concurrent_isolates, isolate_process
 from tests.conformance.cmk.isolate_process import clean, show_command
 from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite

@@ -20,7 +20,7 @@ from tests.cluster import processes
 from tests.cluster.access import User, rule
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.cpu_node import GONE, CpuNode, requests
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 CRDS = Path(__file__).parents[2] / "deploy" / "crds" / "cmk-reports.yaml"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -20,7 +20,7 @@ from tests.cluster import extender_process, kubelet_double
 from tests.cluster import objects as cluster_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet_double import FakeKubelets
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 CONTROLLERS = "daemonset-controller,garbage-collector-controller"
 PREPARING = ("init", "install", "discover")

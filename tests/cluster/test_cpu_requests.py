@@ -10,7 +10,7 @@ from nodewise.errors import Refused, Unavailable
 from nodewise.kube.options import KubeOptions
 from tests.cluster import processes
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite, item
 
 

@@ -12,7 +12,7 @@ from nodewise.cpu.pool_allocations import Task
 from tests.cluster import objects, test_cpu_webhook
 from tests.cluster.api import Object
 from tests.cluster.cpu_node import CpuNode
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ import yaml
 from nodewise.cpu import cmk_names
 from nodewise.cpu.webhook import certificates
 from nodewise.cpu.webhook import manifests as webhook_manifests
-from tests.cluster import controlplane, loopback, test_namespaces
+from tests.cluster import controlplane, loopback, namespace_sandboxes
 from tests.cluster.api import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.extender_process import NODEWISE
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process, free_port, number
-from tests.cluster.test_namespaces import Sandbox, wait
 
 REGISTRATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
@@ -138,7 +138,7 @@ def plain(
 ) -> Iterator[RunningWebhook]:
     """Without client certificates, which is the default of an API server."""
     with (
-        test_namespaces.created(plane) as sandbox,
+        namespace_sandboxes.created(plane) as sandbox,
         running(sandbox, tmp_path_factory.mktemp("webhook"), "--insecure=True") as made,
     ):
         yield made
@@ -357,7 +357,7 @@ def test_an_api_server_that_shows_none_is_refused_and_both_say_so(
     """The files are for another webhook."""
     arguments = ("--insecure=False", f"--cafile={mutual_tls.clients.ca_file}")
     with (
-        test_namespaces.created(mutual_tls.plane) as sandbox,
+        namespace_sandboxes.created(mutual_tls.plane) as sandbox,
         running(sandbox, tmp_path, *arguments, asks=False) as webhook,
     ):
         message = wait("the API server is refused", functools.partial(refusal, webhook))
@@ -376,7 +376,7 @@ def refusal(webhook: RunningWebhook) -> str | None:
 @contextlib.contextmanager
 def named_sandbox(plane: controlplane.ControlPlane, name: str) -> Iterator[Sandbox]:
     """A sandbox whose namespace is called so, as the API server's files have it."""
-    with test_namespaces.created(plane) as sandbox:
+    with namespace_sandboxes.created(plane) as sandbox:
         api: ClusterApi = sandbox.api
         api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         sandbox.namespace, own = name, sandbox.namespace

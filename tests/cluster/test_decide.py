@@ -10,8 +10,8 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, pod
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.read_only_commands import parse_report, run, warm
-from tests.cluster.test_namespaces import Sandbox, wait
 
 LEAST = [
     rule("list", "nodes"),

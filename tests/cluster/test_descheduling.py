@@ -12,7 +12,7 @@ from tests.cluster import descheduling, extender_double, extender_process, healt
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_double import FakeExtenderServer
 from tests.cluster.health_example import LABEL, NODES
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 ADVERTISED = {"telemetry/scheduling": "1000"}
 

@@ -29,7 +29,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.doctor_cases import DOCTOR_CASES, DoctorCase
 from tests.cluster.healthy_cluster import Diagnosis, HealthyCluster
 from tests.cluster.hostile_objects import HOSTILE, HOSTILE_FILES
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 
 BAD_SETTINGS, FOUND = 2, 3
 FORBIDDEN: Final = 403

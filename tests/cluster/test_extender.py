@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import extender_process, objects, processes, test_namespaces
+from tests.cluster import extender_process, namespace_sandboxes, objects, processes
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import COOLEST, HOT, ExtenderProcess, heated, pod, policy
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
@@ -116,7 +116,7 @@ def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
         sandbox.pods(pod("large", cpu="3", priority=100))
         sandbox.expect_rejected("large")
         sandbox.expect_stays_unbound("large", 1)
-        assert not test_namespaces.is_leaving(sandbox.pod("small"))
+        assert not namespace_sandboxes.is_leaving(sandbox.pod("small"))
         metrics.set("heat", {"a": 10})
         wait("a is cool", lambda: not nodewise.rejects(sandbox.namespace, "a") or None)
         sandbox.pods(pod("later", cpu="3", priority=100))

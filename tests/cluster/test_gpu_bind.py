@@ -9,7 +9,7 @@ import pytest
 from tests.cluster import gpu, objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 
 @pytest.fixture

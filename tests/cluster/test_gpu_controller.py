@@ -16,7 +16,7 @@ from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import OWN_NAMESPACE, ExtenderProcess
 from tests.cluster.loopback import Receive, Send
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.conformance.tas.faulty_proxy import TasFaultyProxy
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"

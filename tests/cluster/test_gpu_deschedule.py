@@ -13,7 +13,7 @@ from tests.cluster import descheduling, gpu, objects
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 POLICY = Path(__file__).parent / "gpu-descheduler-policy.yaml"
 POLICIES = "telemetry.aware.scheduling.hot"

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster import gpu, objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 WHY = "Not enough GPU-resources for deployment"
 

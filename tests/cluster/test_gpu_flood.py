@@ -10,8 +10,8 @@ from tests import effort
 from tests.cluster import gpu, replicas
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.replicas import GpuReplicas, PodHistory
-from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES, CARDS = effort.of(24, 50), 8
 TRIPLES, SINGLES = 3 * NODES // 2, 5 * NODES // 2

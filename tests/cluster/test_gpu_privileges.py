@@ -8,13 +8,13 @@ from typing import NamedTuple
 import httpx2
 import pytest
 
-from tests.cluster import admission, extender_process, gpu, processes, rights, test_namespaces
+from tests.cluster import admission, extender_process, gpu, namespace_sandboxes, processes, rights
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditedRequest, AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 NODES = ("g1", "g2")
 EMPTIED = "telemetry.aware.scheduling.p/gas-deschedule-pods-card0"
@@ -126,7 +126,7 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Gp
         "--agents=gpu",
         *gpu.FAST,
     ]
-    with test_namespaces.created(plane) as first, test_namespaces.created(plane) as second:
+    with namespace_sandboxes.created(plane) as first, namespace_sandboxes.created(plane) as second:
         first.nodes(*(gpu.node(name, 8, shares=100) for name in NODES))
         with (
             extender_process.started(tmp_path, options, papers) as first_replica,

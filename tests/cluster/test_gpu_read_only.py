@@ -6,9 +6,9 @@ from tests.cluster import gpu, read_only_commands
 from tests.cluster.access import rule
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.read_only_commands import parse_report, run
 from tests.cluster.test_decide import decide_command
-from tests.cluster.test_namespaces import Sandbox, wait
 
 SHORT = "card0 has 400 gpu.intel.com/millicores left, 600 wanted: 200 too little"
 

@@ -27,7 +27,7 @@ from tests.cluster.health_example import NODES, POLICY
 from tests.cluster.label_watch import NodeLabelChange
 from tests.cluster.metrics_pipeline import MetricsServices
 from tests.cluster.monitoring import HEALTH, Monitoring
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
 

@@ -33,7 +33,7 @@ from tests.cluster.access import ApiServerAccess, rule
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.list_memory import ListMeasurement
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.unit.kube.api_suite import (
     CONFIGMAP,
     ApiSuite,

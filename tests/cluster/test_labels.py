@@ -11,7 +11,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, heated, policy
 from tests.cluster.label_watch import LabelWatch, NodeLabelChange
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 PREFIX = "telemetry.aware.scheduling.pol"
 

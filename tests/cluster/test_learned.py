@@ -12,7 +12,7 @@ from tests.cluster.access import User
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import OWN_NAMESPACE, CertificateFiles, ExtenderProcess
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 MEMORY = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-memory"
 AGENT = "--agents=learned"

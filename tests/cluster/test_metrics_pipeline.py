@@ -11,7 +11,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.health_example import NODES, POLICY
 from tests.cluster.metrics_pipeline import MetricsPipeline
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 WELL = dict.fromkeys(NODES, "0")
 BAD = "rack1-b"

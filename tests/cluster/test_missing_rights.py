@@ -10,19 +10,19 @@ from tests.cluster import (
     access,
     extender_process,
     installation,
+    namespace_sandboxes,
     objects,
     processes,
     read_only_commands,
     rights,
-    test_namespaces,
 )
 from tests.cluster.api import ClusterApi, path_of
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.installation import NAMESPACE, ShippedInstallation, pod, policy
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.rights import ApiRight
-from tests.cluster.test_namespaces import Sandbox, wait
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
     sandbox.put(policy("pol", "heat", "dontschedule", "deschedule"))
     lease(sandbox.api, there=right.verb == "update")
-    with test_namespaces.created(shipped.plane, trusted=False) as other, shipped.missing(right):
+    with namespace_sandboxes.created(shipped.plane, trusted=False) as other, shipped.missing(right):
         # before the start: without the watch of policies only the first list has it
         other.put(policy("granted", "heat", "deschedule"))
         with shipped.started(tmp_path) as running:
@@ -223,7 +223,7 @@ def test_every_right_of_a_reader_has_its_row() -> None:
 @pytest.fixture(scope="module")
 def decided(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A pod on its node that a replica was asked about."""
-    with test_namespaces.created(shipped.plane) as sandbox:
+    with namespace_sandboxes.created(shipped.plane) as sandbox:
         sandbox.nodes(*objects.nodes("a b"))
         shipped.metrics.set("heat", {"a": 90, "b": 10})
         sandbox.put(policy("pol", "heat", "dontschedule"))

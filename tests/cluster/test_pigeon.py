@@ -14,7 +14,7 @@ from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import OWN_NAMESPACE, ExtenderProcess
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 NODES = "a b c"
 CPU = 4

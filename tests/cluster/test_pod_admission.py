@@ -12,7 +12,7 @@ import yaml
 
 from tests.cluster import admission, extender_process, objects, programs
 from tests.cluster.api import ApiError, ClusterApi, Object, folder_of, path_of
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.unit.agents.telemetry.test_misspelt_label import MISSPELT, OTHERS
 
 RIGHT = {"telemetry-policy": "pol"}

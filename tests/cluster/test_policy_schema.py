@@ -14,7 +14,7 @@ from tests.cluster.api import JSON_PATCH, ApiError, ClusterApi
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/taspolicies.telemetry.intel.com"
 STRATEGIES = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/strategies"

@@ -10,17 +10,17 @@ from tests.cluster import (
     custom_metrics,
     extender_process,
     installation,
+    namespace_sandboxes,
     objects,
     read_only_commands,
     rights,
-    test_namespaces,
 )
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE, ShippedInstallation, pod, policy
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 READER = "reader"
 EVERYBODYS = "system:discovery"
@@ -117,7 +117,10 @@ class RightsScenario(NamedTuple):
 def recorded(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
     """The log of a run in which nodewise did all that it can do."""
     folder = tmp_path_factory.mktemp("replicas")
-    with test_namespaces.created(shipped.plane) as first, test_namespaces.created(shipped.plane) as second:
+    with (
+        namespace_sandboxes.created(shipped.plane) as first,
+        namespace_sandboxes.created(shipped.plane) as second,
+    ):
         first.nodes(*objects.nodes("a b c"))
         for node in ("a", "b"):
             shipped.label_as_the_older_system(node, "cool")

@@ -48,6 +48,7 @@ from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.metric_values import BUSY, HOT, POLICY, MetricHistory
 from tests.cluster.metrics_pipeline import PrometheusAdapter
 from tests.cluster.monitoring import Monitoring
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.process_kills import (
     NAMESPACE,
     DecisionChecker,
@@ -56,7 +57,6 @@ from tests.cluster.process_kills import (
     RepeatingThread,
     SupervisedProcess,
 )
-from tests.cluster.test_namespaces import Sandbox, wait
 
 NODES = tuple(f"n{number:03}" for number in range(100))
 FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}

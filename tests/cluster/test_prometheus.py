@@ -19,7 +19,7 @@ from nodewise.metrics.source import MetricRequest
 from tests.cluster import objects, packages, prometheus, read_only_commands
 from tests.cluster.api import Object
 from tests.cluster.certificates import CertificateAuthority
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.unit.metrics.prometheus_double import SeriesSamples
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 

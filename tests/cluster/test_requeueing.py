@@ -9,7 +9,7 @@ from tests.cluster import extender_process, objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess, heated, pod
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 PERIOD_S = 0.5
 TRIES = 3

@@ -16,8 +16,8 @@ import pytest
 from tests.cluster import extender_process, steady_load
 from tests.cluster.certificates import CertificateAuthority, IssuedCertificate
 from tests.cluster.extender_process import ROOT, ExtenderProcess
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.steady_load import ClientIdentity
-from tests.cluster.test_namespaces import wait
 from tests.cluster.tls_resumption import REFUSED, RESUMED, SERVED, ResumingClient, resumed
 
 HOSTS = ("127.0.0.1", "localhost")

@@ -24,7 +24,7 @@ from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess, policy
-from tests.cluster.test_namespaces import Sandbox, node_of, scheduled, wait
+from tests.cluster.namespace_sandboxes import Sandbox, node_of, scheduled, wait
 from tests.cluster.test_rotation import HOSTS, clients_end_after, metric, reloads
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}

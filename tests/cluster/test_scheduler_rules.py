@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import extender_double, objects, test_namespaces
+from tests.cluster import extender_double, namespace_sandboxes, objects
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.extender_double import FakeExtenderServer
 from tests.cluster.loopback import ServerTls
@@ -228,7 +228,7 @@ def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
     with plain(scheduler, fake_extender) as cluster:
         cluster.submit(objects.pod("web"))
         # the pod's own new condition is an event, which has it tried once more at once
-        test_namespaces.wait("the second try", lambda: len(fake_extender.asked("filter")) > 1 or None)
+        namespace_sandboxes.wait("the second try", lambda: len(fake_extender.asked("filter")) > 1 or None)
         cluster.pass_time(1)
         fake_extender.reject = {}
         cluster.pass_time(3)

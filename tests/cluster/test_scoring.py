@@ -19,8 +19,8 @@ from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.monitored_machine import MonitoredMachine
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.prometheus import PrometheusProcess
-from tests.cluster.test_namespaces import Sandbox, wait
 
 WINDOW_S = 20
 SCRAPED_S = 2

@@ -13,7 +13,7 @@ from tests.cluster import extender_process, objects, processes
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE, ROOT, CertificateFiles
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 MANIFESTS = ("scoring.yaml", "test-pod.yaml")
 LOCAL = "--url=http://127.0.0.1:1"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.cluster import health_example, monitoring, packages
 from tests.cluster.api import Object
 from tests.cluster.monitoring import HEALTH, NodeExporter
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 
 NODES = ("rack1-a", "rack1-b")
 DAEMON_SET = health_example.CLUSTER / "node-exporter.yaml"

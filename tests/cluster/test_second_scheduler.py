@@ -13,7 +13,7 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE, CertificateFiles
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 NAME, NAMESPACE = "nodewise-scheduler", "nodewise"
 LOOPBACK = "http://127.0.0.1:9001"

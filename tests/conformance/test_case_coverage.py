@@ -2,7 +2,7 @@
 
 The `test_differences.py` of each folder checks that the tables hold every number. This file checks that pytest makes at
 least as many tests of each number as the tables have rows of it, whichever command runs them
-(`tests/unit/test_selection.py`: no numbered case is long, and every other test runs in exactly one command).
+(`tests/unit/test_make_targets.py`: no numbered case is long, and every other test runs in exactly one command).
 """
 
 import functools

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import cluster_files, responses
 from tests.hostile.extender_process import PATIENCE_S, AttackedExtender, candidates
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodewise.kube.resources import LEASES, NODES, PODS
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import cluster_files, malformed_api_server, responses
 from tests.hostile.extender_process import PATIENCE_S, AttackedExtender, RawResponse
 from tests.hostile.malformed_api_server import MalformedApiServer

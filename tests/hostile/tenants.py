@@ -21,13 +21,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from tests.cluster import access, custom_metrics, extender_process, gpu, loopback, objects, test_namespaces
+from tests.cluster import (
+    access,
+    custom_metrics,
+    extender_process,
+    gpu,
+    loopback,
+    namespace_sandboxes,
+    objects,
+)
 from tests.cluster.api import ClusterApi, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, OWN_NAMESPACE, ExtenderProcess
 from tests.cluster.loopback import Receive, Scope, Send
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 __all__ = ["HOT", "NODES", "POLICY_LABEL", "Tenant", "TenantCluster", "running"]
 
@@ -193,7 +201,7 @@ def _pod(pod: Object) -> Object:
 @contextlib.contextmanager
 def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[TenantCluster]:
     """The cluster, with nodewise ready and leading; `flags` are added to its command line."""
-    with test_namespaces.created(plane) as own, custom_metrics.behind(own, folder) as metrics:
+    with namespace_sandboxes.created(plane) as own, custom_metrics.behind(own, folder) as metrics:
         extender_process.define(plane.api)
         own.nodes(*(gpu.node(name, cards=2) for name in NODES))
         metrics.set("heat", dict.fromkeys(NODES, 90))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu.cpusets import cpuset
+from nodewise.cpu.cpusets import container_cpusets
 from tests.laws.test_cpu_kernel_file_laws import OTHER, OWN, SEPARATORS, path_of
 from tests.node import cgroups
 from tests.unit.cpu.agent import agent_process
@@ -68,7 +68,7 @@ def test_a_claim_counts_for_the_pod_that_the_cgroup_is_in(
         assert child.stdout
         answer = json.loads(child.stdout.readline())
         assert (answer["task"]["pod"], answer["task"]["container"]) == OWN
-        processes = cpuset.list_processes(Path("/proc"), [OWN.container, OTHER.container])
+        processes = container_cpusets.list_processes(Path("/proc"), [OWN.container, OTHER.container])
         assert processes == {OWN.container: [child.pid], OTHER.container: []}
         child.communicate("", PATIENCE_S)
     agent.expect_free()

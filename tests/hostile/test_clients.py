@@ -9,12 +9,12 @@ import pytest
 
 from nodewise.agents.gpu import limits
 from nodewise.agents.gpu.demand import ContainerDemand
-from tests.cluster import gpu, objects, test_namespaces
+from tests.cluster import gpu, namespace_sandboxes, objects
 from tests.cluster.api import Object
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 EVIL = "system:node:evil"
 SELECTOR = {"zone": "elsewhere"}
@@ -34,7 +34,7 @@ def evil(papers: CertificateFiles) -> CertificatePair:
 
 @pytest.fixture
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
-    with test_namespaces.created(plane) as own:
+    with namespace_sandboxes.created(plane) as own:
         own.nodes(gpu.node("g1", cards=2))
         yield own
 

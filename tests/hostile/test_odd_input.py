@@ -7,7 +7,7 @@ import pytest
 
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resources import NODES
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import cluster_files, malformed_api_server, responses
 from tests.hostile.cases import cases
 from tests.hostile.extender_process import PATIENCE_S, AttackedExtender

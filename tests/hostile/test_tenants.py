@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import tenants
 from tests.hostile.tenants import HOT, NODES, TenantCluster
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nodewise.configure import container_mounts
 from nodewise.cpu import procfs
 from nodewise.cpu.cgroups import CgroupOwner, parse_cgroup
-from nodewise.cpu.cpusets import cpuset
-from nodewise.cpu.kernel_files import read_text, split_lines
+from nodewise.cpu.cpusets import container_cpusets
+from nodewise.cpu.kernel_file_reader import read_text, split_lines
 from nodewise.cpu.node import peer_credentials, thread_affinity
 from nodewise.cpu.pool_allocations import Task
 
@@ -78,7 +78,7 @@ def test_all_that_read_cgroups_read_them_alike(separator: str, line: str) -> Non
         (process / "cmdline").write_bytes(b"x\0")
         task = peer_credentials.read_task(proc, 17, BOOT)
         assert (task.pod, task.container) == OWN
-        assert cpuset.list_processes(proc, [OWN.container, OTHER.container]) == {
+        assert container_cpusets.list_processes(proc, [OWN.container, OTHER.container]) == {
             OWN.container: [17],
             OTHER.container: [],
         }
@@ -97,7 +97,7 @@ def test_a_processs_name_is_no_line_of_its_status(separator: str) -> None:
             (place / "status").write_bytes(text.encode())
             (place / "stat").write_bytes(stat(f"x{separator}y").encode())
         assert procfs.read_allowed(proc, 17) == {0, 1}
-        assert cpuset.read_cpuset(proc, 17).cpus == {0, 1}
+        assert container_cpusets.read_cpuset(proc, 17).cpus == {0, 1}
         assert [thread.cpus for thread in thread_affinity.read(proc, 17)] == [{0, 1}]
 
 

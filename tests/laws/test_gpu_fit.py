@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import gpu_layout, subdevices
+from nodewise.agents.gpu import gpu_arrays, subdevices
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
-from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.node_gpus import Link, NodeGpus
 from nodewise.agents.gpu.subdevices import SubdeviceRequest
 from tests.laws import gpu_reference_fit as scalar
@@ -116,7 +116,7 @@ def order_of(balanced: str) -> GpuOrder:
 
 
 def layout_of(nodes: list[Given]) -> GpuLayout:
-    return gpu_layout.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
+    return gpu_arrays.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
 def placement_on(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:
@@ -232,7 +232,7 @@ def test_a_layout_changed_row_by_row_is_one_built_anew(
     wanted = (after * len(before))[: len(before)]
     changed = layout_of(before)
     for row, (gpus, usage) in enumerate(wanted):
-        changed = gpu_layout.with_row(changed, row, gpus, usage)
+        changed = gpu_arrays.with_row(changed, row, gpus, usage)
     every = np.arange(len(before))
     partial = fit(changed, every, demand, order_of(balanced))
     other = fit(layout_of(wanted), every, demand, order_of(balanced))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 
 WANTED = {"cpu", "cpuset", "memory", "pids"}
 

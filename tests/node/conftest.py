@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import custom_metrics, image_archive, packages, programs, test_namespaces
+from tests.cluster import custom_metrics, image_archive, namespace_sandboxes, packages, programs
 from tests.cluster.conftest import control_plane_programs, get_or_skip, plane, sandbox, shared_control_plane
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.node import host_kubelet, installed_program, kubelet
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.kubelet import Kubelet
@@ -71,7 +71,7 @@ def cluster_scheduler(kube_host: KubernetesHost) -> Iterator[None]:
 @pytest.fixture
 def host_sandbox(kube_host: KubernetesHost) -> Iterator[Sandbox]:
     """A namespace of the test on the host."""
-    with test_namespaces.created(kube_host.plane) as own:
+    with namespace_sandboxes.created(kube_host.plane) as own:
         host_kubelet.wait_admitted(own)
         yield own
 

@@ -12,14 +12,14 @@ from typing import Any
 import httpx2
 
 from nodewise.cpu import cmk_names
-from nodewise.cpu.cpusets import cpuset
+from nodewise.cpu.cpusets import container_cpusets
 from nodewise.cpu.node import thread_affinity
 from tests.cluster import processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.extender_process import NODEWISE
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_workloads
 from tests.node.kubelet import Kubelet
 
@@ -106,7 +106,7 @@ class CpuManagerOnNode:
     def masks(self, pod: Object) -> dict[str, frozenset[int]]:
         """The affinities of all threads in a pod's container, by program and thread id."""
         proc = self.node.runtime.inside("/proc")
-        (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
+        (pids,) = container_cpusets.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
         masks = {}
         for thread in (task_thread for pid in pids for task_thread in thread_affinity.read(proc, pid)):
             with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.cluster.api import Object
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import image
 
 

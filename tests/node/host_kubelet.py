@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from tests.cluster import controlplane
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.packages import ContainerPrograms
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import image, kubelet, network
 from tests.node.kubelet import Kubelet
 from tests.node.network import Network

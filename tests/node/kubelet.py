@@ -10,9 +10,9 @@ from tests.cluster import processes
 from tests.cluster.api import Object
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.packages import ContainerPrograms
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import wait
 from tests.node import cgroups, runtime
 from tests.node.runtime import Containerd
 

@@ -14,7 +14,7 @@ from typing import Final
 from tests import page_code_blocks, page_reader
 from tests.cluster.api import ApiError, Object
 from tests.cluster.extender_process import NODEWISE
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import host_kubelet
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.network import ForwardingTarget

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tests.cluster import extender_process, objects
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.node import cpu_workloads, host_kubelet
 
 FAR: Final = "far"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.cluster.api import Object
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.configure import scheduler_manifests
 from tests.node import host_kubelet, network
 from tests.node.host_kubelet import KubernetesHost

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from nodewise.cpu.cpusets import cpuset
+from nodewise.cpu.cpusets import container_cpusets
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_certs import AppliedCertificates
 from tests.cluster.test_chart import CHART, Helm, helm_program
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.host_kubelet import KubernetesHost
@@ -299,6 +299,6 @@ class TestCpuManager:
 def seccomp_modes(kube_host: KubernetesHost, pod: Object) -> set[str]:
     """The kernel's seccomp modes of all processes of a pod's container: 2 is a filter, 0 none."""
     proc = kube_host.node.runtime.inside("/proc")
-    (pids,) = cpuset.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
+    (pids,) = container_cpusets.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
     lines = "\n".join((proc / f"{pid}/status").read_text() for pid in pids)
     return set(re.findall(r"^Seccomp:\s*(\d)", lines, re.MULTILINE))

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodewise.cpu.cpusets import cpuset
+from nodewise.cpu.cpusets import container_cpusets
+from nodewise.cpu.cpusets.container_cpusets import Cpuset
 from nodewise.cpu.cpusets.container_runtime import ContainerRuntime
-from nodewise.cpu.cpusets.cpuset import Cpuset
 from nodewise.cpu.node import thread_affinity
 from nodewise.errors import Refused
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import cpu_workloads, runtime
 from tests.node.kubelet import Kubelet
 
@@ -29,7 +29,7 @@ def runtime_client(node: Kubelet) -> Iterator[ContainerRuntime]:
 def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
     """The affinities of the threads of a container."""
     proc = node.runtime.inside("/proc")
-    (pids,) = cpuset.list_processes(proc, [container]).values()
+    (pids,) = container_cpusets.list_processes(proc, [container]).values()
     return [thread.cpus for pid in pids for thread in thread_affinity.read(proc, pid)]
 
 

@@ -10,7 +10,7 @@ from tests.cluster import test_cpu_webhook as webhooks
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import manifest
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, image
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet

@@ -16,8 +16,8 @@ from nodewise.cpu.cluster import setup_objects
 from nodewise.cpu.cluster.node_advertisement import OURS
 from tests import forks
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.packages import ContainerPrograms
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, image
 from tests.node.cpu_manager import ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet

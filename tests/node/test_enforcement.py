@@ -11,8 +11,8 @@ from nodewise.cpu import cmk_names
 from tests.cluster import packages
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
 from tests.node import cpu_manager, cpu_workloads

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster import gpu
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import image
 from tests.node.kubelet import Kubelet
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tools.image import assemble, contents, debian, python, templates
+from tools.image import assemble, debian, image_properties, python, templates
 from tools.image.__main__ import identity
 from tools.image.assemble import ImageInputs
 
@@ -156,12 +156,14 @@ def test_the_image_contains_no_build_tools(archive: Path) -> None:
         name for name in names if "/dist-packages/" in name and "/dist-packages/nodewise/" not in name
     ]
     assert [name for name in of_others if "/tests/" in name] == []
-    assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, contents.EPOCH_S)}
+    assert {(member.uid, member.gid, member.mtime) for member in members} == {
+        (0, 0, image_properties.EPOCH_S)
+    }
     assert [member.name for member in members if member.mode & 0o6000] == []
 
 
 def test_the_image_is_small_enough(archive: Path) -> None:
-    assert archive.stat().st_size < contents.LARGEST_BYTES
+    assert archive.stat().st_size < image_properties.LARGEST_BYTES
 
 
 def test_the_same_inputs_make_the_same_image(archive: Path, tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def test_its_modules_are_compiled_without_times(archive: Path) -> None:
 
 
 def test_the_list_of_what_is_in_it_is_inside_and_beside(image: ImageUnderTest, archive: Path) -> None:
-    inside = output(image.run("python3", "-c", f"print(open({contents.SBOM!r}).read(), end='')"))
+    inside = output(image.run("python3", "-c", f"print(open({image_properties.SBOM!r}).read(), end='')"))
     assert inside == assemble.sbom_path(archive).read_text()
     components = {component["name"]: component for component in json.loads(inside)["components"]}
     assert components["libssl3" if "libssl3" in components else "libssl3t64"]["purl"].startswith(
@@ -309,8 +311,8 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def test_the_older_configurators_templates_are_where_it_had_them(image: ImageUnderTest) -> None:
     script = "import json, sys; print(json.dumps([open(path).read() for path in sys.argv[1:]]))"
-    read = json.loads(output(image.run("python3", "-c", script, *contents.TEMPLATES)))
-    assert read == [templates.template(agents) for agents in contents.TEMPLATES.values()]
+    read = json.loads(output(image.run("python3", "-c", script, *image_properties.TEMPLATES)))
+    assert read == [templates.template(agents) for agents in image_properties.TEMPLATES.values()]
 
 
 @pytest.mark.parametrize("template", [f"{TEMPLATES}/scheduler-config.yaml", f"{TEMPLATES}/{BOTH}", ""])

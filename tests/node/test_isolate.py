@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet

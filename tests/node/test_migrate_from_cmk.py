@@ -16,7 +16,7 @@ from nodewise.cpu import cmk_names
 from tests import page_code_blocks
 from tests.cluster import admission
 from tests.cluster.api import ApiError, Object
-from tests.cluster.test_namespaces import Sandbox, wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import cpu_manager, cpu_workloads, host_kubelet, image, migration
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.cpu_workloads import container_of

@@ -14,8 +14,8 @@ import yaml
 from tests import page_code_blocks
 from tests.cluster import gpu
 from tests.cluster.api import Object
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_chart import helm_program
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.conformance.configure import scheduler_manifests as kubeadm
 from tests.node import cpu_workloads, host_kubelet, image, migration, static_scheduler
 from tests.node.host_kubelet import KubernetesHost

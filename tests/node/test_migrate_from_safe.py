@@ -12,7 +12,7 @@ import pytest
 from tests import page_code_blocks
 from tests.cluster import resource_metrics
 from tests.cluster.api import Object
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.node import host_kubelet, image, migration
 from tests.node.host_kubelet import KubernetesHost
 from tests.page_reader import PageReader

@@ -10,8 +10,8 @@ from tests.cluster import extender_process
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_certs import WrittenCertificates
-from tests.cluster.test_namespaces import Sandbox, wait
 from tests.node import cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.preferred_nodes import FAR

@@ -22,7 +22,7 @@ from nodewise.cpu import cmk_names, cpulist, sysfs
 from nodewise.cpu.install import installation
 from nodewise.cpu.topology import CPUS, NODES
 from tests.cluster import processes, virtual_machine
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.virtual_machine import EmulatedHardware, FileEntry
 
 STATE = "/state"

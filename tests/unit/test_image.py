@@ -16,7 +16,7 @@ import pytest
 import trustme
 import yaml
 from click.testing import CliRunner
-from tools.image import assemble, contents, debian, layers, libraries, oci, python, sbom, templates
+from tools.image import assemble, debian, image_properties, layers, libraries, oci, python, sbom, templates
 from tools.image.assemble import BuiltLayer
 from tools.image.errors import ImageError
 from tools.image.layers import Layer
@@ -360,7 +360,7 @@ def test_licences_are_told_in_the_words_of_spdx() -> None:
     assert sbom.licenses("This is prose.\nLicense: GPL-2\n") == []
 
 
-@pytest.mark.parametrize(("path", "agents"), contents.TEMPLATES.items())
+@pytest.mark.parametrize(("path", "agents"), image_properties.TEMPLATES.items())
 def test_a_template_is_what_configure_writes_by_itself(path: str, agents: str, tmp_path: Path) -> None:
     """In the words of the release that it is configured for."""
     manifest = tmp_path / "manifests/kube-scheduler.yaml"
@@ -410,7 +410,7 @@ def configured(folder: Path, *words: str) -> str:
 
 def instructions() -> dict[str, list[str]]:
     """What the Containerfile says of the image, by instruction, after its last FROM."""
-    text = (contents.ROOT / "Containerfile").read_text().replace("\\\n", " ")
+    text = (image_properties.ROOT / "Containerfile").read_text().replace("\\\n", " ")
     last = re.split(r"^FROM ", text, flags=re.MULTILINE)[-1]
     values: dict[str, list[str]] = {}
     for line in last.splitlines()[1:]:
@@ -421,19 +421,19 @@ def instructions() -> dict[str, list[str]]:
 
 def test_the_containerfile_says_the_same_of_the_image() -> None:
     words = instructions()
-    assert words["USER"] == [contents.USER]
-    assert [json.loads(text) for text in words["ENTRYPOINT"]] == [list(contents.ENTRYPOINT)]
-    assert [json.loads(text) for text in words["CMD"]] == [list(contents.COMMAND)]
-    assert words["EXPOSE"] == [contents.PORT]
+    assert words["USER"] == [image_properties.USER]
+    assert [json.loads(text) for text in words["ENTRYPOINT"]] == [list(image_properties.ENTRYPOINT)]
+    assert [json.loads(text) for text in words["CMD"]] == [list(image_properties.COMMAND)]
+    assert words["EXPOSE"] == [image_properties.PORT]
     assert words["WORKDIR"] == ["/"]
     pairs = {
         name: dict(word.split("=", 1) for word in shlex.split(words[name][0])) for name in ("ENV", "LABEL")
     }
-    assert pairs == {"ENV": contents.ENVIRONMENT, "LABEL": contents.LABELS}
-    assert words["COPY"] == [f"--from=build /out/{name}/ /" for name in contents.FOLDERS]
+    assert pairs == {"ENV": image_properties.ENVIRONMENT, "LABEL": image_properties.LABELS}
+    assert words["COPY"] == [f"--from=build /out/{name}/ /" for name in image_properties.FOLDERS]
 
 
 def test_no_file_of_the_image_names_an_address() -> None:
-    files = [*(contents.ROOT / "tools/image").glob("*.py"), contents.ROOT / "Containerfile"]
+    files = [*(image_properties.ROOT / "tools/image").glob("*.py"), image_properties.ROOT / "Containerfile"]
     addresses = [line for file in files for line in file.read_text().splitlines() if "://" in line]
     assert [line for line in addresses if "nodewise.nodewise.svc" not in line] == []

@@ -12,7 +12,7 @@ import pytest
 from nodewise import trusted_files
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.agent import socket_file
-from nodewise.cpu.cpusets import container_runtime, cpuset
+from nodewise.cpu.cpusets import container_cpusets, container_runtime
 from nodewise.cpu.install import installation
 from nodewise.cpu.node import nfd_feature
 from nodewise.cpu.store.directory import DirectoryStore
@@ -159,8 +159,8 @@ USERS: dict[str, Callable[[Path], object]] = {
     ),
     "the socket's folder": listening,
     "what is left of a socket": lambda folder: socket_file.clear(folder / "cpu.sock"),
-    "what containers had before": lambda folder: cpuset.load_originals(folder / "cpusets.json"),
-    "where that is kept": lambda folder: cpuset.save_originals(folder / "cpusets.json", {}),
+    "what containers had before": lambda folder: container_cpusets.load_originals(folder / "cpusets.json"),
+    "where that is kept": lambda folder: container_cpusets.save_originals(folder / "cpusets.json", {}),
     "features of the node": lambda folder: nfd_feature.write(folder, ["power", "performance"]),
     "the program's source": lambda folder: installation.install(
         folder, Path("/nonexistent"), Path("/opt"), None
@@ -202,9 +202,9 @@ def test_what_is_created_is_trusted_whatever_the_umask(tmp_path: Path) -> None:
     try:
         store = DirectoryStore(tmp_path / "state")
         store.create(pool_allocations.from_lists({"shared": {0: ("1",)}}))
-        cpuset.save_originals(tmp_path / "run/cpusets.json", {})
+        container_cpusets.save_originals(tmp_path / "run/cpusets.json", {})
     finally:
         os.umask(before)
     assert store.read()
-    assert cpuset.load_originals(tmp_path / "run/cpusets.json") == {}
+    assert container_cpusets.load_originals(tmp_path / "run/cpusets.json") == {}
     trusted_files.check_tree(tmp_path)

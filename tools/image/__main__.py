@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nodewise
 from nodewise.errors import NodewiseError
-from tools.image import assemble, contents
+from tools.image import assemble, image_properties
 from tools.image.assemble import ImageInputs
 from tools.image.errors import ImageError, say
 from tools.image.oci import ImageIdentity
@@ -21,10 +21,10 @@ def cache() -> Path:
 
 def identity(revision: str = "") -> ImageIdentity:
     """Version, time and revision of this source tree's image. ImageError if SOURCE_DATE_EPOCH is invalid."""
-    text = os.environ.get("SOURCE_DATE_EPOCH") or str(contents.EPOCH_S)
+    text = os.environ.get("SOURCE_DATE_EPOCH") or str(image_properties.EPOCH_S)
     if not text.isdecimal():
         raise ImageError(f"SOURCE_DATE_EPOCH: found {text!r}, expected seconds since 1970")
-    return ImageIdentity(nodewise.__version__, int(text), contents.architecture(), revision)
+    return ImageIdentity(nodewise.__version__, int(text), image_properties.architecture(), revision)
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def _make(arguments: argparse.Namespace, inputs: ImageInputs, wanted: ImageIdent
     if arguments.folders:
         assemble.folders(arguments.folders, inputs, wanted)
         return
-    file = arguments.into / f"{contents.NAME}-{wanted.version}.oci.tar"
+    file = arguments.into / f"{image_properties.NAME}-{wanted.version}.oci.tar"
     made = assemble.make(file, inputs, wanted)
     say(f"{made.size_bytes / 1e6:6.1f} MB  in all")
     print(file, made.digest)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from nodewise.cli.cpu.install import modules
 from nodewise.cpu.install import bundle
-from tools.image import contents, debian, digests, layers, libraries, oci, python, sbom, templates
+from tools.image import debian, digests, image_properties, layers, libraries, oci, python, sbom, templates
 from tools.image.debian import Package
 from tools.image.errors import ImageError, say
 from tools.image.layers import Layer
@@ -63,7 +63,7 @@ def make(file: Path, inputs: ImageInputs, identity: ImageIdentity) -> ImageSumma
         part = file.with_name(f".{file.name}.part")
         digest = oci.write(part, image_layers, identity)
         part.replace(file)
-        shutil.copyfile(parts[-1].folder / contents.SBOM.lstrip("/"), sbom_path(file))
+        shutil.copyfile(parts[-1].folder / image_properties.SBOM.lstrip("/"), sbom_path(file))
     return ImageSummary(digest, image_layers)
 
 
@@ -72,7 +72,7 @@ def folders(into: Path, inputs: ImageInputs, identity: ImageIdentity) -> None:
     with tempfile.TemporaryDirectory(prefix="nodewise-image-") as temporary:
         parts = _parts(inputs, identity, Path(temporary))
         _check_size([part.layer for part in parts])
-        for name, part in zip(contents.FOLDERS, parts, strict=True):
+        for name, part in zip(image_properties.FOLDERS, parts, strict=True):
             shutil.copytree(part.folder, into / name, symlinks=True)
             layers.set_modes(into / name)
 
@@ -86,8 +86,10 @@ def _check_size(image_layers: Sequence[Layer]) -> None:
     size_bytes = sum(layer.size_bytes for layer in image_layers)
     for layer in image_layers:
         say(f"{layer.size_bytes / 1e6:6.1f} MB  {layer.title}")
-    if size_bytes > contents.LARGEST_BYTES:
-        raise ImageError(f"{size_bytes / 1e6:.1f} MB in all, more than {contents.LARGEST_BYTES / 1e6:.0f} MB")
+    if size_bytes > image_properties.LARGEST_BYTES:
+        raise ImageError(
+            f"{size_bytes / 1e6:.1f} MB in all, more than {image_properties.LARGEST_BYTES / 1e6:.0f} MB"
+        )
 
 
 def _packages(inputs: ImageInputs) -> list[Package]:
@@ -99,7 +101,10 @@ def _packages(inputs: ImageInputs) -> list[Package]:
 def debian_home(cache: Path) -> Path:
     """Cache folder of Debian's packages."""
     release = debian.release()
-    return cache / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{contents.architecture()}"
+    return (
+        cache
+        / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{image_properties.architecture()}"
+    )
 
 
 def _parts(inputs: ImageInputs, identity: ImageIdentity, work: Path) -> list[BuiltLayer]:
@@ -110,8 +115,8 @@ def _parts(inputs: ImageInputs, identity: ImageIdentity, work: Path) -> list[Bui
     own = _own(target, work, identity)
     program = _program(inputs.program, work, identity)
     root = work / "bill"
-    sbom_file = root / contents.SBOM.lstrip("/")
-    ready = program.folder / contents.READY.lstrip("/")
+    sbom_file = root / image_properties.SBOM.lstrip("/")
+    ready = program.folder / image_properties.READY.lstrip("/")
     sbom.write(sbom_file, identity, (packages, target.root), wheels.folder, ready, debian.release())
     return [system, wheels, own, program, _part("the SBOM", root, identity)]
 
@@ -132,7 +137,10 @@ def _system(
         python.compile_modules(python.target(root, glibc, machine), root)
 
     part = tree.part(
-        "Debian's packages", [debian, python], [debian.key(packages), contents.USER, contents.HOME], fill
+        "Debian's packages",
+        [debian, python],
+        [debian.key(packages), image_properties.USER, image_properties.HOME],
+        fill,
     )
     return python.target(part.folder, glibc, machine), part
 
@@ -157,7 +165,7 @@ def _own(target: python.PythonTarget, work: Path, identity: ImageIdentity) -> Bu
 
 def _program(ready: Path | None, work: Path, identity: ImageIdentity) -> BuiltLayer:
     root = work / "program"
-    folder = root / contents.READY.lstrip("/")
+    folder = root / image_properties.READY.lstrip("/")
     if ready is None:
         say("building the program that `nodewise cpu install` puts on hosts")
         bundle.build(folder, modules())

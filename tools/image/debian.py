@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tools.image import contents, digests
+from tools.image import digests, image_properties
 from tools.image.errors import ImageError, run, say
 
 REQUESTED: Final = ("python3", "bash", "base-files", "ca-certificates", "libstdc++6")
@@ -67,9 +67,9 @@ _USR_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Links into `usr`, as in Debian since version 12."""
 _FILES: Final = {
     "etc/passwd": f"root:x:0:0:root:/root:/bin/bash\n"
-    f"{contents.NAME}:x:{contents.UID}:{contents.UID}:{contents.NAME}:{contents.HOME}:/bin/bash\n"
+    f"{image_properties.NAME}:x:{image_properties.UID}:{image_properties.UID}:{image_properties.NAME}:{image_properties.HOME}:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-    "etc/group": f"root:x:0:\n{contents.NAME}:x:{contents.UID}:\nnogroup:x:65534:\n",
+    "etc/group": f"root:x:0:\n{image_properties.NAME}:x:{image_properties.UID}:\nnogroup:x:65534:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
 }
 _BUNDLE: Final = "etc/ssl/certs/ca-certificates.crt"
@@ -293,7 +293,17 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path, path: 
 
 def _set_up(root: Path) -> None:
     """Create the results of package scripts: users, the bundle of certificates, `/bin/sh`."""
-    for folder in ("etc", "proc", "sys", "dev", "tmp", "var/tmp", "run", "opt", contents.HOME.lstrip("/")):
+    for folder in (
+        "etc",
+        "proc",
+        "sys",
+        "dev",
+        "tmp",
+        "var/tmp",
+        "run",
+        "opt",
+        image_properties.HOME.lstrip("/"),
+    ):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for name, text in _FILES.items():
         (root / name).write_text(text)

@@ -19,7 +19,7 @@ from cyclonedx.model.license import DisjunctiveLicense, License
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from tools.image import contents
+from tools.image import image_properties
 from tools.image.debian import Package
 from tools.image.oci import ImageIdentity
 
@@ -70,10 +70,10 @@ def write(
     """Write the SBOM. `system` and `wheels` are the unpacked folders, `program` that of the program for hosts."""
     packages, root = system
     image = Component(
-        name=contents.NAME,
+        name=image_properties.NAME,
         version=identity.version,
         type=ComponentType.CONTAINER,
-        bom_ref=f"image:{contents.NAME}",
+        bom_ref=f"image:{image_properties.NAME}",
         licenses=[_license("Apache-2.0")],
     )
     bom = Bom(metadata=BomMetaData(component=image, timestamp=datetime.fromtimestamp(identity.time_s, UTC)))
@@ -161,7 +161,7 @@ def _program_component(folder: Path, identity: ImageIdentity) -> Component:
         version=identity.version,
         type=ComponentType.APPLICATION,
         bom_ref="program:cmk",
-        properties=[Property(name="nodewise:path", value=contents.READY)],
+        properties=[Property(name="nodewise:path", value=image_properties.READY)],
         components=[python, *map(_library_component, libraries)],
     )
 

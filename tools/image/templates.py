@@ -7,7 +7,7 @@ from nodewise.cli import agent_kinds
 from nodewise.cli.agent_kinds import extender_role
 from nodewise.configure import scheduler_configuration, static_pod, yaml_editor
 from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
-from tools.image import contents
+from tools.image import image_properties
 
 _URL: Final = "https://nodewise.nodewise.svc:9001"
 _GPU_WEIGHT: Final = 20
@@ -39,7 +39,7 @@ def template(agents: str) -> str:
 
 def write(root: Path) -> None:
     """Write all templates."""
-    for path, agents in contents.TEMPLATES.items():
+    for path, agents in image_properties.TEMPLATES.items():
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(template(agents))

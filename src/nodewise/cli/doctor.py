@@ -131,7 +131,7 @@ async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Rep
 
 def _scheduler_client(cluster: KubeOptions) -> SchedulerClient:
     """The credentials for the API server. kube-scheduler's own certificate is self-signed and not verified."""
-    chosen = kubeconfig.select_context(cluster.kubeconfig, cluster.context, os.environ)
+    chosen = kubeconfig.context_from_file_or_pod(cluster.kubeconfig, cluster.context, os.environ)
     context = tls.context(chosen)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

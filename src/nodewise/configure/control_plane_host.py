@@ -291,7 +291,7 @@ def _render_configuration(
     if request.template:
         own = scheduler_configuration_file.render_template(files.template or b"", request.template, context)
     else:
-        own = scheduler_configuration_file.render_value(
+        own = scheduler_configuration_file.render_builtin_configuration(
             request.builtin(context.kubeconfig, context.ca), context
         )
     users = _users_configuration(request, files)

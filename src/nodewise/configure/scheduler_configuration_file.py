@@ -105,7 +105,7 @@ def merge_entries(
     return _rewrite_document(document, configuration, [])
 
 
-def render_value(value: Mapping[str, Any], context: RenderContext) -> RenderedConfiguration:
+def render_builtin_configuration(value: Mapping[str, Any], context: RenderContext) -> RenderedConfiguration:
     """The configuration of a built-in value."""
     configuration = {**value, "apiVersion": context.version.api_version}
     for entry in configuration["extenders"]:

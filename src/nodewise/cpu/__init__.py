@@ -11,7 +11,7 @@
 | `allocator.py` | the choice of CPU lists for a task, and its environment |
 | `allocation_store.py`, `store/` | the interface of stores and its two implementations: a ConfigMap, a directory |
 | `ended_tasks.py` | detection of tasks that have ended |
-| `procfs.py`, `kernel_files.py`, `cgroups.py` | processes of a node, with their pods and containers |
+| `procfs.py`, `kernel_file_reader.py`, `cgroups.py` | processes of a node, with their pods and containers |
 | `reconfiguration_plan.py`, `reconfiguration/` | other pools under running tasks: the moves, and their execution |
 | `agent_messages.py` | the protocol between `isolate` and the node agent |
 | `api_client.py`, `cmk_names.py` | the interface of API clients, and CMK's names in a cluster |

@@ -6,7 +6,7 @@ Standard library only.
 import re
 from typing import Final, NamedTuple
 
-from nodewise.cpu.kernel_files import split_lines
+from nodewise.cpu.kernel_file_reader import split_lines
 
 _UID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 """Of a pod: a UUID, which systemd has with `_`, or of a static pod the checksum of its file."""

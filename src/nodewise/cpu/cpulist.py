@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from nodewise.cpu.kernel_files import WHITE_SPACE
+from nodewise.cpu.kernel_file_reader import WHITE_SPACE
 from nodewise.errors import BadInput, Problem, shown
 
 LAST_CPU: Final = 65_535

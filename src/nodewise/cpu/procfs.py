@@ -16,7 +16,7 @@ from nodewise.cpu import cpulist
 from nodewise.cpu.allocator import TASK_VARIABLE, parse_wrapper_name
 from nodewise.cpu.cgroups import parse_cgroup
 from nodewise.cpu.ended_tasks import NodeProcess
-from nodewise.cpu.kernel_files import WHITE_SPACE, read_text
+from nodewise.cpu.kernel_file_reader import WHITE_SPACE, read_text
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import BadInput, Problem, Unavailable, shown
 

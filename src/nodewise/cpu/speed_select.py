@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from nodewise.cpu.kernel_files import WHITE_SPACE
+from nodewise.cpu.kernel_file_reader import WHITE_SPACE
 from nodewise.cpu.topology import CPUS, Core
 
 CLASSES: Final = ("performance", "balance_performance", "balance_power", "power")

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import cpulist
-from nodewise.cpu.kernel_files import WHITE_SPACE
+from nodewise.cpu.kernel_file_reader import WHITE_SPACE
 from nodewise.errors import BadInput, Problem, shown
 
 CPUS: Final = "sys/devices/system/cpu"

@@ -38,7 +38,7 @@ class Check(NamedTuple):
             return
         used = {name: getattr(facts, name) for name in self.uses}
         yield from self.function(
-            **{name: _readable_parts(value) for name, value in needed.items()},
+            **{name: _without_unavailable_parts(value) for name, value in needed.items()},
             **{name: value for name, value in used.items() if not isinstance(value, UnavailableFact)},
         )
 
@@ -49,7 +49,7 @@ def _missing_parts(value: Any) -> list[UnavailableFact]:
     return [part for part in value if isinstance(part, UnavailableFact)] if isinstance(value, tuple) else []
 
 
-def _readable_parts(value: Any) -> Any:
+def _without_unavailable_parts(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     return tuple(part for part in value if not isinstance(part, UnavailableFact))

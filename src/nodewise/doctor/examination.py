@@ -26,14 +26,14 @@ _MAX_FINDINGS: Final = 10
 """Of one id; further ones are only counted."""
 
 
-def _selected(skip: Collection[str]) -> list[Check]:
+def _checks_not_skipped(skip: Collection[str]) -> list[Check]:
     """The checks with an id that is not skipped."""
     return [check for check in CHECKS if not set(check.ids) <= set(skip)]
 
 
 def needed_facts(skip: Collection[str] = ()) -> frozenset[str]:
     """The fields of `Facts` that have to be collected."""
-    return frozenset().union(*(check.fields for check in _selected(skip)))
+    return frozenset().union(*(check.fields for check in _checks_not_skipped(skip)))
 
 
 def examine(facts: Facts, skip: Collection[str] = ()) -> Report:
@@ -49,7 +49,7 @@ def examine(facts: Facts, skip: Collection[str] = ()) -> Report:
 
 
 def _results(facts: Facts, skip: Collection[str]) -> Iterator[Result]:
-    for check in _selected(skip):
+    for check in _checks_not_skipped(skip):
         yield from (result for result in check.run(facts) if result.id not in skip)
 
 

@@ -91,7 +91,7 @@ class Extender:
         exchange = RequestEntry(path=path, at=now, generation=snapshot.generation)
         with self._failure_recorded(exchange, body):
             handled = self._request_handler.handle(path, body, snapshot, now)
-            self.store(handled.decision)
+            self.store_decision(handled.decision)
             parts = handled.encode()
         self._recorder.record_request(exchange, body, parts)
         return Response(200, parts)
@@ -119,7 +119,7 @@ class Extender:
 
         return answer
 
-    def store(self, decision: Decision) -> None:
+    def store_decision(self, decision: Decision) -> None:
         """Store a decision, and call the subscribers."""
         self._ring.add(decision)
         self._metrics_registry.set("decisions_bytes", self._ring.size_bytes)
@@ -173,7 +173,7 @@ class BindRoutes:
     async def _bind(self, request: Request) -> Response:
         binding = wire_format.decode_binding(request.body)
         outcome = await self._bindings.bind(binding)
-        self._extender.store(self._decision(binding, outcome))
+        self._extender.store_decision(self._decision(binding, outcome))
         is_refused = bool(outcome.error) and self._binder.bind_errors == "status"
         return Response(404 if is_refused else 200, wire_format.bind_response(outcome.error))
 

@@ -46,7 +46,7 @@ _HEADERS: Final = {
 def connect(options: KubeOptions, metrics_registry: MetricsRegistry, clock: Clock | None = None) -> HttpApi:
     """The API server of the settings. `BadSettings` names the settings that cannot be used."""
     clock = clock or SystemClock()
-    chosen = kubeconfig.select_context(options.kubeconfig, options.context, os.environ)
+    chosen = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
     tls.context(chosen)  # what is wrong is said in the kubeconfig's words
     tls_credentials = tls.TlsCredentials(chosen, metrics_registry, clock)
     transport = _create_transport(chosen, tls_credentials)

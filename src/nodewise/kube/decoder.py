@@ -85,12 +85,12 @@ class ObjectDecoder(Generic[T]):
 
     def _decode(self, data: msgspec.Raw) -> T | None:
         try:
-            return self._copy_raw_fields(self._decoder.decode(data))
+            return self._detach_raw_fields(self._decoder.decode(data))
         except UNREADABLE as error:
             self._report_unreadable(list_watch.key_of(data), str(error))
             return None
 
-    def _copy_raw_fields(self, item: T) -> T:
+    def _detach_raw_fields(self, item: T) -> T:
         """The object with copies of its raw fields: slices would keep the whole page in memory."""
         for path, name in self._raw:
             part: Any = item

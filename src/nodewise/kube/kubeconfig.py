@@ -30,7 +30,7 @@ class KubeconfigContext(NamedTuple):
     user: Mapping[str, Any]
 
 
-def select_context(
+def context_from_file_or_pod(
     kubeconfig: str, context: str, environ: Mapping[str, str], account: Path = ACCOUNT
 ) -> KubeconfigContext:
     """The context of the given file, else of the pod's service account, else of the file that kubectl would use."""

@@ -15,7 +15,7 @@ from tests import forks
 from tests.conformance.cmk import machines as made_up
 from tests.conformance.cmk import table_rows
 from tests.conformance.cmk.table_rows import PoolsRow
-from tests.unit.cpu import machines
+from tests.unit.cpu import real_machines
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
@@ -38,11 +38,11 @@ def folder(texts: dict[str, str], at: Path) -> Path:
     return at
 
 
-@pytest.mark.parametrize("name", machines.NAMES)
+@pytest.mark.parametrize("name", real_machines.NAMES)
 def test_real_machines(name: str, tmp_path: Path) -> None:
-    root = machines.unpack(name, tmp_path)
+    root = real_machines.unpack(name, tmp_path)
     document = answered("topology", "--sysfs", root, "-o", "json")
-    machine = machines.machine(name)
+    machine = real_machines.machine(name)
     assert (document["sockets"], document["cores"]) == (len(machine.sockets), len(machine.cores))
     assert [cpu["cpu"] for cpu in document["cpus"]] == [cpu.cpu for cpu in machine.cpus]
     assert all(
@@ -147,7 +147,7 @@ def test_forms_for_people(tmp_path: Path) -> None:
 
 
 def test_the_picture_in_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
-    root = machines.unpack("64amd64-4s2n4ca2co", tmp_path)
+    root = real_machines.unpack("64amd64-4s2n4ca2co", tmp_path)
     counts = (
         "--num-exclusive-cores=12",
         "--num-shared-cores=4",

@@ -15,12 +15,12 @@ import httpx2
 
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.cluster import extender_process, gpu, loopback, test_namespaces
+from tests.cluster import extender_process, gpu, loopback, namespace_sandboxes
 from tests.cluster.api import ClusterApi, Object, path_of
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.gas import faulty_proxy, table_notation
 from tests.conformance.gas.faulty_proxy import PODS
 from tests.conformance.gas.table_rows import Books, Flags, GasHttpRow, PlacementCase
@@ -236,7 +236,7 @@ def with_full_names(books: Books, driver: str = "i915") -> Books:
 @contextlib.contextmanager
 def on_control_plane(plane: ControlPlane) -> Iterator[GasApiServer]:
     """A real API server. Nothing of ours is left there afterwards."""
-    with test_namespaces.created(plane) as sandbox:
+    with namespace_sandboxes.created(plane) as sandbox:
         yield GasApiServer(plane.api, sandbox.namespace, gpu.user(plane).kubeconfig)
         for path, selector in ((NODES, BELONGS), (ALLOCATION_RECORDS, "nodewise.io/ledger=gpu")):
             plane.api.request("DELETE", path, params={"labelSelector": selector})

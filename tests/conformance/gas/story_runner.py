@@ -3,7 +3,7 @@
 import contextlib
 from typing import Final
 
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.gas import story_environment, table_notation
 from tests.conformance.gas.story_environment import FaultyGasEnvironment
 from tests.conformance.gas.table_rows import BindRequestRow, GasStep, GasStory

@@ -12,7 +12,7 @@ import pytest
 
 from tests import forks
 from tests.cluster.api import Object, path_of
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.gas import story_environment, table_notation
 from tests.conformance.gas.story_environment import PATIENCE_S, GasEnvironment
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.safe.test_processes import ExtenderPool
+from tests.conformance.safe.extender_processes import ExtenderPool
 
 
 @pytest.fixture(scope="session")

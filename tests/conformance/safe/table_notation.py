@@ -4,8 +4,8 @@ import re
 from typing import Any, Final
 
 from nodewise import quantity
-from tests.conformance.safe import test_processes
-from tests.conformance.safe.test_processes import Object
+from tests.conformance.safe import extender_processes
+from tests.conformance.safe.extender_processes import Object
 
 RESOURCES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 _NODE: Final = re.compile(r"(\w+)\(([^;)]*);?([^)]*)\)")
@@ -14,7 +14,7 @@ _NODE: Final = re.compile(r"(\w+)\(([^;)]*);?([^)]*)\)")
 def nodes(text: str) -> list[Object]:
     """Allocatable, and the annotations that tell what is requested, in the order of the resources."""
     return [
-        test_processes.node(name, amounts(has), _requested(requested))
+        extender_processes.node(name, amounts(has), _requested(requested))
         for name, has, requested in _NODE.findall(text)
     ]
 

@@ -14,10 +14,10 @@ import nodewise
 from tests.cluster import processes
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.processes import Process
+from tests.conformance.safe import extender_processes as staging
 from tests.conformance.safe import table_rows
-from tests.conformance.safe import test_processes as staging
+from tests.conformance.safe.extender_processes import RunningExtender
 from tests.conformance.safe.table_rows import SafeHttpRow
-from tests.conformance.safe.test_processes import RunningExtender
 
 ENTRY = "[nodewise.agents]\nfoo = nodewise_foo:KIND\n"
 METADATA = "Metadata-Version: 2.1\nName: nodewise-foo\nVersion: 1.0\n"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
+from tests.conformance.safe import extender_processes as staging
 from tests.conformance.safe import table_rows
-from tests.conformance.safe import test_processes as staging
+from tests.conformance.safe.extender_processes import RunningExtender
 from tests.conformance.safe.table_rows import StoredRewardsRow
-from tests.conformance.safe.test_processes import RunningExtender
 
 NODES = ["n1", "n2", "n3"]
 PATIENCE_S = 60

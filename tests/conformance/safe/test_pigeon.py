@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.safe import extender_processes as staging
 from tests.conformance.safe import table_notation, table_rows
-from tests.conformance.safe import test_processes as staging
+from tests.conformance.safe.extender_processes import Object, RunningExtender
 from tests.conformance.safe.table_rows import PigeonRequest, PigeonStory
-from tests.conformance.safe.test_processes import Object, RunningExtender
 
 Start = Callable[[PigeonStory], RunningExtender]
 CLIENTS, TIMES = 6, 60

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conformance.safe import extender_processes as staging
 from tests.conformance.safe import table_rows
-from tests.conformance.safe import test_processes as staging
+from tests.conformance.safe.extender_processes import ExtenderPool, Object, RunningExtender
 from tests.conformance.safe.table_rows import CongestionRow, NodeRow, NumberedRow, RiskRow
-from tests.conformance.safe.test_processes import ExtenderPool, Object, RunningExtender
 
 RISKS = table_rows.read("risk", RiskRow)
 NODES = table_rows.read("endtoend", NodeRow)

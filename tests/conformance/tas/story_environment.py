@@ -14,16 +14,16 @@ from tests.cluster import (
     extender_process,
     label_watch,
     loopback,
+    namespace_sandboxes,
     objects,
     processes,
-    test_namespaces,
 )
 from tests.cluster.api import JSON_PATCH, ApiError, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.label_watch import LabelWatch
-from tests.cluster.test_namespaces import Sandbox
+from tests.cluster.namespace_sandboxes import Sandbox
 from tests.conformance.tas import faulty_proxy
 from tests.conformance.tas.stories import PREFIX, Labels
 
@@ -157,7 +157,7 @@ class TasEnvironment:
         self.wait("a refresh", lambda: self.metrics.asked.count(BEACON) >= wanted or None)
 
     def wait(self, what: str, see: Callable[[], Seen | None]) -> Seen:
-        return test_namespaces.wait(what, see, PATIENCE_S, self.run.process.tail)
+        return namespace_sandboxes.wait(what, see, PATIENCE_S, self.run.process.tail)
 
     def _client(self) -> httpx2.Client:
         context = self._papers.authority.client_context(self._papers.client)
@@ -220,7 +220,7 @@ def _define(plane: ControlPlane, path: str, definition: Object, *, takes: bool) 
             return False
         return True
 
-    test_namespaces.wait("the definition counts", lambda: is_taken() == takes or None)
+    namespace_sandboxes.wait("the definition counts", lambda: is_taken() == takes or None)
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ def open_environment(plane: ControlPlane, folder: Path) -> Iterator[TasEnvironme
     extender_process.define(plane.api)
     with (
         _older_definition(plane),
-        test_namespaces.created(plane) as sandbox,
+        namespace_sandboxes.created(plane) as sandbox,
         custom_metrics.behind(sandbox, folder) as metrics,
     ):
         made = TasEnvironment(plane, sandbox, metrics, folder)

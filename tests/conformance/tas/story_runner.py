@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from tests.cluster import objects, test_namespaces
+from tests.cluster import namespace_sandboxes, objects
 from tests.cluster.api import JSON_PATCH, Object
 from tests.cluster.custom_metrics import NodeSample
 from tests.cluster.extender_process import LIMITS
@@ -178,11 +178,11 @@ class TasStoryRun:
         space, _ = self.names.policy(pod.policy)
         pod_object = self._environment.api.find(f"/api/v1/namespaces/{space}/pods/{name}")
         if pod.lands:
-            node = self.names.own(test_namespaces.node_of(pod_object) or "")
+            node = self.names.own(namespace_sandboxes.node_of(pod_object) or "")
             return (
                 "" if node == pod.lands else f"wanted pod {name} on {pod.lands}, found {node or pod_object}"
             )
-        message = self.names.own((test_namespaces.scheduled(pod_object) or {}).get("message", ""))
+        message = self.names.own((namespace_sandboxes.scheduled(pod_object) or {}).get("message", ""))
         return (
             "" if pod.waits in message and message else f"wanted pod {name} told {pod.waits}, found {message}"
         )

@@ -10,7 +10,7 @@ import pytest
 from tests import forks
 from tests.cluster import extender_process, loopback
 from tests.cluster.extender_process import NODEWISE, CertificateFiles, ExtenderProcess
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.tas import table_rows
 from tests.conformance.tas.single_rows import ProcessRow, ProcessTable
 

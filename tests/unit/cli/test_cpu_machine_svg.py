@@ -13,7 +13,7 @@ from nodewise.cpu.pools import PoolOptions
 from nodewise.cpu.topology import Topology
 from tests.conformance.cmk import machines as made_up
 from tests.laws.test_cpu_laws import machines as any_machine
-from tests.unit.cpu import machines
+from tests.unit.cpu import real_machines
 
 SVG = "{http://www.w3.org/2000/svg}"
 Rectangle = tuple[float, float, float, float, str]
@@ -35,9 +35,9 @@ def texts(drawn: ET.Element) -> Counter[str]:
     return Counter(element.text or "" for element in drawn.iter(f"{SVG}text"))
 
 
-@pytest.mark.parametrize("name", machines.NAMES)
+@pytest.mark.parametrize("name", real_machines.NAMES)
 def test_every_cpu_of_a_real_machine_is_drawn_once(name: str) -> None:
-    machine = machines.machine(name)
+    machine = real_machines.machine(name)
     plan = pools.plan(machine, PoolOptions(1, 0))
     drawn = ET.fromstring(machine_svg.draw(machine, plan))
     shapes = Counter(name for *_, name in rectangles(drawn))
@@ -64,7 +64,7 @@ def test_the_legend_counts_the_cores_of_each_pool() -> None:
 
 
 def test_kinds_of_cores_are_distinguished() -> None:
-    drawn = ET.fromstring(machine_svg.draw(machines.machine("20em64t-hybrid-1p6c2t+2ca4co1t")))
+    drawn = ET.fromstring(machine_svg.draw(real_machines.machine("20em64t-hybrid-1p6c2t+2ca4co1t")))
     assert {"NUMA node 0, performance cores", "NUMA node 0, efficiency cores"} <= set(texts(drawn))
 
 
@@ -82,6 +82,6 @@ def test_nothing_overlaps_and_all_is_inside(machine: Topology) -> None:
 
 
 def test_the_picture_has_dark_colours() -> None:
-    text = machine_svg.draw(machines.machine("rv64-visionfive2"))
+    text = machine_svg.draw(real_machines.machine("rv64-visionfive2"))
     assert "@media (prefers-color-scheme: dark)" in text
     assert "<script" not in text

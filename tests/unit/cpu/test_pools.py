@@ -6,13 +6,13 @@ from nodewise.cpu import cpulist, pools, topology
 from nodewise.cpu.pools import PoolOptions
 from nodewise.errors import BadInput
 from tests.conformance.cmk.machines import texts
-from tests.unit.cpu import machines
+from tests.unit.cpu import real_machines
 
 
 @pytest.mark.parametrize("mode", ["packed", "spread"])
-@pytest.mark.parametrize("name", machines.NAMES)
+@pytest.mark.parametrize("name", real_machines.NAMES)
 def test_pools_of_real_machines_divide_their_online_cpus(name: str, mode: str) -> None:
-    machine = machines.machine(name)
+    machine = real_machines.machine(name)
     count = (len(machine.cores) - 1) // 2
     plan = pools.plan(machine, PoolOptions(count, len(machine.cores) - 1 - count, mode, mode))
     lists = [text for sockets in plan.pools.values() for texts in sockets.values() for text in texts]
@@ -23,7 +23,7 @@ def test_pools_of_real_machines_divide_their_online_cpus(name: str, mode: str) -
 
 
 def test_spread_takes_sockets_in_turn() -> None:
-    plan = pools.plan(machines.machine("x86_64-64cpu"), PoolOptions(8, 4, "spread", "spread"))
+    plan = pools.plan(real_machines.machine("x86_64-64cpu"), PoolOptions(8, 4, "spread", "spread"))
     assert {socket: len(lists) for socket, lists in plan.pools["exclusive"].items()} == dict.fromkeys(
         range(4), 2
     )

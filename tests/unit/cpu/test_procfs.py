@@ -13,7 +13,7 @@ from nodewise.cpu import procfs
 from nodewise.cpu.allocator import TASK_VARIABLE
 from nodewise.cpu.node import thread_affinity
 from nodewise.errors import BadInput, Unavailable
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 
 PROC = Path("/proc")
 NUMBERS = " ".join(["7", "(x)", "S", "3", *["0"] * 17, "99", *["0"] * 30])

@@ -175,7 +175,7 @@ def account(tmp_path: Path) -> Path:
 
 def test_a_pod_has_a_service_account_and_is_told_of_the_server(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-    kubeconfig_context = kubeconfig.select_context("", "", environ, account)
+    kubeconfig_context = kubeconfig.context_from_file_or_pod("", "", environ, account)
     assert kubeconfig_context.cluster == {
         "server": "https://10.0.0.1:443",
         "certificate-authority": str(account / "ca.crt"),
@@ -192,16 +192,17 @@ def test_an_ipv6_address_stands_in_brackets(account: Path) -> None:
 def test_a_file_that_is_named_wins_over_the_pods(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     path = write_config(account, config())
-    assert kubeconfig.select_context(str(path), "", environ, account).source == str(path)
+    assert kubeconfig.context_from_file_or_pod(str(path), "", environ, account).source == str(path)
     assert (
-        kubeconfig.select_context("", "", environ | {"KUBECONFIG": str(path)}, account).name == "in-cluster"
+        kubeconfig.context_from_file_or_pod("", "", environ | {"KUBECONFIG": str(path)}, account).name
+        == "in-cluster"
     )
 
 
 @pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "h"}])
 def test_outside_a_pod_kubectls_file_is_taken(environ: dict[str, str], tmp_path: Path) -> None:
     path = write_config(tmp_path, config())
-    kubeconfig_context = kubeconfig.select_context(
+    kubeconfig_context = kubeconfig.context_from_file_or_pod(
         "", "", environ | {"KUBECONFIG": str(path)}, tmp_path / "no account"
     )
     assert kubeconfig_context.source == str(path)

@@ -14,7 +14,7 @@
 | `limits.py` | limits of pods and allocation records, shared by filter and bind |
 | `node_allocations.py` | which pod holds which GPUs of a node |
 | `free_cpu.py` | the CPU of nodes that no pod requests |
-| `gpu_layout.py`, `resource_cap.py` | the GPUs of all nodes as arrays, and the most resources in these |
+| `gpu_arrays.py`, `resource_cap.py` | the GPUs of all nodes as arrays, and the most resources in these |
 | `fit.py` | whether a pod fits, and on which GPUs |
 | `gpu_selection.py`, `candidate_gpus.py`, `xe_links.py`, `rejections.py` | the parts of a fit |
 | `score.py`, `fragmentation.py`, `typical_pods.py` | the order of GPUs and nodes; the pods of a typical workload |

@@ -28,7 +28,7 @@ from nodewise.agents.gpu import (
     allocation_record,
     fit_details,
     fragmentation,
-    gpu_layout,
+    gpu_arrays,
     node_allocations,
     reasons,
     state_export,
@@ -40,7 +40,7 @@ from nodewise.agents.gpu import score as placements
 from nodewise.agents.gpu.allocation_record import GpuNames, Reservation
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
-from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import AllocatedPod, GpuPod, cpu_milli
@@ -147,7 +147,7 @@ class GpuAgent(
             for name in candidates
         ]
         numbers = np.arange(len(left) + 1)
-        layout = gpu_layout.build_layout(left, numbers, self._profile.subdevices)
+        layout = gpu_arrays.build_layout(left, numbers, self._profile.subdevices)
         order = placements.fit_order(self._placement_inputs, demand)
         return _unknown(_candidate_verdict(layout, numbers[:-1], demand, order)[0], candidates)
 

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.gpu_layout import ABSENT, Amounts, Bits, Codes, GpuLayout, Mask
+from nodewise.agents.gpu.gpu_arrays import ABSENT, Amounts, Bits, Codes, GpuLayout, Mask
 
 Columns = NDArray[np.intp] | slice
 

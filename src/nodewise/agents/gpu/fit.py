@@ -15,7 +15,7 @@ from nodewise.agent import Reason
 from nodewise.agents.gpu import gpu_selection, limits, reasons, xe_links
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
-from nodewise.agents.gpu.gpu_layout import BROKEN, GROUPED, MAX_AMOUNT, GpuLayout, Mask
+from nodewise.agents.gpu.gpu_arrays import BROKEN, GROUPED, MAX_AMOUNT, GpuLayout, Mask
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, NumaGroup
 from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.rejections import Rejections, Shortfalls, explain_failure

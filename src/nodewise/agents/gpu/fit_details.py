@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import FitResult
-from nodewise.agents.gpu.gpu_layout import Codes, GpuLayout
+from nodewise.agents.gpu.gpu_arrays import Codes, GpuLayout
 
 
 class FitDetails(NamedTuple):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nodewise import cooperative_scheduling
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
-from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.typical_pods import PodClass
 
 Floats = NDArray[np.float64]

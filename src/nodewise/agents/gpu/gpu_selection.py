@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand
-from nodewise.agents.gpu.gpu_layout import Bits, Mask
+from nodewise.agents.gpu.gpu_arrays import Bits, Mask
 
 Positions = NDArray[np.int8]
 Keys = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int8]

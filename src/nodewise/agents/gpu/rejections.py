@@ -10,7 +10,7 @@ from nodewise.agent import Reason
 from nodewise.agents.gpu import reasons
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand
-from nodewise.agents.gpu.gpu_layout import Mask
+from nodewise.agents.gpu.gpu_arrays import Mask
 from nodewise.agents.gpu.reasons import Shortfall
 
 _NEVER: Final = np.iinfo(np.int16).max

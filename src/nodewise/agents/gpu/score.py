@@ -28,7 +28,7 @@ from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.fit import FitResult
 from nodewise.agents.gpu.fragmentation import Floats, ShareScales, WorkloadTables
-from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuOrder, Keys
 from nodewise.agents.gpu.options import Placement
 

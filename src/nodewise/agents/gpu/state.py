@@ -16,7 +16,7 @@ from nodewise.agents.gpu import (
     demand_histogram,
     fragmentation,
     free_cpu,
-    gpu_layout,
+    gpu_arrays,
     limits,
     node_allocations,
     node_gpus,
@@ -26,7 +26,7 @@ from nodewise.agents.gpu.allocation_record import AllocationRecord
 from nodewise.agents.gpu.demand_histogram import DemandConfigMap
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD, WorkloadTables
 from nodewise.agents.gpu.free_cpu import FreeCpu
-from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.pods import AllocatedPod
@@ -118,7 +118,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._workload = NO_WORKLOAD
         self._index = NodeIndex()
         self._rows: dict[str, int] = {}
-        self._layout = gpu_layout.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
+        self._layout = gpu_arrays.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
         """Problems of nodes and their allocations, as of the newest state."""
@@ -158,7 +158,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         if row is None:
             return agent_state._replace(nodes=nodes)
         layout, cpu_free = (
-            gpu_layout.with_row(agent_state.layout, row, after.gpus, after.allocations),
+            gpu_arrays.with_row(agent_state.layout, row, after.gpus, after.allocations),
             agent_state.cpu_free,
         )
         if cpu_free is not None and after.cpu_held != before.cpu_held:
@@ -292,7 +292,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             name = self._moved.pop()
             if name in self._rows:
                 node_state = self._nodes[name]
-                self._layout = gpu_layout.with_row(
+                self._layout = gpu_arrays.with_row(
                     self._layout, self._rows[name], node_state.gpus, node_state.allocations
                 )
             yield
@@ -307,7 +307,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         names = [name for name in index.known if self._has_gpus(name)]
         rows = {name: row for row, name in enumerate(names)}
         nodes = [(self._nodes[name].gpus, self._nodes[name].allocations) for name in names]
-        self._layout = yield from gpu_layout.build_layout_stepwise(
+        self._layout = yield from gpu_arrays.build_layout_stepwise(
             nodes, _numbered(index, rows), self._profile.subdevices
         )
         self._rows, self._index = rows, index

@@ -29,15 +29,18 @@ def misspelt_label(keys: Iterable[str]) -> str:
     listed = list(keys)
     if POLICY_LABEL in listed:
         return ""
-    return next((key for key in sorted(listed) if _is_nearly(_plain(key.rpartition("/")[2]))), "")
+    return next(
+        (key for key in sorted(listed) if _is_nearly(_without_case_and_separators(key.rpartition("/")[2]))),
+        "",
+    )
 
 
-def _plain(name: str) -> str:
+def _without_case_and_separators(name: str) -> str:
     return "".join(character for character in name.lower() if character not in "-_.")
 
 
 def _is_nearly(plain: str) -> bool:
-    label = _plain(POLICY_LABEL)
+    label = _without_case_and_separators(POLICY_LABEL)
     return plain.startswith("telemetrypolicies") or (
         abs(len(plain) - len(label)) <= 1
         and any(

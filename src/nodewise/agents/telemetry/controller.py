@@ -184,7 +184,7 @@ class LabelWriter:
         except NotFound:
             self._owned.pop(node, None)
         except Conflict as error:
-            await self._write_without_conflicts(node, wanted, error)
+            await self._write_unconflicted_labels(node, wanted, error)
         except Unavailable:
             self._unconfirmed.add(node)  # the write may have succeeded
             raise
@@ -195,7 +195,7 @@ class LabelWriter:
             if not wanted:
                 del self._owned[node]
 
-    async def _write_without_conflicts(self, node: str, wanted: Labels, error: Conflict) -> None:
+    async def _write_unconflicted_labels(self, node: str, wanted: Labels, error: Conflict) -> None:
         """Write the labels that no other manager owns."""
         conflicting = _conflicting_keys(error) & wanted.keys()
         if not conflicting:  # the node was recreated; the watch will show it

@@ -16,7 +16,7 @@ from nodewise.cli.configure.options import (
     DEFAULT_TEMPLATE,
     NEWEST,
     ConfigureOptions,
-    check_host,
+    check_contradictions,
     repeated_flags,
 )
 from nodewise.configure import (
@@ -59,7 +59,7 @@ def _error_reason(error: OSError) -> str:
 
 
 def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]) -> int:
-    check_host(options)
+    check_contradictions(options)
     report.print_message(f"nodewise {nodewise.__version__}")
     request = _host_request(options, roles, weights)
     if options.print_plan:

@@ -232,7 +232,7 @@ def check_mode(options: ConfigureOptions) -> None:
         raise BadSettings("settings", problems)
 
 
-def check_host(options: ConfigureOptions) -> None:
+def check_contradictions(options: ConfigureOptions) -> None:
     """`BadSettings` for options that contradict each other, and for empty ones."""
     problems = [
         Problem(_SETTINGS[first].flag, f"given with {_SETTINGS[second].flag}", "one of them")

@@ -15,7 +15,7 @@ from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.allocator import WHAT, AllocationRequest, AllocationResult
 from nodewise.cpu.cpusets.enforcer import Read
 from nodewise.cpu.ended_tasks import KnownProcesses
-from nodewise.cpu.kernel_files import read_text
+from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.node import peer_credentials
 from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.cpu.pool_allocations import Allocations, Task

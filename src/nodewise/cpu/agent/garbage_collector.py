@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from nodewise.cpu import ended_tasks, procfs
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.ended_tasks import Family, KnownProcesses
-from nodewise.cpu.kernel_files import read_text
+from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.node import garbage_collection
 from nodewise.cpu.node.garbage_collection import CollectionLog, CollectionRound
 from nodewise.cpu.pool_allocations import Allocations, Task

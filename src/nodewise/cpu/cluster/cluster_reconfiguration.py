@@ -48,7 +48,7 @@ class ReconfigurationReport(NamedTuple):
 
 def nodes(api: ApiClient) -> list[str]:
     """The schedulable nodes that have pools, in the API server's order. Refused if there is none."""
-    labelled = setup.list_nodes(api, f"{LABEL}=true")
+    labelled = setup.list_node_objects(api, f"{LABEL}=true")
     nodes = [node["metadata"]["name"] for node in labelled if not node["spec"].get("unschedulable")]
     if not nodes:
         problem = Problem("nodes", "none that is schedulable", f"at least one with the label {LABEL}=true")

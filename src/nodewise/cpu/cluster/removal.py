@@ -107,7 +107,7 @@ def agent_references(
     if features.webhooks == "none":
         return ()
     made = _named("DaemonSet", features.daemon_sets, agent_daemonset.NAME, namespace)
-    left = [node["metadata"]["name"] for node in setup.list_nodes(api, f"{LABEL}=true")]
+    left = [node["metadata"]["name"] for node in setup.list_node_objects(api, f"{LABEL}=true")]
     if not left:
         return [made]
     who = (

@@ -79,21 +79,23 @@ class SetupReport(NamedTuple):
 
 def schedulable_nodes(api: ApiClient) -> list[str]:
     """Names of all nodes on which pods may be placed, in the API server's order."""
-    return [node["metadata"]["name"] for node in list_nodes(api) if not node["spec"].get("unschedulable")]
+    return [
+        node["metadata"]["name"] for node in list_node_objects(api) if not node["spec"].get("unschedulable")
+    ]
 
 
 def check_node_names(api: ApiClient, nodes: Sequence[str]) -> list[str]:
     """The names without duplicates. BadSettings names those that are not nodes."""
     for name in nodes:
         setup_objects.check_node(name)
-    there = {node["metadata"]["name"] for node in list_nodes(api)}
+    there = {node["metadata"]["name"] for node in list_node_objects(api)}
     missing = [Problem("--host-list", name, "a node of the cluster") for name in nodes if name not in there]
     if missing:
         raise BadSettings("settings", missing)
     return list(dict.fromkeys(nodes))
 
 
-def list_nodes(api: ApiClient, selector: str = "") -> list[Any]:
+def list_node_objects(api: ApiClient, selector: str = "") -> list[Any]:
     """All nodes, or those with a label."""
     return list_all(api, NODES.path(), {"labelSelector": selector} if selector else {})
 
@@ -234,7 +236,9 @@ class _NodeSetup:
 
     def _awaited(self, made: Object) -> dict[str, Object]:
         """The ready nodes that get an agent pod: those with the label, which `discover` sets."""
-        labelled = {node["metadata"]["name"] for node in list_nodes(self._api, f"{cmk_names.LABEL}=true")}
+        labelled = {
+            node["metadata"]["name"] for node in list_node_objects(self._api, f"{cmk_names.LABEL}=true")
+        }
         waiting = {}
         for node in self.ready():
             step = SetupStep(f"node agent of {object_writer.title(made)}", "ready")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nodewise import trusted_files
 from nodewise.cpu import cpulist
-from nodewise.cpu.cpusets import cpuset
-from nodewise.cpu.cpusets.cpuset import ContainerCpuset, Cpuset
+from nodewise.cpu.cpusets import container_cpusets
+from nodewise.cpu.cpusets.container_cpusets import ContainerCpuset, Cpuset
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def endpoint(configured: str = "") -> Path:
 
 
 class ContainerRuntime:
-    """A container runtime: an implementation of `cpuset.CpusetRuntime`. Its methods may be called from several threads.
+    """A container runtime, which implements `container_cpusets.CpusetRuntime`. Several threads may call its methods.
 
     `proc` is the host's. A call without a response within `timeout_s` seconds raises `Unavailable`.
     """
@@ -109,7 +109,7 @@ class ContainerRuntime:
                 str(_at(info, "runtimeSpec", "linux", "resources", "cpu").get(key, ""))
                 for key in ("cpus", "mems")
             )
-        configured = cpuset.parse(cpus, mems, f"cpuset of container {container}")
+        configured = container_cpusets.parse(cpus, mems, f"cpuset of container {container}")
         return ContainerCpuset(configured, self._inherited(str(info.get("sandboxID", ""))))
 
     def confine(self, container: str, cpuset: Cpuset) -> None:
@@ -133,7 +133,7 @@ class ContainerRuntime:
                 response = self._call("PodSandboxStatus", {"pod_sandbox_id": sandbox, "verbose": True})
                 # some runtimes have no such process
                 pid = int(_info(response, sandbox).get("pid") or _FIRST_PROCESS)
-        return cpuset.read_cpuset(self._proc, pid)
+        return container_cpusets.read_cpuset(self._proc, pid)
 
     def _call(self, method: str, fields: Mapping[str, Any]) -> Any:
         import grpc

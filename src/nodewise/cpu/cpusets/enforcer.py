@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from nodewise.cpu import ended_tasks, procfs
 from nodewise.cpu.allocation_store import StoredAllocations
-from nodewise.cpu.cpusets import cpuset
-from nodewise.cpu.cpusets.cpuset import Cpus, Cpuset, CpusetRuntime
+from nodewise.cpu.cpusets import container_cpusets
+from nodewise.cpu.cpusets.container_cpusets import Cpus, Cpuset, CpusetRuntime
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.node import thread_affinity
 from nodewise.cpu.node.thread_affinity import Thread
@@ -124,14 +124,14 @@ class CpusetEnforcer:
         garbage collection, if there was one; processes are read anew.
         """
         with self._lock:
-            stored, originals = read(), cpuset.load_originals(self._originals)
+            stored, originals = read(), container_cpusets.load_originals(self._originals)
             node = self._read_node(stored, originals, self._find_processes(stored, known), [container])
             return any(self._enforce(target, node, originals) for target in node.targets)
 
     def widen(self, read: Read, tasks: Collection[Task]) -> None:
         """Allow these tasks all CPUs that the reconfiguration in progress needs. Raises the error that prevents it."""
         with self._lock:
-            stored, originals = read(), cpuset.load_originals(self._originals)
+            stored, originals = read(), container_cpusets.load_originals(self._originals)
             known = self._find_processes(stored, None)
             node = self._read_node(stored, originals, known, [task.container for task in tasks])
             for container in node.targets:
@@ -145,7 +145,7 @@ class CpusetEnforcer:
         changed: dict[str, Cpuset] = {}
         problems = []
         with self._lock:
-            stored, originals = read(), cpuset.load_originals(self._originals)
+            stored, originals = read(), container_cpusets.load_originals(self._originals)
             if known is None:
                 known = self._find_processes(stored, None)
             node = self._read_node(stored, originals, known)
@@ -175,7 +175,9 @@ class CpusetEnforcer:
             pid: task_cpus[task] for task, family in families if task in task_cpus for pid, _ in family
         }
         with_tasks = frozenset(task.container for task in task_cpus)
-        return _NodeState(targets, with_tasks, own_cpus, cpuset.list_processes(self._proc, targets))
+        return _NodeState(
+            targets, with_tasks, own_cpus, container_cpusets.list_processes(self._proc, targets)
+        )
 
     def _find_processes(self, stored: StoredAllocations, earlier: KnownProcesses | None) -> KnownProcesses:
         """The processes of each task as they are now."""
@@ -188,7 +190,7 @@ class CpusetEnforcer:
         changes = current is not None and self._confine(container, current.effective, node, originals)
         if container in originals and (current is None or container not in node.with_tasks):
             del originals[container]
-            cpuset.save_originals(self._originals, originals)
+            container_cpusets.save_originals(self._originals, originals)
         return changes
 
     def _confine(
@@ -203,7 +205,7 @@ class CpusetEnforcer:
             # saved first: whoever is killed after the next line can still restore the container
             if container not in originals:
                 originals[container] = current
-                cpuset.save_originals(self._originals, originals)
+                container_cpusets.save_originals(self._originals, originals)
             self._containers.confine(container, target)
         for thread in self._threads(pids):
             mask = masks.get(thread.name, thread.cpus)

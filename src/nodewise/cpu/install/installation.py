@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from nodewise import trusted_files
 from nodewise.cpu.install.elf_paths import relocate
-from nodewise.cpu.kernel_files import WHITE_SPACE, read_text
+from nodewise.cpu.kernel_file_reader import WHITE_SPACE, read_text
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused
 
 PROGRAM: Final = "cmk"

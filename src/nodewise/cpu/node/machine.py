@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from nodewise.cpu import cmk_names, pools, speed_select, sysfs, topology
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cpulist import format_ranges
-from nodewise.cpu.kernel_files import read_text
+from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.pools import PoolOptions, PoolPlan
 from nodewise.cpu.topology import Topology
 from nodewise.errors import Refused

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodewise.cpu import cpulist, procfs
-from nodewise.cpu.kernel_files import read_text
+from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.errors import BadSettings, Problem, Refused
 
 

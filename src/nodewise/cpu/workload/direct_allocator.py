@@ -14,7 +14,7 @@ from nodewise.cpu import allocation_store, allocator, cmk_names, cpulist, procfs
 from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.allocator import AllocationRequest
-from nodewise.cpu.kernel_files import read_text
+from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.errors import BadSettings, Problem
 

@@ -93,7 +93,7 @@ def parse(kind: str, value: Any) -> Workload:
     return Workload(
         where=f"{kind}/{namespace}/{get_text(value, 'metadata', 'name')}",
         namespace=namespace,
-        containers=tuple(_container(container, volumes) for container in containers),
+        containers=tuple(_parse_container(container, volumes) for container in containers),
         labels=get_labels(template, "metadata", "labels"),
         annotations=get_labels(template, "metadata", "annotations"),
         account=get_text(spec, "serviceAccountName") or "default",
@@ -169,7 +169,7 @@ def _sources(volume: Any) -> Iterator[VolumeMount]:
             yield VolumeMount("", kind, name, items=tuple(items))
 
 
-def _container(value: Any, volumes: Mapping[str, list[VolumeMount]]) -> Container:
+def _parse_container(value: Any, volumes: Mapping[str, list[VolumeMount]]) -> Container:
     mounts = [
         source._replace(path=get_text(mount, "mountPath"), sub_path=get_text(mount, "subPath"))
         for mount in get_list(value, "volumeMounts")

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from nodewise.agents.gpu import gpu_layout, node_allocations
+from nodewise.agents.gpu import gpu_arrays, node_allocations
 from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
-from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.typical_pods import PodClass
 
@@ -19,7 +19,7 @@ WHOLE = 1000
 def board(*nodes: Sequence[int], models: Mapping[int, Sequence[str]] | None = None) -> GpuLayout:
     """By node, the free amount of each GPU in thousandths."""
     rows = [_node(free, (models or {}).get(at)) for at, free in enumerate(nodes)]
-    return gpu_layout.build_layout(rows, np.arange(len(rows) + 1), "")
+    return gpu_arrays.build_layout(rows, np.arange(len(rows) + 1), "")
 
 
 def _node(

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from nodewise.agent import Snapshot
-from nodewise.agents.gpu import gpu_layout
+from nodewise.agents.gpu import gpu_arrays
 from nodewise.agents.gpu import resource_profile as profiles
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.allocation_record import Reservation
-from nodewise.agents.gpu.gpu_layout import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.reasons import GpuStateNotReady, UnknownNode
@@ -114,13 +114,13 @@ class TestPreempt:
     def test_nodes_are_laid_out_with_what_the_pod_asks_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """If each node had its own resources, arrays over those of all candidates would be unbounded."""
         laid_out: list[GpuLayout] = []
-        build, cluster_snapshot = gpu_layout.build_layout, snapshot()
+        build, cluster_snapshot = gpu_arrays.build_layout, snapshot()
 
         def building(*arguments: Any) -> GpuLayout:
             laid_out.append(build(*arguments))
             return laid_out[-1]
 
-        monkeypatch.setattr(gpu_layout, "build_layout", building)
+        monkeypatch.setattr(gpu_arrays, "build_layout", building)
         agent().preempt(new("p", "i915=1"), cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot, {})
         assert list(laid_out[0].capacity) == [f"{PREFIX}i915", f"{PREFIX}tiles"]
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodewise import cooperative_scheduling
-from nodewise.agents.gpu import consistency, gpu_layout
+from nodewise.agents.gpu import consistency, gpu_arrays
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.consistency import ObservedChanges
 from nodewise.agents.gpu.resource_profile import INTEL
@@ -78,7 +78,7 @@ def test_a_claim_that_is_being_written_is_none() -> None:
 
 def test_an_array_that_was_not_brought_up_to_date_is_found() -> None:
     ours = of(*PODS, C)
-    empty = gpu_layout.with_row(
+    empty = gpu_arrays.with_row(
         ours.layout, ours.rows["n1"], ours.nodes["n1"].gpus, states.node_allocations.EMPTY
     )
     differences = different(ours._replace(layout=empty), of(*PODS, C))

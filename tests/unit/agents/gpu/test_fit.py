@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agents.gpu import allocation_record, gpu_layout, node_allocations, node_gpus, subdevices
+from nodewise.agents.gpu import allocation_record, gpu_arrays, node_allocations, node_gpus, subdevices
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
@@ -72,8 +72,8 @@ def order_of(case: PlacementCase) -> GpuOrder:
     return Balanced(table_notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
 
 
-def laid_out(nodes: list[AllocatedNode]) -> gpu_layout.GpuLayout:
-    return gpu_layout.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
+def laid_out(nodes: list[AllocatedNode]) -> gpu_arrays.GpuLayout:
+    return gpu_arrays.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
 
 
 KNOWN = [case for case in table_rows.placing() if demand_of(case).wants_gpus]
@@ -274,13 +274,13 @@ def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
 
 
 def test_a_layout_of_nothing() -> None:
-    layout = gpu_layout.build_layout([], np.zeros(1, np.intp), SUBDEVICES)
+    layout = gpu_arrays.build_layout([], np.zeros(1, np.intp), SUBDEVICES)
     assert fit(layout, np.zeros(3, np.intp), ask("1"), FirstFit()).codes.all()
 
 
 def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
     before = laid_out([AllocatedNode(gpus(), node_allocations.EMPTY)] * 3)
-    after = gpu_layout.with_row(before, 1, gpus(), allocations_of(mc=1000))
+    after = gpu_arrays.with_row(before, 1, gpus(), allocations_of(mc=1000))
     wanted = ask("1 mc=1")
     every = np.arange(3)
     assert [fit(before, every, wanted, FirstFit()).gpus(at) for at in every] == [((0,),)] * 3

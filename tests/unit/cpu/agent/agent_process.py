@@ -15,8 +15,8 @@ from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.store.directory import DirectoryStore
+from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
-from tests.cluster.test_namespaces import wait
 from tests.forks import CMK, NODEWISE, ForkedProcess
 
 PATIENCE_S = 60.0

@@ -20,7 +20,7 @@ from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import availability
-from tests.cluster.test_namespaces import wait
+from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
 from tests.forks import NODEWISE

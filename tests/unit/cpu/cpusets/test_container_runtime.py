@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from nodewise.cpu.cpusets import container_runtime
+from nodewise.cpu.cpusets.container_cpusets import Cpuset
 from nodewise.cpu.cpusets.container_runtime import ContainerRuntime
-from nodewise.cpu.cpusets.cpuset import Cpuset
 from nodewise.errors import BadInput, BadSettings, Refused, Unavailable
 
 ID = "c" * 64

@@ -9,7 +9,7 @@ import pytest
 
 import nodewise.cpu
 from nodewise.cpu import cpulist
-from nodewise.cpu.kernel_files import split_lines
+from nodewise.cpu.kernel_file_reader import split_lines
 from nodewise.errors import BadInput
 
 FOLDER: Final = Path(nodewise.cpu.__file__).parent

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from nodewise import trusted_files
 from nodewise.cpu import cpulist, procfs
 from nodewise.cpu.cgroups import parse_cgroup
-from nodewise.cpu.kernel_files import read_text
+from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.errors import BadInput, Problem, Unavailable, shown
 
 Cpus = frozenset[int]
