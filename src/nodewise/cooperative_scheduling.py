@@ -1,7 +1,7 @@
 """Cooperative scheduling: long background work yields the event loop after each time slice.
 
 A request is answered in one step of the event loop. Work on all nodes or pods takes longer than a request may wait, so
-it is written as a generator that yields between its parts, or as a loop over `iterate`.
+it is written as a generator that yields between its parts, or as a loop over `iterate_with_pauses`.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Pacer:
             self._began_s = time.perf_counter()
 
 
-async def iterate(items: Iterable[T]) -> AsyncIterator[T]:
+async def iterate_with_pauses(items: Iterable[T]) -> AsyncIterator[T]:
     """The items, with pauses between them."""
     pacer = Pacer()
     for item in items:
@@ -50,7 +50,7 @@ async def run(work: Generator[None, None, T], slice_s: float = SLICE_S) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
-def run_at_once(work: Generator[None, None, T]) -> T:
+def run_without_pauses(work: Generator[None, None, T]) -> T:
     """The result of a generator, without pauses: for commands and tests, which serve no requests."""
     while True:
         try:

@@ -99,20 +99,20 @@ def shown(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def closest(name: str, valid: Sequence[str]) -> str:
+def closest_name(name: str, valid: Sequence[str]) -> str:
     """The valid name most similar to a misspelt one, ignoring case, `-`, `_` and `.`; empty if none is similar."""
     import difflib  # start-up time: only errors need it
 
-    plain = {_plain(option): option for option in valid}
-    matches = difflib.get_close_matches(_plain(name), plain, n=1)
+    plain = {_without_separators(option): option for option in valid}
+    matches = difflib.get_close_matches(_without_separators(name), plain, n=1)
     return plain[matches[0]] if matches else ""
 
 
-def suggestion(name: str, valid: Sequence[str]) -> str:
+def did_you_mean(name: str, valid: Sequence[str]) -> str:
     """The end of a message about an unknown name: `; did you mean "max_age"?`; empty if no name is similar."""
-    match = closest(name, valid)
+    match = closest_name(name, valid)
     return f'; did you mean "{match}"?' if match else ""
 
 
-def _plain(name: str) -> str:
+def _without_separators(name: str) -> str:
     return name[:80].lower().translate({ord(character): None for character in "-_."})

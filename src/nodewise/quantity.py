@@ -52,13 +52,13 @@ def _parse(text: str) -> int:
     exponent = int(parts["exponent"] or _DECIMAL.get(suffix, 0)) - len(parts["fraction"]) + 9
     if digits and exponent > _MAX_LENGTH:
         raise ValueError(f"{text[:80]!r} is out of every range, not {EXPECTED}")
-    magnitude = _scaled(digits << _BINARY.get(suffix, 0), exponent)
+    magnitude = _scale_digits(digits << _BINARY.get(suffix, 0), exponent)
     if suffix in _BINARY:
         magnitude = min(magnitude, _CAP)
     return -magnitude if parts["sign"] == "-" else magnitude
 
 
-def _scaled(digits: int, exponent: int) -> int:
+def _scale_digits(digits: int, exponent: int) -> int:
     """Digits times ten to the exponent, rounded away from zero."""
     if exponent >= 0:
         return digits * int(10**exponent) if digits else 0

@@ -29,27 +29,27 @@ class Untrusted(BadInput):
 
 def resolve(path: str | os.PathLike[str]) -> str:
     """The path without symbolic links; it need not exist. Untrusted if another user can change its target."""
-    return _walk(os.fspath(path), is_folder=False)
+    return _walk_tree(os.fspath(path), is_folder=False)
 
 
 def check_folder(path: str | os.PathLike[str]) -> str:
     """The same for a folder in which files are created or listed: other users must not be able to create files in it.
     It need not exist.
     """
-    return _walk(os.fspath(path), is_folder=True)
+    return _walk_tree(os.fspath(path), is_folder=True)
 
 
 def check_open(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
     """The status of an open file or folder. Untrusted if another user owns it or may write to it."""
     status = os.fstat(descriptor)
-    _check(os.fspath(path), status)
+    _check_owner_and_mode(os.fspath(path), status)
     return status
 
 
 def check_entry(path: str | os.PathLike[str]) -> os.stat_result:
     """The status of an entry of a folder that was checked. Untrusted as above, OSError if it is not there."""
     status = os.lstat(path)
-    _check(os.fspath(path), status)
+    _check_owner_and_mode(os.fspath(path), status)
     return status
 
 
@@ -69,11 +69,11 @@ def check_tree(path: str | os.PathLike[str]) -> None:
             check_entry(os.path.join(folder, name))
 
 
-def _walk(path: str, *, is_folder: bool) -> str:
+def _walk_tree(path: str, *, is_folder: bool) -> str:
     todo = deque(os.path.join(os.getcwd(), path).split(os.sep)[1:])
     current = os.sep
     links = 0
-    _check(current, os.lstat(current), is_sticky_enough=any(todo))
+    _check_owner_and_mode(current, os.lstat(current), is_sticky_enough=any(todo))
     while todo:
         name = todo.popleft()
         if name in ("", "."):
@@ -87,7 +87,7 @@ def _walk(path: str, *, is_folder: bool) -> str:
         except (FileNotFoundError, NotADirectoryError):
             return os.path.normpath(os.path.join(place, *todo))
         if stat.S_ISLNK(status.st_mode):
-            _check(place, status)
+            _check_owner_and_mode(place, status)
             links += 1
             if links > _MOST_LINKS:
                 raise Untrusted(
@@ -98,12 +98,12 @@ def _walk(path: str, *, is_folder: bool) -> str:
             current = os.sep if os.path.isabs(target) else current
             continue
         is_last = not any(part not in ("", ".") for part in todo)
-        _check(place, status, is_sticky_enough=not (is_last and is_folder))
+        _check_owner_and_mode(place, status, is_sticky_enough=not (is_last and is_folder))
         current = place
     return current
 
 
-def _check(path: str, status: os.stat_result, *, is_sticky_enough: bool = False) -> None:
+def _check_owner_and_mode(path: str, status: os.stat_result, *, is_sticky_enough: bool = False) -> None:
     """Untrusted unless root or the effective user owns it and no other user may write to it."""
     user = os.geteuid()
     mode = stat.S_IMODE(status.st_mode)

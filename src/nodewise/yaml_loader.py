@@ -26,7 +26,7 @@ _STAIRS: Final = re.compile(rb"(?:[-?][ \t]+){500}|\n {2000}")
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
-def _children(node: yaml.Node) -> list[yaml.Node]:
+def _child_nodes(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
@@ -44,13 +44,13 @@ def check(root: yaml.Node) -> None:
 
     def enter(node: yaml.Node) -> None:
         if id(node) in path:
-            raise _error("an alias inside of what it refers to", node)
+            raise _yaml_error_at("an alias inside of what it refers to", node)
         if len(stack) > DEEPEST:
-            raise _error(f"values nested deeper than {DEEPEST} levels", node)
+            raise _yaml_error_at(f"values nested deeper than {DEEPEST} levels", node)
         if isinstance(node, yaml.MappingNode):
             _check_keys(node)
         path.add(id(node))
-        children = _children(node)
+        children = _child_nodes(node)
         stack.append(
             (node, children, iter([child for child in children if not isinstance(child, yaml.ScalarNode)]))
         )
@@ -71,7 +71,7 @@ def check(root: yaml.Node) -> None:
     for node, children in order:
         size = sizes[id(node)] = 1 + sum(sizes.get(id(child), 1) for child in children)
         if size > limit:
-            raise _error(
+            raise _yaml_error_at(
                 f"aliases expand {written} values to more than {limit}, expected at most {MOST_FROM_ALIASES} more",
                 node,
             )
@@ -82,11 +82,11 @@ def _check_keys(mapping: yaml.MappingNode) -> None:
     for key, _ in mapping.value:
         if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
             if key.value in keys:
-                raise _error(f"the key {shown(key.value)} twice, expected once", key)
+                raise _yaml_error_at(f"the key {shown(key.value)} twice, expected once", key)
             keys.add(key.value)
 
 
-def _error(message: str, node: yaml.Node) -> yaml.YAMLError:
+def _yaml_error_at(message: str, node: yaml.Node) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, f"found {message}", node.start_mark)
 
 
@@ -98,11 +98,11 @@ class Loader(_SAFE):  # type: ignore[misc]  # the base is chosen when the progra
         return super().construct_document(node)
 
 
-def _bounded(construct: Callable[[Any, yaml.Node], Any]) -> Callable[[Any, yaml.Node], Any]:
+def _limit_constructor(construct: Callable[[Any, yaml.Node], Any]) -> Callable[[Any, yaml.Node], Any]:
     def constructed(loader: Any, node: yaml.Node) -> Any:
         length = len(loader.construct_scalar(node))
         if length > LONGEST_NUMBER:
-            raise _error(f"a number of {length} characters, expected at most {LONGEST_NUMBER}", node)
+            raise _yaml_error_at(f"a number of {length} characters, expected at most {LONGEST_NUMBER}", node)
         return construct(loader, node)
 
     return constructed
@@ -110,7 +110,7 @@ def _bounded(construct: Callable[[Any, yaml.Node], Any]) -> Callable[[Any, yaml.
 
 for _kind in ("int", "float"):
     _tag = f"tag:yaml.org,2002:{_kind}"
-    Loader.add_constructor(_tag, _bounded(Loader.yaml_constructors[_tag]))
+    Loader.add_constructor(_tag, _limit_constructor(Loader.yaml_constructors[_tag]))
 
 
 def load(text: bytes | str, source: str) -> Any:
@@ -125,7 +125,7 @@ def load_all(text: bytes | str, source: str, loader: Any = Loader) -> Iterator[A
     """The values of all documents. BadInput names `source`, the document, and line and column."""
     number = 1
     try:
-        for value in yaml.load_all(_checked(text), Loader=loader):
+        for value in yaml.load_all(_checked_utf8(text), Loader=loader):
             yield value
             number += 1
     except yaml.YAMLError as error:
@@ -141,7 +141,7 @@ def compose_all(text: bytes | str, source: str) -> list[yaml.Node]:
     """The nodes of all documents, with offsets into the text. BadInput as for `load_all`."""
     nodes: list[yaml.Node] = []
     try:
-        for node in yaml.compose_all(_checked(text, is_suspect=True).decode(), yaml.SafeLoader):
+        for node in yaml.compose_all(_checked_utf8(text, is_suspect=True).decode(), yaml.SafeLoader):
             check(node)
             nodes.append(node)
     except (yaml.YAMLError, RecursionError) as error:
@@ -152,7 +152,7 @@ def compose_all(text: bytes | str, source: str) -> list[yaml.Node]:
     return nodes
 
 
-def _checked(text: bytes | str, *, is_suspect: bool = False) -> bytes:
+def _checked_utf8(text: bytes | str, *, is_suspect: bool = False) -> bytes:
     """The text in UTF-8. ValueError if it is not UTF-8, or nested too deeply.
 
     libyaml composes recursively in C, and a stack overflow ends the process without an exception. Parsing events is not

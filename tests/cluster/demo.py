@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from nodewise.cli.demo import say
+from nodewise.cli.demo import print_demo_text
 from nodewise.cli.demo.cluster import METRIC, example
 from tests.cluster import (
     controlplane,
@@ -32,7 +32,7 @@ CPU = {"rack1-a": "8", "rack1-b": "16", "rack2-a": "8"}
 def main() -> None:
     """Tell the whole story; ends by itself."""
     assets = programs.folder()
-    say("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
+    print_demo_text("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
     with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
         with sandbox(plane) as alone:
             by_requests = place_by_requests(plane, alone)
@@ -41,7 +41,7 @@ def main() -> None:
             metrics.set(METRIC, BAD)
             with extender_process.extender(plane, Path(folder)) as nodewise:
                 place_with_nodewise(plane, ours, metrics, nodewise, by_requests)
-    say("\nnext: nodewise decide examples/health-metric -o wide")
+    print_demo_text("\nnext: nodewise decide examples/health-metric -o wide")
 
 
 @contextlib.contextmanager
@@ -91,14 +91,14 @@ def place_with_nodewise(
     with plane.start_scheduler({"extenders": [nodewise.entry(ignorable=False)]}):
         own.pods(*(pod(name) for name in names))
         ours = {name: own.expect_bound(name) for name in names}
-        say(f"\n{'NODE':9} {METRIC:14} {'BY REQUESTS ALONE':28} BY NODEWISE")
+        print_demo_text(f"\n{'NODE':9} {METRIC:14} {'BY REQUESTS ALONE':28} BY NODEWISE")
         for node, value in BAD.items():
             shown = (
                 ", ".join(n for n, at in placement.items() if at == node) or "-"
                 for placement in (by_requests, ours)
             )
             alone, aware = shown
-            say(f"{node:9} {value:<14} {alone:28} {aware}")
+            print_demo_text(f"{node:9} {value:<14} {alone:28} {aware}")
         waits_and_heals(own, metrics, nodewise)
         survives(own, nodewise)
 
@@ -108,7 +108,7 @@ def waits_and_heals(own: Sandbox, metrics: FakeCustomMetricsApi, nodewise: Exten
     bad = all_rejected(own, nodewise)
     namespace_sandboxes.wait("every node is bad", bad)
     own.pods(pod("app-5"))
-    say(f"\nevery disk fails; kubectl describe pod app-5:\n  {own.expect_event('app-5')}")
+    print_demo_text(f"\nevery disk fails; kubectl describe pod app-5:\n  {own.expect_event('app-5')}")
     began = time.monotonic()
     metrics.set(METRIC, BAD | {"rack1-a": 1})
     namespace_sandboxes.wait(
@@ -116,10 +116,10 @@ def waits_and_heals(own: Sandbox, metrics: FakeCustomMetricsApi, nodewise: Exten
     )
     own.annotate("rack1-a", "nodewise.io/demo", "woken")
     node = own.expect_bound("app-5")
-    say(
+    print_demo_text(
         f"rack2-a heals, one node event follows: bound to {node} after {(time.monotonic() - began) * 1000:.0f} ms"
     )
-    say("  (without nodewise: up to 300 s)")
+    print_demo_text("  (without nodewise: up to 300 s)")
 
 
 def all_rejected(own: Sandbox, nodewise: ExtenderProcess) -> Any:
@@ -129,9 +129,9 @@ def all_rejected(own: Sandbox, nodewise: ExtenderProcess) -> Any:
 def survives(own: Sandbox, nodewise: ExtenderProcess) -> None:
     nodewise.process.kill()
     own.pods(pod("app-6"), objects.pod("plain"))
-    say("\nnodewise is killed:")
-    say(f"  app-6 waits: {own.expect_rejected('app-6')[:110]}")
-    say(
+    print_demo_text("\nnodewise is killed:")
+    print_demo_text(f"  app-6 waits: {own.expect_rejected('app-6')[:110]}")
+    print_demo_text(
         f"  a pod without a policy goes to {own.expect_bound('plain')}: kube-scheduler does not ask us about it"
     )
 

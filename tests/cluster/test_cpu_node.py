@@ -340,7 +340,7 @@ class TestReports:
         plane = node.sandbox.plane
         with requests(plane.admin) as client:
             dialect = api_versions.TABLE[-1]
-            assert reports.define(client, NODE_REPORT, dialect)
+            assert reports.create_report_crd(client, NODE_REPORT, dialect)
             with pytest.raises(Exception, match=r"spec.report.checks"):
                 reports.publish(
                     client, NODE_REPORT, node.name, node.sandbox.namespace, {"checks": 5, "topology": {}}

@@ -235,7 +235,7 @@ def test_without_the_agents_account_nothing_is_made(sandbox: Sandbox, nodes: lis
     completed = run(sandbox, "cluster-init", f"--host-list={nodes[0]}")
     assert completed.returncode == 1
     assert f"ServiceAccount {sandbox.namespace}/{agent_daemonset.NAME}: not there" in completed.stderr
-    assert agent_daemonset.apply_command(sandbox.namespace) in completed.stderr
+    assert agent_daemonset.kubectl_apply_command(sandbox.namespace) in completed.stderr
     assert object_versions(sandbox) == {}
 
 
@@ -333,7 +333,7 @@ class TestUninstall:
     def node(self, sandbox: Sandbox, nodes: list[str]) -> str:
         """A node with pools, as `init` and `discover` leave it, and taints of others."""
         path = f"/api/v1/nodes/{nodes[0]}"
-        boot = procfs.read_boot(Path("/proc"))
+        boot = procfs.read_boot_id(Path("/proc"))
         info = sandbox.api.get(path)["status"].get("nodeInfo", {}) | {"bootID": boot}
         cores = {cmk_names.EXCLUSIVE_CORES: "2", cmk_names.NON_ISOLCPUS_CORES: "1"}
         status = {"status": {"nodeInfo": info, "capacity": cores, "allocatable": cores}}
@@ -345,11 +345,11 @@ class TestUninstall:
 
     def state(self, sandbox: Sandbox, node: str, pool: str = "", boot: str = "") -> None:
         """The node's ConfigMap; with a task of this process on a pool, if one is named."""
-        me = procfs.read_self(Path("/proc"))
+        me = procfs.read_own_process(Path("/proc"))
         task = {
             "pid": me.pid,
             "start": me.start,
-            "boot": boot or procfs.read_boot(Path("/proc")),
+            "boot": boot or procfs.read_boot_id(Path("/proc")),
             "pod": "p1",
             "container": "",
         }

@@ -134,7 +134,7 @@ def dead_task(run: CpuCommands, node: str) -> None:
 def test_of_who_leaves(run: CpuCommands) -> None:
     """After the tests above, in this order: there is something to leave."""
     account = run.account("cmk-uninstall")
-    boot = procfs.read_boot(Path("/proc"))
+    boot = procfs.read_boot_id(Path("/proc"))
     for node in NODES:
         path = f"/api/v1/nodes/{node}"
         info = run.plane.api.get(path)["status"]["nodeInfo"] | {"bootID": boot}

@@ -33,7 +33,7 @@ class TestBlockingOnReal(ApiClientSuite):
 
 
 def test_the_version_of_today_is_spoken(api_client: BlockingApiClient) -> None:
-    assert api_versions.fetch(api_client) == api_versions.TABLE[-1]
+    assert api_versions.fetch_features(api_client) == api_versions.TABLE[-1]
 
 
 def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str) -> None:

@@ -183,10 +183,10 @@ async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, sandbox: Sa
         api, ReflectorTarget(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random
     )
     async with run_in_background(reflector.run()):
-        await eventually(lambda: "404" in reflector.trouble)
+        await eventually(lambda: "404" in reflector.out_of_sync_reason)
         sandbox.create(definition_of(things))
         # its watches are refused for a moment after its first lists: "storage is (re)initializing"
-        await eventually(lambda: reflector.synced and not reflector.trouble)
+        await eventually(lambda: reflector.synced and not reflector.out_of_sync_reason)
 
 
 class NetworkGate:
@@ -250,11 +250,11 @@ async def test_what_happened_in_an_outage_is_caught_up_with(
             await gate.shut()
             await api.delete(CONFIGMAPS.path(space, "goes"))
             await api.create(CONFIGMAPS.path(space), item("comes"))
-            await eventually(lambda: bool(reflector.trouble))
+            await eventually(lambda: bool(reflector.out_of_sync_reason))
             assert reflector.store.get(space, "goes") is not None, "what was known is kept"
             await gate.open()
             await eventually(lambda: list(reflector.store.snapshot()) == [(space, "comes")])
-            await eventually(lambda: not reflector.trouble)
+            await eventually(lambda: not reflector.out_of_sync_reason)
         await through.close()
 
 

@@ -12,7 +12,7 @@ from nodewise.agent import ClusterState
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from nodewise.cooperative_scheduling import run_at_once
+from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import metric_value_list
 from nodewise.metrics.column import build_column
@@ -89,7 +89,7 @@ def state_of_policies(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     )
     world = ClusterState(NODES, {"taspolicies": listed}, known, 0.0)
     assert all(state.problems(world.objects).values())
-    return run_at_once(state.build(world))
+    return run_without_pauses(state.build(world))
 
 
 @given(specs)
@@ -109,7 +109,9 @@ def test_a_sample_of_a_time_to_come_does_not_hold_against_later_ones() -> None:
     """A node's clock that was wrong once must not freeze its value."""
     old = Series("m", "s", 100.0, {"a": Sample(1, 9e9), "b": Sample(1, 130.0)})
     new = Series("m", "s", 105.0, {"a": Sample(2, 104.0), "b": Sample(2, 104.0)})
-    assert {node: sample.value for node, sample in run_at_once(merge_newer(old, new)).samples.items()} == {
+    assert {
+        node: sample.value for node, sample in run_without_pauses(merge_newer(old, new)).samples.items()
+    } == {
         "a": 2,
         "b": 1,
     }
@@ -152,7 +154,7 @@ def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None
         assert error.problems
         return
     laid_out = build_column(values, NODES)
-    run_at_once(laid_out)
+    run_without_pauses(laid_out)
     assert set(values.samples).isdisjoint(values.invalid)
 
 
@@ -195,7 +197,7 @@ def test_any_answer_of_prometheus_is_series_or_an_error(answer: Any, status: int
         return
     for value in listed:
         try:
-            query_responses.parse_nano(value.value)
+            query_responses.parse_sample_value(value.value)
         except ValueError as error:
             assert len(str(error)) < 200
 

@@ -207,7 +207,7 @@ class ModelReplica:
             for uid in self.build().nodes[on].allocations.stale:
                 entries.pop(uid, None)
             before = entries[seen.uid].seen if seen.uid in entries else ""
-            version_seen = allocation_record.newer_version(before, str(seen.version))
+            version_seen = allocation_record.latest_planned_version(before, str(seen.version))
             charged = ({"gpu.intel.com/i915": 1},)
             entries[seen.uid] = Reservation(f"d/{seen.name}", gpu, seen=version_seen, charged=charged)
             if (yield from self._write(on, entries, version)):

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from nodewise.annotator import allocation, patches, sample_statistics, usage
 from nodewise.annotator.patches import PatchRules
 from nodewise.annotator.usage import NodeUsage, ResourceUsage
-from nodewise.cooperative_scheduling import run_at_once
+from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics import load_annotations
 from nodewise.statistics.load_annotations import ANNOTATED_AT
 from nodewise.statistics.node_capacity import Capacity
@@ -92,7 +92,7 @@ def test_what_is_requested_and_free_are_whole_numbers(
     pod_requests: list[dict[str, object]], whole: Capacity
 ) -> None:
     pods = read_pods(*(pod(str(number), "a", requests) for number, requests in enumerate(pod_requests)))
-    allocated = run_at_once(allocation.allocation_by_node(pods)).get("a", allocation.Allocation())
+    allocated = run_without_pauses(allocation.allocation_by_node(pods)).get("a", allocation.Allocation())
     for text in allocation.allocation_annotations(allocated, whole).values():
         assert text.isascii()
         assert text.isdigit()

@@ -74,7 +74,8 @@ def test_advertisement_is_idempotent_and_keeps_the_changes_of_others(
         wanted = str(count) if count or resource == EXCLUSIVE_CORES else None
         assert advertised["status"]["capacity"].get(resource_name) == wanted
     assert not taint or any(
-        node_advertisement.is_ours(taint) for taint in node_advertisement.read_taints(advertised, dialect)
+        node_advertisement.is_cpu_manager_taint(taint)
+        for taint in node_advertisement.read_taints(advertised, dialect)
     )
     node_advertisement.withdraw(CLIENT, name, features=dialect)
     left = CLIENT.get(NODES.path(name=name))

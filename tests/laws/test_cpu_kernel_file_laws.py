@@ -96,7 +96,7 @@ def test_a_processs_name_is_no_line_of_its_status(separator: str) -> None:
         for place in (proc / "17", proc / "17/task/17"):
             (place / "status").write_bytes(text.encode())
             (place / "stat").write_bytes(stat(f"x{separator}y").encode())
-        assert procfs.read_allowed(proc, 17) == {0, 1}
+        assert procfs.read_allowed_cpus(proc, 17) == {0, 1}
         assert container_cpusets.read_cpuset(proc, 17).cpus == {0, 1}
         assert [thread.cpus for thread in thread_affinity.read(proc, 17)] == [{0, 1}]
 

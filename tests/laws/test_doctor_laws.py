@@ -75,7 +75,7 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
     programs.parse_pod(0.0, encoded(value))
     nodes.parse_node(list(resource_profile.PROFILES.values()), encoded(value))
     if policy := policy_collectors.parse_policy(encoded(value)):
-        policy_collectors.evaluate([policy], {}, ["a"], [])
+        policy_collectors.evaluate_policies([policy], {}, ["a"], [])
 
 
 @settings(deadline=None)

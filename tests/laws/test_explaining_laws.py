@@ -118,11 +118,11 @@ def test_another_process_reads_what_was_decided(of: RuleInputs) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
     _, (decoded,) = decision_endpoint.decode_page(
-        cooperative_scheduling.run_at_once(decision_endpoint.encode_page(ring, {"form": "arrays"}))
+        cooperative_scheduling.run_without_pauses(decision_endpoint.encode_page(ring, {"form": "arrays"}))
     )
-    assert cooperative_scheduling.run_at_once(
+    assert cooperative_scheduling.run_without_pauses(
         decision_codec.encode(decoded)
-    ) == cooperative_scheduling.run_at_once(decision_codec.encode(of.filter()))
+    ) == cooperative_scheduling.run_without_pauses(decision_codec.encode(of.filter()))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
@@ -142,7 +142,7 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
         state_inputs = cluster_state(
             [policy(dontschedule=[hot])], metrics_snapshot(series("a", **values)), " ".join(NODES)
         )
-        agent_state = cooperative_scheduling.run_at_once(
+        agent_state = cooperative_scheduling.run_without_pauses(
             state.build(msgspec.structs.replace(state_inputs, now=now))
         )
         return AgentChain([TelemetryAgent()]).filter(

@@ -148,7 +148,7 @@ class IncrementalGpuState:
 
     def compute(self) -> GpuState:
         state_inputs = self.cluster_state()
-        cooperative_scheduling.run_at_once(self.states.build("gpu", self.changed(state_inputs)))
+        cooperative_scheduling.run_without_pauses(self.states.build("gpu", self.changed(state_inputs)))
         state: GpuState = self.states.newest()["gpu"]
         assert shown(state) == shown(agent_state(state_inputs))
         return state

@@ -102,7 +102,7 @@ def test_a_pod_that_names_none_of_our_resources_has_nothing_to_do_with_us(
     containers: Any, init: Any, annotations: Any
 ) -> None:
     given_pod = pod(containers, init, annotations)
-    if not demand.is_concerned(given_pod, INTEL):
+    if not demand.requests_gpu_resources(given_pod, INTEL):
         assert demand.parse_demand(given_pod, INTEL, GpuOptions()) == NOTHING
 
 

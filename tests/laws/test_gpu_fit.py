@@ -232,7 +232,7 @@ def test_a_layout_changed_row_by_row_is_one_built_anew(
     wanted = (after * len(before))[: len(before)]
     changed = layout_of(before)
     for row, (gpus, usage) in enumerate(wanted):
-        changed = gpu_arrays.with_row(changed, row, gpus, usage)
+        changed = gpu_arrays.replace_node_in_layout(changed, row, gpus, usage)
     every = np.arange(len(before))
     partial = fit(changed, every, demand, order_of(balanced))
     other = fit(layout_of(wanted), every, demand, order_of(balanced))

@@ -56,7 +56,7 @@ ALLOCATION_RECORDS = st.lists(SOME_RECORDS, max_size=2).map(
 @given(MARKED, PODS, ALLOCATION_RECORDS)
 def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, leases: Any) -> None:
     def changes(of: list[AllocatedPod]) -> list[descheduling.LabelChange]:
-        return cooperative_scheduling.run_at_once(
+        return cooperative_scheduling.run_without_pauses(
             descheduling.changes(agent_state(cluster_state(nodes, of, leases)))
         )
 
@@ -79,7 +79,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     nodes = {name: node() for name in NODES}
     state_inputs = cluster_state(nodes, pods, leases, version)
     state = agent_state(state_inputs)
-    unconfirmed = cooperative_scheduling.run_at_once(
+    unconfirmed = cooperative_scheduling.run_without_pauses(
         garbage_collection.unconfirmed_reservations(state, state_inputs.objects["ledgers"])
     )
     gone = {(reservation.node, reservation.uid) for reservation in unconfirmed}
@@ -95,7 +95,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
         assert not (after.nodes[name].allocations.stale if name in after.nodes else ())
     left_world = cluster_state(nodes, pods, left, version)
     assert (
-        cooperative_scheduling.run_at_once(
+        cooperative_scheduling.run_without_pauses(
             garbage_collection.unconfirmed_reservations(after, left_world.objects["ledgers"])
         )
         == []
@@ -110,7 +110,7 @@ def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases:
     differences = consistency.differences(
         ours, fresh, ObservedChanges(set(), set()), lambda name: texts[name]
     )
-    assert cooperative_scheduling.run_at_once(differences) == []
+    assert cooperative_scheduling.run_without_pauses(differences) == []
 
 
 def _held(state: GpuState, name: str) -> dict[str, node_allocations.PodAllocation]:

@@ -38,7 +38,7 @@ def _measured(known, candidate_gpus, cpu):
 @given(NODES, CLASSES)
 def test_the_measure_is_the_plain_one_and_never_above_what_is_free(nodes, classes) -> None:
     laid_out, cpu = _laid_out(nodes)
-    known = fragmentation.build_tables(classes, (COUNT,))
+    known = fragmentation.build_fragmentation_tables(classes, (COUNT,))
 
     measured = _measured(known, CandidateGpus(laid_out, np.arange(len(nodes))), cpu)
 
@@ -51,7 +51,7 @@ def test_the_measure_is_the_plain_one_and_never_above_what_is_free(nodes, classe
 @given(NODES, CLASSES, st.integers(1, WHOLE))
 def test_what_one_card_spoils_is_the_difference_of_two_measures(nodes, classes, milli) -> None:
     laid_out, cpu = _laid_out(nodes)
-    known = fragmentation.build_tables(classes, (COUNT,))
+    known = fragmentation.build_fragmentation_tables(classes, (COUNT,))
     before, after = (
         CandidateGpus(laid_out, np.arange(len(nodes))),
         CandidateGpus(laid_out, np.arange(len(nodes))),
@@ -100,7 +100,7 @@ def test_points_are_ten_for_one_node_and_nothing_where_the_pod_does_not_fit(
 ) -> None:
     laid_out, cpu = _laid_out(nodes)
     requested, rows = demand(milli), np.arange(len(nodes))
-    known = fragmentation.build_tables(classes, (COUNT,))
+    known = fragmentation.build_fragmentation_tables(classes, (COUNT,))
     going_by = PlacementInputs(placement, (COUNT,), (MILLI,), known, np.append(cpu, 0))
     fitted = fit(laid_out, rows, requested, score.gpu_order(going_by, requested))
 

@@ -32,11 +32,11 @@ series = st.builds(
 
 
 def owned(series: list[SeriesValue]) -> node_matching.SeriesByNode:
-    return cooperative_scheduling.run_at_once(node_matching.group_by_node(series, LABELS, FLEET))
+    return cooperative_scheduling.run_without_pauses(node_matching.group_by_node(series, LABELS, FLEET))
 
 
 def match(series: list[SeriesValue], aggregate: str = "") -> node_matching.NodeValues:
-    return cooperative_scheduling.run_at_once(node_matching.reduce(owned(series), aggregate))
+    return cooperative_scheduling.run_without_pauses(node_matching.reduce(owned(series), aggregate))
 
 
 aggregations = st.sampled_from(("", *AGGREGATIONS))
@@ -101,13 +101,13 @@ def test_a_series_more_changes_no_node_but_its_own(series_list: list[SeriesValue
 def test_a_value_is_its_text_and_nothing_else(value: float) -> None:
     exact = Decimal(repr(value)) * NANO
     wanted = int(exact.to_integral_value(ROUND_UP, Context(prec=400)))
-    assert query_responses.parse_nano(repr(value)) == wanted
+    assert query_responses.parse_sample_value(repr(value)) == wanted
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_value_or_a_reason(text: str) -> None:
     with suppress(ValueError):
-        assert isinstance(query_responses.parse_nano(text), int)
+        assert isinstance(query_responses.parse_sample_value(text), int)
 
 
 @given(st.binary(max_size=80))
@@ -139,7 +139,7 @@ def test_a_share_is_as_near_as_a_nano_can_be(used: int, whole: int) -> None:
         usage=resource_metrics_api._Usage(f"{used}n", "0"),
     )
     fleet = NodeAttributes({"n": NodeAllocatable(whole, 1)}, {})
-    ((_, share),) = cooperative_scheduling.run_at_once(resource_metrics_api.by_metric([item], fleet))[
+    ((_, share),) = cooperative_scheduling.run_without_pauses(resource_metrics_api.by_metric([item], fleet))[
         "cpu_usage_share"
     ]
     assert not isinstance(share, str)

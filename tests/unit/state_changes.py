@@ -16,7 +16,7 @@ _last: WeakKeyDictionary[Any, ClusterState] = WeakKeyDictionary()
 
 def built(builder: StateBuilder, cluster_state: ClusterState) -> Any:
     """The next agent state of the builder."""
-    agent_state = cooperative_scheduling.run_at_once(
+    agent_state = cooperative_scheduling.run_without_pauses(
         builder.build(changed(_last.get(builder), cluster_state))
     )
     _last[builder] = cluster_state

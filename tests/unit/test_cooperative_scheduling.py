@@ -11,7 +11,7 @@ def test_long_work_lets_the_loop_go_on() -> None:
         seen: list[str] = []
 
         async def work() -> None:
-            async for item in cooperative_scheduling.iterate(range(2000)):
+            async for item in cooperative_scheduling.iterate_with_pauses(range(2000)):
                 sum(range(500))
                 if item in {0, 1999}:
                     seen.append(f"work {item}")
@@ -33,7 +33,7 @@ def test_a_computation_gives_the_same_at_once_and_in_slices() -> None:
         return 7
 
     assert (
-        cooperative_scheduling.run_at_once(work())
+        cooperative_scheduling.run_without_pauses(work())
         == asyncio.run(cooperative_scheduling.run(work(), slice_s=0))
         == 7
     )

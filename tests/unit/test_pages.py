@@ -60,7 +60,7 @@ def problem(words: list[str]) -> str:
         elif words[1:2] == ["isolate"]:
             arguments.parse(words[2:])
         else:
-            _read(cpu.command, ["cmk", *older_flags.translate_cmk(words[1:])])
+            _read(cpu.command, ["cmk", *older_flags.translate_cmk_command_line(words[1:])])
     except (click.UsageError, BadSettings) as error:
         return error.format_message() if isinstance(error, click.UsageError) else str(error)
     except click.exceptions.Exit:

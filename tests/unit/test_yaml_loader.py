@@ -83,7 +83,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     ),
     "the manifest of a static pod": lambda text, _: yaml_editor.parse_document(text.encode(), "file.yaml"),
     "settings": through_file(lambda path: config_file.read_config_file(path, [], [])),
-    "a kubeconfig": through_file(lambda path: kubeconfig._read(Path(path))),
+    "a kubeconfig": through_file(lambda path: kubeconfig._read_kubeconfig(Path(path))),
     "the webhook's files": through_file(webhook.parse_server),
     "a GPU profile": through_file(resource_profile.load_profile),
 }

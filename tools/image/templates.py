@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from nodewise.cli import agent_kinds
-from nodewise.cli.agent_kinds import extender_role
+from nodewise.cli.agent_kinds import agent_role_in_extender_entry
 from nodewise.configure import scheduler_configuration, static_pod, yaml_editor
 from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
 from tools.image import image_properties
@@ -18,7 +18,9 @@ _API: Final = "kubescheduler.config.k8s.io/XVERSIONX"
 def template(agents: str) -> str:
     """The output of `nodewise configure --agents` with a placeholder for the version, and without a CA of the host."""
     names = agents.split(",")
-    roles = [extender_role(kind, kind.options()) for kind in agent_kinds.load_kinds(names)]
+    roles = [
+        agent_role_in_extender_entry(kind, kind.options()) for kind in agent_kinds.load_agents_by_name(names)
+    ]
     several = len(names) > 1
     configuration = scheduler_configuration.build_configuration(
         roles,

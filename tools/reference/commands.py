@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from nodewise.cli import cpu, exit_codes, main, older_flags
-from nodewise.cli.options import SectionedCommand, help_section
+from nodewise.cli.options import SectionedCommand, parameter_help_heading
 from tools.reference.text import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
@@ -64,7 +64,7 @@ def _by_section(
 ) -> Mapping[str, Sequence[click.Option]]:
     sections: dict[str, list[click.Option]] = {}
     for option in options:
-        title = help_section(option) if isinstance(command, SectionedCommand) else ""
+        title = parameter_help_heading(option) if isinstance(command, SectionedCommand) else ""
         sections.setdefault(title or "Options", []).append(option)
     return sections
 

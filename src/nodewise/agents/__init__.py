@@ -15,7 +15,7 @@ import nodewise
 from nodewise.agent import AgentKind
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import result_validation
-from nodewise.extender.third_party import AgentError, Origin, ThirdPartyKind, raising
+from nodewise.extender.third_party import AgentError, Origin, ThirdPartyKind, raise_as_agent_error
 
 ENTRY_POINT_GROUP: Final = "nodewise.agents"
 _TEMPLATE: Final = "template"
@@ -112,7 +112,7 @@ def _entry_points() -> list[EntryPoint]:
 def _load_third_party(entry: EntryPoint, origin: Origin, others: tuple[AgentKind, ...]) -> InstalledAgent:
     """Import an entry point and validate its kind. The result is cached."""
     try:
-        with raising(origin):
+        with raise_as_agent_error(origin):
             kind = ThirdPartyKind(result_validation.kind(entry.load(), entry.name, others), origin)
     except AgentError as error:
         cause = error.__cause__

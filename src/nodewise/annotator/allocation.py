@@ -50,11 +50,11 @@ def _container_requests(pod: Any, resource: str) -> Iterator[int]:
     )
     for container in (*(pod.spec.containers or ()), *sidecars):
         if container.resources and container.resources.requests:
-            yield _nano(container.resources.requests.get(resource))
+            yield _parse_nano_units(container.resources.requests.get(resource))
 
 
 @lru_cache(maxsize=4096)
-def _nano(amount: Quantity) -> int:
+def _parse_nano_units(amount: Quantity) -> int:
     """Nano-units; 0 for invalid and negative quantities."""
     try:
         return max(0, quantity.parse(str(amount))) if amount is not None else 0

@@ -119,7 +119,7 @@ class Annotator:
     ) -> UsageMeasurement:
         requests = {}
         if self.config.use_requests:
-            async for node in cooperative_scheduling.iterate(filter(fields.is_ready, nodes)):
+            async for node in cooperative_scheduling.iterate_with_pauses(filter(fields.is_ready, nodes)):
                 name = node.metadata.name
                 allocatable_bytes = node_capacity.parse_capacity(node.status.allocatable).memory_bytes
                 requested_bytes = allocations.get(name, Allocation()).memory_bytes

@@ -25,7 +25,7 @@ _MAX_QUERIES: Final = 8
 
 def watched(settings: AnnotatorOptions) -> tuple[Watched, ...]:
     """The objects that the annotator needs besides nodes."""
-    config = options.leader_config(settings)
+    config = options.leader_annotator_config(settings)
     if config is None or not config.needs_pods:
         return ()
     return (Watched(BOUND_PODS, PODS, fields.POD, selectors=pod_requests.HOLDING_SELECTORS),)
@@ -45,7 +45,7 @@ class AnnotatorController(Controller):
 
         `BadSettings` for statistics that would expire between two bursts.
         """
-        config = options.leader_config(settings)
+        config = options.leader_annotator_config(settings)
         if config is None:
             raise TypeError("the annotator is off")
         selector = SourceSelector(

@@ -70,14 +70,14 @@ class AnnotatorOptions(ForecastOptions, frozen=True, kw_only=True):
     """Period, at least one minute, because each burst of patches makes kube-scheduler retry all pending pods."""
 
 
-def leader_config(options: AnnotatorOptions) -> AnnotatorConfig | None:
+def leader_annotator_config(options: AnnotatorOptions) -> AnnotatorConfig | None:
     """The configuration of the annotator in the extender's leader; None if it is off."""
     if options.annotate == "off":
         return None
-    return build_config(options, options.annotate, options.annotate_period_s)
+    return build_annotator_config(options, options.annotate, options.annotate_period_s)
 
 
-def build_config(options: ForecastOptions, what: What, period_s: float) -> AnnotatorConfig:
+def build_annotator_config(options: ForecastOptions, what: What, period_s: float) -> AnnotatorConfig:
     """A configuration of the settings that command and extender share, and of the others."""
     return AnnotatorConfig(
         usage=what != "allocation",

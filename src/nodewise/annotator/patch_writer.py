@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from nodewise.annotator.patches import NodePlan
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.concurrent_calls import run_all
+from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.resources import NODES
 
 FIELD_MANAGER: Final = "nodewise-annotator"
@@ -44,7 +44,7 @@ async def write_patches(api: Api, plans: Iterable[NodePlan]) -> WriteResult:
                 raise  # stops the burst: an unavailable API server gets no further requests
 
     with contextlib.suppress(Unavailable):
-        await run_all(write(plan) for plan in due)
+        await run_api_calls(write(plan) for plan in due)
     done, gone = outcomes.count("done"), outcomes.count("gone")
     return WriteResult(done, len(due) - done - gone, gone, errors[0] if errors else "")
 

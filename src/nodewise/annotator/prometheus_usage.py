@@ -72,7 +72,7 @@ class PrometheusUsageSource:
             memory_mean, memory_deviation = await _limited_statistics(points, requests)
         cpu_forecast, memory_forecast = await self._update_forecasts(failures)
         usage = {}
-        async for node in cooperative_scheduling.iterate(cpu_mean.keys() | memory_mean.keys()):
+        async for node in cooperative_scheduling.iterate_with_pauses(cpu_mean.keys() | memory_mean.keys()):
             usage[node] = NodeUsage(
                 _resource_usage(node, (cpu_mean, cpu_deviation, cpu_forecast), MILLI),
                 _resource_usage(node, (memory_mean, memory_deviation, memory_forecast), 1.0),
@@ -103,16 +103,16 @@ class PrometheusUsageSource:
     ) -> ValueByNode:
         forecasts = {}
         points_by_node = await self._query_samples(query, window_s, failures)
-        async for node, points in cooperative_scheduling.iterate(points_by_node.items()):
+        async for node, points in cooperative_scheduling.iterate_with_pauses(points_by_node.items()):
             forecasts[node] = sample_statistics.forecast(points[:, 1])
         return forecasts
 
     def _cpu_query(self, step_s: float) -> SampleQuery:
-        default = load_queries.cpu_used(max(step_s, _MIN_RATE_S), self._options.exporter_matchers)
+        default = load_queries.cpu_usage_query(max(step_s, _MIN_RATE_S), self._options.exporter_matchers)
         return SampleQuery("cpu", self._config.cpu_samples_query or default, step_s)
 
     def _memory_query(self, step_s: float) -> SampleQuery:
-        default = load_queries.memory_used(self._options.exporter_matchers)
+        default = load_queries.memory_usage_query(self._options.exporter_matchers)
         return SampleQuery("memory", self._config.memory_samples_query or default, step_s)
 
     async def _query_samples(
@@ -139,7 +139,7 @@ async def _limited_statistics(
 ) -> tuple[ValueByNode, ValueByNode]:
     """Mean and deviation of memory usage without the usage beyond requests, which is a limit on free memory."""
     means, deviations = {}, {}
-    async for node, points in cooperative_scheduling.iterate(points_by_node.items()):
+    async for node, points in cooperative_scheduling.iterate_with_pauses(points_by_node.items()):
         if memory := requests.get(node):
             free = memory.allocatable_bytes - points[:, 1]
             summary = sample_statistics.summarize(sample_statistics.limit_usage_to_requests(free, *memory))

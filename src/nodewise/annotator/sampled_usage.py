@@ -62,7 +62,7 @@ class SampledUsageSource:
     async def _append(self, series: Series, samples_by_node: dict[str, deque[tuple[float, float]]]) -> None:
         """Store each sample once: the source may return the same one several times."""
         now = self._clock.now()
-        async for node, sample in cooperative_scheduling.iterate(series.samples.items()):
+        async for node, sample in cooperative_scheduling.iterate_with_pauses(series.samples.items()):
             samples = samples_by_node.setdefault(node, deque())
             time = min(sample.at if sample.at is not None else now, now)
             if not samples or time > samples[-1][0]:
@@ -72,7 +72,9 @@ class SampledUsageSource:
         """Remove samples older than the window, also while the source fails."""
         oldest = self._clock.now() - self._window_s
         for samples_by_node in self._samples.values():
-            async for node, samples in cooperative_scheduling.iterate(list(samples_by_node.items())):
+            async for node, samples in cooperative_scheduling.iterate_with_pauses(
+                list(samples_by_node.items())
+            ):
                 while samples and samples[0][0] <= oldest:
                     samples.popleft()
                 if not samples:
@@ -86,7 +88,7 @@ class SampledUsageSource:
         cpu, memory = self._samples[CPU], self._samples[MEMORY]
         failures = tuple(f"{metric}: {reason}" for metric, reason in self._failures.items())
         usage = {}
-        async for node in cooperative_scheduling.iterate(cpu.keys() | memory.keys()):
+        async for node in cooperative_scheduling.iterate_with_pauses(cpu.keys() | memory.keys()):
             spans = [
                 samples[-1][0] - samples[0][0] for samples in (cpu.get(node), memory.get(node)) if samples
             ]

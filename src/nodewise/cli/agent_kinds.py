@@ -20,25 +20,25 @@ from nodewise.kube.field_merge import merge
 _MAX_DIGITS: Final = 18
 
 
-def usable_kinds(*groups: Group) -> list[AgentKind]:
+def agents_without_conflicts(*groups: Group) -> list[AgentKind]:
     """All agents that do not conflict with these settings."""
-    return [kind for kind in agents.usable() if not find_conflict(kind, groups)]
+    return [kind for kind in agents.usable() if not find_settings_conflict(kind, groups)]
 
 
-def load_kinds(names: Iterable[str], *groups: Group) -> list[AgentKind]:
+def load_agents_by_name(names: Iterable[str], *groups: Group) -> list[AgentKind]:
     """The agents of these names. `BadSettings` if one does not exist or conflicts with these settings."""
     kinds = [agents.load(name) for name in names]
     problems = [
         Problem("--agents", f"{kind.name!r} cannot be used: {why}", "")
         for kind in kinds
-        if (why := find_conflict(kind, groups))
+        if (why := find_settings_conflict(kind, groups))
     ]
     if problems:
         raise BadSettings("agents", problems)
     return kinds
 
 
-def find_conflict(kind: Any, groups: Iterable[Group]) -> str:
+def find_settings_conflict(kind: Any, groups: Iterable[Group]) -> str:
     """Why an agent of another package cannot be used; empty if it can. nodewise's own agents have no conflicts."""
     if not isinstance(kind, ThirdPartyKind):
         return ""
@@ -54,10 +54,10 @@ def find_conflict(kind: Any, groups: Iterable[Group]) -> str:
 
 def parse_agents(text: str) -> list[AgentKind]:
     """The agents in a comma-separated list of names. `BadSettings` if one cannot be used."""
-    return load_kinds([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
+    return load_agents_by_name([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
 
 
-def extender_role(kind: AgentKind, options: Any) -> AgentRole:
+def agent_role_in_extender_entry(kind: AgentKind, options: Any) -> AgentRole:
     """The verbs and resources that an extender's entry needs for an agent, according to the agent itself."""
     agent = kind.agent(options)
     return AgentRole(
@@ -71,7 +71,7 @@ def extender_role(kind: AgentKind, options: Any) -> AgentRole:
     )
 
 
-def parse_weights(text: str) -> dict[str, int]:
+def parse_agent_weights(text: str) -> dict[str, int]:
     """The weights by agent in a text: `safe=20,congestion=5`, or `20`, whose key is empty."""
     numbers: dict[str, int] = {}
     problems = []

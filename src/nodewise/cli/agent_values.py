@@ -6,12 +6,12 @@ from typing import Any
 from nodewise.extender.attempt_explanation import ScorePart
 
 
-def format_values(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
+def format_agent_values(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
     """`safe cpu mean_share=0.62 risk=0.0003; safe memory missing=no statistics; congestion factor=50`."""
-    return "; ".join(line for agent, values in by_agent.items() for line in _lines(agent, values))
+    return "; ".join(line for agent, values in by_agent.items() for line in _flatten_to_lines(agent, values))
 
 
-def _lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
+def _flatten_to_lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
     """One line for each innermost mapping: the keys that lead there, then its values. None is left out."""
     own = [
         f"{key}={_format_value(value)}"
@@ -22,7 +22,7 @@ def _lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
         yield f"{path} {' '.join(own)}"
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _lines(f"{path} {key}", value)
+            yield from _flatten_to_lines(f"{path} {key}", value)
 
 
 def _format_value(value: Any) -> str:

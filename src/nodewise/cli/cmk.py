@@ -24,9 +24,9 @@ def _run_cpu_command(words: Sequence[str]) -> NoReturn:
     from nodewise.cli import cpu, exit_codes, main, older_flags
 
     try:
-        translated = older_flags.translate_cmk(words)
+        translated = older_flags.translate_cmk_command_line(words)
     except BadSettings as error:
-        sys.exit(main.show_error(error, exit_codes.USAGE))
+        sys.exit(main.print_error(error, exit_codes.USAGE))
     main.run(translated, cpu.command, "cmk")
 
 

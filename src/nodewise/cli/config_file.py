@@ -144,11 +144,11 @@ def _convert(setting: Setting, value: Any) -> Any:
     convert = parameter_type(setting)
     if setting.is_list:
         elements = value if isinstance(value, list) else [value]
-        return tuple(convert(_as_text(setting, element)) for element in elements)
-    return convert(_as_text(setting, value))
+        return tuple(convert(_value_as_text(setting, element)) for element in elements)
+    return convert(_value_as_text(setting, value))
 
 
-def _as_text(setting: Setting, value: Any) -> Any:
+def _value_as_text(setting: Setting, value: Any) -> Any:
     """As text: click would truncate a number with a fraction where an integer is expected. Amounts stay numbers."""
     is_amount = setting.field.endswith(("_s", "_bytes")) and not isinstance(value, bool)
     return value if is_amount and isinstance(value, int | float) else str(value)

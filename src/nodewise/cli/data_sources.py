@@ -104,7 +104,7 @@ def watch_cluster(
         return Reflector(api, target, clock, registry, random.random)
 
     targets = {"nodes": ReflectorTarget(NODES, needs.node_type)} | {
-        watched.name: _target(watched, namespace) for watched in needs.watched
+        watched.name: _reflector_target(watched, namespace) for watched in needs.watched
     }
     others = {name: reflector(target) for name, target in targets.items()}
     relister = StoreRelister(api, targets, others.values())
@@ -118,7 +118,7 @@ def watch_cluster(
     )
 
 
-def _target(watched: Watched, namespace: str) -> ReflectorTarget[Any]:
+def _reflector_target(watched: Watched, namespace: str) -> ReflectorTarget[Any]:
     inside = namespace if watched.own_namespace else ""
     return ReflectorTarget(watched.resource, watched.type, inside, watched.selectors, watched.keep)
 
@@ -139,15 +139,15 @@ def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> l
     )
 
 
-def select_objects(objects: FileObjects, watched: Watched) -> list[Any]:
+def select_watched_file_objects(objects: FileObjects, watched: Watched) -> list[Any]:
     """The objects of files that agents read. Pods in files usually have no uid, so each gets one from its name."""
     items: list[Any] = objects.of(watched.resource, cast("type[Any]", watched.type))
     if watched.resource == PODS:
-        items = [*map(_with_uid, items)]
+        items = [*map(_set_missing_pod_uid, items)]
     return items if watched.keep is None else [kept for kept in map(watched.keep, items) if kept is not None]
 
 
-def _with_uid(pod: Any) -> Any:
+def _set_missing_pod_uid(pod: Any) -> Any:
     if pod.metadata.uid:
         return pod
     uid = f"{pod.metadata.namespace}/{pod.metadata.name}"
@@ -163,13 +163,13 @@ def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) 
         plain, _ = metric_files.split_paths(paths)
         objects = object_files.read(plain)
         for watched in kinds:
-            writers[watched.name].replace(select_objects(objects, watched))
+            writers[watched.name].replace(select_watched_file_objects(objects, watched))
 
     async def follow() -> None:
-        before = metric_files.fingerprint(paths)
+        before = metric_files.fingerprint_files(paths)
         while True:
             await asyncio.sleep(period_s)
-            now = metric_files.fingerprint(paths)
+            now = metric_files.fingerprint_files(paths)
             if now == before:
                 continue
             before = now
@@ -227,14 +227,16 @@ def create_sources(
         if kind == "file" and path:
             sources.append(FileSource((path,), dependencies.nodes))
         elif name in _FACTORIES:
-            sources += _create(name, dependencies, required=name in names)
+            sources += _create_metric_source(name, dependencies, required=name in names)
         else:
             expected = f"auto, {', '.join(_FACTORIES)} or file:PATH"
             raise BadSettings("settings", [Problem("--metrics", repr(name), expected)])
     return sources
 
 
-def _create(name: str, dependencies: SourceDependencies, *, required: bool) -> list[MetricsSource]:
+def _create_metric_source(
+    name: str, dependencies: SourceDependencies, *, required: bool
+) -> list[MetricsSource]:
     made = _FACTORIES[name](dependencies)
     if not made and required:
         actual = f"{name}, without {_REQUIRED_FLAGS.get(name, 'a cluster')}"

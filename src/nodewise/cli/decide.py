@@ -105,7 +105,7 @@ def run(command_line: CommandLine) -> None:
     if not own.paths and not own.cluster:
         raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
     names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
-    agents = agent_kinds.load_kinds(names, *GROUPS) or agent_kinds.usable_kinds(*GROUPS)
+    agents = agent_kinds.load_agents_by_name(names, *GROUPS) or agent_kinds.agents_without_conflicts(*GROUPS)
     selection = InputSelection(
         own.paths,
         own.policies,
@@ -117,8 +117,8 @@ def run(command_line: CommandLine) -> None:
     )
     inputs = asyncio.run(_read_inputs(selection, command_line))
     pods = _pods_to_decide(inputs.objects, selection)
-    _check_objects(selection, inputs.objects, pods, live=own.cluster)
-    chain = _create_chain(inputs, selection, command_line.settings(ChainOptions))
+    _check_nodes_and_pods_exist(selection, inputs.objects, pods, live=own.cluster)
+    chain = _create_agent_chain(inputs, selection, command_line.settings(ChainOptions))
     names = inputs.objects.node_names
     decisions = (decide_report.decide_pod(chain, pod, names, inputs.snapshot) for pod in pods)
     pods_decided = PodDecisions(decisions, selection.running)
@@ -183,15 +183,17 @@ def _pods_to_decide(inputs: ObjectsAndMetrics, selection: InputSelection) -> lis
     """The pods to decide: waiting pods, then running ones."""
     inside = [pod for (namespace, _), pod in inputs.pods.items() if selection.namespace in {"", namespace}]
     waiting = [pod for pod in inside if not pod.spec.nodeName]
-    running = [pod for pod in inside if pod.spec.nodeName and _is_alive(pod)] if selection.running else []
+    running = (
+        [pod for pod in inside if pod.spec.nodeName and _is_unfinished_pod(pod)] if selection.running else []
+    )
     return [*waiting, *running]
 
 
-def _is_alive(pod: Any) -> bool:
+def _is_unfinished_pod(pod: Any) -> bool:
     return pod.metadata.deletionTimestamp is None and pod.status.phase not in {"Succeeded", "Failed"}
 
 
-def _check_objects(
+def _check_nodes_and_pods_exist(
     selection: InputSelection, inputs: ObjectsAndMetrics, pods: Sequence[Any], *, live: bool
 ) -> None:
     """Raises `BadInput` without nodes, and for files without pods to decide. A cluster may have no waiting pods."""
@@ -204,7 +206,9 @@ def _check_objects(
         raise BadInput("decide", problems)
 
 
-def _create_chain(inputs: DecisionInputs, selection: InputSelection, options: ChainOptions) -> AgentChain:
+def _create_agent_chain(
+    inputs: DecisionInputs, selection: InputSelection, options: ChainOptions
+) -> AgentChain:
     made = [kind.agent(selection.options[kind.name]) for kind in inputs.objects.kinds]
     return AgentChain(made, assign_weights(made, options), inputs.states)
 
@@ -219,7 +223,7 @@ command = options.make_command(
         RefreshOptions,
         PrometheusOptions,
         ChainOptions,
-        kinds=agent_kinds.usable_kinds(*GROUPS),
+        kinds=agent_kinds.agents_without_conflicts(*GROUPS),
         known=GROUPS,
     ),
     short_help="Decide offline, or for a whole cluster.",

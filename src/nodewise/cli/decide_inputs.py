@@ -133,9 +133,11 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     objects = {
         watched.name: objects_of_kind for watched, objects_of_kind in zip(others_watched, others, strict=True)
     }
-    kinds = [kind for kind in kinds if selection.agents or _has_work(kind, selection, objects, nodes, pods)]
+    kinds = [
+        kind for kind in kinds if selection.agents or _agent_has_work(kind, selection, objects, nodes, pods)
+    ]
     objects |= await _read_bound_pods(sources, kinds, selection)
-    known = cooperative_scheduling.run_at_once(node_facts.read_nodes(nodes.values()))
+    known = cooperative_scheduling.run_without_pauses(node_facts.read_nodes(nodes.values()))
     return ObjectsAndMetrics(
         kinds, nodes, pods, objects, metric_files.read_snapshot(sources.files, tables, known)
     )
@@ -165,7 +167,7 @@ def _node_and_pod_queries(
     )
 
 
-def _has_work(
+def _agent_has_work(
     kind: AgentKind,
     selection: InputSelection,
     objects: Mapping[str, ObjectsByKey],
@@ -195,7 +197,7 @@ async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery])
 def _objects_of_files(objects: FileObjects, watched: Watched) -> ObjectsByKey:
     return {
         (item.metadata.namespace, item.metadata.name): item
-        for item in data_sources.select_objects(objects, watched)
+        for item in data_sources.select_watched_file_objects(objects, watched)
     }
 
 
@@ -271,7 +273,7 @@ async def fetch_metrics(
     api: Api | None,
 ) -> MetricsSnapshot:
     """The requested metrics, fetched once: from the files, then from the sources in their order."""
-    nodes = cooperative_scheduling.run_at_once(node_facts.read_nodes(inputs.nodes.values()))
+    nodes = cooperative_scheduling.run_without_pauses(node_facts.read_nodes(inputs.nodes.values()))
     registry = MetricsRegistry()
 
     async def lookup() -> NodeAttributes:

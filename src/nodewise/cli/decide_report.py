@@ -72,13 +72,13 @@ def decide_pod(chain: AgentChain, pod: Any, names: list[str], snapshot: Snapshot
     if node in snapshot.nodes:
         evicted = {node: frozenset({pod.metadata.uid})}
         without_pod = chain.preempt(pod, evicted, snapshot, snapshot.at)
-        filtered = _without_own_usage(filtered, node, without_pod)
+        filtered = _pass_own_node_without_pod(filtered, node, without_pod)
     left = filtered.names[filtered.feasible()].tolist()
     scored = chain.prioritize(pod, left, snapshot, snapshot.at)
     return PodDecision(filtered, scored, [agent.name for agent in chain.agents], node)
 
 
-def _without_own_usage(filtered: Decision, node: str, without_pod: Decision) -> Decision:
+def _pass_own_node_without_pod(filtered: Decision, node: str, without_pod: Decision) -> Decision:
     """Let the pod's own node pass each agent that would accept it there if the pod were gone."""
     lenient = {agent for agent, verdict in without_pod.verdicts if not verdict.codes[0]}
     here = np.array([name == node for name in filtered.names], bool)
@@ -166,7 +166,7 @@ def _collect_rows(decisions: PodDecisions, rows: Callable[[PodDecision], Iterabl
         for number, pod_decision in enumerate(decisions.pods):
             if number % _PROGRESS_INTERVAL == 0:
                 progress.say(f"deciding pod {number + 1:,}")
-            kind = _classify(pod_decision)
+            kind = _pod_decision_category(pod_decision)
             counts[kind] += 1
             is_acceptable = is_acceptable and pod_decision.is_acceptable
             if kind in {"waits", "goes"}:
@@ -174,7 +174,7 @@ def _collect_rows(decisions: PodDecisions, rows: Callable[[PodDecision], Iterabl
     return _PodTable(listed, counts, is_acceptable)
 
 
-def _classify(pod_decision: PodDecision) -> str:
+def _pod_decision_category(pod_decision: PodDecision) -> str:
     if not pod_decision.node:
         return "waits"
     return ("stays" if pod_decision.stays else "goes") if pod_decision.is_filtered else "free"
@@ -284,11 +284,18 @@ def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
         details = "; ".join(entry.get("details", {}).get(node, {}).values())
         values = " ".join(measured.get(node, ()))
         counted = {agent: of[node] for agent, of in entry.get("numbers", {}).items() if node in of}
-        cells = [score, _score_parts(entry, node), values, details, agent_values.format_values(counted), why]
+        cells = [
+            score,
+            _format_node_score_parts(entry, node),
+            values,
+            details,
+            agent_values.format_agent_values(counted),
+            why,
+        ]
         yield [entry["pod"], *here, node, *(cell or "-" for cell in cells)]
 
 
-def _score_parts(entry: dict[str, Any], node: str) -> str:
+def _format_node_score_parts(entry: dict[str, Any], node: str) -> str:
     return agent_values.format_score_parts(
         ScorePart(label, part["weight"], part["scores"][node])
         for label, part in entry.get("parts", {}).items()

@@ -18,7 +18,7 @@ from nodewise.cli.progress import Progress
 from nodewise.cli.settings import CommandOptions
 from nodewise.clock import SystemClock
 from nodewise.doctor import examination
-from nodewise.doctor.collectors import collect
+from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.findings import CATALOGUE, PAGE, Finding, Report, Severity
@@ -99,14 +99,14 @@ def run(command_line: CommandLine) -> None:
     """
     logs.configure("error")
     settings = command_line.settings(DoctorOptions)
-    _check_ids(settings.skip)
+    _check_finding_ids(settings.skip)
     report = asyncio.run(_examine_cluster(settings, command_line.settings(ClusterOptions).kube))
     _PRINTERS[settings.output](report, color=not settings.no_color)
     if not report.is_sound:
         click.get_current_context().exit(exit_codes.NO)
 
 
-def _check_ids(ids: Sequence[str]) -> None:
+def _check_finding_ids(ids: Sequence[str]) -> None:
     unknown = [id_ for id_ in ids if id_ not in CATALOGUE]
     if unknown:
         expected = "one of " + ", ".join(CATALOGUE)
@@ -114,7 +114,7 @@ def _check_ids(ids: Sequence[str]) -> None:
 
 
 async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Report:
-    client = _scheduler_client(cluster) if settings.scheduler_url else None
+    client = _scheduler_credentials(cluster) if settings.scheduler_url else None
     target = ExaminationTarget(
         settings.scheduler_configs, settings.scheduler_url, client, settings.namespaces
     )
@@ -123,13 +123,13 @@ async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Rep
     try:
         with Progress() as progress:
             session = Session(ClusterReader(api, settings.timeout_s, progress.say), target)
-            facts = await collect(session, examination.needed_facts(skip))
+            facts = await collect_facts(session, examination.fields_of_needed_facts(skip))
     finally:
         await api.close()
     return examination.examine(facts, skip)
 
 
-def _scheduler_client(cluster: KubeOptions) -> SchedulerClient:
+def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:
     """The credentials for the API server. kube-scheduler's own certificate is self-signed and not verified."""
     chosen = kubeconfig.context_from_file_or_pod(cluster.kubeconfig, cluster.context, os.environ)
     context = tls.context(chosen)
@@ -147,14 +147,14 @@ def print_table(report: Report, *, color: bool) -> None:
         if findings:
             _print_folded(console, Text(heading, style), 0)
             for id_, group in groupby(findings, key=lambda finding: finding.id):
-                _print_group(console, id_, list(group))
+                _print_findings_of_id(console, id_, list(group))
             console.print()
     _print_folded(console, Text(_format_summary(report)), 0)
     if report.findings:
         _print_folded(console, Text(f"Details: {PAGE}, by the id."), 0)
 
 
-def _print_group(console: Console, id_: str, findings: Sequence[Finding]) -> None:
+def _print_findings_of_id(console: Console, id_: str, findings: Sequence[Finding]) -> None:
     _print_folded(console, Text.assemble((id_, "bold"), "  ", findings[0].title), 2)
     for number, finding in enumerate(findings):
         _print_folded(console, Text(finding.object), _INDENT)

@@ -22,8 +22,8 @@ class _ExtenderCommand(SectionedCommand):
     """Accepts the flags of the older programs, too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flag = older_flags.implies_any_client(args)
-        rest = super().parse_args(ctx, older_flags.translate(args, older_flags.EXTENDER))
+        flag = older_flags.find_flag_implying_any_client(args)
+        rest = super().parse_args(ctx, older_flags.translate_older_flags(args, older_flags.EXTENDER))
         sources = {ctx.get_parameter_source(name) for name in ("client_name", "any_client")}
         if flag and sources == {ParameterSource.DEFAULT}:
             ctx.params["any_client"] = True
@@ -52,14 +52,16 @@ def run(command_line: CommandLine) -> None:
     settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
     own: ExtenderOptions = settings[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
-    agents = agent_kinds.load_kinds((name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS)
+    agents = agent_kinds.load_agents_by_name(
+        (name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS
+    )
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
-    runner = asyncio.Runner(loop_factory=_event_loop)
+    runner = asyncio.Runner(loop_factory=_event_loop_factory)
     with runner:
-        runner.run(_serve(ExtenderConfig(settings, agents, agent_options)))
+        runner.run(_serve_until_signal(ExtenderConfig(settings, agents, agent_options)))
 
 
-def _event_loop() -> asyncio.AbstractEventLoop:
+def _event_loop_factory() -> asyncio.AbstractEventLoop:
     """uvloop if it is installed, else plain asyncio."""
     try:
         import uvloop
@@ -71,15 +73,15 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 command = options.make_command(
     "extender",
     run,
-    options.parameters(*GROUPS, kinds=agent_kinds.usable_kinds(*GROUPS)),
+    options.parameters(*GROUPS, kinds=agent_kinds.agents_without_conflicts(*GROUPS)),
     short_help="Serve kube-scheduler.",
     kind=_ExtenderCommand,
 )
 
 
-async def _serve(config: ExtenderConfig) -> None:
+async def _serve_until_signal(config: ExtenderConfig) -> None:
     running = extender_wiring.wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry()))
-    signals = _signals()
+    signals = _termination_signal_queue()
     tasks = [asyncio.create_task(background_tasks.keep_running(task)) for task in running.tasks]
     try:
         gc.collect()
@@ -103,7 +105,7 @@ async def _serve(config: ExtenderConfig) -> None:
         await running.close()
 
 
-def _signals() -> asyncio.Queue[int]:
+def _termination_signal_queue() -> asyncio.Queue[int]:
     """A queue of the received termination signals."""
     received: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):

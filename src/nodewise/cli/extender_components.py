@@ -31,7 +31,7 @@ class ExtenderConfig(NamedTuple):
     """By agent."""
 
 
-def with_namespace(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
+def set_namespace_of_agents(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
     """Set nodewise's own namespace in the options of agents that have a field for it.
 
     `default` is used only if --namespace names it: connections also fall back to it, and its policies would be trusted
@@ -91,12 +91,12 @@ class ClockAndMetrics(NamedTuple):
     registry: MetricsRegistry
 
 
-def create_states(config: ExtenderConfig) -> dict[str, StateBuilder[Any]]:
+def create_agent_states(config: ExtenderConfig) -> dict[str, StateBuilder[Any]]:
     period_s = config.settings[RefreshOptions].sync_period_s
     return {kind.name: kind.state(config.agent_options[kind.name], period_s) for kind in config.agents}
 
 
-def create_memory(
+def create_learning_stores(
     path: str,
     api: HttpApi | None,
     states: Mapping[str, StateBuilder[Any]],

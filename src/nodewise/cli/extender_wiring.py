@@ -121,7 +121,7 @@ def _wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredEx
     if problems:
         raise BadSettings("settings", problems)
     clusterless_snapshots.check_objects(config.agents, config.agent_options)
-    states = extender_components.create_states(config)
+    states = extender_components.create_agent_states(config)
     clusterless_snapshots.check_metrics(states)
     request_handler = RequestHandler(
         config.agents, config.agent_options, states, config.settings[ChainOptions]
@@ -133,12 +133,12 @@ def _wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredEx
     async def watch_loop() -> None:
         await event_loop_lag.measure_lag(*tools)
 
-    memory = extender_components.create_memory(own.state, None, states, lambda: True, tools)
+    memory = extender_components.create_learning_stores(own.state, None, states, lambda: True, tools)
     tasks = [watch_loop, *(agent_memory.run for agent_memory in memory)]
     readiness = Readiness(tuple, tools.registry)
     tools.registry.set("ready", 1.0)
     servers = extender_components.create_servers(
-        config, extender, extender.refusing_routes(), readiness, tools
+        config, extender, extender.bind_refusal_routes(), readiness, tools
     )
     return WiredExtender(servers, tasks, [agent_memory.close for agent_memory in memory], readiness)
 
@@ -150,15 +150,15 @@ def _wire_with_snapshots(config: ExtenderConfig, tools: ClockAndMetrics) -> Wire
             "settings", [Problem("--annotate", "--objects-from beside it", "a cluster to write to")]
         )
     api = None if own.objects_from else connect(config.settings[KubeOptions], tools.registry)
-    config = extender_components.with_namespace(config, api.namespace if api else "")
-    feed = _create_feed(config, api, tools)
+    config = extender_components.set_namespace_of_agents(config, api.namespace if api else "")
+    feed = _create_object_feed(config, api, tools)
     sources = data_sources.create_sources(
         own.metrics, own.objects_from, _source_dependencies(config, api, feed, tools)
     )
     refresher = MetricsRefresher(sources, config.settings[RefreshOptions], *tools)
-    states = extender_components.create_states(config)
+    states = extender_components.create_agent_states(config)
     snapshot_cache = _create_snapshot_cache(config, feed, states, refresher, tools)
-    recorder = _create_recorder(config, snapshot_cache, tools)
+    recorder = _create_request_recorder(config, snapshot_cache, tools)
     request_handler = RequestHandler(
         config.agents, config.agent_options, states, config.settings[ChainOptions]
     )
@@ -166,17 +166,17 @@ def _wire_with_snapshots(config: ExtenderConfig, tools: ClockAndMetrics) -> Wire
     components = ExtenderComponents(
         feed, sources, refresher, states, snapshot_cache, recorder, request_handler, extender
     )
-    return _assemble(config, api, components, tools)
+    return _assemble_extender(config, api, components, tools)
 
 
-def _assemble(
+def _assemble_extender(
     config: ExtenderConfig, api: HttpApi | None, components: ExtenderComponents, tools: ClockAndMetrics
 ) -> WiredExtender:
     """The tasks and servers of these components, and what to close at the end, in this order."""
     feed, sources, refresher, states, snapshot_cache, recorder, _, extender = components
-    binding = _create_binding(config, api, components, tools)
+    binding = _create_bind_verb(config, api, components, tools)
     leader = (
-        _create_leader(config, api, components, binding, tools)
+        _create_leader_loop(config, api, components, binding, tools)
         if api is not None
         else LeaderTasks(None, [], [])
     )
@@ -190,7 +190,7 @@ def _assemble(
     async def watch_loop() -> None:
         await event_loop_lag.measure_lag(*tools)
 
-    memory = extender_components.create_memory(
+    memory = extender_components.create_learning_stores(
         config.settings[ExtenderOptions].state, api, states, leads, tools
     )
     for agent_memory in memory:
@@ -204,12 +204,12 @@ def _assemble(
         tasks.append(recorder.run)
         closing.append(recorder.close)
     readiness = Readiness(snapshot_cache.waiting_for, tools.registry)
-    binds = BindRoutes(*binding, extender).routes() if binding else extender.refusing_routes()
+    binds = BindRoutes(*binding, extender).routes() if binding else extender.bind_refusal_routes()
     servers = extender_components.create_servers(config, extender, binds, readiness, tools)
     return WiredExtender(servers, tasks, closing, readiness)
 
 
-def _create_feed(config: ExtenderConfig, api: HttpApi | None, tools: ClockAndMetrics) -> ObjectFeed:
+def _create_object_feed(config: ExtenderConfig, api: HttpApi | None, tools: ClockAndMetrics) -> ObjectFeed:
     needs = data_sources.data_requirements(config.agents, config.agent_options)
     writes: AnnotatorOptions = config.settings[AnnotatorOptions]
     if writes.annotate != "off":
@@ -244,7 +244,7 @@ def _create_snapshot_cache(
     return snapshot_cache
 
 
-def _find_binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
+def _find_binding_agent(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
     binders = [agent for agent in agents if isinstance(agent, BindPlugin)]
     if len(binders) > 1:
         names = ", ".join(binder.name for binder in binders)
@@ -252,11 +252,11 @@ def _find_binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
     return binders[0] if binders else None
 
 
-def _create_binding(
+def _create_bind_verb(
     config: ExtenderConfig, api: HttpApi | None, components: ExtenderComponents, tools: ClockAndMetrics
 ) -> BindComponents | None:
     """The bind verb; None if no agent binds, or without a cluster."""
-    binder, feed = _find_binder(components.request_handler.agents), components.feed
+    binder, feed = _find_binding_agent(components.request_handler.agents), components.feed
     if api is None or binder is None:
         return None
     kube: KubeOptions = config.settings[KubeOptions]
@@ -282,7 +282,7 @@ def _create_binding(
     return BindComponents(Bindings(dependencies, pods, pod_type, own.bind_timeout_s, eligibility), binder)
 
 
-def _create_leader(
+def _create_leader_loop(
     config: ExtenderConfig,
     api: HttpApi,
     components: ExtenderComponents,
@@ -317,7 +317,7 @@ def _create_leader(
     ]
     following = [task for controller in controllers for task in controller.tasks()]
     if config.settings[AnnotatorOptions].annotate != "off":
-        controllers.append(_create_annotator(config, components.sources, handle))
+        controllers.append(_create_annotation_controller(config, components.sources, handle))
     controllers.append(Requeuer(components.request_handler.chain, pods.store, handle, period_s))
     leading = LeaderLoop(controllers, lambda: snapshot_cache.snapshot, lambda: elector.leading, clock)
     snapshot_cache.on_publish(leading.notify)
@@ -329,7 +329,7 @@ def _create_leader(
     return LeaderTasks(elector, tasks, [elector.stop, recorder.flush, api.close])
 
 
-def _create_annotator(
+def _create_annotation_controller(
     config: ExtenderConfig, sources: Sequence[MetricsSource], handle: Handle
 ) -> AnnotatorController:
     """The controller that writes statistics of nodes. A separate rate limit keeps patches from delaying labels."""
@@ -340,7 +340,7 @@ def _create_annotator(
     )
 
 
-def _create_recorder(
+def _create_request_recorder(
     config: ExtenderConfig, snapshot_cache: SnapshotCache, tools: ClockAndMetrics
 ) -> recording.RequestRecorder:
     own: ExtenderOptions = config.settings[ExtenderOptions]

@@ -118,16 +118,16 @@ def run(
     except click.Abort:
         code = 130
     except BadSettings as error:
-        code = show_error(error, exit_codes.USAGE)
+        code = print_error(error, exit_codes.USAGE)
     except NodewiseError as error:
-        code = show_error(error, exit_codes.FAILED)
+        code = print_error(error, exit_codes.FAILED)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def show_error(error: NodewiseError, code: int) -> int:
+def print_error(error: NodewiseError, code: int) -> int:
     """Print an error in one line. Returns the exit code."""
     terminal.print_message(short(str(error), _MAX_ERROR_LENGTH))
     return code

@@ -89,7 +89,7 @@ _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """The words that Go's strconv.ParseBool accepts."""
 
 
-def translate(arguments: Sequence[str], table: Mapping[str, FlagTranslation]) -> list[str]:
+def translate_older_flags(arguments: Sequence[str], table: Mapping[str, FlagTranslation]) -> list[str]:
     """The command line with nodewise's flags. Arguments that are not in the table stay as they are.
 
     A boolean flag may be followed by its value as a separate argument, as in the examples of the older system. Go's
@@ -98,7 +98,7 @@ def translate(arguments: Sequence[str], table: Mapping[str, FlagTranslation]) ->
     return list(_translate_arguments(list(arguments), table))
 
 
-def implies_any_client(arguments: Sequence[str]) -> str:
+def find_flag_implying_any_client(arguments: Sequence[str]) -> str:
     """The first flag that only TAS or GAS has; empty without one. Both programs accept any certificate of their CA."""
     flags = (argument.lstrip("-").partition("=")[0] for argument in arguments if argument.startswith("-"))
     return next((flag for flag in flags if flag in OLDER_ONLY), "")
@@ -119,13 +119,13 @@ def _translate_arguments(left: list[str], table: Mapping[str, FlagTranslation]) 
 
 def _translate_flag(flag: FlagTranslation, argument: str, value: str) -> Iterator[str]:
     if not flag.name:
-        _log_later("option_ignored", option=argument)
+        _queue_log_event("option_ignored", option=argument)
     elif flag.name == "--log-level":
         yield from ("--log-level", "debug" if value.isdecimal() and int(value) >= _DEBUG_LEVEL else "info")
     elif flag.boolean:
         yield from _translate_switch(flag, value or "true")
     else:
-        yield from (flag.name, _limit_number(flag, argument, value))
+        yield from (flag.name, _clamp_number_flag(flag, argument, value))
 
 
 def _translate_switch(flag: FlagTranslation, value: str) -> Iterator[str]:
@@ -134,16 +134,16 @@ def _translate_switch(flag: FlagTranslation, value: str) -> Iterator[str]:
         yield flag.name if value in _TRUE else f"{flag.name}={value}"
 
 
-def _limit_number(flag: FlagTranslation, argument: str, value: str) -> str:
+def _clamp_number_flag(flag: FlagTranslation, argument: str, value: str) -> str:
     if not value.isdecimal():
         return value
     if flag.most is not None and int(value) > flag.most:
-        _log_later("option_limited", option=argument, value=value, limit=flag.most)
+        _queue_log_event("option_limited", option=argument, value=value, limit=flag.most)
         return str(flag.most)
     return flag.zero if flag.zero and not int(value) else value
 
 
-def _log_later(event: str, **fields: Any) -> None:
+def _queue_log_event(event: str, **fields: Any) -> None:
     from nodewise.observe import logs
 
     logs.emit_later(event, **fields)
@@ -216,64 +216,66 @@ def translate_variable(field: str, environment: Mapping[str, str]) -> str | None
         return None
     value = variable.read(text)
     if value is None:
-        _log_later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.expected)
+        _queue_log_event("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.expected)
     elif field == "log_level":
-        _log_later("log_level_set", whatever_level=True, value=text)
+        _queue_log_event("log_level_set", whatever_level=True, value=text)
     return value
 
 
-def _unchanged_flags(*names: str, boolean: bool = False) -> Mapping[str, FlagTranslation]:
+def _list_flags_of_same_name(*names: str, boolean: bool = False) -> Mapping[str, FlagTranslation]:
     """Flags with the same name in nodewise."""
     return {name: FlagTranslation(f"--{name}", boolean=boolean) for name in names}
 
 
-_POOLS: Final = _unchanged_flags(
+_POOLS: Final = _list_flags_of_same_name(
     "num-exclusive-cores", "num-shared-cores", "exclusive-mode", "shared-mode", "excl-non-isolcpus"
 )
-_IMAGE: Final = _unchanged_flags("cmk-img", "cmk-img-pol", "install-dir", "saname")
-_STATE: Final = _unchanged_flags("namespace", "conf-dir")
-_LOOP: Final = {**_unchanged_flags("interval"), **_unchanged_flags("publish", boolean=True)}
+_IMAGE: Final = _list_flags_of_same_name("cmk-img", "cmk-img-pol", "install-dir", "saname")
+_STATE: Final = _list_flags_of_same_name("namespace", "conf-dir")
+_LOOP: Final = {**_list_flags_of_same_name("interval"), **_list_flags_of_same_name("publish", boolean=True)}
 _IGNORED: Final = {"conf-dir": FlagTranslation()}
 """Old manifests set it for commands without a directory, or with their state in a ConfigMap."""
 
 CMK: Final[Mapping[str, Mapping[str, FlagTranslation]]] = {
     "cluster-init": {
-        **_unchanged_flags("host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"),
-        **_unchanged_flags("all-hosts", "no-taint", boolean=True),
+        **_list_flags_of_same_name(
+            "host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"
+        ),
+        **_list_flags_of_same_name("all-hosts", "no-taint", boolean=True),
         **_POOLS,
         **_IMAGE,
         **_IGNORED,
     },
     "init": {**_POOLS, **_STATE, "socket-id": FlagTranslation()},
-    "discover": {**_STATE, **_unchanged_flags("no-taint", boolean=True)},
+    "discover": {**_STATE, **_list_flags_of_same_name("no-taint", boolean=True)},
     "describe": _STATE,
     "reconcile": {**_STATE, **_LOOP},
     "isolate": {
         **_STATE,
-        **_unchanged_flags("pool", "socket-id"),
-        **_unchanged_flags("no-affinity", boolean=True),
+        **_list_flags_of_same_name("pool", "socket-id"),
+        **_list_flags_of_same_name("no-affinity", boolean=True),
     },
-    "install": {**_unchanged_flags("install-dir"), **_IGNORED},
+    "install": {**_list_flags_of_same_name("install-dir"), **_IGNORED},
     "node-report": {**_STATE, **_LOOP},
-    "uninstall": {**_STATE, **_unchanged_flags("install-dir")},
-    "webhook": {**_unchanged_flags("conf-file", "cafile", "insecure"), **_IGNORED},
-    "reconfigure": {**_POOLS, **_STATE, **_unchanged_flags("install-dir", "node-name")},
-    "reconfigure_setup": {**_POOLS, **_IMAGE, **_unchanged_flags("namespace"), **_IGNORED},
-    "reaffinitize": {**_STATE, **_unchanged_flags("node-name")},
+    "uninstall": {**_STATE, **_list_flags_of_same_name("install-dir")},
+    "webhook": {**_list_flags_of_same_name("conf-file", "cafile", "insecure"), **_IGNORED},
+    "reconfigure": {**_POOLS, **_STATE, **_list_flags_of_same_name("install-dir", "node-name")},
+    "reconfigure_setup": {**_POOLS, **_IMAGE, **_list_flags_of_same_name("namespace"), **_IGNORED},
+    "reaffinitize": {**_STATE, **_list_flags_of_same_name("node-name")},
 }
 """The subcommands of CMK with their options. nodewise's newer options cannot be abbreviated."""
 
 
-_HELP_FLAGS: Final = _unchanged_flags("help", "version", boolean=True)
+_HELP_FLAGS: Final = _list_flags_of_same_name("help", "version", boolean=True)
 
 
-def translate_cmk(arguments: Sequence[str]) -> list[str]:
+def translate_cmk_command_line(arguments: Sequence[str]) -> list[str]:
     """The command line of `nodewise cpu` for one of `cmk`. That of `isolate` stays, `cpu.workload` reads its options.
 
     Options may precede the subcommand, and --version may be anywhere before `--`. `BadSettings` for what docopt would
     have rejected, too.
     """
-    words, verbatim = split_at(arguments, "--")
+    words, verbatim = split_words_at(arguments, "--")
     at = _find_subcommand(words)
     if at is not None and words[at] == "isolate":
         return [*arguments[at : at + 1], *arguments[:at], *arguments[at + 1 :]]
@@ -283,7 +285,7 @@ def translate_cmk(arguments: Sequence[str]) -> list[str]:
     return ["--version"] if "--version" in translated else [*command, *translated, *verbatim]
 
 
-def split_at(words: Sequence[str], end: str) -> tuple[list[str], list[str]]:
+def split_words_at(words: Sequence[str], end: str) -> tuple[list[str], list[str]]:
     """The words before `end`, and the others."""
     at = words.index(end) if end in words else len(words)
     return list(words[:at]), list(words[at:])
@@ -297,7 +299,7 @@ def _find_subcommand(words: Sequence[str]) -> int | None:
         name, equals, _ = word.partition("=")
         if not value_of_option and not word.startswith("-"):
             return at
-        flags = [every[candidate] for candidate in _matching_names(name, every)]
+        flags = [every[candidate] for candidate in _options_matching_prefix(name, every)]
         value_of_option = (
             not value_of_option and not equals and bool(flags) and not any(flag.boolean for flag in flags)
         )
@@ -309,19 +311,19 @@ def expand_options(words: Sequence[str], table: Mapping[str, FlagTranslation]) -
 
     `BadSettings` for an ambiguous prefix, a missing value, and a value of a switch.
     """
-    return list(_expand(list(words), dict(table) | dict(_HELP_FLAGS)))
+    return list(_expand_next_option(list(words), dict(table) | dict(_HELP_FLAGS)))
 
 
-def _expand(left: list[str], table: Mapping[str, FlagTranslation]) -> Iterator[str]:
+def _expand_next_option(left: list[str], table: Mapping[str, FlagTranslation]) -> Iterator[str]:
     while left:
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        candidates = _matching_names(name, table)
+        candidates = _options_matching_prefix(name, table)
         if not candidates:
             yield word
             continue
         if len(candidates) > 1:
-            raise _usage_error(name, "the beginning of several options", _list_options(candidates))
+            raise _usage_error(name, "the beginning of several options", _format_option_names(candidates))
         flag = table[candidates[0]]
         if flag.boolean and equals:
             raise _usage_error(f"--{candidates[0]}", f"the value {value!r}", "none")
@@ -330,12 +332,12 @@ def _expand(left: list[str], table: Mapping[str, FlagTranslation]) -> Iterator[s
                 raise _usage_error(f"--{candidates[0]}", "no value", "one")
             value = left.pop(0)
         if not flag.name:
-            _log_later("option_ignored", option=f"--{candidates[0]}")
+            _queue_log_event("option_ignored", option=f"--{candidates[0]}")
         else:
             yield flag.name if flag.boolean else f"{flag.name}={value}"
 
 
-def _matching_names(option: str, table: Mapping[str, FlagTranslation]) -> list[str]:
+def _options_matching_prefix(option: str, table: Mapping[str, FlagTranslation]) -> list[str]:
     """The names that an option may mean: its own, or those that it is a prefix of."""
     name = option.removeprefix("--")
     if name == option or not name:
@@ -343,7 +345,7 @@ def _matching_names(option: str, table: Mapping[str, FlagTranslation]) -> list[s
     return [name] if name in table else [candidate for candidate in table if candidate.startswith(name)]
 
 
-def _list_options(names: Sequence[str]) -> str:
+def _format_option_names(names: Sequence[str]) -> str:
     return "one of " + ", ".join(f"--{name}" for name in names)
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from nodewise.cli import config_file, older_flags, settings
 from nodewise.cli.config_file import AgentSections
-from nodewise.cli.parameter_types import bounded_type, parameter_type
+from nodewise.cli.parameter_types import parameter_type, parameter_type_with_bounds
 from nodewise.cli.settings import CommandOptions, Group, Setting
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.kube.options import KubeOptions
@@ -81,13 +81,13 @@ class SectionedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
-                sections.setdefault(help_section(parameter) or "Options", []).append(record)
+                sections.setdefault(parameter_help_heading(parameter) or "Options", []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
-def help_section(parameter: click.Parameter) -> str:
+def parameter_help_heading(parameter: click.Parameter) -> str:
     """The heading of a parameter in the help; empty for a parameter without one."""
     return parameter.section if isinstance(parameter, _Option) else ""
 
@@ -136,8 +136,8 @@ def parameters(
         if has_file and (shared or known)
         else []
     )
-    shared_options = map(_shared_option, settings.merge_settings(shared, kinds))
-    return [*map(_own_parameter, own_settings), *file, *shared_options]
+    shared_options = map(_create_shared_option, settings.merge_settings(shared, kinds))
+    return [*map(_create_click_parameter, own_settings), *file, *shared_options]
 
 
 def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
@@ -176,7 +176,7 @@ class _Option(click.Option):
         return older_flags.translate_variable(self.name, os.environ)
 
 
-def _shared_option(setting: Setting) -> click.Option:
+def _create_shared_option(setting: Setting) -> click.Option:
     default = setting.shown_default()
     option = _Option(
         [setting.flag, setting.field],
@@ -192,7 +192,7 @@ def _shared_option(setting: Setting) -> click.Option:
     return option
 
 
-def _own_parameter(setting: Setting) -> click.Parameter:
+def _create_click_parameter(setting: Setting) -> click.Parameter:
     declaration = setting.option
     if isinstance(declaration, Argument):
         return click.Argument(
@@ -211,7 +211,7 @@ def _own_parameter(setting: Setting) -> click.Parameter:
         attributes["is_flag"] = True
     option = _Option(
         [*setting.flags, setting.field],
-        type=declaration.type or bounded_type(setting),
+        type=declaration.type or parameter_type_with_bounds(setting),
         metavar=declaration.metavar,
         multiple=setting.is_list,
         required=setting.is_required,

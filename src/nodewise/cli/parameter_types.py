@@ -48,7 +48,7 @@ def parameter_type(setting: Setting) -> Any:
     return plain.get(setting.inner, click.STRING)
 
 
-def bounded_type(setting: Setting) -> Any:
+def parameter_type_with_bounds(setting: Setting) -> Any:
     """The same with the bounds in it, so that the help shows them."""
     bounds = setting.bounds
     limits: dict[str, Any] = {

@@ -66,7 +66,9 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
         raise BadInput("policy lint", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
     sources = _LineFinder(stdin)
     entries = objects.entries(TASPOLICIES.group, TASPOLICIES.kind)
-    checked = [_lint_policy(policy, entry, sources) for policy, entry in zip(policies, entries, strict=True)]
+    checked = [
+        _find_policy_problems(policy, entry, sources) for policy, entry in zip(policies, entries, strict=True)
+    ]
     if output == "json":
         click.echo(msgspec.json.encode({"policies": [_policy_document(entry) for entry in checked]}))
     else:
@@ -96,7 +98,9 @@ class _LineFinder:
         return documents.line_of_field(self._documents[source][document - 1], path)
 
 
-def _lint_policy(policy: PolicyObject, entry: object_files.FileObject, sources: _LineFinder) -> LintedPolicy:
+def _find_policy_problems(
+    policy: PolicyObject, entry: object_files.FileObject, sources: _LineFinder
+) -> LintedPolicy:
     from nodewise.agents.telemetry import policy_lint  # start-up time: no other command needs it
 
     problems = [

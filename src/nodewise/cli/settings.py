@@ -87,7 +87,7 @@ class Setting(NamedTuple):
     @property
     def bounds(self) -> msgspec.Meta:
         """The bounds of a number."""
-        metas = (meta for meta in _annotations(self.type) if isinstance(meta, msgspec.Meta))
+        metas = (meta for meta in _annotated_metadata(self.type) if isinstance(meta, msgspec.Meta))
         return next(metas, msgspec.Meta())
 
     @property
@@ -117,14 +117,14 @@ def _without_bounds(annotation: Any) -> Any:
     return annotation
 
 
-def _annotations(annotation: Any) -> Iterable[Any]:
+def _annotated_metadata(annotation: Any) -> Iterable[Any]:
     """The metadata of `Annotated`, also inside of an optional type."""
     if get_origin(annotation) is Annotated:
         inner, *annotations = get_args(annotation)
         yield from annotations
-        yield from _annotations(inner)
+        yield from _annotated_metadata(inner)
     elif NoneType in get_args(annotation):
-        yield from _annotations(next(part for part in get_args(annotation) if part is not NoneType))
+        yield from _annotated_metadata(next(part for part in get_args(annotation) if part is not NoneType))
 
 
 def list_settings(group: Group) -> list[Setting]:
@@ -133,7 +133,7 @@ def list_settings(group: Group) -> list[Setting]:
 
 
 def _create_setting(group: Group, field: msgspec.structs.FieldInfo) -> Setting:
-    options = (part for part in _annotations(field.type) if isinstance(part, Option | Argument))
+    options = (part for part in _annotated_metadata(field.type) if isinstance(part, Option | Argument))
     option = next(options, Option())
     help_ = option.help if isinstance(option, Option) else ""
     return Setting(field.name, field.type, field.default, help_ or _help_text(group, field.name), option)
@@ -141,13 +141,13 @@ def _create_setting(group: Group, field: msgspec.structs.FieldInfo) -> Setting:
 
 def _help_text(group: Group, field: str) -> str:
     for base in group.__mro__:
-        if issubclass(base, msgspec.Struct) and (text := _docstrings(base).get(field)):
+        if issubclass(base, msgspec.Struct) and (text := _field_docstrings(base).get(field)):
             return text
     return ""
 
 
 @cache  # reading the source again takes a tenth of a second over a whole start
-def _docstrings(group: type) -> Mapping[str, str]:
+def _field_docstrings(group: type) -> Mapping[str, str]:
     """The docstring under each field; empty if the source is unavailable, as in a frozen program."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(group)))
@@ -173,16 +173,19 @@ def merge_settings(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -
     settings: dict[str, Setting] = {}
     owners_by_help: dict[str, dict[str, list[str]]] = {}
     declarations = [
-        *(("nodewise", section_title(group), group) for group in groups),
+        *(("nodewise", settings_group_heading(group), group) for group in groups),
         *((kind.name, f"Agent {kind.name}", kind.options) for kind in kinds),
     ]
     for owner, section, group in declarations:
         for field, setting in _settings_by_field(group, section).items():
-            settings[field] = _more_permissive(settings[field], setting) if field in settings else setting
+            settings[field] = (
+                _setting_with_more_choices(settings[field], setting) if field in settings else setting
+            )
             owners_by_help.setdefault(field, {}).setdefault(setting.help, []).append(owner)
     return [
         setting._replace(
-            help=_merged_help(owners_by_help[field]), section=_help_section(setting, owners_by_help[field])
+            help=_merge_help_texts(owners_by_help[field]),
+            section=_help_heading_of_setting(setting, owners_by_help[field]),
         )
         for field, setting in settings.items()
     ]
@@ -192,23 +195,23 @@ def _settings_by_field(group: Group, section: str) -> dict[str, Setting]:
     return {setting.field: setting._replace(section=section) for setting in list_settings(group)}
 
 
-def section_title(group: Group) -> str:
+def settings_group_heading(group: Group) -> str:
     """The first line of the group's docstring: the heading in the help."""
     return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
 
-def _help_section(setting: Setting, owners_by_help: Mapping[str, Sequence[str]]) -> str:
+def _help_heading_of_setting(setting: Setting, owners_by_help: Mapping[str, Sequence[str]]) -> str:
     owners = {owner for owners in owners_by_help.values() for owner in owners}
     return setting.section if len(owners) == 1 or "nodewise" in owners else "Several agents"
 
 
-def _merged_help(owners_by_help: Mapping[str, Sequence[str]]) -> str:
+def _merge_help_texts(owners_by_help: Mapping[str, Sequence[str]]) -> str:
     if len(owners_by_help) == 1:
         return next(iter(owners_by_help))
     return " ".join(f"[{', '.join(owners)}] {text}" for text, owners in owners_by_help.items())
 
 
-def _more_permissive(first: Setting, second: Setting) -> Setting:
+def _setting_with_more_choices(first: Setting, second: Setting) -> Setting:
     """Of two settings with choices, the one with more choices. `BadSettings` if they contradict each other."""
     if first[:3] == second[:3]:
         return first

@@ -34,7 +34,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in listed[1:]:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    console.width = _width(listed, console.width) if sys.stdout.isatty() else _PIPE_WIDTH
+    console.width = _table_width(listed, console.width) if sys.stdout.isatty() else _PIPE_WIDTH
     with console.capture() as printed:
         console.print(table)
     for line in printed.get().splitlines():
@@ -50,7 +50,7 @@ def drop_empty_columns(
     return TableData([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
-def _width(rows: Sequence[Sequence[str]], terminal: int) -> int:
+def _table_width(rows: Sequence[Sequence[str]], terminal: int) -> int:
     """The terminal's width, or more if the columns before the last one need it."""
     before = [max(len(cell) for cell in column) + 2 for column in list(zip(*rows, strict=True))[:-1]]
     return max(terminal, sum(before) + _MIN_LAST_COLUMN)

@@ -89,9 +89,9 @@ def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
     fsync_folder(backup.parent)
 
 
-def mark_finished(folder: str) -> None:
+def mark_backup_finished(folder: str) -> None:
     """Mark the run of a backup as finished."""
-    index = read_index(folder)
+    index = read_backup_index(folder)
     if index is not None:
         path = os.path.join(folder, INDEX)
         data = _encode_index(msgspec.structs.replace(index, finished=True))
@@ -99,7 +99,7 @@ def mark_finished(folder: str) -> None:
         fsync_folder(folder)
 
 
-def read_index(folder: str) -> BackupIndex | None:
+def read_backup_index(folder: str) -> BackupIndex | None:
     """The index of a backup; None for a folder without one, as the older configurator left it.
 
     `BadInput` for an invalid index, and if users other than root could have written it: an index decides which files
@@ -112,20 +112,20 @@ def read_index(folder: str) -> BackupIndex | None:
     try:
         index = msgspec.json.decode(data, type=BackupIndex)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _index_error(folder, str(error)) from error
+        raise _backup_index_error(folder, str(error)) from error
     for file in index.files:
         if not os.path.isabs(file.path) or os.path.normpath(file.path) != file.path:
-            raise _index_error(folder, f"the path {file.path!r}")
+            raise _backup_index_error(folder, f"the path {file.path!r}")
         if file.owner is not None and file.owner[0] not in (0, os.geteuid()):
-            raise _index_error(folder, f"the owner {file.owner[0]} of {file.path!r}")
+            raise _backup_index_error(folder, f"the owner {file.owner[0]} of {file.path!r}")
         if file.name is not None and (
             os.path.basename(file.name) != file.name or file.name in {"", ".", ".."}
         ):
-            raise _index_error(folder, f"the name {file.name!r}")
+            raise _backup_index_error(folder, f"the name {file.name!r}")
     return index
 
 
-def _index_error(folder: str, actual: str) -> BadInput:
+def _backup_index_error(folder: str, actual: str) -> BadInput:
     remedy = "move the folder elsewhere, or name another backup"
     return BadInput(folder, [Problem(INDEX, actual, "as it was written")], remedy=remedy)
 
@@ -147,7 +147,7 @@ def newest_backup(parent: str, names: Sequence[str]) -> str | None:
 
     def is_usable(folder: str) -> bool:
         try:
-            index = read_index(folder)
+            index = read_backup_index(folder)
         except BadInput:
             return False
         return index.finished if index else any(os.path.isfile(os.path.join(folder, n)) for n in names)
@@ -157,9 +157,9 @@ def newest_backup(parent: str, names: Sequence[str]) -> str | None:
     )
 
 
-def restore_changes(folder: str, places: Sequence[str]) -> list[FileChange]:
+def plan_backup_restore(folder: str, places: Sequence[str]) -> list[FileChange]:
     """The changes that restore a backup. `places` are the original paths of the files in a backup without an index."""
-    index = read_index(folder)
+    index = read_backup_index(folder)
     if index is None:
         copies = [(place, os.path.join(folder, os.path.basename(place))) for place in places]
         existing = [(place, name) for place, name in copies if os.path.isfile(name)]
@@ -167,19 +167,19 @@ def restore_changes(folder: str, places: Sequence[str]) -> list[FileChange]:
             raise BadInput(
                 f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
             )
-        return [host_files.plan_change(place, read_file(name)) for place, name in existing]
-    return [restore_change(folder, entry) for entry in index.files]
+        return [host_files.plan_file_change(place, read_file(name)) for place, name in existing]
+    return [plan_file_restore(folder, entry) for entry in index.files]
 
 
-def original_content(folder: str, path: str) -> bytes:
+def read_original_content(folder: str, path: str) -> bytes:
     """The content of a file before the run of a backup. `BadInput` if the backup does not have it."""
-    for change in restore_changes(folder, [path]):
+    for change in plan_backup_restore(folder, [path]):
         if change.path == path and change.after is not None:
             return change.after
     raise BadInput(folder, [Problem("backup", f"no {path} in it", "the original file")])
 
 
-def restore_change(folder: str, entry: SavedFile) -> FileChange:
+def plan_file_restore(folder: str, entry: SavedFile) -> FileChange:
     """The change that restores one file of a backup. `BadInput` if the copy was modified."""
     data = read_file(os.path.join(folder, entry.name)) if entry.name is not None else None
     if digest(data) != entry.before:

@@ -9,7 +9,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from nodewise.configure.certificate_renewal import is_ca, public_der
+from nodewise.configure.certificate_renewal import is_ca, public_key_as_der
 from nodewise.errors import Problem, shown
 from nodewise.serve.client_authorizer import parse_client_certificate
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
@@ -30,7 +30,7 @@ class CheckResult(NamedTuple):
     warnings: Sequence[str]
 
 
-def check_credentials(
+def check_client_certificate_files(
     credentials: ClientCredentials, others: Mapping[str, bytes], now: dt.datetime, *, allow_ca_key: bool
 ) -> CheckResult:
     """Problems and warnings of a client certificate. `others`: nearby files that may hold the certificate of a CA."""
@@ -44,7 +44,7 @@ def check_credentials(
         problems += _leaf_problems(chain[0], key, now)
         warnings += _leaf_warnings(chain[0], now)
         ca_key_problem = _ca_key_problem(
-            _ca_key_owners(chain[0], key, {"--ca": credentials.ca or b"", **others})
+            _files_showing_ca_key(chain[0], key, {"--ca": credentials.ca or b"", **others})
         )
         if ca_key_problem is not None and allow_ca_key:
             warnings.append(
@@ -75,7 +75,7 @@ def _ca_key_problem(owners: Sequence[str]) -> Problem | None:
 
 
 def _leaf_problems(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:
-    if public_der(leaf.public_key()) != key:
+    if public_key_as_der(leaf.public_key()) != key:
         yield Problem("-key", "not the key of the certificate", "that of -cert")
     if now > leaf.not_valid_after_utc:
         yield Problem("-cert", f"over since {leaf.not_valid_after_utc:%Y-%m-%d %H:%M}", "one that is valid")
@@ -108,14 +108,14 @@ def _leaf_warnings(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
         yield f"-cert has neither the name {SCHEDULER} nor {ISSUED_CLIENT}: nodewise needs {named}"
 
 
-def _ca_key_owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
+def _files_showing_ca_key(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
     """The files that show that a key belongs to a CA: a certificate of a CA with the same public key, whatever its
     name.
     """
     owners = ["-cert"] if is_ca(leaf) else []
     for name, data in files.items():
         if any(
-            is_ca(certificate) and public_der(certificate.public_key()) == key
+            is_ca(certificate) and public_key_as_der(certificate.public_key()) == key
             for certificate in _load_certificates(data)
         ):
             owners.append(name)
@@ -131,6 +131,6 @@ def _load_certificates(data: bytes) -> list[x509.Certificate]:
 
 def _load_public_key(data: bytes) -> bytes | None:
     try:
-        return public_der(load_pem_private_key(data, None).public_key())
+        return public_key_as_der(load_pem_private_key(data, None).public_key())
     except (ValueError, TypeError, UnsupportedAlgorithm):
         return None

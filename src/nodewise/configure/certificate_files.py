@@ -76,7 +76,9 @@ def read_certificates(folder: Path) -> FolderContents:
 
     trusted = _read_file(folder, "ca.crt")
     foreign = [
-        name for name in FILE_NAMES if os.path.lexists(folder / name) and not _is_own_link(folder, name)
+        name
+        for name in FILE_NAMES
+        if os.path.lexists(folder / name) and not _is_own_symbolic_link(folder, name)
     ]
     data = folder / _DATA
     if os.path.lexists(data) and not (data.is_symlink() and data.readlink().name.startswith(_PREFIX)):
@@ -96,7 +98,7 @@ def check_folder(folder: Path) -> None:
             "a folder of static pods: the kubelet reads its files as pods",
             "a folder of its own",
         )
-    elif (name := path_checks.find_cluster_file(inside)) is not None:
+    elif (name := path_checks.find_cluster_certificate_file(inside)) is not None:
         actual = f"the cluster's own certificates are there, such as {name}"
         expected = "a folder of its own, such as /etc/nodewise/pki"
     else:
@@ -138,15 +140,15 @@ def write_certificates(folder: Path, certificates: ConnectionCertificates) -> No
     fresh.chmod(0o755)
     try:
         for name, content in _file_contents(certificates).items():
-            _write_file(fresh / name, content, _previous_owner(folder, name))
+            _write_file(fresh / name, content, _owner_of_file_to_replace(folder, name))
         fsync_folder(fresh)
-        _replace_link(folder / _DATA, fresh.name)
+        _replace_by_symbolic_link(folder / _DATA, fresh.name)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     for name in FILE_NAMES:
-        if not _is_own_link(folder, name):
-            _replace_link(folder / name, f"{_DATA}/{name}")
+        if not _is_own_symbolic_link(folder, name):
+            _replace_by_symbolic_link(folder / name, f"{_DATA}/{name}")
     fsync_folder(folder)
     _remove_unused_folders(folder)
 
@@ -167,12 +169,12 @@ def _read_file(folder: Path, name: str) -> bytes:
         return b""
 
 
-def _is_own_link(folder: Path, name: str) -> bool:
+def _is_own_symbolic_link(folder: Path, name: str) -> bool:
     path = folder / name
     return path.is_symlink() and str(path.readlink()) == f"{_DATA}/{name}"
 
 
-def _previous_owner(folder: Path, name: str) -> tuple[int, int] | None:
+def _owner_of_file_to_replace(folder: Path, name: str) -> tuple[int, int] | None:
     """User and group of the file to replace; None if there is none."""
     before = name.removeprefix("next-")
     try:
@@ -193,7 +195,7 @@ def _write_file(path: Path, content: bytes, owner: tuple[int, int] | None) -> No
         os.fsync(descriptor)
 
 
-def _replace_link(path: Path, to: str) -> None:
+def _replace_by_symbolic_link(path: Path, to: str) -> None:
     """Replace whatever has this path by a symbolic link."""
     fresh = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}.link")
     fresh.symlink_to(to)

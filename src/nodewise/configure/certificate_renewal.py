@@ -120,7 +120,7 @@ def service_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
     return service, inside, f"{inside}.svc", f"{inside}.svc.cluster.local"
 
 
-def check_spec(spec: CertificateSpec) -> None:
+def check_certificate_spec(spec: CertificateSpec) -> None:
     """Raise BadSettings with every invalid field of a spec."""
     problems = [*_name_problems(spec), *_period_problems(spec)]
     if problems:
@@ -147,12 +147,12 @@ def _period_problems(spec: CertificateSpec) -> Iterator[Problem]:
 
 def plan_renewal(before: ConnectionCertificates, spec: CertificateSpec, now: datetime) -> RenewalPlan:
     """The next step for these certificates."""
-    server = _assess(before.server, before.client, spec, now, is_server=True)
-    client = _assess(before.client, before.server, spec, now, is_server=False)
+    server = _assess_peer_certificate(before.server, before.client, spec, now, is_server=True)
+    client = _assess_peer_certificate(before.client, before.server, spec, now, is_server=False)
     peers = (server, client) if not before.client.signer else (server,)
-    if (latest_start := _latest_start(server, client)) > now and not spec.is_forced:
-        next_step = RenewalPlan("clock", [_clock_message(latest_start, now)], latest_start)
-    elif due_step := _issue(peers, now) or _switch_to_next(peers, now):
+    if (latest_start := _latest_validity_start(server, client)) > now and not spec.is_forced:
+        next_step = RenewalPlan("clock", [_clock_behind_message(latest_start, now)], latest_start)
+    elif due_step := _plan_issue_step(peers, now) or _plan_switch_step(peers, now):
         next_step = due_step
     elif spec.is_forced:
         next_step = RenewalPlan("announce", ["requested by --renew"], now)
@@ -161,11 +161,12 @@ def plan_renewal(before: ConnectionCertificates, spec: CertificateSpec, now: dat
     else:
         next_step = RenewalPlan("nothing", [], min(server.due_at, client.due_at))
     return next_step._replace(
-        server=_summarize(server, before.server), client=_summarize(client, before.client)
+        server=_summarize_peer_status(server, before.server),
+        client=_summarize_peer_status(client, before.client),
     )
 
 
-def _issue(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
+def _plan_issue_step(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
     """The step that issues new certificates, if one is due and has no successor yet; otherwise None."""
     due = [peer for peer in peers if peer.due_at <= now and peer.next_leaf is None]
     if not due:
@@ -176,7 +177,7 @@ def _issue(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
     )
 
 
-def _switch_to_next(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
+def _plan_switch_step(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
     """The step that switches to certificates issued earlier, now or later; None if there are none."""
     issued = [(peer.next_leaf, peer.switch_at) for peer in peers if peer.next_leaf is not None]
     if not issued:
@@ -190,20 +191,20 @@ def _switch_to_next(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan 
     )
 
 
-def _latest_start(*peers: _PeerStatus) -> datetime:
+def _latest_validity_start(*peers: _PeerStatus) -> datetime:
     """The time from which all certificates are valid; the minimum of datetime without certificates."""
     leaves = [peer.leaf for peer in peers if peer.leaf is not None]
     return max((leaf.not_valid_before_utc for leaf in leaves), default=datetime.min.replace(tzinfo=UTC))
 
 
-def _clock_message(latest_start: datetime, now: datetime) -> str:
+def _clock_behind_message(latest_start: datetime, now: datetime) -> str:
     return (
         f"this machine's clock says {format_time(now)}, and certificates that are there begin at "
         f"{format_time(latest_start)}: correct the clock; or, if it was wrong when they were issued, use --renew"
     )
 
 
-def after_restart(plan: RenewalPlan, spec: CertificateSpec, now: datetime) -> RenewalPlan:
+def plan_after_scheduler_restart(plan: RenewalPlan, spec: CertificateSpec, now: datetime) -> RenewalPlan:
     """The plan after a restart of kube-scheduler. Unavailable if the announcement is too recent for that restart."""
     if plan.step != "wait" or plan.announced_at is None:
         return plan
@@ -216,19 +217,21 @@ def after_restart(plan: RenewalPlan, spec: CertificateSpec, now: datetime) -> Re
     return plan._replace(step="switch")
 
 
-def apply_step(
+def apply_renewal_step(
     before: ConnectionCertificates, step: Step, spec: CertificateSpec, now: datetime
 ) -> ConnectionCertificates:
     """The certificates after a step. An authority that the step creates signs them; its key is then discarded."""
     if step == "switch":
-        return ConnectionCertificates(_with_next(before.server), _with_next(before.client))
+        return ConnectionCertificates(
+            _switch_to_stored_certificate(before.server), _switch_to_stored_certificate(before.client)
+        )
     if step not in {"make", "announce"}:
         return before
     issuer = CertificateIssuer(f"{_AUTHORITY_PREFIX}{x509.random_serial_number():x}"[:24], now, spec.lifetime)
-    server_status = _assess(before.server, before.client, spec, now, is_server=True)
-    client_status = _assess(before.client, before.server, spec, now, is_server=False)
+    server_status = _assess_peer_certificate(before.server, before.client, spec, now, is_server=True)
+    client_status = _assess_peer_certificate(before.client, before.server, spec, now, is_server=False)
     common = next((name for name in spec.names if not is_address(name)), SERVICE)
-    server = _with_issued(before.server, server_status, issuer.server(spec.names, common))
+    server = _add_issued_certificate(before.server, server_status, issuer.server(spec.names, common))
     client, foreign = before.client, b""
     if client.signer:  # any of these authorities, or one that they signed, may have issued its certificate
         held = _load_certificates(before.server.trusted)
@@ -238,11 +241,11 @@ def apply_step(
             if not _is_issued_here(authority) and authority.not_valid_after_utc > now
         )
     else:
-        client = _with_issued(client, client_status, issuer.client(spec.client_name))
+        client = _add_issued_certificate(client, client_status, issuer.client(spec.client_name))
     known = (before.server.trusted, before.client.trusted)
     return ConnectionCertificates(
-        server._replace(trusted=_trusted_bundle(issuer.cert, known, client_status, foreign)),
-        client._replace(trusted=_trusted_bundle(issuer.cert, known, server_status)),
+        server._replace(trusted=_build_trusted_ca_bundle(issuer.cert, known, client_status, foreign)),
+        client._replace(trusted=_build_trusted_ca_bundle(issuer.cert, known, server_status)),
     )
 
 
@@ -277,7 +280,7 @@ def format_time(when: datetime) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _assess(
+def _assess_peer_certificate(
     peer: PeerCertificates, other: PeerCertificates, spec: CertificateSpec, now: datetime, *, is_server: bool
 ) -> _PeerStatus:
     who = "nodewise's certificate" if is_server else "kube-scheduler's client certificate"
@@ -295,7 +298,7 @@ def _assess(
         next_leaf = None
     if leaf is None or problem:
         return _PeerStatus(leaf, False, [f"{who} {problem}"], now, next_leaf, now)
-    due_at = leaf.not_valid_after_utc - _renew_before(leaf, spec)
+    due_at = leaf.not_valid_after_utc - _renewal_margin(leaf, spec)
     reasons = [f"{who} ends at {format_time(leaf.not_valid_after_utc)}"] if due_at <= now else []
     if problem := find_problem(leaf):
         due_at, reasons = now, [*reasons, f"{who} {problem}"]
@@ -306,11 +309,11 @@ def _assess(
 def _switch_time(leaf: x509.Certificate, next_leaf: x509.Certificate, spec: CertificateSpec) -> datetime:
     """When the switch happens without a restart: at half of the old certificate's remaining time, or sooner."""
     announced = next_leaf.not_valid_before_utc + SKEW
-    wait = spec.switch_after if spec.switch_after is not None else _renew_before(leaf, spec) / 2
+    wait = spec.switch_after if spec.switch_after is not None else _renewal_margin(leaf, spec) / 2
     return announced + min(wait, (leaf.not_valid_after_utc - announced) / 2)
 
 
-def _renew_before(leaf: x509.Certificate, spec: CertificateSpec) -> timedelta:
+def _renewal_margin(leaf: x509.Certificate, spec: CertificateSpec) -> timedelta:
     whole = leaf.not_valid_after_utc - leaf.not_valid_before_utc - SKEW
     return min(spec.renew_before, whole / 2) if spec.renew_before is not None else whole / 3
 
@@ -324,7 +327,7 @@ def _load_leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
         own = serialization.load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
         return None, "cannot be read"
-    if public_der(own) != public_der(leaf.public_key()):
+    if public_key_as_der(own) != public_key_as_der(leaf.public_key()):
         return None, "does not match its key"
     return (None, "is an authority's") if _is_ca(leaf) else (leaf, "")
 
@@ -352,7 +355,8 @@ def _missing_names(leaf: x509.Certificate, spec: CertificateSpec, *, is_server: 
         name = _common_name(leaf)
         return "" if name == spec.client_name else f"names {name!r}, not {spec.client_name!r}"
     missing = sorted(
-        {_normalize_name(name) for name in spec.names} - {_normalize_name(name) for name in _names(leaf)}
+        {_normalize_name(name) for name in spec.names}
+        - {_normalize_name(name) for name in _certificate_names(leaf)}
     )
     return f"does not name {', '.join(missing)}" if missing else ""
 
@@ -361,7 +365,7 @@ def _normalize_name(name: str) -> str:
     return str(ipaddress.ip_address(name)) if is_address(name) else name.lower()
 
 
-def _names(leaf: x509.Certificate) -> list[str]:
+def _certificate_names(leaf: x509.Certificate) -> list[str]:
     try:
         alternative_names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -376,28 +380,34 @@ def _common_name(leaf: x509.Certificate) -> str:
     )
 
 
-def _summarize(status: _PeerStatus, peer: PeerCertificates) -> CertificateSummary | None:
+def _summarize_peer_status(status: _PeerStatus, peer: PeerCertificates) -> CertificateSummary | None:
     leaf = status.leaf
     if leaf is None:
         return None
-    return CertificateSummary(_names(leaf) or [_common_name(leaf)], leaf.not_valid_after_utc, peer.signer)
+    return CertificateSummary(
+        _certificate_names(leaf) or [_common_name(leaf)], leaf.not_valid_after_utc, peer.signer
+    )
 
 
-def _with_issued(peer: PeerCertificates, status: _PeerStatus, made: SignedCertificate) -> PeerCertificates:
+def _add_issued_certificate(
+    peer: PeerCertificates, status: _PeerStatus, made: SignedCertificate
+) -> PeerCertificates:
     """The certificates with a newly issued one: stored for the switch, or in use at once if the old one is unusable."""
     if status.is_usable:
         return peer._replace(next_cert=made.cert, next_key=made.key)
     return peer._replace(cert=made.cert, key=made.key, next_cert=b"", next_key=b"")
 
 
-def _with_next(peer: PeerCertificates) -> PeerCertificates:
+def _switch_to_stored_certificate(peer: PeerCertificates) -> PeerCertificates:
     """The certificates after the switch; unchanged if none are stored for it."""
     if not peer.next_cert:
         return peer
     return peer._replace(cert=peer.next_cert, key=peer.next_key, next_cert=b"", next_key=b"")
 
 
-def _trusted_bundle(fresh: bytes, known: Iterable[bytes], other: _PeerStatus, kept: bytes = b"") -> bytes:
+def _build_trusted_ca_bundle(
+    fresh: bytes, known: Iterable[bytes], other: _PeerStatus, kept: bytes = b""
+) -> bytes:
     """A bundle of the new authority, of the known authority that signed the other peer's certificate, and of `kept`."""
     signers = [
         authority
@@ -432,6 +442,6 @@ def is_ca(certificate: x509.Certificate) -> bool:
         return True
 
 
-def public_der(key: PublicKeyTypes) -> bytes:
+def public_key_as_der(key: PublicKeyTypes) -> bytes:
     """A public key as DER. A certificate and its private key have the same one."""
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

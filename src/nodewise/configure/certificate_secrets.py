@@ -97,14 +97,14 @@ async def write_secrets(
             continue
         made = certificate_objects.build_secret(name, location.namespace, peer)
         if before is not None and before.get("type") == made["type"]:
-            await api.replace(location.path(name), _replacement(before, made))
+            await api.replace(location.path(name), _build_replacement_secret(before, made))
             continue
         if before is not None:  # the type of a Secret cannot be changed
             await api.delete(location.path(name), {"preconditions": {"uid": before["metadata"]["uid"]}})
         await api.create(location.path(), made)
 
 
-def _replacement(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+def _build_replacement_secret(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     """The new Secret with the resource version of the old one, and with the labels and annotations of others."""
     was, own = before["metadata"], made["metadata"]
     kept = {
@@ -157,14 +157,16 @@ async def request_certificate(
     path = _SIGNING_REQUESTS.path(name=request.name)
     try:
         created()
-        return await _poll(lambda: _read_certificate(api, path), request.name, timeout_s, clock)
+        return await _poll_for_certificate(
+            lambda: _read_certificate(api, path), request.name, timeout_s, clock
+        )
     except BaseException:
         with contextlib.suppress(NodewiseError):
             await api.delete(path)
         raise
 
 
-async def _poll(
+async def _poll_for_certificate(
     read_once: Callable[[], Awaitable[bytes | None]], name: str, timeout_s: float, clock: Clock
 ) -> bytes:
     end_s = clock.monotonic() + timeout_s

@@ -18,7 +18,7 @@ from nodewise.configure import (
     yaml_editor,
 )
 from nodewise.configure.backups import Backup
-from nodewise.configure.host_files import FileChange, digest, plan_change, read_file
+from nodewise.configure.host_files import FileChange, digest, plan_file_change, read_file
 from nodewise.configure.scheduler_configuration_file import RenderContext, RenderedConfiguration
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.static_pod import DesiredState, Manifest
@@ -91,7 +91,7 @@ class HostFiles(NamedTuple):
 
 def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePlan:
     """The changes that make kube-scheduler call nodewise. Nothing is written. `BadInput` lists all problems."""
-    files = _read_host(request)
+    files = _read_required_host_files(request)
     version = (
         scheduler_versions.parse_version(request.version)
         if request.version
@@ -106,14 +106,14 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     ca = f"{static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}" if request.ca else ""
     context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca)
     rendered = _render_configuration(request, files, context)
-    _check_named_files(request, files, rendered)
-    config = plan_change(
+    _check_files_named_in_config(request, files, rendered)
+    config = plan_file_change(
         destination,
         rendered.data,
-        0o600 if scheduler_configuration_file.has_key_data(rendered.value) else 0o644,
+        0o600 if scheduler_configuration_file.has_inline_private_key(rendered.value) else 0o644,
     )
     credentials = _certificate_changes(request, files.credentials)
-    before = static_pod.prior_state(files.manifest)
+    before = static_pod.state_before_first_run(files.manifest)
     if (
         files.manifest.recorded_state is None
         and before.config
@@ -123,15 +123,17 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     hashed = config_hash([rendered.data, *(change.after or b"" for change in credentials)])
     desired_state = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
     value = static_pod.add_configuration(files.manifest, desired_state)
-    pod = plan_change(request.manifest, yaml_editor.rewrite_document(files.manifest.document, value), 0o600)
-    changes = [*credentials, config, *_deployment_changes(request, version), pod]
+    pod = plan_file_change(
+        request.manifest, yaml_editor.rewrite_document(files.manifest.document, value), 0o600
+    )
+    changes = [*credentials, config, *_older_extender_manifest_changes(request, version), pod]
     return ChangePlan(
         changes,
         _unused_path_notes(files.manifest, desired_state),
         [*warnings, *rendered.warnings],
         version,
         file_diff.pod_changes(files.manifest.document.value, value, files.manifest.container_index),
-        needed=_needed_files(request, files),
+        needed=_list_required_files(request, files),
         config_hash=hashed,
     )
 
@@ -150,12 +152,12 @@ def cluster_digest(request: HostRequest) -> str:
         return ""
 
 
-def _needed_files(request: HostRequest, files: HostFiles) -> dict[str, bytes]:
+def _list_required_files(request: HostRequest, files: HostFiles) -> dict[str, bytes]:
     credentials = {
         getattr(request, field): getattr(files.credentials, field, None) for field in CERTIFICATE_NAMES
     }
     contents = {**({request.template: files.template} if request.template else {}), **credentials}
-    return dict([*filter(None, [_users_configuration(request, files)])]) | {
+    return dict([*filter(None, [_read_user_configuration(request, files)])]) | {
         path: data for path, data in contents.items() if data is not None
     }
 
@@ -189,23 +191,25 @@ def config_hash(contents: Sequence[bytes]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
 
 
-def _read_host(request: HostRequest) -> HostFiles:
+def _read_required_host_files(request: HostRequest) -> HostFiles:
     """Read all required files. `BadInput` with a line for each problem."""
     problems: list[str] = []
-    pod = path_checks.read_checked(request.manifest, problems, writes=request.writes)
-    template = path_checks.read_checked(request.template, problems) if request.template else None
+    pod = path_checks.read_file_or_append_problem(request.manifest, problems, writes=request.writes)
+    template = (
+        path_checks.read_file_or_append_problem(request.template, problems) if request.template else None
+    )
     path = config_path(request)
-    problems += path_checks.file_problems(
+    problems += path_checks.configuration_path_problems(
         path, [request.manifest, *_credential_paths(request)], writes=request.writes
     )
     credentials = None
     if _needs_credentials(request, template):
         key, cert = (
-            path_checks.read_checked(request.key, problems),
-            path_checks.read_checked(request.cert, problems),
+            path_checks.read_file_or_append_problem(request.key, problems),
+            path_checks.read_file_or_append_problem(request.cert, problems),
         )
-        ca = path_checks.read_checked(request.ca, problems) if request.ca else None
-        problems += path_checks.folder_problems(request.cert_dir, writes=request.writes)
+        ca = path_checks.read_file_or_append_problem(request.ca, problems) if request.ca else None
+        problems += path_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
         credentials = certificate_checks.ClientCredentials(
             cert or b"", key or b"", ca if request.ca else None
         )
@@ -242,7 +246,7 @@ def _needs_credentials(request: HostRequest, template: bytes | None) -> bool:
 
 def read_required(path: str) -> bytes:
     problems: list[str] = []
-    content = path_checks.read_checked(path, problems)
+    content = path_checks.read_file_or_append_problem(path, problems)
     if content is None:
         raise BadInput("file check error: " + "\n".join(problems))
     return content
@@ -259,7 +263,7 @@ def _check_credentials(request: HostRequest, files: HostFiles) -> list[str]:
     }
     others = {path: data for folder in sorted(folders) for path, data in _find_certificates(folder)}
     now = dt.datetime.now(dt.UTC)
-    result = certificate_checks.check_credentials(
+    result = certificate_checks.check_client_certificate_files(
         files.credentials, others, now, allow_ca_key=request.allow_ca_key
     )
     if result.problems:
@@ -294,15 +298,15 @@ def _render_configuration(
         own = scheduler_configuration_file.render_builtin_configuration(
             request.builtin(context.kubeconfig, context.ca), context
         )
-    users = _users_configuration(request, files)
+    users = _read_user_configuration(request, files)
     if users is None:
         return own
     path, data = users
-    merged = scheduler_configuration_file.merge_entries(data, path, own.value["extenders"], context)
+    merged = scheduler_configuration_file.add_extender_entries(data, path, own.value["extenders"], context)
     return merged._replace(warnings=[*own.warnings, *merged.warnings])
 
 
-def _users_configuration(request: HostRequest, files: HostFiles) -> tuple[str, bytes] | None:
+def _read_user_configuration(request: HostRequest, files: HostFiles) -> tuple[str, bytes] | None:
     """Path and original content of the user's configuration to merge with; None without one. `BadInput` if the request
     does not say how to handle it.
     """
@@ -318,11 +322,13 @@ def _users_configuration(request: HostRequest, files: HostFiles) -> tuple[str, b
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", expected)])
     path = files.manifest.host_path(users)
     if before and before.backup and path == config_path(request):
-        return path, backups.original_content(before.backup, path)
+        return path, backups.read_original_content(before.backup, path)
     return path, read_required(path)
 
 
-def _check_named_files(request: HostRequest, files: HostFiles, rendered: RenderedConfiguration) -> None:
+def _check_files_named_in_config(
+    request: HostRequest, files: HostFiles, rendered: RenderedConfiguration
+) -> None:
     """`BadInput` if the configuration names missing files, because kube-scheduler would not start."""
     ours = (
         {f"{static_pod.CERTS_MOUNT}/{name}" for name in CERTIFICATE_NAMES.values()}
@@ -332,7 +338,7 @@ def _check_named_files(request: HostRequest, files: HostFiles, rendered: Rendere
     if not request.ca:
         ours.discard(f"{static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}")
     problems = []
-    for field, path in scheduler_configuration_file.list_named_files(rendered.value):
+    for field, path in scheduler_configuration_file.list_files_in_configuration(rendered.value):
         inside, name = os.path.split(path)
         host = (
             os.path.join(request.cert_dir, name)
@@ -354,13 +360,13 @@ def _certificate_changes(
         data = getattr(credentials, field, None)
         if data is not None:
             path = path_checks.resolve_path(os.path.join(request.cert_dir, name))
-            there = plan_change(path, data, 0)
+            there = plan_file_change(path, data, 0)
             old_mode = there.mode if there.before is not None else None
             changes.append(there._replace(mode=_MODES[field], old_mode=old_mode))
     return changes
 
 
-def _deployment_changes(request: HostRequest, version: SchedulerVersion) -> list[FileChange]:
+def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVersion) -> list[FileChange]:
     """Changes of the manifests of the older extenders: before 1.24 the role of the nodes is `master`."""
     if version.minor >= _FIRST_WITHOUT_MASTER:
         return []
@@ -371,7 +377,7 @@ def _deployment_changes(request: HostRequest, version: SchedulerVersion) -> list
             actual = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(actual)
         changes.append(
-            plan_change(path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
+            plan_file_change(path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
         )
     return changes
 

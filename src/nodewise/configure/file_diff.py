@@ -17,7 +17,7 @@ def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour
     if before != after and old == new:
         return f"--- {names[0]}\n+++ {names[1]}\nbytes that are no text differ\n"
     lines = difflib.unified_diff(old, new, *names, lineterm="")
-    return "".join(f"{line}\n" for line in (_coloured(lines) if colour else lines))
+    return "".join(f"{line}\n" for line in (_colour_diff_lines(lines) if colour else lines))
 
 
 def _lines(data: bytes | None) -> list[str]:
@@ -28,7 +28,7 @@ def _lines(data: bytes | None) -> list[str]:
     return [visible(line) for line in lines]
 
 
-def _coloured(lines: Iterator[str]) -> Iterator[str]:
+def _colour_diff_lines(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         colour = _COLOURS.get(line[:1])
         yield f"{colour}{line}{_END}" if colour else line
@@ -53,7 +53,7 @@ def pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list
 
     before, after = parts(old), parts(new)
     return [
-        f"{name}: {sign} {_short(item)}"
+        f"{name}: {sign} {_shorten_value(item)}"
         for name in before
         for sign, these, others in (("-", before[name], after[name]), ("+", after[name], before[name]))
         for item in these
@@ -61,5 +61,5 @@ def pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list
     ]
 
 
-def _short(item: Any) -> str:
+def _shorten_value(item: Any) -> str:
     return str(item.get("name")) if isinstance(item, dict) else str(item)

@@ -80,15 +80,15 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
         for change in changes:
             _check_unchanged(change)
             applied.append(change)
-            _put_in_place(staged, change)
-        _verify(changes)
+            _move_staged_file_in_place(staged, change)
+        _verify_written_files(changes)
     except BaseException as error:
-        _undo(applied, list(staged.values()), created_folders, backup)
+        _undo_applied_changes(applied, list(staged.values()), created_folders, backup)
         if isinstance(error, OSError):
             raise NodewiseError(f"nothing was changed: {error.strerror}: {error.filename}") from error
         raise
     if backup is not None:
-        backups.mark_finished(backup.path)
+        backups.mark_backup_finished(backup.path)
 
 
 def recover_backups(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
@@ -102,18 +102,18 @@ def recover_backups(parent: str, managed: Collection[str]) -> list[RecoveredBack
     recovered = []
     for folder in backups.list_backups(parent):
         try:
-            index = backups.read_index(folder)
+            index = backups.read_backup_index(folder)
         except BadInput:
             recovered.append(RecoveredBackup(folder, "unreadable"))
             continue
         if index is None:
             continue
-        host_files.remove_staged([folder])
+        host_files.remove_temporary_files([folder])
         if not index.finished and not {entry.path for entry in index.files} <= {*managed}:
             recovered.append(RecoveredBackup(folder, "foreign"))
         elif not index.finished:
             recovered += _recover_backup(folder, index)
-            backups.mark_finished(folder)
+            backups.mark_backup_finished(folder)
     return recovered
 
 
@@ -123,7 +123,7 @@ def _recover_backup(folder: str, index: BackupIndex) -> list[RecoveredBackup]:
         return []
     if any(actual not in {entry.before, entry.after} for actual, entry in zip(now, index.files, strict=True)):
         return [RecoveredBackup(folder, "left")]
-    commit_changes([backups.restore_change(folder, entry) for entry in index.files])
+    commit_changes([backups.plan_file_restore(folder, entry) for entry in index.files])
     return [RecoveredBackup(folder, "undone")]
 
 
@@ -147,7 +147,7 @@ def _make_folder(path: str, created_folders: list[str]) -> None:
         fsync_folder(os.path.dirname(folder))
 
 
-def _put_in_place(staged: dict[str, str], change: FileChange) -> None:
+def _move_staged_file_in_place(staged: dict[str, str], change: FileChange) -> None:
     if change.path in staged:
         os.rename(staged[change.path], change.path)
         del staged[change.path]
@@ -156,7 +156,7 @@ def _put_in_place(staged: dict[str, str], change: FileChange) -> None:
     fsync_folder(os.path.dirname(change.path))
 
 
-def _verify(changes: Sequence[FileChange]) -> None:
+def _verify_written_files(changes: Sequence[FileChange]) -> None:
     for change in changes:
         if read_file(change.path) != change.after:
             raise Conflict(
@@ -165,7 +165,7 @@ def _verify(changes: Sequence[FileChange]) -> None:
             )
 
 
-def _undo(
+def _undo_applied_changes(
     applied: Sequence[FileChange],
     staged: Sequence[str],
     created_folders: Sequence[str],

@@ -68,7 +68,7 @@ def digest(data: bytes | None) -> str | None:
     return hashlib.sha256(data).hexdigest() if data is not None else None
 
 
-def plan_change(path: str, after: bytes | None, mode: int = 0o600) -> FileChange:
+def plan_file_change(path: str, after: bytes | None, mode: int = 0o600) -> FileChange:
     """A change that keeps the mode and owner of the file; a new file gets `mode`."""
     before = read_file(path)
     if before is None:
@@ -96,7 +96,7 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
         if owner is not None and owner != (os.geteuid(), os.getegid()):
             os.fchown(descriptor, *owner)
         os.fchmod(descriptor, mode & PERMISSIONS)
-        for name, value in _preserved_attributes(like):
+        for name, value in _read_extended_attributes(like):
             os.setxattr(descriptor, name, value)
         os.fsync(descriptor)
     except BaseException:
@@ -106,7 +106,7 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
         os.close(descriptor)
 
 
-def remove_staged(folders: Sequence[str]) -> None:
+def remove_temporary_files(folders: Sequence[str]) -> None:
     """Remove the temporary files that an interrupted run left in these folders."""
     for folder in folders:
         with (
@@ -118,7 +118,7 @@ def remove_staged(folders: Sequence[str]) -> None:
                     os.unlink(entry.path)
 
 
-def _preserved_attributes(path: str) -> list[tuple[str, bytes]]:
+def _read_extended_attributes(path: str) -> list[tuple[str, bytes]]:
     """Names and values of the preserved extended attributes; empty without such a file or without support for
     attributes.
     """

@@ -35,7 +35,7 @@ class OtherHostRun(NamedTuple):
     """The digest of the files that kube-scheduler reads, as in the annotation of the manifest."""
 
 
-def render_script(run: OtherHostRun) -> str:
+def render_repeat_script(run: OtherHostRun) -> str:
     """The run as a shell script."""
     is_ours = f"{{ echo 'another version of nodewise: wanted {run.version}' >&2; exit 1; }}"
     pattern = shlex.quote(f" {run.version}$")
@@ -55,7 +55,7 @@ def render_script(run: OtherHostRun) -> str:
     return _SCRIPT_START + "\n".join(lines) + _SCRIPT_END
 
 
-def describe_run(run: OtherHostRun) -> dict[str, Any]:
+def encode_repeat_document(run: OtherHostRun) -> dict[str, Any]:
     """The run as a JSON document."""
     return {
         "version": run.version,

@@ -26,14 +26,14 @@ def resolve_path(path: str) -> str:
     return real_path
 
 
-def read_checked(path: str, problems: list[str], *, writes: bool = False) -> bytes | None:
+def read_file_or_append_problem(path: str, problems: list[str], *, writes: bool = False) -> bytes | None:
     """The content of a file; None, after appending to `problems`, if the file is unusable."""
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(21, os.strerror(21))
         content = read_file(path)
-        refusal = (_write_refusal(path) or _write_refusal(os.path.dirname(path))) if writes else ""
+        refusal = (_why_not_writable(path) or _why_not_writable(os.path.dirname(path))) if writes else ""
     except OSError as error:
         refusal = (error.strerror or str(error)).lower()
     except BadInput as error:
@@ -45,12 +45,12 @@ def read_checked(path: str, problems: list[str], *, writes: bool = False) -> byt
     return content
 
 
-def find_cluster_file(folder: str | Path) -> str | None:
+def find_cluster_certificate_file(folder: str | Path) -> str | None:
     """The name of a file that identifies a folder of cluster certificates; None if there is no such file."""
     return next((name for name in CLUSTER_FILES if os.path.lexists(os.path.join(folder, name))), None)
 
 
-def file_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator[str]:
+def configuration_path_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator[str]:
     """Problems of the path of the configuration. `others` are files that the run must not overwrite."""
     folder = os.path.dirname(path)
     why = ""
@@ -59,25 +59,25 @@ def file_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator
     elif not os.path.isdir(folder):
         why = "no such file or directory"
     elif writes:
-        why = _write_refusal(folder) or _trust_problem(folder)
+        why = _why_not_writable(folder) or _why_folder_not_trusted(folder)
     if why:
         yield f'user can\'t create the file at path "{path}", err: open {path}: {why}'
     elif path in {os.path.realpath(other) for other in others if other}:
         yield f"{path}: is needed as it is; expected another -d, or another name of the template"
-    elif content := _foreign_content(path):
+    elif content := _describe_foreign_content(path):
         yield f"{path}: holds {content}, which would be lost; expected another -d, or another name of the template"
 
 
-def folder_problems(path: str, *, writes: bool) -> Iterator[str]:
+def certificate_folder_problems(path: str, *, writes: bool) -> Iterator[str]:
     """Problems of the folder for certificates, which may be missing."""
     there = path
     while not os.path.lexists(there):
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         yield f"{path}: not a directory"
-    elif writes and (why := _write_refusal(there) or _trust_problem(path)):
+    elif writes and (why := _why_not_writable(there) or _why_folder_not_trusted(path)):
         yield f"{path}: {why}"
-    elif (name := find_cluster_file(path)) is not None:
+    elif (name := find_cluster_certificate_file(path)) is not None:
         yield f"{path}: the cluster's own certificates are there, such as {name}; expected a folder of its own"
 
 
@@ -86,7 +86,7 @@ def backup_folder_problems(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         why = "not a directory" if os.path.exists(path) else "no such file or directory"
         yield f'user can\'t create folders to "{path}", err: stat {path}: {why}'
-    elif why := _write_refusal(path) or _trust_problem(path):
+    elif why := _why_not_writable(path) or _why_folder_not_trusted(path):
         yield f'user can\'t create folders to "{path}", err: {why}'
 
 
@@ -99,7 +99,7 @@ def static_pod_folder_problems(folders: Iterable[str], pods: Sequence[str]) -> I
             yield f"{path}: a folder for static pods"
 
 
-def _write_refusal(path: str) -> str:
+def _why_not_writable(path: str) -> str:
     """The reason why the process cannot write to a path; empty if it can."""
     if os.access(path, os.W_OK):
         return ""
@@ -107,7 +107,7 @@ def _write_refusal(path: str) -> str:
     return "read-only file system" if is_closed else "permission denied"
 
 
-def _trust_problem(folder: str) -> str:
+def _why_folder_not_trusted(folder: str) -> str:
     """The reason why a folder is not trusted: other users can write to it. Empty if it is trusted."""
     try:
         trusted_files.check_folder(folder)
@@ -116,7 +116,7 @@ def _trust_problem(folder: str) -> str:
     return ""
 
 
-def _foreign_content(path: str) -> str:
+def _describe_foreign_content(path: str) -> str:
     """A phrase for the content of a file other than a scheduler configuration; empty if it may be overwritten."""
     try:
         data = read_file(path) or b""

@@ -34,12 +34,12 @@ _SECRET_KEYS: Final = {"ca.crt": "ca.crt", "client.crt": "tls.crt", "client.key"
 """Keys of the Secret that `nodewise certs` creates for kube-scheduler, by file name."""
 
 
-def render_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def render_platform_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     """The content of the files by name."""
     return dict(platform.render(platform, value))
 
 
-def _volumes(platform: Platform) -> list[dict[str, Any]]:
+def _scheduler_volumes(platform: Platform) -> list[dict[str, Any]]:
     return [
         {
             "name": static_pod.CONFIG_VOLUME,
@@ -61,7 +61,7 @@ def _volumes(platform: Platform) -> list[dict[str, Any]]:
 def _scheduler_component(platform: Platform, *, is_list: bool) -> dict[str, Any]:
     """The `scheduler` part of kubeadm's configuration. `extraArgs` was a map before it became a list."""
     args = [{"name": "config", "value": platform.config}] if is_list else {"config": platform.config}
-    return {"extraArgs": args, "extraVolumes": _volumes(platform)}
+    return {"extraArgs": args, "extraVolumes": _scheduler_volumes(platform)}
 
 
 def _cluster_configuration(platform: Platform, version: str) -> dict[str, Any]:
@@ -121,10 +121,10 @@ def _capi_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
         platform.config: yaml_editor.dump_yaml(dict(value)),
         f"{_PATCH_FOLDER}/{posixpath.basename(PATCH_FILE)}": _dns_policy_patch(),
     }
-    written = [_machine_file(path, {"content": text}) for path, text in texts.items()]
+    written = [_cluster_api_machine_file(path, {"content": text}) for path, text in texts.items()]
     for name, key in _SECRET_KEYS.items():
         source = {"contentFrom": {"secret": {"name": "nodewise-scheduler-client", "key": key}}}
-        written.append(_machine_file(f"{platform.folder}/certs/{name}", source))
+        written.append(_cluster_api_machine_file(f"{platform.folder}/certs/{name}", source))
     texts_by_name = {}
     for version, is_list in (("v1beta1", False), ("v1beta2", True)):
         spec = {
@@ -144,7 +144,7 @@ def _capi_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     return {**texts_by_name, "clusterresourceset.yaml": yaml_editor.dump_yaml(_RESOURCE_SET)}
 
 
-def _machine_file(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
+def _cluster_api_machine_file(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
     permissions = "0600" if path.endswith(".key") else "0644"
     return {"path": path, "owner": "root:root", "permissions": permissions, **source}
 

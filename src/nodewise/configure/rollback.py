@@ -15,7 +15,7 @@ from nodewise.configure.control_plane_host import (
     managed_files,
     read_required,
 )
-from nodewise.configure.host_files import FileChange, digest, plan_change, read_file
+from nodewise.configure.host_files import FileChange, digest, plan_file_change, read_file
 from nodewise.configure.static_pod import Manifest, PriorState
 from nodewise.errors import BadInput, Problem
 
@@ -24,11 +24,11 @@ def plan_uninstall(request: HostRequest) -> ChangePlan:
     """The changes that remove everything that earlier runs added."""
     manifest = static_pod.parse_manifest(read_required(request.manifest), request.manifest, request.container)
     value = static_pod.remove_configuration(manifest)
-    pod = plan_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value), 0o600)
+    pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value), 0o600)
     changes: list[FileChange] = []
     warnings: list[str] = []
     if manifest.own_config is not None:
-        changes, warnings = _own_file_changes(manifest)
+        changes, warnings = _changes_to_own_files(manifest)
         if manifest.user_config:
             warnings.append(f"the configuration {manifest.user_config} is not ours, and stays")
     summary = file_diff.pod_changes(manifest.document.value, value, manifest.container_index)
@@ -39,11 +39,11 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
     """The changes that restore a backup, the manifest last. `BadInput` for a backup of another host, cluster or
     version, unless the request says `replace`.
     """
-    changes = backups.restore_changes(folder, [config_path(request), request.manifest])
-    index = backups.read_index(folder)
-    problems = [] if index is None else list(_origin_problems(index, request))
+    changes = backups.plan_backup_restore(folder, [config_path(request), request.manifest])
+    index = backups.read_backup_index(folder)
+    problems = [] if index is None else list(_backup_origin_problems(index, request))
     manifests = _read_manifests(changes, request)
-    problems += _version_problems(*manifests) if manifests else []
+    problems += _image_version_problems(*manifests) if manifests else []
     if problems and request.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
@@ -56,7 +56,7 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
         remedy = "name the places of that run with -m, -d and --cert-dir"
         raise BadInput(f"the backup {folder} does not belong here", foreign_files, remedy=remedy)
     warnings = [str(problem) for problem in problems]
-    warnings += [] if index is None else _change_warnings(index)
+    warnings += [] if index is None else _modified_file_warnings(index)
     summary: list[str] = []
     if manifests and manifests[0].container_index == manifests[1].container_index:
         summary = file_diff.pod_changes(
@@ -66,7 +66,7 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
     return ChangePlan(changes, warnings=warnings, summary=summary)
 
 
-def _origin_problems(index: BackupIndex, request: HostRequest) -> Iterator[Problem]:
+def _backup_origin_problems(index: BackupIndex, request: HostRequest) -> Iterator[Problem]:
     if index.manifest and index.manifest != request.manifest:
         yield Problem(
             "--restore", f"a backup of another manifest, {index.manifest}", f"one of {request.manifest}"
@@ -93,7 +93,7 @@ def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tupl
     return None
 
 
-def _version_problems(now: Manifest, then: Manifest) -> Iterator[Problem]:
+def _image_version_problems(now: Manifest, then: Manifest) -> Iterator[Problem]:
     """Problems of images: after an upgrade, the old manifest would start the old kube-scheduler."""
     images = now.container.get("image"), then.container.get("image")
     if images[0] != images[1]:
@@ -102,7 +102,7 @@ def _version_problems(now: Manifest, then: Manifest) -> Iterator[Problem]:
         )
 
 
-def _change_warnings(index: BackupIndex) -> Iterator[str]:
+def _modified_file_warnings(index: BackupIndex) -> Iterator[str]:
     host = os.uname().nodename
     if index.host and index.host != host:
         yield f"this backup was made on the host {index.host}, and this is {host}"
@@ -111,7 +111,7 @@ def _change_warnings(index: BackupIndex) -> Iterator[str]:
             yield f"{file.path} was changed since that run, which is lost"
 
 
-def _own_file_changes(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
+def _changes_to_own_files(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
     """Changes that remove or restore the files of earlier runs, and warnings. Files that were modified since stay."""
     config = manifest.own_config or ""
     before = manifest.recorded_state or PriorState()
@@ -119,14 +119,14 @@ def _own_file_changes(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
     paths = [config, *certificates]
     if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
         return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
-    removed = [plan_change(path, None, 0) for path in certificates]
+    removed = [plan_file_change(path, None, 0) for path in certificates]
     if not before.config or manifest.host_path(before.config) != config:
-        return [*removed, plan_change(config, None, 0)], []
+        return [*removed, plan_file_change(config, None, 0)], []
     if not before.backup:
         raise BadInput(
             config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
         )
-    return [plan_change(config, backups.original_content(before.backup, config), 0), *removed], []
+    return [plan_file_change(config, backups.read_original_content(before.backup, config), 0), *removed], []
 
 
 def _own_certificates(manifest: Manifest) -> list[str]:

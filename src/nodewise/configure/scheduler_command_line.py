@@ -16,10 +16,10 @@ _OBSOLETE: Final = {
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "busybox"})
 
 
-def flags_field(container: Mapping[str, Any]) -> str:
+def find_flags_field(container: Mapping[str, Any]) -> str:
     """The field with the flags: `args` if set, because it comes last, else `command`. `BadInput` without either."""
-    _check_strings(container, "command")
-    _check_strings(container, "args")
+    _check_list_of_strings(container, "command")
+    _check_list_of_strings(container, "args")
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     if not words:
         raise BadInput(
@@ -43,14 +43,14 @@ def flag_value(container: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def with_config(container: Mapping[str, Any], config: str | None) -> dict[str, list[str]]:
+def set_config_flag(container: Mapping[str, Any], config: str | None) -> dict[str, list[str]]:
     """`command` and `args` with one `--config`, at the place of the first one, and without policy flags.
 
     None removes `--config`.
     """
-    place = flags_field(container)
+    place = find_flags_field(container)
     lists = {name: list(container[name]) for name in ("command", "args") if container.get(name) is not None}
-    edited = {name: _edit_words(words, config) for name, words in lists.items()}
+    edited = {name: _set_config_in_words(words, config) for name, words in lists.items()}
     placed = [name for name, words in edited.items() if f"--config={config}" in words]
     if config is not None and not placed:
         edited[place].append(f"--config={config}")
@@ -59,7 +59,7 @@ def with_config(container: Mapping[str, Any], config: str | None) -> dict[str, l
     return edited
 
 
-def _edit_words(words: Sequence[str], config: str | None) -> list[str]:
+def _set_config_in_words(words: Sequence[str], config: str | None) -> list[str]:
     edited: list[str] = []
     left = list(words)
     while left:
@@ -84,7 +84,7 @@ def _flag_argument(words: Sequence[str], at: int) -> str:
     return following
 
 
-def _check_strings(container: Mapping[str, Any], name: str) -> None:
+def _check_list_of_strings(container: Mapping[str, Any], name: str) -> None:
     if name not in container or (name == "args" and container[name] is None):
         return
     words = container[name]

@@ -61,7 +61,11 @@ class SchedulerOptions(NamedTuple):
 
 def build_configuration(roles: Sequence[AgentRole], options: SchedulerOptions) -> dict[str, Any]:
     """A KubeSchedulerConfiguration. `BadSettings` for options that do not work or that do not fail closed."""
-    problems = [*_url_problems(options), *_weight_problems(roles, options), *_role_problems(roles, options)]
+    problems = [
+        *_url_problems(options),
+        *_weight_problems(roles, options),
+        *_agent_role_problems(roles, options),
+    ]
     if problems:
         raise BadSettings("settings", problems)
     own = {"leaderElection": {"leaderElect": True, "resourceName": options.scheduler_name}}
@@ -97,7 +101,7 @@ def _build_bind_entries(roles: Sequence[AgentRole], options: SchedulerOptions) -
     a resource of the agent that binds. Empty if not needed.
     """
     binder = next((role for role in roles if role.binds), None)
-    if binder is None or _common_resources(roles):
+    if binder is None or _managed_resources_of_entry(roles):
         return []
     entry = {
         "urlPrefix": f"{options.url.rstrip('/')}/agents/{binder.agent}",
@@ -118,7 +122,7 @@ def _managed_resources(resources: Mapping[str, bool]) -> list[dict[str, Any]]:
 
 
 def _build_entry(path: str, roles: Sequence[AgentRole], options: SchedulerOptions) -> dict[str, Any]:
-    resources = _common_resources(roles)
+    resources = _managed_resources_of_entry(roles)
     filters, binds = _needs_filter(roles, options), bool(resources) and any(role.binds for role in roles)
     weight = options.weights.get(
         roles[0].agent if options.one_entry_per_agent else "", options.weights.get("", DEFAULT_WEIGHT)
@@ -152,17 +156,19 @@ def _tls_fields(options: SchedulerOptions) -> dict[str, Any]:
 def _needs_filter(roles: Iterable[AgentRole], options: SchedulerOptions) -> bool:
     """Whether an entry has the filter verb: if a resource marks its pods, or if the options ask for it."""
     roles = list(roles)
-    return any(role.filters for role in roles) and (options.filter_all_pods or bool(_common_resources(roles)))
+    return any(role.filters for role in roles) and (
+        options.filter_all_pods or bool(_managed_resources_of_entry(roles))
+    )
 
 
-def _common_resources(roles: Sequence[AgentRole]) -> dict[str, bool]:
+def _managed_resources_of_entry(roles: Sequence[AgentRole]) -> dict[str, bool]:
     """The resources that select the pods of an entry; empty if an agent handles all pods."""
     if not all(role.resources for role in roles):
         return {}
     return {name: is_mark for role in roles for name, is_mark in role.resources.items()}
 
 
-def _role_problems(roles: Sequence[AgentRole], options: SchedulerOptions) -> Iterable[Problem]:
+def _agent_role_problems(roles: Sequence[AgentRole], options: SchedulerOptions) -> Iterable[Problem]:
     """Problems of the agents. A missing response must not accept a pod, so an agent that filters marked pods needs its
     filter.
     """

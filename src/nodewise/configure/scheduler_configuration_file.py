@@ -88,7 +88,7 @@ def render_template(data: bytes, name: str, context: RenderContext) -> RenderedC
     return _rewrite_document(document, configuration, warnings)
 
 
-def merge_entries(
+def add_extender_entries(
     data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], context: RenderContext
 ) -> RenderedConfiguration:
     """An existing configuration with our entries added; an entry with the same URL is replaced."""
@@ -114,7 +114,7 @@ def render_builtin_configuration(value: Mapping[str, Any], context: RenderContex
     return RenderedConfiguration(yaml_editor.dump_yaml(configuration).encode(), configuration, [])
 
 
-def list_named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def list_files_in_configuration(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """The fields of a configuration that name files, with the paths."""
     kubeconfig = (value.get("clientConnection") or {}).get("kubeconfig")
     if kubeconfig:
@@ -126,7 +126,7 @@ def list_named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
                 yield f"extenders[{at}].tlsConfig.{field}", path
 
 
-def has_key_data(value: Mapping[str, Any]) -> bool:
+def has_inline_private_key(value: Mapping[str, Any]) -> bool:
     return any((entry.get("tlsConfig") or {}).get("keyData") for entry in value.get("extenders") or [])
 
 

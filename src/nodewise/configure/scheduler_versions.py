@@ -53,7 +53,7 @@ def parse_image_version(image: str) -> SchedulerVersion:
     if match is None:
         remedy = "say it with --kubernetes-version"
         raise BadInput(f"not found error: version not found from imageName: {image}", remedy=remedy)
-    return _supported(int(match[1]), int(match[2]), f"image {image}")
+    return _check_supported_version(int(match[1]), int(match[2]), f"image {image}")
 
 
 def parse_version(text: str) -> SchedulerVersion:
@@ -63,10 +63,10 @@ def parse_version(text: str) -> SchedulerVersion:
         raise BadSettings(
             "settings", [Problem("--kubernetes-version", repr(text), "such as 1.30 or v1.30.2")]
         )
-    return _supported(int(match[1]), int(match[2]), "--kubernetes-version")
+    return _check_supported_version(int(match[1]), int(match[2]), "--kubernetes-version")
 
 
-def _supported(major: int, minor: int, where: str) -> SchedulerVersion:
+def _check_supported_version(major: int, minor: int, where: str) -> SchedulerVersion:
     if major != 1:
         raise BadInput(f"not supported error: {where}: unsupported major version {major}; expected 1")
     if minor < OLDEST:

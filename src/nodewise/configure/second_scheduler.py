@@ -18,38 +18,38 @@ _NOBODY_UID: Final = 65534
 Rule = Mapping[str, Sequence[str]]
 
 
-def _rule(group: str, resource: str, verbs: str, *names: str) -> Rule:
+def _rbac_rule(group: str, resource: str, verbs: str, *names: str) -> Rule:
     named = {"resourceNames": list(names)} if names else {}
     return {"apiGroups": [group], "resources": [resource], **named, "verbs": verbs.split()}
 
 
 CLUSTER_RULES: Final = (
-    _rule("", "nodes", "get list watch patch"),
-    _rule("", "nodes/status", "patch"),
-    _rule("", "pods", "list watch"),
-    _rule("", "namespaces", "list watch"),
-    _rule("events.k8s.io", "events", "create patch"),
-    _rule("telemetry.intel.com", "taspolicies", "list watch"),
-    _rule("telemetry.intel.com", "taspolicies/status", "patch"),
-    _rule("metrics.k8s.io", "nodes", "list"),
-    _rule("custom.metrics.k8s.io", "*", "get"),
+    _rbac_rule("", "nodes", "get list watch patch"),
+    _rbac_rule("", "nodes/status", "patch"),
+    _rbac_rule("", "pods", "list watch"),
+    _rbac_rule("", "namespaces", "list watch"),
+    _rbac_rule("events.k8s.io", "events", "create patch"),
+    _rbac_rule("telemetry.intel.com", "taspolicies", "list watch"),
+    _rbac_rule("telemetry.intel.com", "taspolicies/status", "patch"),
+    _rbac_rule("metrics.k8s.io", "nodes", "list"),
+    _rbac_rule("custom.metrics.k8s.io", "*", "get"),
 )
 RULES: Final = (
-    _rule("coordination.k8s.io", "leases", "create"),
-    _rule("coordination.k8s.io", "leases", "get update", "nodewise-extender"),
+    _rbac_rule("coordination.k8s.io", "leases", "create"),
+    _rbac_rule("coordination.k8s.io", "leases", "get update", "nodewise-extender"),
 )
 GPU_CLUSTER_RULES: Final = (
-    _rule("", "pods", "get list watch patch"),
-    _rule("", "pods/binding", "create"),
+    _rbac_rule("", "pods", "get list watch patch"),
+    _rbac_rule("", "pods/binding", "create"),
 )
 GPU_RULES: Final = (
-    _rule("coordination.k8s.io", "leases", "get list watch create update delete"),
-    _rule("", "configmaps", "list watch update", "nodewise-gpu-typical-pods"),
-    _rule("", "configmaps", "create"),
+    _rbac_rule("coordination.k8s.io", "leases", "get list watch create update delete"),
+    _rbac_rule("", "configmaps", "list watch update", "nodewise-gpu-typical-pods"),
+    _rbac_rule("", "configmaps", "create"),
 )
 MEMORY_RULES: Final = (
-    _rule("", "configmaps", "create"),
-    _rule("", "configmaps", "get update", "nodewise-memory"),
+    _rbac_rule("", "configmaps", "create"),
+    _rbac_rule("", "configmaps", "get update", "nodewise-memory"),
 )
 
 
@@ -64,11 +64,11 @@ class SecondSchedulerOptions(NamedTuple):
     configuration: Mapping[str, Any]
 
 
-def build_objects(options: SecondSchedulerOptions) -> list[dict[str, Any]]:
+def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict[str, Any]]:
     """All objects, in the order in which they are applied."""
     binds = any(role.binds for role in options.agents)
     cluster_rules = [*CLUSTER_RULES, *(GPU_CLUSTER_RULES if binds else ())]
-    own = _rule("coordination.k8s.io", "leases", "get update", options.name)
+    own = _rbac_rule("coordination.k8s.io", "leases", "get update", options.name)
     rules = [*RULES, own, *(GPU_RULES if binds else ())]
     rules += MEMORY_RULES if any(role.keeps_memory for role in options.agents) else ()
     return [

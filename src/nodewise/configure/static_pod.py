@@ -135,8 +135,8 @@ def parse_manifest(data: bytes, name: str, container: str = "") -> Manifest:
     _check_metadata(root, name)
     manifest = Manifest(document, _find_container(spec.get("containers"), container))
     for where, field in ((manifest.container, "volumeMounts"), (spec, "volumes")):
-        _check_entries(where, field)
-    scheduler_command_line.flags_field(manifest.container)
+        _check_list_of_mappings(where, field)
+    scheduler_command_line.find_flags_field(manifest.container)
     return manifest
 
 
@@ -151,7 +151,7 @@ def add_configuration(manifest: Manifest, desired_state: DesiredState) -> dict[s
     """The pod with our configuration. `BadInput` if the mount of someone else is in its place."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     container = root["spec"]["containers"][manifest.container_index]
-    container.update(scheduler_command_line.with_config(container, desired_state.config))
+    container.update(scheduler_command_line.set_config_flag(container, desired_state.config))
     mounts = {CONFIG_VOLUME: {"mountPath": desired_state.config, "name": CONFIG_VOLUME, "readOnly": True}}
     volumes = {
         CONFIG_VOLUME: {"hostPath": {"path": desired_state.config, "type": "File"}, "name": CONFIG_VOLUME}
@@ -162,9 +162,9 @@ def add_configuration(manifest: Manifest, desired_state: DesiredState) -> dict[s
             "hostPath": {"path": desired_state.certs, "type": "Directory"},
             "name": CERTS_VOLUME,
         }
-    container["volumeMounts"] = _with_own_entries(container.get("volumeMounts", []), mounts)
-    root["spec"]["volumes"] = _with_own_entries(root["spec"].get("volumes", []), volumes)
-    _check_collisions(container["volumeMounts"])
+    container["volumeMounts"] = _replace_or_append_own_entries(container.get("volumeMounts", []), mounts)
+    root["spec"]["volumes"] = _replace_or_append_own_entries(root["spec"].get("volumes", []), volumes)
+    _check_mount_collisions(container["volumeMounts"])
     _check_other_containers(root["spec"], manifest.container_index)
     root["spec"]["dnsPolicy"] = DNS_POLICY
     before = {
@@ -189,13 +189,13 @@ def remove_configuration(manifest: Manifest) -> dict[str, Any]:
         return root
     spec, container = root["spec"], root["spec"]["containers"][manifest.container_index]
     before = manifest.recorded_state or PriorState()
-    container.update(scheduler_command_line.with_config(container, manifest.user_config or before.config))
+    container.update(scheduler_command_line.set_config_flag(container, manifest.user_config or before.config))
     for where, field in ((container, "volumeMounts"), (spec, "volumes")):
-        _set_or_remove(
+        _set_or_remove_field(
             where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OWN_VOLUMES]
         )
     if spec.get("dnsPolicy") == DNS_POLICY:
-        _set_or_remove(spec, "dnsPolicy", before.dns_policy)
+        _set_or_remove_field(spec, "dnsPolicy", before.dns_policy)
     _remove_annotations(root.get("metadata") or {})
     return root
 
@@ -208,10 +208,10 @@ def _remove_annotations(metadata: dict[str, Any]) -> None:
             for key, value in annotations.items()
             if key not in (PRIOR_STATE_ANNOTATION, HASH_ANNOTATION)
         }
-        _set_or_remove(metadata, "annotations", others)
+        _set_or_remove_field(metadata, "annotations", others)
 
 
-def prior_state(manifest: Manifest) -> PriorState:
+def state_before_first_run(manifest: Manifest) -> PriorState:
     """The state before the first run. For a pod that the older configurator edited, only part of it is known."""
     prior = manifest.recorded_state
     if prior is not None:
@@ -221,14 +221,14 @@ def prior_state(manifest: Manifest) -> PriorState:
     return PriorState(None if taken_over else policy, manifest.user_config)
 
 
-def _set_or_remove(where: dict[str, Any], field: str, value: Any) -> None:
+def _set_or_remove_field(where: dict[str, Any], field: str, value: Any) -> None:
     if value:
         where[field] = value
     else:
         where.pop(field, None)
 
 
-def _with_own_entries(entries: Sequence[Any], own: Mapping[str, Any]) -> list[Any]:
+def _replace_or_append_own_entries(entries: Sequence[Any], own: Mapping[str, Any]) -> list[Any]:
     """The entries with our own added: in place of those of an earlier run, or at the end."""
     kept: list[Any] = []
     left = dict(own)
@@ -241,7 +241,7 @@ def _with_own_entries(entries: Sequence[Any], own: Mapping[str, Any]) -> list[An
     return [*kept, *left.values()]
 
 
-def _check_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
+def _check_mount_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
     own = {mount["mountPath"]: mount["name"] for mount in mounts if mount["name"] in OWN_VOLUMES}
     for mount in mounts:
         path = posixpath.normpath(str(mount.get("mountPath")))
@@ -269,7 +269,7 @@ def _check_metadata(root: Mapping[str, Any], name: str) -> None:
         raise BadInput(name, [Problem("metadata.annotations", "no map", "a map")])
 
 
-def _check_entries(where: Mapping[str, Any], field: str) -> None:
+def _check_list_of_mappings(where: Mapping[str, Any], field: str) -> None:
     if field not in where:
         return
     kind = "volumeMount" if field == "volumeMounts" else "volume"

@@ -56,7 +56,7 @@ def parse_document(data: bytes, name: str) -> Document:
         raise _parse_error(name, error.problems[0].found, "") from error
     if len(values) != 1:
         raise _parse_error(name, f"{len(values)} documents", "one")
-    return Document(name, data.decode(), nodes[0], _copy_unshared(values[0]))
+    return Document(name, data.decode(), nodes[0], _copy_without_aliases(values[0]))
 
 
 def rewrite_document(document: Document, expected: Any) -> bytes:
@@ -65,15 +65,17 @@ def rewrite_document(document: Document, expected: Any) -> bytes:
     text, at, pieces = document.text, 0, []
     for edit in edits:
         if edit.start < at:
-            _refuse_edit(document)
+            _raise_unsafe_edit(document)
         pieces += [text[at : edit.start], edit.text]
         at = edit.end
     text_after = "".join([*pieces, text[at:]]).encode()
     try:
-        same = comparison_key(parse_document(text_after, document.name).value) == comparison_key(expected)
+        same = exact_comparison_text(
+            parse_document(text_after, document.name).value
+        ) == exact_comparison_text(expected)
     except BadInput:
         same = False
-    return text_after if same else _refuse_edit(document)
+    return text_after if same else _raise_unsafe_edit(document)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -95,17 +97,21 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-def comparison_key(value: Any) -> str:
+def exact_comparison_text(value: Any) -> str:
     """A text that is equal for equal values only: 1 differs from true, and the order of keys does not count."""
     if isinstance(value, dict):
-        return "{" + ",".join(sorted(f"{key!r}:{comparison_key(item)}" for key, item in value.items())) + "}"
+        return (
+            "{"
+            + ",".join(sorted(f"{key!r}:{exact_comparison_text(item)}" for key, item in value.items()))
+            + "}"
+        )
     if isinstance(value, list):
-        return "[" + ",".join(map(comparison_key, value)) + "]"
+        return "[" + ",".join(map(exact_comparison_text, value)) + "]"
     return repr(value)
 
 
 def _node_edits(document: Document, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit]:
-    if comparison_key(old) == comparison_key(new):
+    if exact_comparison_text(old) == exact_comparison_text(new):
         return
     if isinstance(node, yaml.MappingNode) and isinstance(old, dict) and isinstance(new, dict) and new:
         yield from _mapping_edits(document, node, old, new)
@@ -133,7 +139,7 @@ def _mapping_edits(
         yield from (_line_deletion(document, *spans[at]) for at in deleted)
         column = node.value[0][0].start_mark.column
         for name, item in sorted(added.items()):
-            yield _insertion(
+            yield _line_insertion(
                 document, spans, _key_position(list(entries), name), _entry_lines(name, item, column)
             )
 
@@ -145,9 +151,9 @@ def _value_edits(
     new: Mapping[Any, Any],
 ) -> Iterator[Edit]:
     for name, item in new.items():
-        if name in old and comparison_key(old[name]) != comparison_key(item):
+        if name in old and exact_comparison_text(old[name]) != exact_comparison_text(item):
             if name not in entries:
-                _refuse_edit(document)
+                _raise_unsafe_edit(document)
             yield from _node_edits(document, entries[name][1], old[name], item)
 
 
@@ -165,9 +171,12 @@ def _key_position(names: Sequence[str], name: str) -> int:
 def _sequence_edits(
     document: Document, node: yaml.SequenceNode, old: list[Any], new: list[Any]
 ) -> Iterator[Edit]:
-    spans = _item_spans(document, node)
+    spans = _sequence_item_spans(document, node)
     matcher = difflib.SequenceMatcher(
-        None, [comparison_key(item) for item in old], [comparison_key(item) for item in new], False
+        None,
+        [exact_comparison_text(item) for item in old],
+        [exact_comparison_text(item) for item in new],
+        False,
     )
     for what, start, end, first, last in matcher.get_opcodes():
         kept = min(end - start, last - first) if what == "replace" else 0
@@ -193,7 +202,7 @@ def _block_item_insertion(
 ) -> Iterator[Edit]:
     lines = [line for item in added for line in _item_lines(item, node.start_mark.column)]
     if lines:
-        yield _insertion(document, spans, at, lines)
+        yield _line_insertion(document, spans, at, lines)
 
 
 def _flow_item_insertion(
@@ -210,7 +219,7 @@ def _flow_item_insertion(
         yield Edit(spans[0][0], spans[0][0], f"{text}, ")
 
 
-def _item_spans(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]:
+def _sequence_item_spans(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]:
     """The start and end of each item; in block style an item starts at its dash."""
     ends = [_node_end(document.text, item) for item in node.value]
     if node.flow_style:
@@ -223,10 +232,10 @@ def _item_spans(document: Document, node: yaml.SequenceNode) -> list[tuple[int, 
             continue
         dashes = list(dash.finditer(document.text, ends[at - 1], item.start_mark.index + 1))
         if not dashes:
-            _refuse_edit(document)
+            _raise_unsafe_edit(document)
         starts.append(dashes[-1].end() - 1)
     if document.text[node.start_mark.index : node.start_mark.index + 1] != "-":
-        _refuse_edit(document)
+        _raise_unsafe_edit(document)
     return list(zip(starts, ends, strict=True))
 
 
@@ -234,11 +243,13 @@ def _line_deletion(document: Document, start: int, end: int) -> Edit:
     """Delete whole lines, including a comment at the end of the last one."""
     first = _line_start(document, start)
     if first is None:
-        _refuse_edit(document)
+        _raise_unsafe_edit(document)
     return Edit(first, _line_end(document.text, end), "")
 
 
-def _insertion(document: Document, spans: Sequence[tuple[int, int]], at: int, lines: Sequence[str]) -> Edit:
+def _line_insertion(
+    document: Document, spans: Sequence[tuple[int, int]], at: int, lines: Sequence[str]
+) -> Edit:
     """Insert lines before the entry with this index, or after the last entry."""
     text = "".join(line + document.line_end for line in lines)
     before = _line_start(document, spans[0][0]) if at == 0 else None
@@ -312,14 +323,14 @@ def _format_flow(value: Any, *, plain: bool = False) -> str:
     return json.dumps(value, default=str)
 
 
-def _copy_unshared(value: Any) -> Any:
+def _copy_without_aliases(value: Any) -> Any:
     """A deep copy without shared parts, so that a change does not affect aliases."""
     if isinstance(value, dict):
-        return {key: _copy_unshared(item) for key, item in value.items()}
-    return [_copy_unshared(item) for item in value] if isinstance(value, list) else value
+        return {key: _copy_without_aliases(item) for key, item in value.items()}
+    return [_copy_without_aliases(item) for item in value] if isinstance(value, list) else value
 
 
-def _refuse_edit(document: Document) -> NoReturn:
+def _raise_unsafe_edit(document: Document) -> NoReturn:
     raise BadInput(
         f"{document.name} cannot be changed without changing what it says elsewhere",
         remedy="write it without anchors, merge keys and several entries on a line",

@@ -65,7 +65,7 @@ def encode(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def decode(line: bytes) -> Mapping[str, Any]:
+def decode_line(line: bytes) -> Mapping[str, Any]:
     """The fields of a line. BadInput if it is no JSON object."""
     try:
         value = json.loads(line)
@@ -146,32 +146,32 @@ def parse_reconfigure_request(fields: Mapping[str, Any]) -> ReconfigureRequest:
 
 def parse_reconfigure_response(fields: Mapping[str, Any]) -> tuple[Move, ...]:
     """The moves in a response, or the error that it carries. Of each task it has only the process id."""
-    raise_error(fields)
+    raise_response_error(fields)
     try:
         return tuple(
             Move(Task(int(pid)), *(frozenset(cpulist.parse_list(str(cpus))) for cpus in (before, after)))
             for pid, before, after in fields["moves"]
         )
     except (BadInput, KeyError, TypeError, ValueError) as error:
-        raise _unreadable(fields) from error
+        raise _unreadable_response_error(fields) from error
 
 
 def parse_allocate_response(fields: Mapping[str, Any]) -> AllocateResponse:
     """The allocation in a response, or the error that it carries."""
-    raise_error(fields)
+    raise_response_error(fields)
     try:
         cpus = tuple(int(cpu) for cpu in fields["cpus"])
         environment = {str(name): str(text) for name, text in fields["environment"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _unreadable(fields) from error
+        raise _unreadable_response_error(fields) from error
     return AllocateResponse(cpus, environment, pool_allocations.parse_task(fields.get("task"), "task"))
 
 
-def _unreadable(fields: Mapping[str, Any]) -> BadInput:
+def _unreadable_response_error(fields: Mapping[str, Any]) -> BadInput:
     return BadInput("cannot read the node agent's answer", [Problem("", shown(fields), "")])
 
 
-def raise_error(fields: Mapping[str, Any]) -> None:
+def raise_response_error(fields: Mapping[str, Any]) -> None:
     """Raise the error of a response, if it carries one."""
     error = fields.get("error")
     if error is None:

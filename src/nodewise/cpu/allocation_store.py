@@ -159,7 +159,7 @@ def update(
             wait(attempt)
         stored = store.read()
         if stored.intent and not during_reconfiguration:
-            raise under_reconfiguration(store.place, stored.intent)
+            raise under_reconfiguration_error(store.place, stored.intent)
         allocations, result = decide(stored)
         if allocations == stored.allocations:
             return result
@@ -178,7 +178,7 @@ def overtaken(place: str) -> Unavailable:
     )
 
 
-def under_reconfiguration(place: str, intent: Intent) -> Unavailable:
+def under_reconfiguration_error(place: str, intent: Intent) -> Unavailable:
     """The error of an allocation while a node is being reconfigured."""
     seen = f"is being reconfigured by process {intent.by.pid} since {intent.since}"
     return Unavailable("cannot change who holds what", [Problem(place, seen, "")], retry_after_s=2.0)

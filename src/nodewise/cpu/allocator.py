@@ -91,7 +91,7 @@ def allocate(
     if pool is None:
         wanted = "one of " + ", ".join(sorted(allocations.pools))
         raise BadInput(WHAT, [Problem("--pool", shown(request.pool), wanted)])
-    sockets = _sockets(pool, request)
+    sockets = _candidate_sockets(pool, request)
     if pool.is_exclusive:
         cpu_lists = _free_lists(allocations, pool, sockets, request)
     else:
@@ -128,7 +128,7 @@ def task_environment(
     return environment
 
 
-def _sockets(pool: Pool, request: AllocationRequest) -> Sequence[int]:
+def _candidate_sockets(pool: Pool, request: AllocationRequest) -> Sequence[int]:
     if request.socket is None or pool.name == INFRA:
         return sorted(pool.sockets)
     if request.socket not in pool.sockets:
@@ -147,17 +147,19 @@ def _free_lists(
     free = {
         socket: [
             cpu_list
-            for cpu_list in _usable(pool.sockets[socket], request)
+            for cpu_list in _lists_meeting_request(pool.sockets[socket], request)
             if _is_free(cpu_list, busy, request.numa_cpus)
         ]
         for socket in sockets
     }
     all_free = [cpu_list for socket in sockets for cpu_list in free[socket]]
     for candidates in (*free.values(), all_free):
-        chosen = _disjoint(sorted(candidates, key=lambda cpu_list: _preference(cpu_list, request)))
+        chosen = _without_overlaps(
+            sorted(candidates, key=lambda cpu_list: _preference_key(cpu_list, request))
+        )
         if len(chosen) >= request.lists:
             return chosen[: request.lists]
-    raise _too_few(pool, sockets, request, len(chosen), request.lists)
+    raise _too_few_lists_error(pool, sockets, request, len(chosen), request.lists)
 
 
 def _busy_cpus(allocations: Allocations) -> set[int]:
@@ -172,12 +174,12 @@ def _is_free(cpu_list: CpuListAllocation, busy: set[int], numa_cpus: Collection[
     return in_node and not cpu_list.tasks and busy.isdisjoint(cpu_list.cpus)
 
 
-def _preference(cpu_list: CpuListAllocation, request: AllocationRequest) -> tuple[bool, tuple[int, ...]]:
+def _preference_key(cpu_list: CpuListAllocation, request: AllocationRequest) -> tuple[bool, tuple[int, ...]]:
     """The sort key: lists with preferred CPUs first, then by first CPU."""
     return set(request.prefer).isdisjoint(cpu_list.cpus), cpu_list.cpus
 
 
-def _disjoint(cpu_lists: Iterable[CpuListAllocation]) -> Sequence[CpuListAllocation]:
+def _without_overlaps(cpu_lists: Iterable[CpuListAllocation]) -> Sequence[CpuListAllocation]:
     """The lists that overlap none before them."""
     disjoint: list[CpuListAllocation] = []
     used: set[int] = set()
@@ -196,23 +198,23 @@ def _least_used_list(
     cpu_lists = [
         cpu_list
         for socket in sockets
-        for cpu_list in _usable(pool.sockets[socket], request)
+        for cpu_list in _lists_meeting_request(pool.sockets[socket], request)
         if numa_cpus is None or not set(numa_cpus).isdisjoint(cpu_list.cpus)
     ]
     if not cpu_lists:
-        raise _too_few(pool, sockets, request, 0, 1)
+        raise _too_few_lists_error(pool, sockets, request, 0, 1)
     fewest = min(len(cpu_list.tasks) for cpu_list in cpu_lists)
     least_used = [cpu_list for cpu_list in cpu_lists if len(cpu_list.tasks) == fewest]
     return least_used[int(draw * len(least_used))]
 
 
-def _usable(
+def _lists_meeting_request(
     cpu_lists: Iterable[CpuListAllocation], request: AllocationRequest
 ) -> Iterable[CpuListAllocation]:
     return (cpu_list for cpu_list in cpu_lists if set(request.avoid).isdisjoint(cpu_list.cpus))
 
 
-def _too_few(
+def _too_few_lists_error(
     pool: Pool, sockets: Sequence[int], request: AllocationRequest, available: int, wanted: int
 ) -> Unavailable:
     """The error if too few lists are available, with the reasons."""

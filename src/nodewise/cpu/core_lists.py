@@ -35,7 +35,7 @@ def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
     cores: set[Core] = set()
     for piece in text.split(","):
         try:
-            cores.update(_cores(piece.strip(), topology, missing))
+            cores.update(_parse_cores_part(piece.strip(), topology, missing))
         except ValueError as error:
             problems.append(Problem(FIELD, shown(piece), str(error)))
     if missing:
@@ -46,18 +46,18 @@ def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
     return tuple(sorted(cores))
 
 
-def _cores(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence[Core]:
+def _parse_cores_part(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence[Core]:
     """The cores of one part. Missing cores are added to `missing`. ValueError has the expected form."""
     match = _PIECE.fullmatch(piece)
     if not match:
         raise ValueError(_WANTED)
     if match["first"] is None:
-        named = [core for core in topology.cores if _is_named(core, match)]
+        named = [core for core in topology.cores if _matches_core(core, match)]
         missing.update({} if named else {piece: None})
         return named
     cores: list[Core] = []
-    for number in _numbers(match):
-        core = _numbered(number, topology)
+    for number in _parse_number_range(match):
+        core = _find_core(number, topology)
         if core is None:
             missing[str(number)] = None
         else:
@@ -65,7 +65,7 @@ def _cores(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence
     return cores
 
 
-def _numbers(match: re.Match[str]) -> range:
+def _parse_number_range(match: re.Match[str]) -> range:
     """The numbers of a part that is a number or a range. ValueError has the expected form."""
     first = int(match["first"])
     last = int(match["last"] or first)
@@ -76,13 +76,13 @@ def _numbers(match: re.Match[str]) -> range:
     return range(first, last + 1)
 
 
-def _is_named(core: Core, match: re.Match[str]) -> bool:
+def _matches_core(core: Core, match: re.Match[str]) -> bool:
     if match["cpu"] is not None:
         return int(match["cpu"]) in core.cpus
     return (core.socket, core.core_id) == (int(match["socket"]), int(match["core_id"]))
 
 
-def _numbered(number: int, topology: Topology) -> Core | None:
+def _find_core(number: int, topology: Topology) -> Core | None:
     """None if no core has that number or id; ValueError if several have that id."""
     if number < len(topology.cores):
         return topology.cores[number]

@@ -36,7 +36,7 @@ def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> t
     listed = text.strip(WHITE_SPACE)
     for piece in listed.split(",") if listed else ():
         try:
-            cpus.update(dict.fromkeys(_region(piece.strip(WHITE_SPACE), last)))
+            cpus.update(dict.fromkeys(_parse_region(piece.strip(WHITE_SPACE), last)))
         except ValueError as error:
             problems.append(Problem(field, shown(piece), str(error)))
     if problems:
@@ -44,26 +44,26 @@ def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> t
     return tuple(cpus)
 
 
-def _region(piece: str, last: int | None) -> Iterable[int]:
+def _parse_region(piece: str, last: int | None) -> Iterable[int]:
     """The CPUs of one number or range; ValueError has the expected form."""
     if piece == "all" and last is not None:
         return range(last + 1)
     match = _REGION.fullmatch(piece)
     if not match:
         raise ValueError(_GRAMMAR)
-    begin = _number(match["first"], last)
-    end = begin if match["last"] is None else _number(match["last"], last)
+    begin = _parse_cpu_number(match["first"], last)
+    end = begin if match["last"] is None else _parse_cpu_number(match["last"], last)
     if begin > end:
         raise ValueError("a range whose first number is not above its last")
     if match["group"] is None:
         return range(begin, end + 1)
-    used, group = _number(match["used"], None), _number(match["group"], None)
+    used, group = _parse_cpu_number(match["used"], None), _parse_cpu_number(match["group"], None)
     if not 0 < used <= group:
         raise ValueError("a stride used/group with 0 < used <= group")
     return (cpu for cpu in range(begin, end + 1) if (cpu - begin) % group < used)
 
 
-def _number(digits: str, last: int | None) -> int:
+def _parse_cpu_number(digits: str, last: int | None) -> int:
     if digits == "N":
         if last is None:
             raise ValueError(_GRAMMAR)
@@ -105,17 +105,17 @@ def parse_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
 
 def format_mask(cpus: Iterable[int]) -> str:
     """The form of `CMK_CPUS_ASSIGNED_MASK`: upper-case hexadecimal digits without groups, `0` without CPUs."""
-    return f"{_bits(cpus):X}"
+    return f"{_cpu_bitmask(cpus):X}"
 
 
 def format_kernel_mask(cpus: Iterable[int]) -> str:
     """The kernel's form: groups of 32 bits, the first one without leading zeros: `1,00000001`."""
-    bits = _bits(cpus)
+    bits = _cpu_bitmask(cpus)
     words = [bits >> at & 0xFFFF_FFFF for at in range(0, max(bits.bit_length(), 1), _WORD_BITS)]
     return ",".join([f"{words[-1]:x}", *(f"{word:08x}" for word in reversed(words[:-1]))])
 
 
-def _bits(cpus: Iterable[int]) -> int:
+def _cpu_bitmask(cpus: Iterable[int]) -> int:
     bits = 0
     for cpu in cpus:
         bits |= 1 << cpu

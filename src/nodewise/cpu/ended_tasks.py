@@ -153,7 +153,9 @@ def as_report(reclaimed: Iterable[ReclaimedCpuList]) -> dict[str, Any]:
     }
 
 
-def mismatches(allocations: Allocations, allowed: Mapping[int, Iterable[int]]) -> Sequence[dict[str, Any]]:
+def tasks_on_wrong_cpus(
+    allocations: Allocations, allowed: Mapping[int, Iterable[int]]
+) -> Sequence[dict[str, Any]]:
     """Tasks that may run on other CPUs than allocated, by process id. `allowed` are the CPUs that processes may use.
 
     A task on several lists may use the CPUs of all of them. A mismatch is no error if the task set no affinity.

@@ -140,7 +140,9 @@ def parse(config: object, identities: object = None, pools: Mapping[str, bool] =
     if reader.problems:
         raise BadInput("cannot read the state of the node's pools", reader.problems)
     return Allocations(parsed).mapped(
-        lambda pool, cpu_list: _identified(cpu_list.tasks, known_tasks.get((pool.name, cpu_list.text), ()))
+        lambda pool, cpu_list: _with_known_identities(
+            cpu_list.tasks, known_tasks.get((pool.name, cpu_list.text), ())
+        )
     )
 
 
@@ -153,7 +155,7 @@ def parse_task(fields: object, at: str) -> Task:
     return task
 
 
-def _identified(tasks: Iterable[Task], known_tasks: Iterable[Task]) -> Iterator[Task]:
+def _with_known_identities(tasks: Iterable[Task], known_tasks: Iterable[Task]) -> Iterator[Task]:
     """The tasks, each replaced by the known task with its process id, if there is one."""
     left = list(known_tasks)
     for task in tasks:

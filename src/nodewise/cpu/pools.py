@@ -75,9 +75,9 @@ def plan(
     """
     _check_counts(options)
     warnings = [*topology.unread]
-    isolated = _isolated(topology, options, warnings)
+    isolated = _isolated_cores(topology, options, warnings)
     quick = frozenset(core for core in topology.cores if set(core.cpus) <= set(fast))
-    candidates = _candidates(topology, options, isolated, quick & isolated, preferences, warnings)
+    candidates = _candidate_cores(topology, options, isolated, quick & isolated, preferences, warnings)
     taken: dict[Core, str] = {}
 
     def take(pool: str, among: Iterable[Core], count: int | None) -> None:
@@ -88,7 +88,11 @@ def plan(
     take(EXCLUSIVE, candidates.exclusive, options.exclusive)
     take(SHARED, candidates.shared, options.shared)
     if options.non_isolcpus != core_lists.OFF:
-        taken.update(dict.fromkeys(_listed(topology, options.non_isolcpus, taken, isolated), NON_ISOLCPUS))
+        taken.update(
+            dict.fromkeys(
+                _exclusive_non_isolated_cores(topology, options.non_isolcpus, taken, isolated), NON_ISOLCPUS
+            )
+        )
     take(INFRA, candidates.infra, None)
     pools = [pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != core_lists.OFF]
     return PoolPlan({pool: _lists(topology, pool, taken) for pool in pools}, tuple(warnings))
@@ -105,7 +109,7 @@ def _check_counts(options: PoolOptions) -> None:
         raise BadInput("cannot divide the cores into pools", problems)
 
 
-def _isolated(topology: Topology, options: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
+def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
     """The cores all of whose CPUs are isolated; BadInput if there are some, but fewer than requested."""
     isolated = frozenset(core for core in topology.cores if set(core.cpus) <= topology.isolated)
     for core in topology.cores:
@@ -123,7 +127,7 @@ def _isolated(topology: Topology, options: PoolOptions, warnings: list[Problem])
     return isolated
 
 
-def _candidates(
+def _candidate_cores(
     topology: Topology,
     options: PoolOptions,
     isolated: frozenset[Core],
@@ -133,36 +137,38 @@ def _candidates(
 ) -> _Candidates:
     """The candidates by SST-CP, by SST-BF, by the kernel's isolation, or all cores: the first that applies."""
     if preferences is not None and isolated:
-        return _by_class(_packed(topology.cores), options, isolated, preferences)
-    exclusive = _order(options.exclusive_mode, "exclusive mode", warnings)
-    shared = _order(options.shared_mode, "shared mode", warnings)
+        return _candidates_by_power_class(_order_packed(topology.cores), options, isolated, preferences)
+    exclusive = _order_function(options.exclusive_mode, "exclusive mode", warnings)
+    shared = _order_function(options.shared_mode, "shared mode", warnings)
     if not isolated:
-        return _Candidates(exclusive(topology.cores), shared(topology.cores), _packed(topology.cores))
+        return _Candidates(exclusive(topology.cores), shared(topology.cores), _order_packed(topology.cores))
     others = [core for core in topology.cores if core not in isolated]
-    return _Candidates(exclusive(quick or isolated), shared(isolated), _packed(others))
+    return _Candidates(exclusive(quick or isolated), shared(isolated), _order_packed(others))
 
 
-def _packed(cores: Iterable[Core]) -> Sequence[Core]:
+def _order_packed(cores: Iterable[Core]) -> Sequence[Core]:
     """All cores of a socket before the next socket's."""
     return sorted(cores, key=lambda core: (core.socket, core.core))
 
 
-def _spread(cores: Iterable[Core]) -> Sequence[Core]:
+def _order_spread(cores: Iterable[Core]) -> Sequence[Core]:
     """One core of each socket in turn, until the socket has no more."""
     sockets: dict[int, list[Core]] = {}
-    for core in _packed(cores):
+    for core in _order_packed(cores):
         sockets.setdefault(core.socket, []).append(core)
     return [core for core in chain.from_iterable(zip_longest(*sockets.values())) if core is not None]
 
 
-def _order(mode: str, field: str, warnings: list[Problem]) -> Callable[[Iterable[Core]], Sequence[Core]]:
-    orders = {"packed": _packed, "spread": _spread}
+def _order_function(
+    mode: str, field: str, warnings: list[Problem]
+) -> Callable[[Iterable[Core]], Sequence[Core]]:
+    orders = {"packed": _order_packed, "spread": _order_spread}
     if mode not in orders:
         warnings.append(Problem(field, shown(mode), "packed or spread: packed is taken"))
-    return orders.get(mode, _packed)
+    return orders.get(mode, _order_packed)
 
 
-def _by_class(
+def _candidates_by_power_class(
     cores: Sequence[Core], options: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
 ) -> _Candidates:
     """The candidates by SST-CP: the first class is exclusive, the second shared; of two classes the first is both."""
@@ -205,7 +211,7 @@ def _check(pool: str, free: int, count: int | None) -> None:
     raise BadInput("cannot divide the cores into pools", [Problem(f"pool {pool}", seen, wanted)])
 
 
-def _listed(
+def _exclusive_non_isolated_cores(
     topology: Topology, text: str, taken: Mapping[Core, str], isolated: frozenset[Core]
 ) -> Sequence[Core]:
     cores = core_lists.parse_cores(text, topology)

@@ -77,12 +77,12 @@ def parse_stat(text: str, field: str = "stat") -> ProcessStat:
     )
 
 
-def read_self(proc: Path) -> ProcessStat:
+def read_own_process(proc: Path) -> ProcessStat:
     """The calling process as the host sees it. Unavailable if `proc` is not a mount of `/proc`."""
     return parse_stat(_text(proc / "self/stat"), str(proc / "self/stat"))
 
 
-def read_boot(proc: Path) -> str:
+def read_boot_id(proc: Path) -> str:
     """The kernel's boot id. Unavailable if it cannot be read."""
     return _text(proc / "sys/kernel/random/boot_id").strip(WHITE_SPACE)
 
@@ -126,7 +126,7 @@ def _read_process(proc: Path, pid: int, processes: dict[int, NodeProcess], unrea
         stat = parse_stat(read_text(folder / "stat"))
         if stat.process_has_ended:
             return False
-        mark, is_final = _read_mark(folder, stat)
+        mark, is_final = _read_task_mark(folder, stat)
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError as error:
@@ -140,7 +140,7 @@ def _read_process(proc: Path, pid: int, processes: dict[int, NodeProcess], unrea
     return not is_final
 
 
-def _read_mark(folder: Path, stat: ProcessStat) -> tuple[str | None, bool]:
+def _read_task_mark(folder: Path, stat: ProcessStat) -> tuple[str | None, bool]:
     """The task's mark in a process's environment, None if it cannot be read; and whether that is final."""
     try:
         mark, is_empty = _scan_environment(folder / "environ")
@@ -150,7 +150,7 @@ def _read_mark(folder: Path, stat: ProcessStat) -> tuple[str | None, bool]:
     except (FileNotFoundError, ProcessLookupError):
         if stat.threads <= 1:
             raise
-        return _read_mark_of_threads(folder)
+        return _read_task_mark_of_threads(folder)
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
@@ -158,7 +158,7 @@ def _read_mark(folder: Path, stat: ProcessStat) -> tuple[str | None, bool]:
     return mark, True
 
 
-def _read_mark_of_threads(folder: Path) -> tuple[str | None, bool]:
+def _read_task_mark_of_threads(folder: Path) -> tuple[str | None, bool]:
     """The same if the first thread ended before the others: their files still hold the environment."""
     for path in sorted((folder / "task").iterdir()):
         try:
@@ -218,7 +218,7 @@ def numbers(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII))
 
 
-def read_allowed(proc: Path, pid: int) -> frozenset[int] | None:
+def read_allowed_cpus(proc: Path, pid: int) -> frozenset[int] | None:
     """The CPUs that a process's first thread may use; None if it has ended. BadInput without a line that names them."""
     try:
         text = read_text(proc / f"{pid}/status")

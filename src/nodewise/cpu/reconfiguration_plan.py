@@ -40,11 +40,11 @@ def plan(allocations: Allocations, lists: Mapping[str, Mapping[int, Iterable[str
     have to swap lists without a free list in between.
     """
     target = from_lists(lists)
-    _check(allocations, target)
+    _check_target_pools(allocations, target)
     held: dict[tuple[str, str], list[Task]] = {}
     for name in sorted(allocations.pools):
         if any(cpu_list.tasks for cpu_list in allocations.pools[name].cpu_lists):
-            assigned = _assign(allocations.pools[name], target.pools[name])
+            assigned = _assign_tasks(allocations.pools[name], target.pools[name])
             held.update({(name, text): tasks for text, tasks in assigned.items()})
     after = target.mapped(lambda pool, cpu_list: held.get((pool.name, cpu_list.text), ()))
     exclusive = {
@@ -69,7 +69,7 @@ def affinity_after(cpus: Cpus, before: Cpus, after: Cpus) -> Cpus:
     return cpus if lies_within else after
 
 
-def _check(allocations: Allocations, target: Allocations) -> None:
+def _check_target_pools(allocations: Allocations, target: Allocations) -> None:
     known = ", ".join(IS_EXCLUSIVE)
     problems = [
         Problem(f"pool {name}", "not one of ours", f"one of {known}")
@@ -88,7 +88,7 @@ def _check(allocations: Allocations, target: Allocations) -> None:
         raise BadInput("the tasks that run do not fit into the new pools", problems)
 
 
-def _assign(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
+def _assign_tasks(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
     """The tasks of each new list: first those whose list survives, then those that stay on their socket."""
     assigned: dict[str, list[Task]] = {}
     left = [
@@ -101,7 +101,7 @@ def _assign(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
         waiting, left = left, []
         for socket, cpu_list in waiting:
             candidates = new.sockets.get(socket, ()) if same_socket else tuple(new.cpu_lists)
-            successor = _successor(cpu_list, candidates, assigned, new, same_list=same_list)
+            successor = _choose_successor_list(cpu_list, candidates, assigned, new, same_list=same_list)
             if successor is None:
                 left.append((socket, cpu_list))
             else:
@@ -110,7 +110,7 @@ def _assign(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
     return assigned
 
 
-def _successor(
+def _choose_successor_list(
     cpu_list: CpuListAllocation,
     candidates: Iterable[CpuListAllocation],
     assigned: Mapping[str, object],
@@ -133,8 +133,8 @@ class _MovePlanner:
     """Orders moves by simulating them."""
 
     def __init__(self, before: Allocations, after: Allocations, exclusive: set[Task]) -> None:
-        self._current = _cpus(before)
-        self._target = _cpus(after)
+        self._current = _cpus_by_task(before)
+        self._target = _cpus_by_task(after)
         self._exclusive = exclusive
         self._lists = [
             frozenset(cpu_list.cpus)
@@ -191,7 +191,7 @@ class _MovePlanner:
         return (self._current[task] & free) or free
 
 
-def _cpus(allocations: Allocations) -> dict[Task, Cpus]:
+def _cpus_by_task(allocations: Allocations) -> dict[Task, Cpus]:
     """The CPUs of all lists of each task."""
     cpus: dict[Task, Cpus] = {}
     for _, cpu_list in allocations.cpu_lists:

@@ -24,7 +24,9 @@ def fast_cpus(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
     empty.
     """
     khz = {
-        cpu: int(text) for cpu, text in _texts(texts, _FREQUENCY) if re.fullmatch(r"\d{1,12}", text, re.ASCII)
+        cpu: int(text)
+        for cpu, text in _texts_by_cpu(texts, _FREQUENCY)
+        if re.fullmatch(r"\d{1,12}", text, re.ASCII)
     }
     base_khz = base_mhz * 1000 if base_mhz is not None else min(khz.values(), default=0)
     return frozenset(cpu for cpu, frequency in khz.items() if frequency > base_khz)
@@ -32,10 +34,10 @@ def fast_cpus(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
 
 def preferences(texts: Mapping[str, str]) -> Mapping[int, str]:
     """The energy performance preference of each CPU that has one."""
-    return dict(_texts(texts, _PREFERENCE))
+    return dict(_texts_by_cpu(texts, _PREFERENCE))
 
 
-def _texts(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[int, str]]:
+def _texts_by_cpu(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[int, str]]:
     matches = ((path.fullmatch(name), text) for name, text in texts.items())
     return ((int(match[1]), text.strip(WHITE_SPACE).partition("\n")[0]) for match, text in matches if match)
 

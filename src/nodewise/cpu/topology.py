@@ -136,10 +136,10 @@ def parse(texts: Mapping[str, str]) -> Topology:
     files = _MachineFiles(texts)
     folders = {int(match[1]) for path in texts if (match := _FOLDER.match(path))}
     present = files.cpus(f"{CPUS}/present") or folders
-    online = _online(files, present)
-    places = {cpu: _place(files, cpu) for cpu in sorted(online)}
+    online = _online_cpus(files, present)
+    places = {cpu: _read_cpu_place(files, cpu) for cpu in sorted(online)}
     nodes = _numa_nodes(files)
-    kinds = _kinds(files, online)
+    kinds = _core_kinds(files, online)
     isolated, unread = _isolated(files, max(present, default=None))
     if not online:
         files.problems.append(
@@ -159,7 +159,7 @@ def parse(texts: Mapping[str, str]) -> Topology:
     return Topology(whole, tuple(cores), tuple(unread))
 
 
-def _online(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]:
+def _online_cpus(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]:
     """The kernel's list. Older kernels have a file for each CPU except cpu0, and no topology of offline CPUs."""
     listed = files.cpus(f"{CPUS}/online")
     if listed is not None:
@@ -175,7 +175,7 @@ def _online(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]:
     )
 
 
-def _place(files: _MachineFiles, cpu: int) -> _CpuLocation:
+def _read_cpu_place(files: _MachineFiles, cpu: int) -> _CpuLocation:
     folder = f"{CPUS}/cpu{cpu}/topology"
     package_id = files.number(f"{folder}/physical_package_id")
     together = files.cpus(f"{folder}/core_siblings_list", f"{folder}/core_siblings")
@@ -233,7 +233,7 @@ def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], S
     return cpulist.parse_isolcpus(files.texts.get(COMMAND_LINE, ""), last)
 
 
-def _kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:
+def _core_kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:
     """The kind of core of each CPU, if the machine has several kinds.
 
     The kernel names the kinds by its event counters (x86), or each CPU has a capacity (ARM, RISC-V). Otherwise the
@@ -243,15 +243,15 @@ def _kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:
     units = {path: _UNITS.get(match[1], match[1]) for path in files.texts if (match := _UNIT.fullmatch(path))}
     if units:
         return {cpu: kind for path, kind in units.items() for cpu in files.cpus(path) or ()}
-    capacities = _figures(files, online, "cpu_capacity")
+    capacities = _values_of_all_cpus(files, online, "cpu_capacity")
     if capacities:
-        return _ranked(capacities)
-    nominal = _figures(files, online, "acpi_cppc/nominal_perf")
-    highest = _figures(files, online, "acpi_cppc/highest_perf")
-    return _ranked(nominal) if nominal and highest and _are_apart(nominal, highest) else {}
+        return _rank_core_kinds(capacities)
+    nominal = _values_of_all_cpus(files, online, "acpi_cppc/nominal_perf")
+    highest = _values_of_all_cpus(files, online, "acpi_cppc/highest_perf")
+    return _rank_core_kinds(nominal) if nominal and highest and _ranges_are_disjoint(nominal, highest) else {}
 
 
-def _are_apart(nominal: Mapping[int, int], highest: Mapping[int, int]) -> bool:
+def _ranges_are_disjoint(nominal: Mapping[int, int], highest: Mapping[int, int]) -> bool:
     """Whether the ranges of highest performance of the CPUs of each nominal performance do not overlap."""
     ranges: dict[int, list[int]] = {}
     for cpu, level in nominal.items():
@@ -259,14 +259,14 @@ def _are_apart(nominal: Mapping[int, int], highest: Mapping[int, int]) -> bool:
     return all(max(ranges[low]) < min(ranges[high]) for low, high in pairwise(sorted(ranges)))
 
 
-def _figures(files: _MachineFiles, online: frozenset[int], name: str) -> Mapping[int, int]:
+def _values_of_all_cpus(files: _MachineFiles, online: frozenset[int], name: str) -> Mapping[int, int]:
     """The value of each CPU, if all CPUs have one."""
     figures = {cpu: files.number(f"{CPUS}/cpu{cpu}/{name}") for cpu in online}
     known = {cpu: figure for cpu, figure in figures.items() if figure is not None}
     return known if len(known) == len(figures) else {}
 
 
-def _ranked(figures: Mapping[int, int]) -> Mapping[int, str]:
+def _rank_core_kinds(figures: Mapping[int, int]) -> Mapping[int, str]:
     """The kinds by value: the lowest and the highest one, and those between."""
     lowest, highest = min(figures.values()), max(figures.values())
     if lowest == highest:

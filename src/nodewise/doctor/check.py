@@ -33,7 +33,7 @@ class Check(NamedTuple):
         """Findings, and what could not be checked."""
         needed = {name: getattr(facts, name) for name in self.needs}
         for value in needed.values():
-            yield from (NotChecked(id_, part) for part in _missing_parts(value) for id_ in self.ids)
+            yield from (NotChecked(id_, part) for part in _unavailable_parts(value) for id_ in self.ids)
         if any(isinstance(value, UnavailableFact) for value in needed.values()):
             return
         used = {name: getattr(facts, name) for name in self.uses}
@@ -43,7 +43,7 @@ class Check(NamedTuple):
         )
 
 
-def _missing_parts(value: Any) -> list[UnavailableFact]:
+def _unavailable_parts(value: Any) -> list[UnavailableFact]:
     if isinstance(value, UnavailableFact):
         return [value]
     return [part for part in value if isinstance(part, UnavailableFact)] if isinstance(value, tuple) else []

@@ -31,29 +31,31 @@ def _checks_not_skipped(skip: Collection[str]) -> list[Check]:
     return [check for check in CHECKS if not set(check.ids) <= set(skip)]
 
 
-def needed_facts(skip: Collection[str] = ()) -> frozenset[str]:
+def fields_of_needed_facts(skip: Collection[str] = ()) -> frozenset[str]:
     """The fields of `Facts` that have to be collected."""
     return frozenset().union(*(check.fields for check in _checks_not_skipped(skip)))
 
 
 def examine(facts: Facts, skip: Collection[str] = ()) -> Report:
     """The report without the findings to skip: by severity, then in the order of the catalogue."""
-    results = dict.fromkeys(_results(facts, skip))
+    results = dict.fromkeys(_run_checks(facts, skip))
     findings = [result for result in results if isinstance(result, Finding)]
     missing = [result for result in results if isinstance(result, NotChecked)]
-    findings += [] if NOT_CHECKED in skip else _not_checked(missing)
-    reasons = _reasons(missing)
+    findings += [] if NOT_CHECKED in skip else _findings_of_missing_facts(missing)
+    reasons = _reasons_not_checked(missing)
     checked = [id_ for id_ in CATALOGUE if id_ not in {*skip, *reasons, NOT_CHECKED}]
-    examined = tuple(_describe_examined(facts, needed_facts(skip)))
-    return Report(_limit_findings(sorted(findings, key=_sort_key)), checked, list(reasons.items()), examined)
+    examined = tuple(_describe_examined(facts, fields_of_needed_facts(skip)))
+    return Report(
+        _limit_findings(sorted(findings, key=_finding_sort_key)), checked, list(reasons.items()), examined
+    )
 
 
-def _results(facts: Facts, skip: Collection[str]) -> Iterator[Result]:
+def _run_checks(facts: Facts, skip: Collection[str]) -> Iterator[Result]:
     for check in _checks_not_skipped(skip):
         yield from (result for result in check.run(facts) if result.id not in skip)
 
 
-def _reasons(missing: Iterable[NotChecked]) -> dict[str, str]:
+def _reasons_not_checked(missing: Iterable[NotChecked]) -> dict[str, str]:
     """Why checks were not made, by id, in the order of the catalogue."""
     by_id: dict[str, dict[str, None]] = {}
     for id_, unavailable in missing:
@@ -61,7 +63,7 @@ def _reasons(missing: Iterable[NotChecked]) -> dict[str, str]:
     return {id_: short("; ".join(by_id[id_])) for id_ in CATALOGUE if id_ in by_id}
 
 
-def _sort_key(item: Finding) -> tuple[int, int, str, str]:
+def _finding_sort_key(item: Finding) -> tuple[int, int, str, str]:
     return (
         SEVERITIES.index(item.severity),
         list(CATALOGUE).index(item.id),
@@ -82,7 +84,7 @@ def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
     return kept
 
 
-def _not_checked(missing: Iterable[NotChecked]) -> Iterator[Finding]:
+def _findings_of_missing_facts(missing: Iterable[NotChecked]) -> Iterator[Finding]:
     """One finding for each fact that is unavailable, with the checks that need it."""
     by_fact: dict[UnavailableFact, dict[str, None]] = {}
     for result in missing:
@@ -109,15 +111,15 @@ def _describe_examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
             if isinstance(scheduler.configuration, SchedulerConfiguration)
         ]
         names = f" ({', '.join(where[:_MAX_LISTED])})" if where else ""
-        yield f"{_count(len(where), 'configuration')} of kube-scheduler{names}"
+        yield f"{_format_count(len(where), 'configuration')} of kube-scheduler{names}"
     if "extenders" in read:
         replicas = sum(extender.workload.replicas for extender in read["extenders"])
-        yield f"{_count(replicas, 'replica')} of nodewise"
+        yield f"{_format_count(replicas, 'replica')} of nodewise"
     if "node_count" in read:
-        yield _count(read["node_count"], "node")
+        yield _format_count(read["node_count"], "node")
     if "policies" in read:
-        yield _count(len(read["policies"]), "TASPolicy", "TASPolicies")
+        yield _format_count(len(read["policies"]), "TASPolicy", "TASPolicies")
 
 
-def _count(number: int, name: str, plural: str = "") -> str:
+def _format_count(number: int, name: str, plural: str = "") -> str:
     return f"{number:,} {name if number == 1 else plural or f'{name}s'}"

@@ -110,21 +110,23 @@ class AgentChain:
     def filter(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Decide which of the named nodes the pod may go to."""
         candidates = snapshot.nodes.named(names)
-        verdicts = self._verdicts(candidates, lambda function: function.call(pod, candidates, snapshot))
-        return _decision("filter", pod, candidates, snapshot, now, verdicts)
+        verdicts = self._agents_verdicts(
+            candidates, lambda function: function.call(pod, candidates, snapshot)
+        )
+        return _make_decision("filter", pod, candidates, snapshot, now, verdicts)
 
     def preempt(self, pod: Any, victims: Victims, snapshot: Snapshot, now: float) -> Decision:
         """Decide on which of the nodes the pod could run without the victims."""
         candidates = snapshot.nodes.named(list(victims))
-        verdicts = self._verdicts(
+        verdicts = self._agents_verdicts(
             candidates, lambda function: function.agent.preempt(pod, candidates, snapshot, victims)
         )
-        return _decision("preempt", pod, candidates, snapshot, now, verdicts)
+        return _make_decision("preempt", pod, candidates, snapshot, now, verdicts)
 
     def feasible(self, pod: Any, candidates: Names, snapshot: Snapshot) -> NDArray[np.bool_]:
         """The candidates that no agent rejects, as a mask; no decision is stored."""
         kept = np.ones(len(candidates), bool)
-        for _, verdict in self._verdicts(
+        for _, verdict in self._agents_verdicts(
             candidates, lambda function: function.call(pod, candidates, snapshot)
         ):
             kept &= verdict.codes == 0
@@ -140,13 +142,13 @@ class AgentChain:
 
     def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Score the named nodes. A node that is named twice counts once."""
-        candidates = _distinct(snapshot.nodes.named(names))
+        candidates = _without_duplicates(snapshot.nodes.named(names))
         scores, failures = self._scores(lambda function: function.call(pod, candidates, snapshot))
-        self._count(pod)
-        decision = _decision("prioritize", pod, candidates, snapshot, now, scores=scores)
+        self._count_request(pod)
+        decision = _make_decision("prioritize", pod, candidates, snapshot, now, scores=scores)
         return replace(decision, description="; ".join(failures)) if failures else decision
 
-    def _verdicts(
+    def _agents_verdicts(
         self, candidates: Names, call: Callable[[Filter], Verdict | None]
     ) -> tuple[tuple[str, Verdict], ...]:
         verdicts: list[tuple[str, Verdict]] = []
@@ -186,7 +188,7 @@ class AgentChain:
                 scores.append((name, replace(result, label=function.label, weight=weight)))
         return tuple(scores), failures
 
-    def _count(self, pod: Any) -> None:
+    def _count_request(self, pod: Any) -> None:
         for builder in self._request_counters:
             try:
                 builder.count_request(pod)
@@ -202,14 +204,14 @@ def assign_weights(agents: Sequence[AnyPlugin], options: score_weights.ChainOpti
     )
 
 
-def _distinct(names: Names) -> Names:
+def _without_duplicates(names: Names) -> Names:
     """The names without duplicates. kube-scheduler sends none, so only the check must be fast."""
     if len(names) and np.bincount(names.numbers).max() > 1:
         return names.index.named(list(dict.fromkeys(names)))
     return names
 
 
-def _decision(
+def _make_decision(
     verb: Verb,
     pod: Any,
     candidates: Names,

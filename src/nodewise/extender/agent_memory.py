@@ -108,9 +108,9 @@ class FileMemoryStore:
 
     async def write(self, kept: StoredMemory) -> None:
         body = msgspec.json.encode({agent: msgspec.Raw(text) for agent, text in kept.texts.items()})
-        await asyncio.to_thread(self._write, body)
+        await asyncio.to_thread(self._write_durably, body)
 
-    def _write(self, body: bytes) -> None:
+    def _write_durably(self, body: bytes) -> None:
         """Write and sync, because after a crash an empty file would be worse than no file."""
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         try:
@@ -165,7 +165,7 @@ class AgentMemory:
             if not self._is_restored:
                 await self._restore_all()
             else:
-                await self._store_news()
+                await self._store_new_memories()
         except NodewiseError as error:
             if str(error) != self._failure:
                 logs.emit("memory_failed", error=str(error))
@@ -202,10 +202,10 @@ class AgentMemory:
         except Exception as error:  # noqa: BLE001 - a defect of one agent must not cost the others their memories
             logs.emit("agent_failed", agent=agent, exc_info=error)
 
-    async def _store_news(self) -> None:
+    async def _store_new_memories(self) -> None:
         for _ in range(_MAX_TRIES):
             kept = await self._store.read()
-            news = self._news(kept.texts)
+            news = self._memories_to_store(kept.texts)
             for agent, state in self._states.items():
                 text = kept.texts.get(agent)
                 is_foreign = text != self._known.get(agent)
@@ -221,7 +221,7 @@ class AgentMemory:
                 self._restore(agent, text)
             return
 
-    def _news(self, kept: Mapping[str, bytes]) -> dict[str, bytes]:
+    def _memories_to_store(self, kept: Mapping[str, bytes]) -> dict[str, bytes]:
         """By agent, the memory to be stored. The smaller ones come first if there is no room for all."""
         news: dict[str, bytes] = {}
         for agent, state in self._states.items():

@@ -95,7 +95,7 @@ def build_all(builders: Mapping[str, StateBuilder[Any]], cluster_state: ClusterS
     agent_states: dict[str, Any] = {}
     for name, builder in builders.items():
         try:
-            agent_states[name] = cooperative_scheduling.run_at_once(builder.build(cluster_state))
+            agent_states[name] = cooperative_scheduling.run_without_pauses(builder.build(cluster_state))
         except Exception as error:  # noqa: BLE001 - a defect of one agent must not stop the others
             logs.emit("agent_failed", agent=name, exc_info=error)
     return agent_states

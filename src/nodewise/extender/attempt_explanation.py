@@ -41,12 +41,17 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
 
     With a `uid`, only decisions about that pod count; else those about the newest pod of the name.
     """
-    near = _newest_of_pod(sorted(decisions, key=lambda decision: decision.at), uid)
+    near = _newest_attempt_decisions(sorted(decisions, key=lambda decision: decision.at), uid)
     if not near:
         return None
-    filtered = _last(near, "filter")
+    filtered = _last_with_verb(near, "filter")
     if filtered is None:
-        return Attempt(None, _last(near, "prioritize"), _last(near, "preempt"), _last(near, "bind"))
+        return Attempt(
+            None,
+            _last_with_verb(near, "prioritize"),
+            _last_with_verb(near, "preempt"),
+            _last_with_verb(near, "bind"),
+        )
     after = [decision for decision in near if decision.at >= filtered.at - _SKEW_S]
     passed = set(filtered.names[filtered.feasible()].tolist())
     scored = [
@@ -54,17 +59,22 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
         for decision in after
         if decision.verb == "prioritize" and passed.issuperset(decision.names.tolist())
     ]
-    return Attempt(filtered, scored[-1] if scored else None, _last(after, "preempt"), _last(after, "bind"))
+    return Attempt(
+        filtered,
+        scored[-1] if scored else None,
+        _last_with_verb(after, "preempt"),
+        _last_with_verb(after, "bind"),
+    )
 
 
-def _newest_of_pod(ordered: Sequence[Decision], uid: str) -> list[Decision]:
+def _newest_attempt_decisions(ordered: Sequence[Decision], uid: str) -> list[Decision]:
     """The decisions about the pod that are close in time to its newest one."""
     uid = uid or (ordered[-1].pod.uid if ordered else "")
     of_pod = [decision for decision in ordered if decision.pod.uid == uid]
     return [decision for decision in of_pod if of_pod[-1].at - decision.at <= NEAR_S]
 
 
-def _last(decisions: Sequence[Decision], verb: Verb) -> Decision | None:
+def _last_with_verb(decisions: Sequence[Decision], verb: Verb) -> Decision | None:
     return next((decision for decision in reversed(decisions) if decision.verb == verb), None)
 
 
@@ -138,24 +148,24 @@ def explain(attempt: Attempt) -> Explanation:
         verdict.joined is not None and not counterfactuals.follows_from_evidence(verdict)
         for _, verdict in decision.verdicts
     )
-    groups, stuck = tuple(_groups(findings)), int(counterfactuals.stuck(decision).sum())
+    groups, stuck = tuple(_group_by_reason(findings)), int(counterfactuals.stuck(decision).sum())
     return Explanation(attempt, findings, groups, tuple(counterfactuals.changes(decision)), stuck, held)
 
 
 def _findings(attempt: Attempt) -> Iterator[NodeExplanation]:
     decision, scored, points = attempt.main_decision, attempt.scored, _points(attempt.scored)
-    filtering = list(_rules(decision.verdicts))
-    ranking = list(_rules((scored or decision).scores))
+    filtering = list(_rules_of_answers(decision.verdicts))
+    ranking = list(_rules_of_answers((scored or decision).scores))
     positions = {name: number for number, name in enumerate(scored.names)} if scored else {}
-    for position in _order(decision, points):
+    for position in _candidate_order(decision, points):
         name = decision.names[position]
-        measured = [_measured(rule, position) for rule in filtering]
+        measured = [_measured_rule(rule, position) for rule in filtering]
         places = [(decision, position)]
         parts: tuple[ScorePart, ...] = ()
         if scored is not None and name in positions:
-            measured += [_measured(rule, positions[name]) for rule in ranking]
+            measured += [_measured_rule(rule, positions[name]) for rule in ranking]
             places.append((scored, positions[name]))
-            parts = tuple(_parts(scored, positions[name]))
+            parts = tuple(_score_parts_at(scored, positions[name]))
         yield NodeExplanation(
             name,
             tuple(_reasons(decision, position)),
@@ -167,7 +177,7 @@ def _findings(attempt: Attempt) -> Iterator[NodeExplanation]:
         )
 
 
-def _rules(
+def _rules_of_answers(
     answers: Iterable[tuple[str, Verdict | Scores]],
 ) -> Iterator[tuple[Evidence, counterfactuals.Mask]]:
     for _, answer in answers:
@@ -183,7 +193,7 @@ def _details(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], .
     )
 
 
-def _order(decision: Decision, points: Mapping[str, int]) -> list[int]:
+def _candidate_order(decision: Decision, points: Mapping[str, int]) -> list[int]:
     """The positions of the candidates in the order of `Explanation.findings`; equals keep the order of the request."""
     kept, far = decision.feasible(), counterfactuals.distance_from_passing(decision)
     score = np.array([points.get(name, -1) for name in decision.names.tolist()])
@@ -203,7 +213,7 @@ def _reasons(decision: Decision, position: int) -> Iterator[tuple[str, Reason]]:
             yield agent, verdict.reasons[code - 1]
 
 
-def _parts(scored: Decision, position: int) -> Iterator[ScorePart]:
+def _score_parts_at(scored: Decision, position: int) -> Iterator[ScorePart]:
     if decision_document.has_score_parts(scored):
         for agent, scores in scored.scores:
             yield ScorePart(scores.label or agent, scores.weight, int(scores.points[position]))
@@ -213,7 +223,7 @@ def _rule(rule: Evidence) -> tuple[Evidence, counterfactuals.Mask]:
     return rule, counterfactuals.rejects(rule)
 
 
-def _measured(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: int) -> MeasuredRule:
+def _measured_rule(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: int) -> MeasuredRule:
     rule, rejects = rule_and_mask
     state = ValueState(int(rule.states[position]))
     known = state in {ValueState.FRESH, ValueState.STALE}
@@ -229,7 +239,7 @@ def _measured(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: in
     )
 
 
-def _groups(findings: Iterable[NodeExplanation]) -> list[RejectionGroup]:
+def _group_by_reason(findings: Iterable[NodeExplanation]) -> list[RejectionGroup]:
     """Groups by the first reason of each node, which is the one that the pod's event shows."""
     by_reason: dict[tuple[str, str], list[NodeExplanation]] = {}
     for finding in findings:

@@ -144,7 +144,7 @@ class Bindings:
     async def _bind(self, args: BindingArgs) -> BindOutcome:
         """Bind, count and log."""
         began_s = self._context.clock.monotonic()
-        outcome = await self._try_bind(args, began_s + self._deadline_s)
+        outcome = await self._bind_until_deadline(args, began_s + self._deadline_s)
         seconds = self._context.clock.monotonic() - began_s
         self._context.metrics_registry.count("bind_total", outcome=outcome.result)
         self._context.metrics_registry.observe("bind_seconds", seconds)
@@ -155,7 +155,7 @@ class Bindings:
             logs.emit("bound", pod=pod, node=args.node, holds=outcome.description, seconds=round(seconds, 3))
         return outcome
 
-    async def _try_bind(self, args: BindingArgs, until_s: float) -> BindOutcome:
+    async def _bind_until_deadline(self, args: BindingArgs, until_s: float) -> BindOutcome:
         try:
             bind = _Bind(args, self._context, self._writer(args.node), self._decode_pod, until_s)
         except BadInput as error:  # names that cannot be part of a path
@@ -215,11 +215,11 @@ class _Bind:
         error: NodewiseError | None = None
         for number in range(MAX_TRIES):
             await self._context.clock.sleep(_BACKOFF_S * max(number - 1, 0))
-            if self._left_s() <= 0.0:
+            if self._seconds_to_deadline() <= 0.0:
                 break
             try:
-                current = pod or await self._get_pod(min(CALL_TIMEOUT_S, self._left_s()))
-                return self._refuse(current, eligibility) or await self._bind_version(current)
+                current = pod or await self._get_pod(min(CALL_TIMEOUT_S, self._seconds_to_deadline()))
+                return self._refusal_of_pod(current, eligibility) or await self._bind_pod_version(current)
             except (Conflict, Unavailable) as failure:
                 error, pod = failure, None
             except TimeoutError:
@@ -228,20 +228,20 @@ class _Bind:
                 raise _BindFailed(_error_text(failure)) from failure
         raise _BindFailed(_error_text(error) if error else "there was no time left to bind the pod")
 
-    def _refuse(self, pod: Any, eligibility: Eligibility | None) -> BindOutcome | None:
+    def _refusal_of_pod(self, pod: Any, eligibility: Eligibility | None) -> BindOutcome | None:
         """The refusal of a pod that nodewise does not bind; None for others, and for another pod of the name."""
         if eligibility is None or pod.metadata.uid != self._args.pod_uid:
             return None
         refusal = eligibility.refusal(pod)
         return BindOutcome("refused", refusal.text(), reason=refusal) if refusal else None
 
-    async def _bind_version(self, pod: Any) -> BindOutcome:
+    async def _bind_pod_version(self, pod: Any) -> BindOutcome:
         """Bind this version of the pod. After `Conflict` and `Unavailable` the pod is to be read again."""
         args, version = self._args, pod.metadata.resourceVersion
         if pod.metadata.uid != args.pod_uid:
             raise _BindFailed("provided UID is incorrect")
         if pod.spec.nodeName:
-            return self._bound_before(pod)
+            return self._outcome_if_bound(pod)
         plan = await self._reserve(pod)
         if isinstance(plan, Refusal):
             return BindOutcome("refused", plan.error, reason=plan.reason)
@@ -257,7 +257,7 @@ class _Bind:
         self._reserved_versions.clear()
         return BindOutcome("bound", description=plan.description if plan else "")
 
-    def _bound_before(self, pod: Any) -> BindOutcome:
+    def _outcome_if_bound(self, pod: Any) -> BindOutcome:
         """The outcome for a pod that an earlier call, or another client, has bound."""
         if pod.spec.nodeName != self._args.node:
             raise _BindFailed(f'pod {self._args.pod_name} is already assigned to node "{pod.spec.nodeName}"')
@@ -267,7 +267,7 @@ class _Bind:
     async def _reserve(self, pod: Any) -> BindPlan | Refusal | None:
         before = set(self._reserved_versions)
         self._reserved_versions.add(pod.metadata.resourceVersion)
-        async with asyncio.timeout(self._left_s()):
+        async with asyncio.timeout(self._seconds_to_deadline()):
             plan = await self._writer.reserve(pod)
         if not isinstance(plan, BindPlan):
             self._reserved_versions = before
@@ -283,7 +283,9 @@ class _Bind:
             "metadata": meta,
             "target": {"apiVersion": "v1", "kind": "Node", "name": self._args.node},
         }
-        await self._context.api.create(f"{self._path}/binding", body, timeout_s=max(self._left_s(), 0.001))
+        await self._context.api.create(
+            f"{self._path}/binding", body, timeout_s=max(self._seconds_to_deadline(), 0.001)
+        )
 
     async def _get_pod(self, timeout_s: float) -> Any:
         name = self._args.pod_name
@@ -298,7 +300,7 @@ class _Bind:
         except UNREADABLE as error:
             raise BadInput(f"pod {name}", [Problem("", str(error), "a Pod")]) from error
 
-    def _left_s(self) -> float:
+    def _seconds_to_deadline(self) -> float:
         return self._until_s - self._context.clock.monotonic()
 
     async def clean_up(self) -> None:

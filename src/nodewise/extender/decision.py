@@ -97,7 +97,7 @@ class DecisionRing:
         """Store a decision, and drop the oldest ones to make room."""
         size = decision.size_bytes()
         self._kept.append((decision, size))
-        self._by_pod.setdefault(_key(decision), deque()).append(decision)
+        self._by_pod.setdefault(_pod_key(decision), deque()).append(decision)
         self.size_bytes += size
         while self.size_bytes > self._max_bytes and self._kept:
             self._drop_oldest()
@@ -105,10 +105,10 @@ class DecisionRing:
     def _drop_oldest(self) -> None:
         oldest, size = self._kept.popleft()
         self.size_bytes -= size
-        same = self._by_pod[_key(oldest)]
+        same = self._by_pod[_pod_key(oldest)]
         same.popleft()  # a pod's decisions leave in the order in which they came
         if not same:
-            del self._by_pod[_key(oldest)]
+            del self._by_pod[_pod_key(oldest)]
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -132,5 +132,5 @@ class DecisionRing:
         ]
 
 
-def _key(decision: Decision) -> tuple[str, str]:
+def _pod_key(decision: Decision) -> tuple[str, str]:
     return decision.pod.namespace, decision.pod.name

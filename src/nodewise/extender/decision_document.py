@@ -44,7 +44,7 @@ def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dic
             if has_details(filtered) or has_details(scored)
             else {}
         ),
-        **_optional_member("numbers", _merged(numbers_by_agent(filtered), numbers_by_agent(scored))),
+        **_optional_member("numbers", _merge_numbers(numbers_by_agent(filtered), numbers_by_agent(scored))),
         **_optional_member("parts", score_parts(scored)),
     }
 
@@ -57,7 +57,7 @@ Numbers = dict[str, dict[str, dict[str, Any]]]
 """By agent and node: the numbers that its result is based on, as JSON values."""
 
 
-def _merged(of_verdicts: Numbers, of_scores: Numbers) -> Numbers:
+def _merge_numbers(of_verdicts: Numbers, of_scores: Numbers) -> Numbers:
     """The numbers of both, merged by agent and node."""
     numbers = dict(of_verdicts)
     for agent, by_node in of_scores.items():
@@ -92,7 +92,9 @@ def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
     else:
         document["feasible"] = decision.names[decision.feasible()].tolist()
         out = np.flatnonzero(~decision.feasible())
-        reasons = yield from _joined(b"{}", (rejection_reasons(decision, some) for some in _parts(out)))
+        reasons = yield from _concatenate_json(
+            b"{}", (rejection_reasons(decision, some) for some in _candidate_slices(out))
+        )
         document["rejected"] = msgspec.Raw(reasons)
     if decision.description:
         document["told"] = decision.description
@@ -102,12 +104,18 @@ def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
     yield
     every = np.arange(len(decision.names))
     if has_details(decision):
-        texts = yield from _joined(
-            b"{}", (details(decision, some) for some in _parts(every, decision_values.CANDIDATES_PER_PART))
+        texts = yield from _concatenate_json(
+            b"{}",
+            (
+                details(decision, some)
+                for some in _candidate_slices(every, decision_values.CANDIDATES_PER_PART)
+            ),
         )
         members += [b',"details":', texts]
         members += yield from _numbers_in_parts(decision)
-    measured = yield from _joined(b"[]", (measured_values(decision, some) for some in _parts(every)))
+    measured = yield from _concatenate_json(
+        b"[]", (measured_values(decision, some) for some in _candidate_slices(every))
+    )
     return b"".join((*members, b',"values":', measured, b"}"))
 
 
@@ -115,8 +123,8 @@ def _numbers_in_parts(decision: Decision) -> Generator[None, None, list[bytes]]:
     """The member `numbers` of the JSON object; empty if there are none. Yields between parts."""
     members: list[bytes] = []
     for agent in dict.fromkeys(agent for agent, _ in decision.details()):
-        every = _parts(np.arange(len(decision.names)), decision_values.CANDIDATES_PER_PART)
-        numbers = yield from _joined(
+        every = _candidate_slices(np.arange(len(decision.names)), decision_values.CANDIDATES_PER_PART)
+        numbers = yield from _concatenate_json(
             b"{}", (numbers_by_agent(decision, some, agent).get(agent, {}) for some in every)
         )
         if numbers != b"{}":
@@ -124,12 +132,12 @@ def _numbers_in_parts(decision: Decision) -> Generator[None, None, list[bytes]]:
     return [*members, b"}"] if members else []
 
 
-def _parts(positions: Positions, size: int = _CANDIDATES_PER_PART) -> Iterator[Positions]:
+def _candidate_slices(positions: Positions, size: int = _CANDIDATES_PER_PART) -> Iterator[Positions]:
     for start in range(0, len(positions), size):
         yield positions[start : start + size]
 
 
-def _joined(brackets: bytes, parts: Iterable[Any]) -> Generator[None, None, bytes]:
+def _concatenate_json(brackets: bytes, parts: Iterable[Any]) -> Generator[None, None, bytes]:
     """JSON lists or objects, concatenated into one. Yields between parts."""
     inner: list[bytes] = []
     for part in parts:
@@ -231,13 +239,13 @@ def measured_values(decision: Decision, positions: Positions | None = None) -> l
     evidence = list(decision.evidence())
     every = np.arange(len(decision.names)) if positions is None else positions
     return [
-        _value(decision.names[position], measured, position)
+        _measured_value(decision.names[position], measured, position)
         for position in every.tolist()
         for measured in evidence
     ]
 
 
-def _value(node: str, measured: Evidence, position: int) -> dict[str, Any]:
+def _measured_value(node: str, measured: Evidence, position: int) -> dict[str, Any]:
     state = ValueState(int(measured.states[position]))
     age_s = float(measured.ages_s[position])
     value = quantity.to_decimal(int(measured.values[position])) if state in _HAS_VALUE else None

@@ -52,7 +52,7 @@ def encode_page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     """The response to a query. `BadInput` names each invalid parameter. Yields between parts."""
     limit, form = _parse_query(query)
     matching = ring.about(query.get("namespace", ""), query.get("pod", ""))
-    counts = _encode(_count(ring, matching))
+    counts = _encode(_count_decisions(ring, matching))
     make = _FORMS[form]
     decisions: list[bytes] = []
     size = 0
@@ -65,13 +65,13 @@ def encode_page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     return b"".join((b'{"decisions":[', b",".join(decisions), b"],", counts[1:], b"\n"))
 
 
-def _count(ring: DecisionRing, decisions: Sequence[Decision]) -> DecisionCounts:
+def _count_decisions(ring: DecisionRing, decisions: Sequence[Decision]) -> DecisionCounts:
     return DecisionCounts(
         found=len(decisions),
         tries=sum(decision.verb == "filter" for decision in decisions),
-        since=_time(decisions[0].at if decisions else None),
+        since=_format_time(decisions[0].at if decisions else None),
         kept=len(ring),
-        kept_since=_time(ring.since),
+        kept_since=_format_time(ring.since),
     )
 
 
@@ -87,7 +87,7 @@ def _parse_query(query: Mapping[str, str]) -> tuple[int, str]:
     return int(limit), form
 
 
-def _time(at: float | None) -> str | None:
+def _format_time(at: float | None) -> str | None:
     return None if at is None else clock.format_rfc3339(at)
 
 

@@ -46,14 +46,14 @@ def encode_numbers(details: Details, size: int) -> Generator[None, None, bytes]:
 
 def to_json_values(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers without numpy types; NaN and infinity become null."""
-    return {str(key): _plain(value) for key, value in numbers.items()}
+    return {str(key): _to_json_value(value) for key, value in numbers.items()}
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
-        return _plain(value.tolist())
+        return _to_json_value(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return to_json_values(value)
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return [_to_json_value(item) for item in value] if isinstance(value, list | tuple) else value

@@ -96,7 +96,7 @@ class _Steps:
             self._done, self._not_before_s = -1, now_s
         if snapshot.generation not in {0, self._done} and now_s >= self._not_before_s:
             self._done, self._began_s, self._is_slow = snapshot.generation, now_s, False
-            self._task = asyncio.create_task(self._step(snapshot))
+            self._task = asyncio.create_task(self._step_and_log(snapshot))
             self._task.add_done_callback(lambda _: self._on_end())
 
     async def cancel(self) -> None:
@@ -105,7 +105,7 @@ class _Steps:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_CANCEL_S)
 
-    async def _step(self, snapshot: Snapshot) -> bool:
+    async def _step_and_log(self, snapshot: Snapshot) -> bool:
         """Whether the step succeeded; a failure is logged."""
         try:
             if self._is_new_leader:  # not while an earlier step still writes what `begin` forgets

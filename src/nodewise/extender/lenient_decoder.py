@@ -69,7 +69,7 @@ class _NodeKeys(msgspec.Struct, frozen=True, gc=False):
 _node_keys: Final = msgspec.json.Decoder(_NodeKeys).decode
 
 
-def rewrite(body: bytes) -> bytes | None:
+def normalize_request_json(body: bytes) -> bytes | None:
     """The body with the keys of `REQUEST` in their right case and without trailing bytes; None if that changes nothing.
 
     `BadInput` for a body with too many bytes or values.

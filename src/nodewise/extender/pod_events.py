@@ -25,11 +25,11 @@ class PodEventRecorder:
         if not len(decision.names) or decision.feasible().any():
             return
         if decision.verb == "filter":
-            self._record(decision, NO_NODE_PASSES, summarize_rejections(decision), "Filtering")
+            self._record_pod_event(decision, NO_NODE_PASSES, summarize_rejections(decision), "Filtering")
         elif decision.verb == "bind":
-            self._record(decision, NOT_BOUND, _summarize_refusal(decision), "Binding")
+            self._record_pod_event(decision, NOT_BOUND, _summarize_refusal(decision), "Binding")
 
-    def _record(self, decision: Decision, reason: str, text: str, action: str) -> None:
+    def _record_pod_event(self, decision: Decision, reason: str, text: str, action: str) -> None:
         pod = decision.pod
         about = ObjectReference(PODS, pod.namespace, pod.name, pod.uid)
         self._recorder.record(about, "Warning", reason, text, action)

@@ -185,28 +185,28 @@ class FileRecorder:
     def write(self) -> None:
         """Write all queued items."""
         with self._write_lock:
-            self._drain()
+            self._write_queued_items()
 
     def finish(self) -> None:
         with self._write_lock:
             self._queue_gap()
-            self._drain()
-            self._end("stopped")
+            self._write_queued_items()
+            self._write_end_entry("stopped")
 
-    def _drain(self) -> None:
+    def _write_queued_items(self) -> None:
         flush_at = self._clock.monotonic() + _FLUSH_S
         try:
             while not self._ended and (item := self._queue.pop()):
                 self._write(item)
                 if self._writer.size_bytes >= self._max_bytes:
-                    self._end("full")
+                    self._write_end_entry("full")
                 elif self._clock.monotonic() > flush_at:
                     self._flush()
                     flush_at = self._clock.monotonic() + _FLUSH_S
             if not self._ended:
                 self._flush()
         except Exception as error:  # noqa: BLE001 - a failed recording must not stop the extender
-            self._end("stopped", str(error) or type(error).__name__)
+            self._write_end_entry("stopped", str(error) or type(error).__name__)
 
     def _write(self, item: _Item) -> None:
         if isinstance(item, Record):
@@ -225,7 +225,7 @@ class FileRecorder:
         self._writer.flush()
         self._metrics_registry.set("recording_bytes", self._writer.size_bytes)
 
-    def _end(self, why: Literal["stopped", "full"], error: str = "") -> None:
+    def _write_end_entry(self, why: Literal["stopped", "full"], error: str = "") -> None:
         """Write the last entry. A recording that ends before the process is logged."""
         if self._ended:
             return

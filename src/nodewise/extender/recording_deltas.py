@@ -37,7 +37,7 @@ def delta_entries(old: ClusterState, new: ClusterState, generation: int) -> Iter
     if new.nodes is not old.nodes:
         yield _nodes(old.nodes, new.nodes)
     for name in (*new.objects, NODES):
-        yield from _objects(name, _changes(name, old, new))
+        yield from _objects(name, _object_changes(name, old, new))
     if new.metrics is not old.metrics:
         yield from _metrics(old.metrics, new.metrics)
     yield recording_file.record(
@@ -69,7 +69,7 @@ def _nodes(old: NodeIndex, new: NodeIndex) -> Record:
     )
 
 
-def _changes(name: str, old: ClusterState, new: ClusterState) -> Changes[Any]:
+def _object_changes(name: str, old: ClusterState, new: ClusterState) -> Changes[Any]:
     if new.changes is not None:
         return new.changes.get(name, {})
     if name == NODES:
@@ -100,8 +100,8 @@ def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | N
     same = old is not None and tuple(old.samples) == nodes
     columns: dict[str, ColumnDelta] = {}
     for field in Sample.__struct_fields__:
-        before = _column(old, field) if old is not None and same else []
-        changed = _column_delta(before, _column(new, field))
+        before = _sample_column(old, field) if old is not None and same else []
+        changed = _column_delta(before, _sample_column(new, field))
         if changed is not None:
             columns[field] = changed
         yield None
@@ -109,7 +109,7 @@ def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | N
     yield recording_file.record(entry, _encode(msgspec.structs.replace(new, samples={})))
 
 
-def _column(series: Series, field: str) -> list[Any]:
+def _sample_column(series: Series, field: str) -> list[Any]:
     """One field of all samples, in the order of the nodes."""
     return list(map(attrgetter(field), series.samples.values()))
 
@@ -149,24 +149,27 @@ class ClusterStateRebuilder:
         `BadInput` if the entry does not fit the previous ones.
         """
         try:
-            return self._apply(*record)
+            return self._apply_entry(*record)
         except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
             problem = f"{type(record.entry).__name__}: {shown(error)}"
             raise BadInput(
                 "recording", [Problem("entry", problem, "an entry that fits the previous ones")]
             ) from error
 
-    def _apply(self, entry: recording_file.AnyEntry, blobs: Sequence[bytes]) -> ClusterState | None:
+    def _apply_entry(self, entry: recording_file.AnyEntry, blobs: Sequence[bytes]) -> ClusterState | None:
         match entry:
             case recording_file.NodesEntry():
                 names = dict.fromkeys(self._nodes.known) | dict.fromkeys(entry.added)
                 self._nodes = NodeIndex(_apply_delta(names, entry))
             case recording_file.ObjectEntry() if entry.of in self._objects:
-                objects, item = self._unshared(entry.of), self._decoders[entry.of].decode(blobs[0])
+                objects, item = (
+                    self._objects_for_modification(entry.of),
+                    self._decoders[entry.of].decode(blobs[0]),
+                )
                 self._log.add(entry.of, {entry.key: Change(objects.get(entry.key), item)})
                 objects[entry.key] = item
             case recording_file.ObjectsEntry() if entry.of in self._objects:
-                objects = self._unshared(entry.of)
+                objects = self._objects_for_modification(entry.of)
                 self._log.add(entry.of, {key: Change(objects[key], None) for key in entry.gone})
                 self._objects[entry.of] = _apply_delta(objects, entry)
             case recording_file.SeriesEntry():
@@ -186,7 +189,7 @@ class ClusterStateRebuilder:
         changes = self._log.take()
         return ClusterState(self._nodes, objects, self._metrics, moment.now, nodes, moment.versions, changes)
 
-    def _unshared(self, name: str) -> dict[ObjectKey, Any]:
+    def _objects_for_modification(self, name: str) -> dict[ObjectKey, Any]:
         """The objects of a kind for modification: a copy, if the newest cluster state has them."""
         if self._shared[name] is self._objects[name]:
             self._objects[name] = dict(self._objects[name])
@@ -208,7 +211,7 @@ def _apply_series(old: Series | None, entry: recording_file.SeriesEntry, rest: b
     nodes = tuple(old.samples) if entry.nodes is None and old is not None else entry.nodes or ()
     before = old if entry.nodes is None else None
     columns = [
-        _apply_column(_column(before, field) if before else [], entry.columns.get(field), len(nodes))
+        _apply_column(_sample_column(before, field) if before else [], entry.columns.get(field), len(nodes))
         for field in Sample.__struct_fields__
     ]
     samples = dict(zip(nodes, map(Sample, *columns), strict=True))

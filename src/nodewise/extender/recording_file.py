@@ -186,25 +186,25 @@ class RecordingWriter:
         """The size of the file in bytes."""
 
     def write(self, record: Record) -> None:
-        self._put(self._deflater.compress(_encode(record.entry) + b"\n"))
+        self._append_bytes(self._deflater.compress(_encode(record.entry) + b"\n"))
         for blob in record.blobs:
-            self._put(self._deflater.compress(blob))
+            self._append_bytes(self._deflater.compress(blob))
         if record.blobs:
-            self._put(self._deflater.compress(b"\n"))
+            self._append_bytes(self._deflater.compress(b"\n"))
 
     def flush(self) -> None:
         """Make all records so far readable in the file."""
-        self._put(self._deflater.flush(zlib.Z_SYNC_FLUSH))
+        self._append_bytes(self._deflater.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
 
     def close(self) -> None:
         """End the stream and the file."""
         try:
-            self._put(self._deflater.flush(zlib.Z_FINISH))
+            self._append_bytes(self._deflater.flush(zlib.Z_FINISH))
         finally:
             self._file.close()
 
-    def _put(self, data: bytes) -> None:
+    def _append_bytes(self, data: bytes) -> None:
         self._file.write(data)
         self.size_bytes += len(data)
 

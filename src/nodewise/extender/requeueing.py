@@ -100,9 +100,9 @@ class Requeuer(Controller):
                 continue
             equivalence_key = self._chain.equivalence_key(pod)
             if equivalence_key not in nodes_by_key:
-                nodes_by_key[equivalence_key] = self._find_node(pod, snapshot)
+                nodes_by_key[equivalence_key] = self._find_accepting_node(pod, snapshot)
             node = nodes_by_key[equivalence_key]
-            pod_state = self._next_state(pod, fits=node is not None, now_s=now_s)
+            pod_state = self._next_pod_state(pod, fits=node is not None, now_s=now_s)
             pending[pod.metadata.uid] = pod_state
             if node is not None and pod_state.due_s <= now_s:
                 pod_state.tries += 1
@@ -113,13 +113,13 @@ class Requeuer(Controller):
         self._pending = pending
         return event_node
 
-    def _find_node(self, pod: Any, snapshot: Snapshot) -> str | None:
+    def _find_accepting_node(self, pod: Any, snapshot: Snapshot) -> str | None:
         """A node that no agent rejects for the pod; None if all are rejected."""
         candidates = snapshot.nodes.every
         kept = self._chain.feasible(pod, candidates, snapshot)
         return candidates[int(np.argmax(kept))] if kept.any() else None
 
-    def _next_state(self, pod: Any, *, fits: bool, now_s: float) -> _PendingPod:
+    def _next_pod_state(self, pod: Any, *, fits: bool, now_s: float) -> _PendingPod:
         """The pod's new state. A pod seen for the first time counts as recovered only if nodewise rejected it."""
         before = self._pending.get(pod.metadata.uid)
         if before is None:

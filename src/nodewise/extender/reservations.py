@@ -111,7 +111,7 @@ class ReservationWriter:
 
         Raises kinds of `NodewiseError`. The reservation may be written nevertheless.
         """
-        plan = self._plan(pod)
+        plan = self._plan_reservation(pod)
         if not isinstance(plan, BindPlan):
             return plan
         pending = self._pending[str(pod.metadata.uid)] = _PendingReservation(pod, plan)
@@ -120,7 +120,7 @@ class ReservationWriter:
         try:
             return await pending.result
         finally:
-            self._discard([pending])
+            self._drop_pending([pending])
 
     async def release(self, uid: str, pod_versions: Collection[str]) -> None:
         """Remove the pod's reservation if it was planned on one of these versions of the pod.
@@ -133,17 +133,17 @@ class ReservationWriter:
         if write_task is not None:
             await asyncio.shield(write_task)
 
-    def _record(self) -> AllocationRecordLease | None:
+    def _newest_record(self) -> AllocationRecordLease | None:
         """The newest known record; None if there is none."""
         record: AllocationRecordLease | None = self._context.allocation_records.get(
             self._context.namespace, self._name
         )
         return None if record is not None and record is self._deleted else record
 
-    def _plan(self, pod: Any) -> BindPlan | Refusal | None:
+    def _plan_reservation(self, pod: Any) -> BindPlan | Refusal | None:
         """Plan upon the newest record and all pending reservations."""
         if not self._unwritten_plans():
-            self._planned_on = self._record()
+            self._planned_on = self._newest_record()
         self._update_snapshot()
         context = self._context
         return context.binder.bind(pod, self._node, context.snapshot_cache.snapshot, context.clock.now())
@@ -168,12 +168,12 @@ class ReservationWriter:
 
     def _expected_record(self) -> AllocationRecordLease | None:
         """The record with the unwritten plans; the same object while nothing changes."""
-        record, plans = self._record(), self._unwritten_plans()
+        record, plans = self._newest_record(), self._unwritten_plans()
         if self._expected is None or self._expected[0] is not record or self._expected[1] != plans:
             meta = (
                 record.metadata if record else AllocationRecordMetadata(self._name, self._context.namespace)
             )
-            text = _encode(_updated(read_reservations(record), plans, {})).decode()
+            text = _encode(_updated_reservations(read_reservations(record), plans, {})).decode()
             annotations = {**(meta.annotations or {}), RESERVATIONS_ANNOTATION: text}
             with_plans = AllocationRecordLease(msgspec.structs.replace(meta, annotations=annotations))
             self._expected = (record, plans, with_plans)
@@ -183,7 +183,7 @@ class ReservationWriter:
         if self._write_task is None:
             self._write_task = asyncio.create_task(self._write_all())
 
-    def _discard(self, reservations: Iterable[_PendingReservation]) -> None:
+    def _drop_pending(self, reservations: Iterable[_PendingReservation]) -> None:
         """Remove these from the pending ones, unless the pod was reserved again in the meantime."""
         pending = [item for item in reservations if self._pending.get(item.uid) is item]
         for item in pending:
@@ -222,7 +222,7 @@ class ReservationWriter:
 
     async def _write_batch(self) -> NodewiseError | None:
         """Write all that is pending, once. The error if the write failed; then the store has the current record."""
-        record = self._record()
+        record = self._newest_record()
         if record is not self._planned_on:
             self._plan_again()
         self._planned_on = record
@@ -231,8 +231,8 @@ class ReservationWriter:
         before = read_reservations(record)
         self._in_flight = {uid: plan for uid, (_, plan) in batch.items()}
         try:
-            after = _updated(before, self._in_flight, releases)
-            failure = await self._write(record, after) if after != before else None
+            after = _updated_reservations(before, self._in_flight, releases)
+            failure = await self._write_record(record, after) if after != before else None
         finally:
             self._in_flight = {}
         if failure:
@@ -243,7 +243,7 @@ class ReservationWriter:
                 del self._releases[uid]
         for pending, plan in batch.values():
             pending.settle(plan)
-        self._discard(pending for pending, _ in batch.values())
+        self._drop_pending(pending for pending, _ in batch.values())
         self._update_snapshot()
         return None
 
@@ -253,7 +253,7 @@ class ReservationWriter:
         self._pending.clear()
         try:
             for pending in reservations:
-                plan = self._plan(pending.pod)  # upon the earlier ones, which are pending again
+                plan = self._plan_reservation(pending.pod)  # upon the earlier ones, which are pending again
                 if isinstance(plan, BindPlan):
                     pending.plan = plan
                     self._pending[pending.uid] = pending
@@ -264,19 +264,21 @@ class ReservationWriter:
             raise
         self._update_snapshot()
 
-    async def _write(self, record: AllocationRecordLease | None, after: Reservations) -> NodewiseError | None:
+    async def _write_record(
+        self, record: AllocationRecordLease | None, after: Reservations
+    ) -> NodewiseError | None:
         """Write the record. Errors that a retry may resolve are returned, others raised."""
-        body = self._body(record, after)
+        body = self._record_body(record, after)
         try:
             if record is None:
                 path = LEASES.path(self._context.namespace)
                 response = await self._context.api.create(path, body, timeout_s=CALL_TIMEOUT_S)
             else:
-                response = await self._replace(body)
+                response = await self._replace_record(body)
         except (Conflict, Unavailable) as error:
             outcome = "conflict" if isinstance(error, Conflict) else "failed"
             self._context.metrics_registry.count("ledger_writes_total", outcome=outcome)
-            await self._refresh()  # a write that failed may have reached the API server
+            await self._reread_record()  # a write that failed may have reached the API server
             return error
         self._context.metrics_registry.count("ledger_writes_total", outcome="ok")
         written = self._apply_response(response)
@@ -284,13 +286,13 @@ class ReservationWriter:
             self._planned_on = written  # reservations that came in the meantime were planned upon this write
         return None
 
-    async def _replace(self, body: Mapping[str, Any]) -> bytes:
+    async def _replace_record(self, body: Mapping[str, Any]) -> bytes:
         try:
             return await self._context.api.replace(self._path, body, timeout_s=CALL_TIMEOUT_S)
         except NotFound as error:
             raise Conflict(error.what, error.problems) from error
 
-    def _body(self, record: AllocationRecordLease | None, after: Reservations) -> Mapping[str, Any]:
+    def _record_body(self, record: AllocationRecordLease | None, after: Reservations) -> Mapping[str, Any]:
         meta: dict[str, Any] = {
             "name": self._name,
             "namespace": self._context.namespace,
@@ -301,9 +303,9 @@ class ReservationWriter:
             meta["resourceVersion"] = record.metadata.resourceVersion
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta}
 
-    async def _refresh(self) -> None:
+    async def _reread_record(self) -> None:
         """Read the record from the API server into the store."""
-        known = self._record()
+        known = self._newest_record()
         try:
             self._apply_response(await self._context.api.get(self._path, timeout_s=CALL_TIMEOUT_S))
         except NotFound:
@@ -325,7 +327,7 @@ def read_reservations(record: AllocationRecordLease | None) -> Reservations:
         return {}
 
 
-def _updated(
+def _updated_reservations(
     before: Reservations, plans: Mapping[str, BindPlan], releases: Mapping[str, frozenset[str]]
 ) -> Reservations:
     """The reservations without stale and released ones, and with the planned ones."""

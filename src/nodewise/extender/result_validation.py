@@ -54,10 +54,10 @@ def verdict(result: Any, size: int) -> Verdict | None:
     if result is None:
         return None
     _expect(result, Verdict, "a result")
-    reasons = tuple(map(reason, _limited(result.reasons, "reasons")))
+    reasons = tuple(map(reason, _limit_count(result.reasons, "reasons")))
     codes = _whole_numbers(result.codes, size, "codes", np.int16, len(reasons))
     if result.joined not in {None, "any", "all"}:
-        raise InvalidResult(f"joined is {_excerpt(result.joined)}, expected any, all or None")
+        raise InvalidResult(f"joined is {_short_repr(result.joined)}, expected any, all or None")
     return Verdict(codes, reasons, _evidence(result.evidence, size), result.joined)
 
 
@@ -93,13 +93,13 @@ def numbers(array: Any, size: int, what: str, kinds: str = "iuf") -> NDArray[Any
     return np.array(array, np.float64 if "f" in kinds else np.int64)
 
 
-def hashable(key: Any) -> Hashable:
+def validate_hashable(key: Any) -> Hashable:
     """A key that can be compared with those of other pods."""
     hash(key)
     return key  # type: ignore[no-any-return]
 
 
-def json_object(value: Any) -> Mapping[str, Any]:
+def validate_json_object(value: Any) -> Mapping[str, Any]:
     """A mapping of values that JSON can hold."""
     decoded: Mapping[str, Any] = msgspec.json.decode(
         msgspec.json.encode(to_json_values(value)), type=dict[str, Any]
@@ -130,11 +130,11 @@ def metric_requests(result: Any) -> frozenset[MetricRequest]:
 def _metric_request(metric_request: Any) -> MetricRequest:
     _expect(metric_request, MetricRequest, "a metric request")
     if not metric_request.metric or not float(metric_request.max_age_s) >= 0:
-        raise InvalidResult(f"{_excerpt(metric_request)}, expected a metric's name and a max age from 0")
+        raise InvalidResult(f"{_short_repr(metric_request)}, expected a metric's name and a max age from 0")
     if metric_request.aggregate not in ("", *AGGREGATIONS):
         expected = ", ".join(AGGREGATIONS)
         raise InvalidResult(
-            f"aggregate {_excerpt(metric_request.aggregate)}, expected one of {expected}, or none"
+            f"aggregate {_short_repr(metric_request.aggregate)}, expected one of {expected}, or none"
         )
     return MetricRequest(
         text(metric_request.metric),
@@ -175,7 +175,7 @@ def state(result: Any) -> StateBuilder[Any]:
         raise InvalidResult(f"a state of type {type(result).__name__}, expected a StateBuilder")
     _expect_members(result, "state", {"inputs": Inputs})
     if result.memory_scope not in get_args(MemoryScope):
-        raise InvalidResult(f"memory_scope {_excerpt(result.memory_scope)}")
+        raise InvalidResult(f"memory_scope {_short_repr(result.memory_scope)}")
     _expect(result.inputs.objects, frozenset, "inputs.objects")
     for name in result.inputs.objects:
         _expect(name, str, "a name in inputs.objects")
@@ -195,7 +195,7 @@ def agent(result: Any, name: str) -> Plugin[Any, Any]:
         for key, function in getattr(result, attribute, {}).items():
             if not (isinstance(key, str) and key.startswith(name) and callable(function)):
                 expected = f"functions by names that begin with {name!r}"
-                raise InvalidResult(f"{attribute}: {_excerpt(key)}, expected {expected}")
+                raise InvalidResult(f"{attribute}: {_short_repr(key)}, expected {expected}")
     return result
 
 
@@ -203,7 +203,7 @@ def kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
     """An `AgentKind` of that name whose options and fields do not conflict with those of the others."""
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         expected = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}"
-        raise InvalidResult(f"the name {_excerpt(name)}, expected {expected}")
+        raise InvalidResult(f"the name {_short_repr(name)}, expected {expected}")
     if not isinstance(result, AgentKind):
         raise InvalidResult(f"KIND of type {type(result).__name__}, expected an AgentKind")
     structs = dict.fromkeys(("options", "pod_fields", "node_fields"), type)
@@ -229,20 +229,20 @@ def _check_declarations(kind: AgentKind) -> None:
     """Check the optional attributes of a kind."""
     if kind.load_scoring not in get_args(LoadScoring):
         expected = ", ".join(get_args(LoadScoring))
-        raise InvalidResult(f"KIND.load_scoring {_excerpt(kind.load_scoring)}, expected one of {expected}")
+        raise InvalidResult(f"KIND.load_scoring {_short_repr(kind.load_scoring)}, expected one of {expected}")
     if kind.entry_weight is not None and not (type(kind.entry_weight) is int and kind.entry_weight > 0):
         raise InvalidResult(
-            f"KIND.entry_weight {_excerpt(kind.entry_weight)}, expected a positive number or None"
+            f"KIND.entry_weight {_short_repr(kind.entry_weight)}, expected a positive number or None"
         )
 
 
 def _check_options(kind: Any, name: str, others: Sequence[AgentKind]) -> None:
     """The options become flags next to those of all others: their names begin with the agent's."""
     msgspec.convert({}, kind.options)
-    taken = {option for other in others for option in _options(other)}
+    taken = {option for other in others for option in _option_signatures(other)}
     names_taken = {option[0] for option in taken}
     prefix = name.replace("-", "_") + "_"
-    for option in _options(kind):
+    for option in _option_signatures(kind):
         if option in taken:
             continue
         if not option[0].startswith(prefix):
@@ -251,7 +251,7 @@ def _check_options(kind: Any, name: str, others: Sequence[AgentKind]) -> None:
             raise InvalidResult(f"another agent has the option {option[0]!r}, with another type or default")
 
 
-def _options(kind: AgentKind) -> list[tuple[str, str, str]]:
+def _option_signatures(kind: AgentKind) -> list[tuple[str, str, str]]:
     """The name, type and default of each option."""
     return [
         (field.name, repr(field.type), repr(field.default)) for field in msgspec.structs.fields(kind.options)
@@ -273,13 +273,15 @@ def _whole_numbers(array: Any, size: int, what: str, dtype: DTypeLike, most: int
 
 
 def _evidence(result: Any, size: int) -> tuple[Evidence, ...]:
-    return tuple(_rule(rule, size) for rule in _limited(result, "evidence"))
+    return tuple(_rule(rule, size) for rule in _limit_count(result, "evidence"))
 
 
 def _rule(rule: Any, size: int) -> Evidence:
     _expect(rule, Evidence, "evidence")
     if rule.operator not in COMPARISONS:
-        raise InvalidResult(f"operator {_excerpt(rule.operator)}, expected one of {', '.join(COMPARISONS)}")
+        raise InvalidResult(
+            f"operator {_short_repr(rule.operator)}, expected one of {', '.join(COMPARISONS)}"
+        )
     if rule.target is not None:
         _expect(rule.target, int, "a target")
     return Evidence(
@@ -293,7 +295,7 @@ def _rule(rule: Any, size: int) -> Evidence:
     )
 
 
-def _limited(values: Any, what: str) -> tuple[Any, ...]:
+def _limit_count(values: Any, what: str) -> tuple[Any, ...]:
     _expect(values, tuple, what)
     if len(values) > _MAX_REASONS:
         raise InvalidResult(f"{len(values)} {what}, expected at most {_MAX_REASONS}")
@@ -305,5 +307,5 @@ def _expect(value: Any, expected: type, what: str) -> None:
         raise InvalidResult(f"{what} of type {type(value).__name__}, expected {expected.__name__}")
 
 
-def _excerpt(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     return repr(value)[:40]

@@ -65,12 +65,12 @@ class Extender:
             Route("POST", path, self._handle, lane, is_forgiving=is_named_path(path))
             for path in self._request_handler.verbs
         ]
-        return [*verbs, Route("GET", "/version", _version, is_forgiving=True)]
+        return [*verbs, Route("GET", "/version", _version_response, is_forgiving=True)]
 
-    def refusing_routes(self) -> list[Route]:
+    def bind_refusal_routes(self) -> list[Route]:
         """The bind verb if no agent binds: next to kube-safe-scheduler's paths an error in the result; else none."""
         is_served = any(map(is_named_path, self._request_handler.verbs))
-        return [Route("POST", f"{ALL_AGENTS}/bind", _refused_bind, pinned_only=True)] if is_served else []
+        return [Route("POST", f"{ALL_AGENTS}/bind", _refuse_bind, pinned_only=True)] if is_served else []
 
     def private_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions and agent states name the pods of all tenants."""
@@ -89,7 +89,7 @@ class Extender:
         path, body = request.path, request.body
         snapshot, now = self.current_snapshot(body)
         exchange = RequestEntry(path=path, at=now, generation=snapshot.generation)
-        with self._failure_recorded(exchange, body):
+        with self._record_failure(exchange, body):
             handled = self._request_handler.handle(path, body, snapshot, now)
             self.store_decision(handled.decision)
             parts = handled.encode()
@@ -97,7 +97,7 @@ class Extender:
         return Response(200, parts)
 
     @contextlib.contextmanager
-    def _failure_recorded(self, exchange: RequestEntry, body: bytes) -> Iterator[None]:
+    def _record_failure(self, exchange: RequestEntry, body: bytes) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -133,11 +133,11 @@ class Extender:
             subscriber(decision)
 
 
-def _version(_: Request) -> Response:
+def _version_response(_: Request) -> Response:
     return Response(200, nodewise.__version__.encode(), "text/plain; charset=utf-8")
 
 
-def _refused_bind(request: Request) -> Response:
+def _refuse_bind(request: Request) -> Response:
     binding = wire_format.decode_binding(request.body)
     pod = f"{binding.pod_namespace}/{binding.pod_name}"
     error = f"nodewise does not bind {pod}: leave bindVerb of this entry empty"

@@ -40,19 +40,19 @@ def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Wei
     """
     weights = dict.fromkeys(priorities, 1.0)
     parts = [part.strip() for part in options.weights.split(",") if part.strip()]
-    times = Counter(map(_name, parts))
+    times = Counter(map(_priority_name, parts))
     problems: list[Problem] = []
     # parts with a priority's own name come last, so that they override those with the agent's name
-    for part in sorted(parts, key=lambda part: _is_label(_name(part), weights)):
-        name, weight = _name(part), _number(part.partition("=")[2])
+    for part in sorted(parts, key=lambda part: _is_label(_priority_name(part), weights)):
+        name, weight = _priority_name(part), _parse_weight(part.partition("=")[2])
         if not name or weight is None:
             problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
         elif times[name] > 1:
             problems.append(Problem("--weights", repr(part), "it once"))
-        elif named := _named(name, weights):
+        elif named := _priorities_named(name, weights):
             weights.update(dict.fromkeys(named, weight))
         else:
-            problems.append(Problem("--weights", repr(part), "one of " + ", ".join(_names(weights))))
+            problems.append(Problem("--weights", repr(part), "one of " + ", ".join(_valid_names(weights))))
     if parts and not problems and not any(weights.values()):
         problems.append(Problem("--weights", repr(options.weights), "at least one weight above 0"))
     if problems:
@@ -64,25 +64,25 @@ def _is_label(name: str, priorities: Iterable[Priority]) -> bool:
     return any(priority.label == name for priority in priorities)
 
 
-def _named(name: str, priorities: Iterable[Priority]) -> list[Priority]:
+def _priorities_named(name: str, priorities: Iterable[Priority]) -> list[Priority]:
     """The priority with this name, else all priorities of the agent with this name."""
     priorities = list(priorities)
     own = [priority for priority in priorities if priority.label == name]
     return own or [priority for priority in priorities if priority.agent == name]
 
 
-def _names(priorities: Iterable[Priority]) -> list[str]:
+def _valid_names(priorities: Iterable[Priority]) -> list[str]:
     """All valid names."""
     return sorted(
         {name for priority in priorities for name in (priority.label or priority.agent, priority.agent)}
     )
 
 
-def _name(part: str) -> str:
+def _priority_name(part: str) -> str:
     return part.partition("=")[0].strip()
 
 
-def _number(text: str) -> float | None:
+def _parse_weight(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:

@@ -111,9 +111,9 @@ class SnapshotCache:
         self._problems: dict[str, Mapping[str, tuple[str, ...]]] = {}
         """By agent."""
         for name, store in stores.by_name.items():
-            store.subscribe(partial(self._note, name))
+            store.subscribe(partial(self._note_changes, name))
 
-    def _note(self, name: str, changes: Changes[Any] | None) -> None:
+    def _note_changes(self, name: str, changes: Changes[Any] | None) -> None:
         self._log.add(name, changes)
         self._changed.set()
 
@@ -196,15 +196,15 @@ class SnapshotCache:
         if self._stores.waiting_for():
             return
         try:
-            await self._build()
+            await self._build_snapshot()
         except BaseException:
             # the changes that were taken are lost
             self._log = ChangeLog()
             self._reports.restart()
             raise
 
-    async def _build(self) -> None:
-        cluster_state, metric_requests = await self._take()
+    async def _build_snapshot(self) -> None:
+        cluster_state, metric_requests = await self._take_cluster_state()
         generation = self._reports.report(cluster_state)
         for name in self._agent_states.due(cluster_state):
             began = self._clock.monotonic()
@@ -215,8 +215,8 @@ class SnapshotCache:
             else:
                 self._log_problems(name, problems)
             self._metrics.observe("view_seconds", self._clock.monotonic() - began, agent=name)
-        dropped = _unused_series(self._cluster_state, cluster_state)
-        self._finish(cluster_state, generation)
+        dropped = _series_no_longer_used(self._cluster_state, cluster_state)
+        self._publish_agent_states(cluster_state, generation)
         self._waiting = tuple(
             sorted(
                 {
@@ -227,10 +227,10 @@ class SnapshotCache:
             )
         )
         self._metrics.set("view_generation", self.snapshot.generation)
-        async for _ in cooperative_scheduling.iterate(range(len(dropped))):
+        async for _ in cooperative_scheduling.iterate_with_pauses(range(len(dropped))):
             dropped.pop()  # to free 5,000 samples takes some tenths of a millisecond
 
-    async def _take(self) -> tuple[ClusterState, frozenset[MetricRequest]]:
+    async def _take_cluster_state(self) -> tuple[ClusterState, frozenset[MetricRequest]]:
         """The cluster state of now, all objects of one instant, and the metrics that its objects name."""
         self._responses, self._amendments = [], list(self._lasting.values())
         changes = self._log.take()
@@ -239,7 +239,7 @@ class SnapshotCache:
         versions = {name: store.resource_version for name, store in self._stores.objects.items()}
         for name, changed in (changes or {}).items():
             self._reports.note(name, changed)
-        index = await self._index(nodes, changes)
+        index = await self._node_index(nodes, changes)
         self._read_metric_requests(objects, changes)
         metric_requests = frozenset[MetricRequest]().union(*self._metric_requests.values())
         self._refresher.set_requests(metric_requests)
@@ -247,7 +247,7 @@ class SnapshotCache:
         node_objects = nodes if self._reads_nodes else {}
         return ClusterState(index, objects, metrics, now, node_objects, versions, changes), metric_requests
 
-    async def _index(
+    async def _node_index(
         self, nodes: Mapping[ObjectKey, Any], changes: Mapping[str, Changes[Any]] | None
     ) -> NodeIndex:
         """The same index while the set of nodes is the same, so that columns keep their layout."""
@@ -279,7 +279,7 @@ class SnapshotCache:
     def _amendment_overrides(self) -> list[Override]:
         return [amendment.override for amendment in self._amendments if amendment.override is not None]
 
-    def _finish(self, cluster_state: ClusterState, generation: int) -> None:
+    def _publish_agent_states(self, cluster_state: ClusterState, generation: int) -> None:
         """Publish the agent states of a cluster state, with what was applied since that was taken."""
         current = self._agent_states.newest()
         for amendment in self._amendments:
@@ -289,15 +289,17 @@ class SnapshotCache:
         if self._responses or self._amendments:
             self._publish(cluster_state, current, self._overrides)
         else:
-            self._swap(cluster_state, current, generation)
+            self._swap_snapshot(cluster_state, current, generation)
         self._reports.settle(self._overrides)
 
     def _publish(
         self, cluster_state: ClusterState, current: Mapping[str, Any], overrides: Sequence[Override]
     ) -> None:
-        self._swap(cluster_state, current, self._reports.report(cluster_state, overrides))
+        self._swap_snapshot(cluster_state, current, self._reports.report(cluster_state, overrides))
 
-    def _swap(self, cluster_state: ClusterState, current: Mapping[str, Any], generation: int) -> None:
+    def _swap_snapshot(
+        self, cluster_state: ClusterState, current: Mapping[str, Any], generation: int
+    ) -> None:
         self.snapshot = Snapshot(cluster_state.nodes, current, cluster_state.now, generation)
         for callback in self._on_publish:
             callback()
@@ -389,7 +391,7 @@ def _apply_overrides(cluster_state: ClusterState, overrides: Sequence[Override])
     return msgspec.structs.replace(cluster_state, objects={**cluster_state.objects, **objects})
 
 
-def _unused_series(before: ClusterState, after: ClusterState) -> list[Series]:
+def _series_no_longer_used(before: ClusterState, after: ClusterState) -> list[Series]:
     """The series that are not in use any more."""
     return [
         series for key, series in before.metrics.series.items() if after.metrics.series.get(key) is not series

@@ -70,7 +70,7 @@ class AgentError(Exception):
 
 
 @contextmanager
-def raising(origin: Origin) -> Iterator[None]:
+def raise_as_agent_error(origin: Origin) -> Iterator[None]:
     """Raise `AgentError` instead of whatever the block raises.
 
     `SystemExit` is included: an agent cannot end the process that way. `KeyboardInterrupt` is the user's.
@@ -109,7 +109,7 @@ class FailureReporter:
     def reporting(self, method: str) -> Iterator[None]:
         """Report whatever the block raises, and raise `AgentError` instead."""
         try:
-            with raising(self.origin):
+            with raise_as_agent_error(self.origin):
                 yield
         except AgentError as error:
             if not error.is_reported:
@@ -210,7 +210,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         """The agent's key. If it fails, the pod gets a key that is equal to no other."""
         try:
             with self._reporter.reporting("equivalence_key"):
-                return result_validation.hashable(self._agent.equivalence_key(pod))
+                return result_validation.validate_hashable(self._agent.equivalence_key(pod))
         except AgentError:
             return object()
 
@@ -230,14 +230,14 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
     def _verdict(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Verdict | None:
-        return self._call("filter", function, result_validation.verdict, pod, candidates, snapshot)
+        return self._call_agent("filter", function, result_validation.verdict, pod, candidates, snapshot)
 
     def _scores(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Scores | None:
-        return self._call("score", function, result_validation.scores, pod, candidates, snapshot)
+        return self._call_agent("score", function, result_validation.scores, pod, candidates, snapshot)
 
-    def _call(
+    def _call_agent(
         self,
         method: str,
         function: Callable[..., Any],
@@ -271,11 +271,11 @@ class ThirdPartyDetails:
 
     def text(self, candidate: int) -> str:
         """Empty if the agent fails."""
-        return self._read(lambda: result_validation.text(self._details.text(candidate)), "")
+        return self._read_details(lambda: result_validation.text(self._details.text(candidate)), "")
 
     def distances(self) -> NDArray[np.float64]:
         """The largest distances if the agent fails."""
-        return self._read(
+        return self._read_details(
             lambda: result_validation.numbers(self._details.distances(), self._size, "distances"),
             np.ones(self._size),
         )
@@ -284,9 +284,11 @@ class ThirdPartyDetails:
         """Empty if the agent fails or has none."""
         if not hasattr(self._details, "numbers"):
             return {}
-        return self._read(lambda: result_validation.json_object(self._details.numbers(candidate)), {})
+        return self._read_details(
+            lambda: result_validation.validate_json_object(self._details.numbers(candidate)), {}
+        )
 
-    def _read(self, read: Callable[[], T], default: T) -> T:
+    def _read_details(self, read: Callable[[], T], default: T) -> T:
         try:
             with self._reporter.reporting("details"):
                 return read()

@@ -120,7 +120,7 @@ class RequestDecoder(Generic[PodT]):
         """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
         request_limits.check_candidates(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
-        pod = _require(args.pod, "Pod", "a Pod")
+        pod = _require_field(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
             request_limits.check_nodes(len(raw))
@@ -133,19 +133,21 @@ class RequestDecoder(Generic[PodT]):
         try:
             return CandidateRequest(pod, index.read(listed), None)
         except UNREADABLE as error:
-            raise BadInput("request", [_problem(error, "NodeNames", "a list of names")]) from error
+            raise BadInput(
+                "request", [_problem_of_msgspec_error(error, "NodeNames", "a list of names")]
+            ) from error
 
     def decode_preemption(self, body: bytes) -> PreemptionRequest[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
         request_limits.check_victims(body)
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
-        pod = _require(args.pod, "Pod", "a Pod")
+        pod = _require_field(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
             victims_by_node = {
                 node: victims or MetaVictims() for node, victims in args.node_name_to_meta_victims.items()
             }
             return PreemptionRequest(pod, victims_by_node)
-        whole = _require(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
+        whole = _require_field(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
         return PreemptionRequest(
             pod, {node: _to_meta_victims(victims or WholeVictims()) for node, victims in whole.items()}
         )
@@ -183,12 +185,14 @@ class NodeDecoder(Generic[PodT]):
                 raw if is_complete else lenient_decoder.rename_keys(bytes(raw), lenient_decoder.NODE)
             )
         except UNREADABLE as error:
-            raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
+            raise BadInput(
+                "request", [_problem_of_msgspec_error(error, f"Nodes.items[{number}]", "a Node")]
+            ) from error
 
 
 def decode_binding(body: bytes) -> BindingArgs:
     """A bind request. `BadInput` names each field that is wrong."""
-    args: BindingArgs = _decode(_read_binding, body, _lacks_fields, "an ExtenderBindingArgs object")
+    args: BindingArgs = _decode(_read_binding, body, _lacks_binding_fields, "an ExtenderBindingArgs object")
     values = dict(zip(lenient_decoder.BINDING, msgspec.structs.astuple(args), strict=True))
     problems = [Problem(field, "empty or absent", "a name") for field, value in values.items() if not value]
     if problems:
@@ -196,7 +200,7 @@ def decode_binding(body: bytes) -> BindingArgs:
     return args
 
 
-def _lacks_fields(args: BindingArgs) -> bool:
+def _lacks_binding_fields(args: BindingArgs) -> bool:
     return "" in msgspec.structs.astuple(args)
 
 
@@ -213,7 +217,7 @@ def _to_meta_victims(victims: WholeVictims) -> MetaVictims:
     return MetaVictims(pods, victims.num_PDB_violations)
 
 
-def _require(value: Any, field: str, wanted: str) -> Any:
+def _require_field(value: Any, field: str, wanted: str) -> Any:
     if value is None:
         raise BadInput("request", [Problem(field, "null or absent", wanted)])
     return value
@@ -239,7 +243,9 @@ def _decode_odd_name(number: int, node: msgspec.Raw) -> str:
     try:
         return _read_node(lenient_decoder.rename_keys(bytes(node), lenient_decoder.NODE_NAME)).metadata.name
     except UNREADABLE as error:
-        raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
+        raise BadInput(
+            "request", [_problem_of_msgspec_error(error, f"Nodes.items[{number}]", "a Node")]
+        ) from error
 
 
 def _check_odd_nodes(count: int) -> None:
@@ -248,7 +254,7 @@ def _check_odd_nodes(count: int) -> None:
         raise BadInput("request", [Problem("Nodes.items", text, f"at most {lenient_decoder.MOST_NODES}")])
 
 
-def _problem(error: Exception, at: str, wanted: str) -> Problem:
+def _problem_of_msgspec_error(error: Exception, at: str, wanted: str) -> Problem:
     """A problem from an error of msgspec, whose text ends in `- at `$.path``: the path becomes part of the field."""
     text, _, path = str(error).partition(" - at `$")
     steps = path.rstrip("`").replace("[...]", "[*]")
@@ -263,19 +269,19 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
         end = request_limits.find_end_of_value(error, body)
         if end is not None:
             return _decode(decoder, body[:end], incomplete, wanted)
-        rewritten = lenient_decoder.rewrite(body)
+        rewritten = lenient_decoder.normalize_request_json(body)
         if rewritten is None:
-            raise BadInput("request", [_problem(error, "", wanted)]) from error
+            raise BadInput("request", [_problem_of_msgspec_error(error, "", wanted)]) from error
     else:
         if not incomplete(args):
             return args
-        rewritten = lenient_decoder.rewrite(body)
+        rewritten = lenient_decoder.normalize_request_json(body)
         if rewritten is None:
             return args
     try:
         return decoder.decode(rewritten)
     except UNREADABLE as error:
-        raise BadInput("request", [_problem(error, "", wanted)]) from error
+        raise BadInput("request", [_problem_of_msgspec_error(error, "", wanted)]) from error
 
 
 def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[bytes]:
@@ -284,7 +290,7 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
     `FailedNodes` is null if no agent has a verdict.
     """
     kept = decision.feasible()
-    failed = _failed(decision, kept) if decision.verdicts else b"null"
+    failed = _failed_nodes(decision, kept) if decision.verdicts else b"null"
     tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
     if request.nodes is None:
         names = node_name_json.name_list(decision.names, np.flatnonzero(kept))
@@ -294,7 +300,7 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
     return [b'{"Nodes":{"metadata":{},"items":[', *parts[1:], b']},"NodeNames":null', tail]
 
 
-def _failed(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
+def _failed_nodes(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
     """Each rejected node with the reason of the first agent that rejects it, grouped by reason."""
     parts: list[bytes] = []
     left = ~kept

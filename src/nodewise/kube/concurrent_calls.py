@@ -10,7 +10,7 @@ AT_ONCE: Final = 8
 """Concurrent calls. The API client limits the rate of writes (`--kube-qps`)."""
 
 
-async def run_all(work: Iterator[Awaitable[None]]) -> None:
+async def run_api_calls(work: Iterator[Awaitable[None]]) -> None:
     """Run all calls, at most `AT_ONCE` at a time. The iterator creates each call when the call can start.
 
     Raises the first unexpected exception, else the first `NodewiseError`, after all calls have ended.

@@ -62,11 +62,11 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
         self._current = made
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        self._look()
+        self._check_certificates()
         generation = self._current
         generation.calls += 1
         try:
-            await self._close_old()
+            await self._close_retired_connections()
             response = await generation.transport.handle_async_request(request)
         except BaseException:
             generation.calls -= 1
@@ -82,14 +82,14 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
         self._old = []
 
     def _is_retired(self, generation: _Generation) -> bool:
-        self._look()
+        self._check_certificates()
         return generation is not self._current
 
-    def _look(self) -> None:
+    def _check_certificates(self) -> None:
         if self._has_changed():
             self.renew()
 
-    async def _close_old(self) -> None:
+    async def _close_retired_connections(self) -> None:
         over = [generation for generation in self._old if not generation.calls]
         self._old = [generation for generation in self._old if generation.calls]
         for generation in over:

@@ -59,8 +59,8 @@ def connect(options: KubeOptions, metrics_registry: MetricsRegistry, clock: Cloc
     account = ConnectionInfo(
         server=chosen.cluster["server"],
         namespace=options.namespace or chosen.context.get("namespace") or "default",
-        extensions=_extensions(chosen),
-        hint=lambda: tls.expiry_hint(chosen, clock.now()),
+        extensions=_httpcore_extensions(chosen),
+        hint=lambda: tls.client_certificate_expiry_hint(chosen, clock.now()),
     )
     return HttpApi(http, account, TokenBucket(options.kube_qps, options.kube_burst), clock, metrics_registry)
 
@@ -92,7 +92,7 @@ def _create_client(
     chosen: KubeconfigContext, transport: RenewingTransport, auth: httpx2.Auth | None
 ) -> httpx2.AsyncClient:
     server = chosen.cluster["server"]
-    headers = _HEADERS | _impersonation(chosen)
+    headers = _HEADERS | _impersonation_headers(chosen)
     try:
         # no timeout here: every call has its own deadline
         return httpx2.AsyncClient(
@@ -102,13 +102,13 @@ def _create_client(
         raise _bad_settings(chosen, "cluster: server", str(error), "a URL that can be used") from error
 
 
-def _extensions(chosen: KubeconfigContext) -> dict[str, str]:
+def _httpcore_extensions(chosen: KubeconfigContext) -> dict[str, str]:
     """Extensions for httpcore: the server name that the certificate must have, if it differs from the host."""
     name = chosen.cluster.get("tls-server-name")
     return {"sni_hostname": name} if name else {}
 
 
-def _impersonation(chosen: KubeconfigContext) -> dict[str, str]:
+def _impersonation_headers(chosen: KubeconfigContext) -> dict[str, str]:
     """The headers of `kubectl --as`. Groups and extras need repeated headers, so they are errors, not ignored."""
     if chosen.user.get("as-groups") or chosen.user.get("as-user-extra"):
         raise _bad_settings(

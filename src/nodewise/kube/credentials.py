@@ -62,17 +62,17 @@ class BearerTokenFile(httpx2.Auth):
 
     async def async_auth_flow(self, request: httpx2.Request) -> Flow:
         if self._clock.monotonic() - self._read_at_s >= REREAD_S:
-            self._read()
+            self._reread_token()
         request.headers["Authorization"] = f"Bearer {self._token}"
         response = yield request
         if response.status_code == httpx2.codes.UNAUTHORIZED:
             before = self._token
-            self._read()
+            self._reread_token()
             if self._token != before:
                 request.headers["Authorization"] = f"Bearer {self._token}"
                 yield request
 
-    def _read(self) -> None:
+    def _reread_token(self) -> None:
         """Reread the file. While the file is being replaced the previous token stays in use."""
         try:
             self._token = self._path.read_text().strip()

@@ -117,7 +117,7 @@ def line_of_field(node: Any, path: str) -> int:
     """The line, from 1, of a field such as `spec.rules[0].target` below a node, or of its closest existing parent."""
     number = node.start_mark.line
     while path:
-        step = _step(node, path)
+        step = _first_path_step(node, path)
         if step is None:
             break
         consumed, mark, node = step
@@ -125,7 +125,7 @@ def line_of_field(node: Any, path: str) -> int:
     return int(number) + 1
 
 
-def _step(node: Any, path: str) -> tuple[int, Any, Any] | None:
+def _first_path_step(node: Any, path: str) -> tuple[int, Any, Any] | None:
     """The length of the first step of a path, the position of its key or item, and its node; None if it is missing."""
     if isinstance(node, yaml.SequenceNode):
         match = _INDEX.match(path)

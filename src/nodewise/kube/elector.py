@@ -62,9 +62,9 @@ class Elector:
     async def run(self) -> None:
         """Acquire and renew the Lease until cancelled. Then call `stop`, so that another replica can lead at once."""
         while True:
-            await self._try()
+            await self._try_to_lead()
             self._report_change()
-            await self._clock.sleep(self._pause_s())
+            await self._clock.sleep(self._retry_pause_s())
             self._report_change()
 
     async def stop(self) -> None:
@@ -74,13 +74,13 @@ class Elector:
         self._report_change()
         if led and self._observed:
             try:
-                await self._write(
+                await self._write_lease(
                     lease.release(self._observed, self._clock.now()), self._lock.timings.retry_s
                 )
             except NodewiseError as error:
                 self._log_error(str(error))
 
-    async def _try(self) -> None:
+    async def _try_to_lead(self) -> None:
         try:
             await self._read_and_acquire()
         except NodewiseError as error:
@@ -93,7 +93,7 @@ class Elector:
         """Read the Lease unless its content is known, and write it if it may be taken."""
         if self.leading and self._object is not None:
             try:
-                await self._acquire()
+                await self._acquire_or_renew()
             except (Conflict, NotFound):
                 # another writer was faster; its content decides at once, not in two seconds, whether we still lead
                 self._object = None
@@ -101,29 +101,29 @@ class Elector:
                 return
         await self._read_lease()
         if lease.wait_s(self._observed, self._lock, self._clock.monotonic()) == 0.0:
-            await self._acquire()
+            await self._acquire_or_renew()
 
     async def _read_lease(self) -> None:
         try:
-            body = await self._api.get(self._path, timeout_s=self._deadline_s())
+            body = await self._api.get(self._path, timeout_s=self._call_timeout_s())
         except NotFound:
             # the Lease was deleted; its holder may not know yet, so the last observation still applies
             self._object = None
             self._until_s = NEVER
             return
-        self._observe(body)
+        self._observe_lease(body)
         if self.holder != self._lock.identity:
             self._until_s = NEVER
 
-    async def _acquire(self) -> None:
+    async def _acquire_or_renew(self) -> None:
         """Write the Lease. Leadership counts from before the write was sent, as it may have arrived at once."""
         sent_s = self._clock.monotonic()
-        await self._write(
-            lease.acquire_or_renew(self._observed, self._lock, self._clock.now()), self._deadline_s()
+        await self._write_lease(
+            lease.acquire_or_renew(self._observed, self._lock, self._clock.now()), self._call_timeout_s()
         )
         self._until_s = sent_s + self._lock.timings.renew_s
 
-    async def _write(self, spec: LeaseSpec, timeout_s: float) -> None:
+    async def _write_lease(self, spec: LeaseSpec, timeout_s: float) -> None:
         if self._object is None:
             meta = {"name": self._lock.name, "namespace": self._lock.namespace}
             body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
@@ -133,9 +133,9 @@ class Elector:
             spec_before = self._object.get("spec") or {}
             body = {**self._object, "spec": {**spec_before, **msgspec.to_builtins(spec)}}
             answer = await self._api.replace(self._path, body, timeout_s=timeout_s)
-        self._observe(answer)
+        self._observe_lease(answer)
 
-    def _observe(self, body: bytes) -> None:
+    def _observe_lease(self, body: bytes) -> None:
         try:
             spec = msgspec.json.decode(body, type=_Lease).spec or LeaseSpec()
             self._object = msgspec.json.decode(body)
@@ -149,13 +149,13 @@ class Elector:
             self._trouble = error
             logs.emit("lease_failed", lease=self._path, error=error, leading=self.leading)
 
-    def _deadline_s(self) -> float:
+    def _call_timeout_s(self) -> float:
         """Timeout of one call: two calls must fit before a leader has to stop."""
         half_s = self._lock.timings.renew_s / 2
         left_s = self._until_s - self._clock.monotonic()
         return min(half_s, left_s) if left_s > 0 else half_s
 
-    def _pause_s(self) -> float:
+    def _retry_pause_s(self) -> float:
         """Seconds until the next read. Followers read at random times, so that they do not read simultaneously."""
         timings = self._lock.timings
         now_s = self._clock.monotonic()

@@ -90,7 +90,7 @@ def error_from_status(
     `retry_after` is the value of the header Retry-After; `hint` replaces the default remedy unless it is empty.
     """
     kind = KINDS.get(code, Unavailable if code >= 500 else Refused)  # noqa: PLR2004 - HTTP's own classes
-    problems = _problems(code, status)
+    problems = _problems_of_status(code, status)
     remedy = hint or REMEDIES.get(code, "")
     if kind is Unavailable:
         wait_s = _retry_after_s(retry_after, status)
@@ -98,7 +98,7 @@ def error_from_status(
     return kind(str(call), problems, remedy=remedy)
 
 
-def _problems(code: int, status: ErrorStatus) -> list[Problem]:
+def _problems_of_status(code: int, status: ErrorStatus) -> list[Problem]:
     causes = status.details.causes if status.details else ()
     if causes and code in _BY_FIELD:
         return [Problem(cause.field, cause.message, "") for cause in causes]

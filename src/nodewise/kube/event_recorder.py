@@ -116,16 +116,16 @@ class EventRecorder:
             due_s = self._queue[0][0]
             delay_s = due_s - self._clock.monotonic()
             if delay_s > 0:
-                await self._pause(delay_s)
+                await self._wait_for_due_event(delay_s)
             else:
-                await self._write(heapq.heappop(self._queue)[2])
+                await self._write_due_event(heapq.heappop(self._queue)[2])
 
     async def flush(self) -> None:
         """Write the events that are due now, before the program ends."""
         while self._queue and self._queue[0][0] <= self._clock.monotonic():
-            await self._write(heapq.heappop(self._queue)[2])
+            await self._write_due_event(heapq.heappop(self._queue)[2])
 
-    async def _pause(self, delay_s: float) -> None:
+    async def _wait_for_due_event(self, delay_s: float) -> None:
         """Sleep until the next event is due, or an event is queued."""
         self._wake.clear()
         sleeping = asyncio.ensure_future(self._clock.sleep(delay_s))
@@ -149,15 +149,15 @@ class EventRecorder:
 
     def _enqueue(self, event: RecordedEvent, series: _EventSeries) -> None:
         now_s = self._clock.monotonic()
-        bucket = self._bucket(event)
+        bucket = self._rate_limit_bucket(event)
         wait_s = None if len(self._queue) >= MOST_WAITING else bucket.take(now_s, PATIENCE_S)
         if wait_s is None:
             self._metrics_registry.count("events_total", outcome="dropped")
             return
-        self._push(now_s + wait_s, event)
+        self._schedule_event(now_s + wait_s, event)
         series.waiting = True
 
-    def _bucket(self, event: RecordedEvent) -> TokenBucket:
+    def _rate_limit_bucket(self, event: RecordedEvent) -> TokenBucket:
         key = (event.about, event.reason)
         if key not in self._buckets:
             self._buckets[key] = TokenBucket(1.0 / REFILL_S, BURST)
@@ -166,38 +166,38 @@ class EventRecorder:
             self._buckets.popitem(last=False)
         return self._buckets[key]
 
-    def _push(self, due_s: float, event: RecordedEvent) -> None:
+    def _schedule_event(self, due_s: float, event: RecordedEvent) -> None:
         self._order += 1
         heapq.heappush(self._queue, (due_s, self._order, event))
         self._wake.set()
 
-    async def _write(self, event: RecordedEvent) -> None:
+    async def _write_due_event(self, event: RecordedEvent) -> None:
         series = self._known.get(event)
         if series is None:  # pushed out by newer ones while it waited
             return
         series.waiting = False
         try:
-            await self._send(event, series)
+            await self._create_or_update_event(event, series)
         except NodewiseError as error:
             self._handle_failure(event, series, error)
         else:
             series.tries = 0
             self._is_losing = False
 
-    async def _send(self, event: RecordedEvent, series: _EventSeries) -> None:
+    async def _create_or_update_event(self, event: RecordedEvent, series: _EventSeries) -> None:
         """Create the event the first time, and update its count later. Create it again if the server has deleted it."""
         namespace = event.about.namespace or "default"
         if series.name:
             try:
                 await self._api.patch(
-                    EVENTS.path(namespace, series.name), {"series": _count(series)}, "merge"
+                    EVENTS.path(namespace, series.name), {"series": _event_series_body(series)}, "merge"
                 )
             except NotFound:
                 series.name, series.first_s, series.count = "", series.last_s, 1
             else:
                 self._metrics_registry.count("events_total", outcome="repeated")
                 return
-        body = self._body(event, series)
+        body = self._event_body(event, series)
         await self._api.create(EVENTS.path(namespace), body)
         series.name = body["metadata"]["name"]
         self._metrics_registry.count("events_total", outcome="recorded")
@@ -206,7 +206,7 @@ class EventRecorder:
         series.tries += 1
         if isinstance(error, Unavailable) and series.tries < TRIES:
             series.waiting = True
-            self._push(self._clock.monotonic() + error.retry_after_s, event)
+            self._schedule_event(self._clock.monotonic() + error.retry_after_s, event)
             return
         series.tries = 0
         self._metrics_registry.count("events_total", outcome="failed")
@@ -214,7 +214,7 @@ class EventRecorder:
             self._is_losing = True
             logs.emit("event_lost", reason=event.reason, object=event.about.name, error=str(error))
 
-    def _body(self, event: RecordedEvent, series: _EventSeries) -> dict[str, Any]:
+    def _event_body(self, event: RecordedEvent, series: _EventSeries) -> dict[str, Any]:
         about = event.about
         namespace = about.namespace or "default"
         # the name as client-go makes it: the object's, and a number that no other event of it has
@@ -238,10 +238,10 @@ class EventRecorder:
             "regarding": {field: text for field, text in regarding.items() if text},
             "note": event.note,
             "type": event.type,
-        } | ({"series": _count(series)} if series.count > 1 else {})
+        } | ({"series": _event_series_body(series)} if series.count > 1 else {})
 
 
-def _count(series: _EventSeries) -> dict[str, Any]:
+def _event_series_body(series: _EventSeries) -> dict[str, Any]:
     return {"count": max(series.count, 2), "lastObservedTime": _micro_time(series.last_s)}
 
 

@@ -60,7 +60,7 @@ class ExecPlugin(httpx2.Auth):
     def __init__(
         self, chosen: KubeconfigContext, set_client_certificate: SetClientCertificate, clock: Clock
     ) -> None:
-        self._config = _exec_config(chosen)
+        self._config = _read_exec_config(chosen)
         self._what = f"credential plugin {self._config.command}"
         self._cluster = _cluster_info(chosen) if self._config.provide_cluster_info else None
         self._set_client_certificate = set_client_certificate
@@ -70,31 +70,31 @@ class ExecPlugin(httpx2.Auth):
         self._ends_at_s = float("-inf")
 
     async def async_auth_flow(self, request: httpx2.Request) -> Flow:
-        await self._renew(self._clock.now() >= self._ends_at_s)
+        await self._renew_credentials(self._clock.now() >= self._ends_at_s)
         response = yield self._authorize(request)
         if response.status_code == httpx2.codes.UNAUTHORIZED:
             refused = request.headers.get("Authorization", "")
-            await self._renew(refused == self._header())
+            await self._renew_credentials(refused == self._authorization_header())
             yield self._authorize(request)
 
-    def _header(self) -> str:
+    def _authorization_header(self) -> str:
         return f"Bearer {self._token}" if self._token else ""
 
     def _authorize(self, request: httpx2.Request) -> httpx2.Request:
         if self._token:
-            request.headers["Authorization"] = self._header()
+            request.headers["Authorization"] = self._authorization_header()
         return request
 
-    async def _renew(self, needed: bool) -> None:
+    async def _renew_credentials(self, needed: bool) -> None:
         """Run the plugin if needed, unless another call has renewed the credentials meanwhile."""
         if not needed:
             return
         before = self._ends_at_s, self._token
         async with self._lock:
             if (self._ends_at_s, self._token) == before:
-                self._apply_output(await self._run())
+                self._apply_output(await self._run_plugin())
 
-    async def _run(self) -> bytes:
+    async def _run_plugin(self) -> bytes:
         """Run the plugin and return its output. It has no terminal: a service cannot prompt for a password."""
         pipe = asyncio.subprocess.PIPE
         try:
@@ -109,7 +109,7 @@ class ExecPlugin(httpx2.Auth):
         except OSError as error:
             problem = Problem("command", str(error), "a program that can be run")
             raise BadSettings(self._what, [problem], remedy=self._config.install_hint) from error
-        output, complaint = await _communicate(process, self._what)
+        output, complaint = await _read_plugin_output(process, self._what)
         if process.returncode:
             actual = f"exit status {process.returncode}: {complaint.decode(errors='replace').strip()[-500:]}"
             raise Unavailable(self._what, [Problem("", actual, "exit status 0")], retry_after_s=5.0)
@@ -145,7 +145,7 @@ def _expiry_s(status: _ExecCredentialStatus) -> float:
     return clock.parse_rfc3339(end) if end else float("inf")
 
 
-async def _communicate(process: asyncio.subprocess.Process, what: str) -> tuple[bytes, bytes]:
+async def _read_plugin_output(process: asyncio.subprocess.Process, what: str) -> tuple[bytes, bytes]:
     """The output of the plugin. A plugin that exceeds the timeout, or whose call was cancelled, is killed."""
     try:
         async with asyncio.timeout(LONGEST_S):
@@ -157,7 +157,7 @@ async def _communicate(process: asyncio.subprocess.Process, what: str) -> tuple[
             process.kill()
 
 
-def _exec_config(chosen: KubeconfigContext) -> ExecConfig:
+def _read_exec_config(chosen: KubeconfigContext) -> ExecConfig:
     try:
         return msgspec.convert(chosen.user["exec"], ExecConfig)
     except msgspec.ValidationError as error:

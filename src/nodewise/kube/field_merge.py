@@ -52,22 +52,24 @@ def _merge_structs(type_name: str, path: str, declared: tuple[Declared, ...]) ->
     for struct in unique:
         for field in msgspec.structs.fields(struct):
             declarations.setdefault(field.encode_name, []).append((struct, field))
-    fields = [_field(f"{path}.{wire}", wire, owners) for wire, owners in declarations.items()]
+    fields = [_merge_field(f"{path}.{wire}", wire, owners) for wire, owners in declarations.items()]
     return msgspec.defstruct(type_name, fields, **_OPTIONS)
 
 
-def _field(path: str, wire: str, owners: list[tuple[Declared, FieldInfo]]) -> tuple[str, Any, Any]:
+def _merge_field(path: str, wire: str, owners: list[tuple[Declared, FieldInfo]]) -> tuple[str, Any, Any]:
     """One field: name in Python, type and default. TypeError if the declarations differ."""
     first, field = owners[0]
-    type_, default = field.type, _default(field)
+    type_, default = field.type, _comparable_default(field)
     for struct, other in owners[1:]:
         if other.name != field.name:
-            raise _conflict(path, first, field.name, struct, other.name)
+            raise _conflict_error(path, first, field.name, struct, other.name)
         both = _merge_types(path, (first, type_), (struct, other.type))
-        if first not in _OURS and _default(other) != default:
-            raise _conflict(path, first, _render(default), struct, _render(_default(other)))
+        if first not in _OURS and _comparable_default(other) != default:
+            raise _conflict_error(
+                path, first, _type_text(default), struct, _type_text(_comparable_default(other))
+            )
         type_ = both
-    return field.name, type_, _spec(wire, type_, default)
+    return field.name, type_, _struct_field_spec(wire, type_, default)
 
 
 Side = tuple[Declared, Any]
@@ -80,27 +82,28 @@ def _merge_types(path: str, left: Side, right: Side) -> Any:
         return a
     if _is_struct(a) and _is_struct(b):
         return _merge_structs(_type_name(path), path, (a, b))
-    origin = _origin(a)
+    origin = _type_origin(a)
     parts, others = get_args(a), get_args(b)
-    if origin is None or origin != _origin(b) or len(parts) != len(others):
-        raise _conflict(path, first, _render(a), second, _render(b))
+    if origin is None or origin != _type_origin(b) or len(parts) != len(others):
+        raise _conflict_error(path, first, _type_text(a), second, _type_text(b))
     agreed = [
-        _merge_types(path, (first, x), (second, y)) for x, y in zip(_sorted(a), _sorted(b), strict=True)
+        _merge_types(path, (first, x), (second, y))
+        for x, y in zip(_sorted_type_arguments(a), _sorted_type_arguments(b), strict=True)
     ]
     return Union[tuple(agreed)] if origin is Union else origin[tuple(agreed)]  # noqa: UP007
 
 
-def _origin(type_: Any) -> Any:
+def _type_origin(type_: Any) -> Any:
     """The origin of a type, the same for `X | Y` and `Union[X, Y]`."""
     origin: Any = get_origin(type_)
     return Union if origin is UnionType else origin
 
 
-def _sorted(type_: Any) -> list[Any]:
+def _sorted_type_arguments(type_: Any) -> list[Any]:
     """The arguments of a type; those of a union with structs first, as their order has no meaning."""
     parts = list(get_args(type_))
-    if _origin(type_) is Union:
-        parts.sort(key=lambda part: (part is NoneType, not _is_struct(part), _render(part)))
+    if _type_origin(type_) is Union:
+        parts.sort(key=lambda part: (part is NoneType, not _is_struct(part), _type_text(part)))
     return parts
 
 
@@ -112,7 +115,7 @@ _EMPTY: Final = "a struct of defaults"
 """Represents a default such as `status: Status = Status()`: the merged type has such a default, too."""
 
 
-def _default(field: FieldInfo) -> Any:
+def _comparable_default(field: FieldInfo) -> Any:
     """The default of a field in a comparable form; NODEFAULT for a required field."""
     factory = field.default_factory
     default = field.default if factory is NODEFAULT else factory
@@ -122,7 +125,7 @@ def _default(field: FieldInfo) -> Any:
     return default
 
 
-def _spec(wire: str, type_: Any, default: Any) -> Any:
+def _struct_field_spec(wire: str, type_: Any, default: Any) -> Any:
     if default is _EMPTY:
         struct = type_ if _is_struct(type_) else next(part for part in get_args(type_) if _is_struct(part))
         return msgspec.field(default=struct(), name=wire)
@@ -136,12 +139,12 @@ def _type_name(path: str) -> str:
     return "".join(part[:1].upper() + part[1:] for part in path.split("."))
 
 
-def _render(value: Any) -> str:
+def _type_text(value: Any) -> str:
     if value is NODEFAULT or value is UNSET:
         return "no default"
     return getattr(value, "__qualname__", "") if isinstance(value, type) else repr(value)
 
 
-def _conflict(path: str, first: Declared, actual: str, second: Declared, other: str) -> TypeError:
+def _conflict_error(path: str, first: Declared, actual: str, second: Declared, other: str) -> TypeError:
     a, b = (f"{struct.__module__}.{struct.__qualname__}" for struct in (first, second))
     return TypeError(f"{path}: {a} declares {actual}, {b} declares {other}; they must agree")

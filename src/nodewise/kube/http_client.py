@@ -173,7 +173,7 @@ class HttpApi:
             actual = f"the client-side rate limit would delay it for more than {timeout_s:g} s"
             problem = Problem("", actual, "")
             raise Unavailable(
-                str(_call(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
+                str(_call_text(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
             )
         if wait_s:
             await self._clock.sleep(wait_s)
@@ -198,19 +198,19 @@ class HttpApi:
                         await response.aclose()
             except TimeoutError as error:
                 problem = Problem("", f"no answer within {timeout_s:g} s", "")
-                raise Unavailable(str(_call(verb, request)), [problem]) from error
+                raise Unavailable(str(_call_text(verb, request)), [problem]) from error
 
     async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an unsuccessful or compressed response."""
-        if problem := encoding_problem(response):
-            raise Unavailable(str(_call(verb, request)), [problem])
+        if problem := compression_problem(response):
+            raise Unavailable(str(_call_text(verb, request)), [problem])
         if response.status_code < _CANNOT and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
             self._on_response()
         if response.is_success:
             return
         status = error_responses.status_of(await _read_body(response))
         retry_after = response.headers.get("retry-after", "")
-        call = _call(verb, request)
+        call = _call_text(verb, request)
         hint = self._connection_info.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
         raise error_responses.error_from_status(call, response.status_code, status, retry_after, hint)
 
@@ -224,7 +224,7 @@ class HttpApi:
             outcome = type(error).__name__.lower()
             raise
         except tuple(TRANSLATED) as error:
-            ours = translate_error(error, _call(verb, request), self.server)
+            ours = translate_error(error, _call_text(verb, request), self.server)
             outcome = type(ours).__name__.lower()
             raise ours from error
         finally:
@@ -244,12 +244,12 @@ def translate_error(error: Exception, call: ApiCall, server: str) -> NodewiseErr
     return kind(str(call), [Problem("", actual, "")], remedy=remedy)
 
 
-def _call(verb: str, request: httpx2.Request) -> ApiCall:
+def _call_text(verb: str, request: httpx2.Request) -> ApiCall:
     """The call for messages, without the query: its tokens and times would make each failure look different."""
     return ApiCall(verb, str(request.url.copy_with(query=None)))
 
 
-def encoding_problem(response: httpx2.Response) -> Problem | None:
+def compression_problem(response: httpx2.Response) -> Problem | None:
     """The problem of a compressed response, although the request does not accept any; None if it is not compressed.
 
     Decompression would block the event loop, and its size has no limit.
@@ -290,18 +290,18 @@ class LineSplitter:
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """The lines that this chunk completes, without line ends. Empty lines are left out."""
         head, *rest = piece.split(b"\n")
-        self._append(head)
+        self._append_to_line(head)
         for part in rest:
             line = self._take_line()
             if line:
                 yield line
-            self._append(part)
+            self._append_to_line(part)
 
     def rest(self) -> bytes:
         """The bytes after the last line end: empty or a document, unless the stream was truncated."""
         return self._take_line()
 
-    def _append(self, part: bytes) -> None:
+    def _append_to_line(self, part: bytes) -> None:
         self._size += len(part)
         if self._size > self._longest:
             actual = f"a line of more than {self._longest} bytes"

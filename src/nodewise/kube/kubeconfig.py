@@ -53,9 +53,9 @@ def in_cluster_context(environ: Mapping[str, str], account: Path) -> KubeconfigC
 
 def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> KubeconfigContext:
     """The context with this name; an empty name means the current-context. `BadSettings` names the problems."""
-    paths = _paths(kubeconfig, environ)
+    paths = _kubeconfig_paths(kubeconfig, environ)
     source = os.pathsep.join(map(str, paths))
-    document = _merge(_read(path) for path in paths)
+    document = _merge_kubeconfigs(_read_kubeconfig(path) for path in paths)
     name = context or document.get("current-context") or ""
     what = f"kubeconfig {source}"
     if not name:
@@ -73,7 +73,7 @@ def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> K
     return KubeconfigContext(source, name, chosen, cluster, user)
 
 
-def _paths(kubeconfig: str, environ: Mapping[str, str]) -> list[Path]:
+def _kubeconfig_paths(kubeconfig: str, environ: Mapping[str, str]) -> list[Path]:
     """The files to read. Files of $KUBECONFIG may be missing, as for kubectl; a file of the option may not."""
     if kubeconfig:
         return [_require_file(kubeconfig, "--kubeconfig")]
@@ -93,7 +93,7 @@ def _require_file(path: str, field: str) -> Path:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_kubeconfig(path: Path) -> dict[str, Any]:
     """One file, with absolute paths: relative ones are relative to the folder of the file."""
     what = f"kubeconfig {path}"
     try:
@@ -134,7 +134,7 @@ def _parse_entry(entry: Any, key: str, what: str, folder: Path) -> dict[str, Any
     return {"name": entry["name"], key: {**body, **changed}}
 
 
-def _merge(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _merge_kubeconfigs(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The merged files: the first file that defines an entry wins (client-go v0.36 clientcmd, loading rules)."""
     merged: dict[str, Any] = {section: [] for section in _ENTRY_KEYS} | {"current-context": ""}
     for document in documents:

@@ -48,7 +48,7 @@ async def list_objects(
         if page.is_first:
             decoder.restart()
             count = 0
-        async for item in cooperative_scheduling.iterate(page.items):
+        async for item in cooperative_scheduling.iterate_with_pauses(page.items):
             decoder.add(item)
         count += len(page.items)
         report_count(count)

@@ -88,7 +88,7 @@ class FileObjects:
             try:
                 item = _with_default_namespace(decoder.decode(entry.data), resource)
             except msgspec.MsgspecError as error:
-                problems.append(_problem(entry.where, error))
+                problems.append(_problem_of_msgspec_error(entry.where, error))
                 continue
             key = (item.metadata.namespace, item.metadata.name)
             if key in objects:
@@ -108,7 +108,7 @@ def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> FileObje
     problems: list[Problem] = []
     for source, text in _read_texts(paths, stdin, problems):
         try:
-            for kind, entry in _objects(text, source):
+            for kind, entry in _parse_objects(text, source):
                 entries.setdefault(kind, []).append(entry)
         except NodewiseError as error:
             problems += [
@@ -127,14 +127,14 @@ def _read_texts(
         if str(path) == "-":
             yield STDIN, (stdin or sys.stdin.buffer).read()
             continue
-        for file in _files(Path(path), problems):
+        for file in _files_of_path(Path(path), problems):
             try:
                 yield str(file), file.read_bytes()
             except OSError as error:
                 problems.append(Problem(str(file), error.strerror or str(error), "a file that can be read"))
 
 
-def _files(path: Path, problems: list[Problem]) -> list[Path]:
+def _files_of_path(path: Path, problems: list[Problem]) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
@@ -143,17 +143,19 @@ def _files(path: Path, problems: list[Problem]) -> list[Path]:
     return files
 
 
-def _objects(text: bytes, source: str) -> Iterator[tuple[Kind, FileObject]]:
+def _parse_objects(text: bytes, source: str) -> Iterator[tuple[Kind, FileObject]]:
     for number, data in documents.split_documents(text, source):
-        yield from _unroll(FileObject(ObjectLocation(source, number), data), _TypeMeta())
+        yield from _expand_list(FileObject(ObjectLocation(source, number), data), _TypeMeta())
 
 
-def _unroll(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, FileObject]]:
+def _expand_list(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, FileObject]]:
     """The object, or the objects of a list. Items of a `NodeList` need no apiVersion and kind."""
     try:
         head = msgspec.json.decode(entry.data, type=_TypeMeta)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInput(entry.location.source, [_problem(entry.location.in_source, error)]) from error
+        raise BadInput(
+            entry.location.source, [_problem_of_msgspec_error(entry.location.in_source, error)]
+        ) from error
     api_version = head.api_version or around.api_version
     kind = head.kind or around.kind.removesuffix("List")
     if not api_version or not kind:
@@ -166,7 +168,7 @@ def _unroll(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, FileOb
         whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
         for position, item in enumerate(head.items):
             location = entry.location._replace(items=(*entry.location.items, position))
-            yield from _unroll(FileObject(location, bytes(item)), whole)
+            yield from _expand_list(FileObject(location, bytes(item)), whole)
         return
     group = api_version.rpartition("/")[0]
     yield (group, kind), entry
@@ -180,7 +182,7 @@ def _with_default_namespace(item: T, resource: Resource) -> T:
     return msgspec.structs.replace(item, metadata=inside)  # type: ignore[type-var]
 
 
-def _problem(where: str, error: Exception) -> Problem:
+def _problem_of_msgspec_error(where: str, error: Exception) -> Problem:
     """The problem of an error of msgspec, `Expected X, got Y - at $.path`."""
     text, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".")

@@ -15,27 +15,31 @@ def proxy_url(server: str, environ: Mapping[str, str]) -> str:
     host = url.hostname or ""
     name = f"{url.scheme}_proxy"
     proxy = environ.get(name.upper()) or environ.get(name) or ""
-    if not proxy or is_loopback(host) or _is_excepted(host, environ):
+    if not proxy or is_loopback(host) or _is_in_no_proxy(host, environ):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def is_loopback(host: str) -> bool:
     """Whether a host is loopback, which never uses a proxy of the environment."""
-    address = _address(host)
+    address = _parse_ip_address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 
-def _is_excepted(host: str, environ: Mapping[str, str]) -> bool:
+def _is_in_no_proxy(host: str, environ: Mapping[str, str]) -> bool:
     rules = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
-    return any(_matches(host.lower(), rule.strip().lower()) for rule in rules.split(",") if rule.strip())
+    return any(
+        _matches_no_proxy_rule(host.lower(), rule.strip().lower())
+        for rule in rules.split(",")
+        if rule.strip()
+    )
 
 
-def _matches(host: str, rule: str) -> bool:
+def _matches_no_proxy_rule(host: str, rule: str) -> bool:
     """A rule is `*`, an address, a network, `name` (the host and its subdomains) or `.name` (subdomains only)."""
     if rule == "*":
         return True
-    address = _address(host)
+    address = _parse_ip_address(host)
     if address is not None:
         try:
             return address in ip_network(rule.strip("[]"), strict=False)
@@ -45,7 +49,7 @@ def _matches(host: str, rule: str) -> bool:
     return host.endswith(suffix if suffix.startswith(".") else f".{suffix}") or host == suffix
 
 
-def _address(host: str) -> IPv4Address | IPv6Address | None:
+def _parse_ip_address(host: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(host)
     except ValueError:

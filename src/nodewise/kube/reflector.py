@@ -87,7 +87,7 @@ class Reflector(Generic[T]):
         return self.store.synced
 
     @property
-    def trouble(self) -> str:
+    def out_of_sync_reason(self) -> str:
         """Why the store is not in sync; empty if it is."""
         return self._problem
 
@@ -111,30 +111,30 @@ class Reflector(Generic[T]):
         """List, then watch, until cancelled; after a failure continue from there."""
         while True:
             try:
-                await self._advance(self._state)
+                await self._send_next_request(self._state)
             except NodewiseError as error:
                 self._state = list_watch.state_after_error(self._state, error)
-                await self._wait(error)
+                await self._wait_before_retry(error)
 
-    async def _advance(self, state: ListWatchState) -> None:
+    async def _send_next_request(self, state: ListWatchState) -> None:
         """One request: a page, a check of the version, or a watch until it ends."""
         if self._relist_requested:
             self._relist_requested = False
             state = self._state = ListState(reason="doubt")
         parameters = list_watch.request_parameters(state, self._limit, self._random)
         if isinstance(state, ListState):
-            await self._list(state, {**self._target.selectors, **parameters})
+            await self._list_page(state, {**self._target.selectors, **parameters})
         elif isinstance(state, VersionCheckState):
-            await self._check(state, parameters)
+            await self._check_version(state, parameters)
         else:
-            await self._watch({**self._target.selectors, **parameters})
+            await self._watch_until_end({**self._target.selectors, **parameters})
 
-    async def _check(self, state: VersionCheckState, params: Mapping[str, str]) -> None:
+    async def _check_version(self, state: VersionCheckState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params)
         self._record_response()
         self._state = list_watch.parse_version_check(state, body)
 
-    async def _list(self, state: ListState, params: Mapping[str, str]) -> None:
+    async def _list_page(self, state: ListState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
         self._record_response()
         # splitting a page into objects and decoding them take half a millisecond each: yield in between
@@ -145,14 +145,14 @@ class Reflector(Generic[T]):
             self._metrics_registry.count("kube_lists_total", kind=self._kind, reason=state.reason)
             self._decoder.restart()
         await asyncio.sleep(0)
-        async for item in cooperative_scheduling.iterate(page.items):
+        async for item in cooperative_scheduling.iterate_with_pauses(page.items):
             self._decoder.add(item)
         self._state = after
         if isinstance(after, WatchState):
             self._decoder.finish(after.version)
             self._synced.set()
 
-    async def _watch(self, params: Mapping[str, str]) -> None:
+    async def _watch_until_end(self, params: Mapping[str, str]) -> None:
         began_s = self._clock.monotonic()
         is_empty = True
         async with aclosing(self._api.watch(self._path, params)) as lines:
@@ -180,7 +180,7 @@ class Reflector(Generic[T]):
             self._problem = ""
             logs.emit("kube_back", kind=self._kind)
 
-    async def _wait(self, error: NodewiseError) -> None:
+    async def _wait_before_retry(self, error: NodewiseError) -> None:
         """Wait before a retry: longer with each failure of the same kind, at least Retry-After. A failure is logged
         once.
 

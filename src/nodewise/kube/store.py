@@ -182,16 +182,16 @@ class StoreWriter(Generic[N]):
         known = self._ahead.get(key, int(reached) if reached.isdecimal() else -1)
         if at > known:
             self._ahead[key] = at
-            self._put(key, new)
+            self._put_object(key, new)
         return self._contents.objects.get(key)
 
     def apply(self, new: N, version: str = "") -> None:
         """Apply an added or modified object, at the version that the change made."""
         self.reach(version)
         if _key(new) not in self._ahead:
-            self._put(_key(new), new)
+            self._put_object(_key(new), new)
 
-    def _put(self, key: Key, new: N) -> None:
+    def _put_object(self, key: Key, new: N) -> None:
         old = self._contents.objects.get(key)
         if old is not None and old == new:
             return  # none of the fields that we read changed; a kubelet writes its node's status every few minutes
@@ -235,7 +235,7 @@ class StoreWriter(Generic[N]):
         """
         objects, buffer, candidates = self._contents.objects, self._buffer, self._candidates
         is_first = not self._contents.synced
-        self._catch_up(version)
+        self._continue_from_list(version)
         buffer.update((key, objects[key]) for key in self._ahead)
         self.restart()
         self._contents.synced = True
@@ -253,7 +253,7 @@ class StoreWriter(Generic[N]):
                 objects[key] = change.new
         self._contents.publish(changes)
 
-    def _catch_up(self, version: str) -> None:
+    def _continue_from_list(self, version: str) -> None:
         """Continue from a list. A server that was restored from a backup does not have the objects of responses."""
         reached = self._contents.resource_version
         are_numbers = version.isdecimal() and reached.isdecimal()

@@ -25,7 +25,7 @@ def context(chosen: KubeconfigContext) -> ssl.SSLContext:
     """
     what = f"kubeconfig {chosen.source}, context {chosen.name}"
     made = _verifying_context(chosen, what)
-    pair = _read_pair(chosen.user, what)
+    pair = _read_client_key_pair(chosen.user, what)
     if pair is not None:
         load_pair(made, *pair, what)
     return made
@@ -36,7 +36,9 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str
     try:
         pem_files.load(context, certificate, key)
     except (ssl.SSLError, ValueError) as error:
-        problem = Problem("client-certificate, client-key", _reason(error), "an unencrypted pair in PEM")
+        problem = Problem(
+            "client-certificate, client-key", _openssl_reason(error), "an unencrypted pair in PEM"
+        )
         raise BadSettings(what, [problem], remedy="is the key the one of this certificate?") from error
 
 
@@ -47,8 +49,8 @@ class TlsCredentials:
         """BadSettings if a file cannot be used."""
         self._chosen = chosen
         self._shown: tuple[bytes, bytes] | None = None
-        pair = _paths_of(chosen.user, "client-certificate", "client-key")
-        bundle = _paths_of(chosen.cluster, "certificate-authority")
+        pair = _certificate_paths(chosen.user, "client-certificate", "client-key")
+        bundle = _certificate_paths(chosen.cluster, "certificate-authority")
         now_s = clock.now()
         self._pair = (
             ReloadableFiles("kube_client", pair, pem_files.read_pair, metrics_registry, now_s)
@@ -86,7 +88,7 @@ class TlsCredentials:
         return context(self._chosen._replace(user=user, cluster=cluster))
 
 
-def _paths_of(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
+def _certificate_paths(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
     """The path of each field, if all fields are given as files and none inline; else empty."""
     files = {
         field: section[field] for field in fields if section.get(field) and not section.get(f"{field}-data")
@@ -94,10 +96,10 @@ def _paths_of(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
     return files if len(files) == len(fields) else {}
 
 
-def expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
+def client_certificate_expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
     """The remedy if the client certificate has expired; empty if it has not."""
     try:
-        pair = _read_pair(chosen.user, "")
+        pair = _read_client_key_pair(chosen.user, "")
         ends = x509.load_pem_x509_certificate(pair[0]).not_valid_after_utc.timestamp() if pair else now_s
     except (BadSettings, ValueError):
         return ""
@@ -109,7 +111,7 @@ def expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
 def ca_certificates(chosen: KubeconfigContext) -> bytes:
     """The authorities, in PEM, that the server is verified against; empty for those of the system."""
     what = f"kubeconfig {chosen.source}, context {chosen.name}"
-    return _read_field(chosen.cluster, "certificate-authority", what)
+    return _read_tls_field(chosen.cluster, "certificate-authority", what)
 
 
 def _verifying_context(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
@@ -117,7 +119,7 @@ def _verifying_context(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
     try:
         made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
     except (ssl.SSLError, ValueError) as error:
-        problem = Problem("certificate-authority", _reason(error), "certificates in PEM")
+        problem = Problem("certificate-authority", _openssl_reason(error), "certificates in PEM")
         raise BadSettings(what, [problem]) from error
     if chosen.cluster.get("insecure-skip-tls-verify"):
         made.check_hostname = False
@@ -128,15 +130,18 @@ def _verifying_context(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
     return made
 
 
-def _read_pair(user: Mapping[str, Any], what: str) -> tuple[bytes, bytes] | None:
-    certificate, key = _read_field(user, "client-certificate", what), _read_field(user, "client-key", what)
+def _read_client_key_pair(user: Mapping[str, Any], what: str) -> tuple[bytes, bytes] | None:
+    certificate, key = (
+        _read_tls_field(user, "client-certificate", what),
+        _read_tls_field(user, "client-key", what),
+    )
     if bool(certificate) != bool(key):
         missing = "client-key" if certificate else "client-certificate"
         raise BadSettings(what, [Problem(missing, "not set", "certificate and key, or neither")])
     return (certificate, key) if certificate else None
 
 
-def _read_field(section: Mapping[str, Any], field: str, what: str) -> bytes:
+def _read_tls_field(section: Mapping[str, Any], field: str, what: str) -> bytes:
     """The value of a field: inline (`-data`, which takes precedence as in client-go) or from a file; empty if unset."""
     try:
         if inline := section.get(f"{field}-data"):
@@ -147,6 +152,6 @@ def _read_field(section: Mapping[str, Any], field: str, what: str) -> bytes:
         raise BadSettings(what, [Problem(field, str(error), expected)]) from error
 
 
-def _reason(error: Exception) -> str:
+def _openssl_reason(error: Exception) -> str:
     """OpenSSL's reason without its numbers and source lines: `KEY_VALUES_MISMATCH`."""
     return getattr(error, "reason", None) or str(error)

@@ -22,7 +22,7 @@ def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -
     value is that of its oldest value.
     """
     if aggregation:
-        return _aggregate(entries, aggregation)
+        return _aggregate_values(entries, aggregation)
     samples = [entry for entry in entries if isinstance(entry, Sample)]
     if len({sample.value for sample in samples}) + (len(samples) < len(entries)) > 1:
         raise ValueError(conflict)
@@ -31,7 +31,7 @@ def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -
     return max(samples, key=lambda sample: sample.at or 0.0)
 
 
-def _aggregate(entries: Sequence[SampleOrReason], aggregation: str) -> Sample:
+def _aggregate_values(entries: Sequence[SampleOrReason], aggregation: str) -> Sample:
     samples = [entry for entry in entries if isinstance(entry, Sample)]
     unreadable = next((entry for entry in entries if isinstance(entry, str)), "")
     if not samples or (unreadable and aggregation in ("sum", "avg")):

@@ -60,7 +60,7 @@ def build_column(series: Series, index: NodeIndex) -> Generator[None, None, Colu
     column = empty_column(index)._replace(answered_at=series.fetched_at or np.nan)
     rest = iter(series.samples.items())
     while part := dict(islice(rest, _PART)):
-        column = _with_samples(column, index.numbers(list(part)), list(part.values()), series.fetched_at)
+        column = _fill_column(column, index.numbers(list(part)), list(part.values()), series.fetched_at)
         yield
     # clear the entry of the unknown node
     column.values[-1], column.times[-1], column.initial_states[-1] = 0, -np.inf, ValueState.MISSING
@@ -69,7 +69,7 @@ def build_column(series: Series, index: NodeIndex) -> Generator[None, None, Colu
     return column
 
 
-def _with_samples(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_at: float) -> Column:
+def _fill_column(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_at: float) -> Column:
     """The column with these samples. If a value does not fit into int64, values become Python integers."""
     values, exact = column.values, [sample.value for sample in samples]
     try:

@@ -64,7 +64,7 @@ class CustomMetricsSource:
             raise
         entries = metric_value_list.node_samples(metric_value_list.decode_items(body))
         builder = metric_value_list.SeriesBuilder()
-        async for node, entry in cooperative_scheduling.iterate(entries):
+        async for node, entry in cooperative_scheduling.iterate_with_pauses(entries):
             builder.add(node, entry)
         series = await cooperative_scheduling.run(builder.series(request, self.name, now))
         if not series.samples and not series.invalid:

@@ -56,7 +56,7 @@ class FileSource:
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """The metric in the files. `MetricNotFound` if it is not there, `BadInput` if the files cannot be read."""
         known = await self._nodes() if self._nodes else node_attributes.NO_NODES
-        current = fingerprint(self._paths)
+        current = fingerprint_files(self._paths)
         if current != self._fingerprint or known is not self._known:
             plain, tables = split_paths(self._paths)
             self._snapshot = read_snapshot(
@@ -85,7 +85,10 @@ def read_snapshot(
     aggregation.
     """
     by_metric: dict[str, list[NodeSample]] = {}
-    for item in (*_metric_values(objects), *(item for table in tables for item in _csv_values(table))):
+    for item in (
+        *_read_metric_value_lists(objects),
+        *(item for table in tables for item in _csv_values(table)),
+    ):
         by_metric.setdefault(item.metric_name, []).extend(metric_value_list.node_samples([item]))
     for metric, usage in _usage_entries(objects, known).items():
         by_metric.setdefault(metric, []).extend(usage)
@@ -94,12 +97,12 @@ def read_snapshot(
             request.key: metric_value_list.build_series(request, SOURCE, 0.0, entries)
             for metric, entries in by_metric.items()
             if entries
-            for request in _requests(metric, entries)
+            for request in _requests_of_metric(metric, entries)
         }
     )
 
 
-def _requests(metric: str, entries: Sequence[NodeSample]) -> list[MetricRequest]:
+def _requests_of_metric(metric: str, entries: Sequence[NodeSample]) -> list[MetricRequest]:
     has_several = len({node for node, _ in entries}) < len(entries)
     return [
         MetricRequest(metric, aggregate=aggregation)
@@ -123,7 +126,7 @@ def split_paths(paths: Iterable[str]) -> tuple[list[str], list[Path]]:
     return plain, tables
 
 
-def fingerprint(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
+def fingerprint_files(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
     """Names, modification times and sizes of all files, which differ after a change."""
     metrics: list[tuple[str, int, int]] = []
     for path in map(Path, paths):
@@ -136,7 +139,7 @@ def fingerprint(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
     return tuple(metrics)
 
 
-def _metric_values(objects: FileObjects) -> Iterator[MetricValue]:
+def _read_metric_value_lists(objects: FileObjects) -> Iterator[MetricValue]:
     for where, item in _decode_objects(objects, (_CUSTOM, "MetricValue"), MetricValue):
         if not item.metric_name or not item.describedObject.name:
             problem = Problem(where, "no metric or no node", "metric.name and describedObject.name")
@@ -152,8 +155,8 @@ def _usage_entries(objects: FileObjects, known: NodeAttributes) -> dict[str, lis
     if not listed:
         return {}
     own = objects.of(NODES, _NODE)
-    nodes = cooperative_scheduling.run_at_once(node_attributes.read_nodes(own)) if own else known
-    return cooperative_scheduling.run_at_once(resource_metrics_api.by_metric(listed, nodes))
+    nodes = cooperative_scheduling.run_without_pauses(node_attributes.read_nodes(own)) if own else known
+    return cooperative_scheduling.run_without_pauses(resource_metrics_api.by_metric(listed, nodes))
 
 
 def _decode_objects(objects: FileObjects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:

@@ -164,7 +164,7 @@ def build_series(
     builder = SeriesBuilder()
     for node, entry in entries:
         builder.add(node, entry)
-    return cooperative_scheduling.run_at_once(builder.series(request, source, fetched_at))
+    return cooperative_scheduling.run_without_pauses(builder.series(request, source, fetched_at))
 
 
 def read_sample(item: MetricValue) -> Sample:
@@ -173,9 +173,11 @@ def read_sample(item: MetricValue) -> Sample:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{shown(value)} is not {quantity.EXPECTED}")  # noqa: TRY004 - one kind for the caller
     window_s = item.windowSeconds if item.windowSeconds is not None else item.window
-    return Sample(quantity.parse(str(value)), _time(item.timestamp), 60.0 if window_s is None else window_s)
+    return Sample(
+        quantity.parse(str(value)), _parse_timestamp(item.timestamp), 60.0 if window_s is None else window_s
+    )
 
 
 @lru_cache(maxsize=4096)
-def _time(text: str | None) -> float | None:
+def _parse_timestamp(text: str | None) -> float | None:
     return clock.parse_rfc3339(text) if text else None

@@ -59,7 +59,7 @@ class NodeAttributes(NamedTuple):
         """The node that a name or an address identifies, with or without a port; None if there is none."""
         node = self.names.get(text)
         if node is None and text:
-            node = self.names.get(_plain(without_port(text)))
+            node = self.names.get(_canonical_address(without_port(text)))
         return node
 
 
@@ -81,7 +81,7 @@ def read_nodes(nodes: Iterable[Any]) -> Generator[None, None, NodeAttributes]:
         allocatable[name] = _parse_allocatable(node.status.allocatable)
         for entry in node.status.addresses or ():
             if isinstance(entry.address, str) and entry.type in owners:
-                owned, address = owners[entry.type], _plain(entry.address)
+                owned, address = owners[entry.type], _canonical_address(entry.address)
                 owned[address] = name if owned.get(address, name) == name else None
         if not number % _STRIDE:
             yield
@@ -103,7 +103,7 @@ def _parse_allocatable(allocatable: msgspec.Raw) -> NodeAllocatable:
         amounts = _ALLOCATABLE.decode(allocatable) or Allocatable()
     except UNREADABLE:
         amounts = Allocatable()
-    return NodeAllocatable(_amount(amounts.cpu), _amount(amounts.memory))
+    return NodeAllocatable(_parse_amount(amounts.cpu), _parse_amount(amounts.memory))
 
 
 class NodeAttributesCache:
@@ -116,7 +116,7 @@ class NodeAttributesCache:
         self._nodes = NO_NODES
         self._changed = True
         self._reading = asyncio.Lock()
-        store.subscribe(self._note)
+        store.subscribe(self._note_node_changes)
 
     async def read(self) -> NodeAttributes:
         """The current attributes. For 5,000 nodes the first call takes about 15 ms, and yields in between."""
@@ -126,7 +126,7 @@ class NodeAttributesCache:
                 self._nodes = await cooperative_scheduling.run(read_nodes(self._store.values()))
         return self._nodes
 
-    def _note(self, changes: Changes[Any] | None) -> None:
+    def _note_node_changes(self, changes: Changes[Any] | None) -> None:
         self._changed = (
             self._changed
             or changes is None
@@ -142,7 +142,7 @@ def without_port(text: str) -> str:
     return host if colon and port.isdigit() and ":" not in host else text
 
 
-def _plain(host: str) -> str:
+def _canonical_address(host: str) -> str:
     """An IPv6 address in its canonical form; any other text is unchanged."""
     if ":" not in host:
         return host
@@ -152,7 +152,7 @@ def _plain(host: str) -> str:
         return host
 
 
-def _amount(quantity_text: Any) -> int | None:
+def _parse_amount(quantity_text: Any) -> int | None:
     if isinstance(quantity_text, bool) or not isinstance(quantity_text, str | int | float):
         return None
     try:

@@ -60,13 +60,13 @@ class NameTable:
         self._text = self._as_rows(text)
         ends = np.tri(self.width + 1, self.width, -1, dtype=np.uint8)
         self._masks = self._as_rows(ends * np.uint8(255))
-        self._build_tables(self._words(self._held))
+        self._build_tables(self._rows_as_words(self._held))
 
     def _as_rows(self, matrix: NDArray[np.uint8]) -> Rows:
         rows: Rows = np.ascontiguousarray(matrix).reshape(-1).view(self._row)
         return rows
 
-    def _words(self, rows: Rows) -> Words:
+    def _rows_as_words(self, rows: Rows) -> Words:
         return rows.view(np.uint64).reshape(len(rows), -1)
 
     def _build_tables(self, words: Words) -> None:
@@ -99,16 +99,16 @@ class NameTable:
             return np.empty(0, np.intp)
         quotes = np.flatnonzero(np.frombuffer(listed, np.uint8) == _QUOTE)
         starts, ends = quotes[0::2], quotes[1::2]
-        if not _is_plain(listed, starts, ends):
+        if not _is_unescaped_list(listed, starts, ends):
             return None
         every = np.ndarray((len(listed),), self._row, listed + bytes(self.width), strides=(1,))
-        words = self._words(every[starts])
-        words &= self._words(self._masks.take(np.minimum(ends - starts + 1, self.width)))
+        words = self._rows_as_words(every[starts])
+        words &= self._rows_as_words(self._masks.take(np.minimum(ends - starts + 1, self.width)))
         hashes = words @ self._factors
         numbers = self._first[hashes >> self._shift]
         left = np.flatnonzero(self._hashes[numbers] != hashes)
         numbers[left] = self._second[hashes[left] * self._again >> self._shift]
-        if not np.array_equal(self._words(self._held.take(numbers)), words):
+        if not np.array_equal(self._rows_as_words(self._held.take(numbers)), words):
             return None
         node_numbers: Numbers = numbers.astype(np.intp)
         return node_numbers
@@ -127,7 +127,7 @@ def build_table(names: Sequence[str]) -> NameTable | None:
     return NameTable(quoted)
 
 
-def _is_plain(listed: bytes, starts: NDArray[np.intp], ends: NDArray[np.intp]) -> bool:
+def _is_unescaped_list(listed: bytes, starts: NDArray[np.intp], ends: NDArray[np.intp]) -> bool:
     """Whether a JSON value is a list `["…","…"]` of strings without escapes.
 
     In valid JSON, a single byte between two strings of a list is a comma.

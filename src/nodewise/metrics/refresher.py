@@ -66,7 +66,7 @@ class MetricsRefresher:
             for name in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
                 self._metrics_registry.forget(name, metric=metric)
         self._selector.forget(gone)
-        self._start(new)
+        self._start_fetches(new)
 
     async def run(self) -> None:
         """Fetch all metrics once per period, until cancelled."""
@@ -86,7 +86,7 @@ class MetricsRefresher:
         requests = sorted(self._requests)
         gap_s = period_s / 2 / max(len(requests), 1)
         for request in requests:
-            self._start(frozenset([request]) & self._requests)
+            self._start_fetches(frozenset([request]) & self._requests)
             await self._clock.sleep(gap_s)
         await self._clock.sleep(period_s / 2 if requests else period_s)
 
@@ -95,21 +95,21 @@ class MetricsRefresher:
         while self._under_way:
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
-    def _start(self, requests: frozenset[MetricRequest]) -> None:
+    def _start_fetches(self, requests: frozenset[MetricRequest]) -> None:
         # A call of the previous period that still hangs ends with its own timeout.
         for request in requests - self._under_way.keys():
-            task = asyncio.create_task(self._refresh(request))
+            task = asyncio.create_task(self._fetch_metric(request))
             self._under_way[request] = task
-            task.add_done_callback(partial(self._end, request))
+            task.add_done_callback(partial(self._end_fetch, request))
 
-    def _end(self, request: MetricRequest, _: asyncio.Task[None]) -> None:
+    def _end_fetch(self, request: MetricRequest, _: asyncio.Task[None]) -> None:
         self._under_way.pop(request, None)
 
     def _notify(self) -> None:
         for on_change in self._subscribers:
             on_change()
 
-    async def _refresh(self, request: MetricRequest) -> None:
+    async def _fetch_metric(self, request: MetricRequest) -> None:
         outcome = await self._selector.fetch(request)
         before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):

@@ -87,7 +87,7 @@ class ResourceMetricsSource:
         if response.failure:
             raise response.failure
         builder = SeriesBuilder()
-        async for node, entry in cooperative_scheduling.iterate(response.entries[request.metric]):
+        async for node, entry in cooperative_scheduling.iterate_with_pauses(response.entries[request.metric]):
             builder.add(node, entry)
         return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
@@ -146,7 +146,7 @@ def by_metric(
             ):
                 used = _sample(item, value)
                 usage.append((name, used))
-                share.append((name, used if isinstance(used, str) else _share(used, whole, of)))
+                share.append((name, used if isinstance(used, str) else _usage_share(used, whole, of)))
         yield
     return entries
 
@@ -156,22 +156,24 @@ def _sample(item: NodeMetrics, value: Any) -> Sample | str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"{shown(value)} is not {quantity.EXPECTED}"
     try:
-        return Sample(quantity.parse(str(value)), _time(item.timestamp), _window_s(item.window))
+        return Sample(
+            quantity.parse(str(value)), _parse_timestamp(item.timestamp), _parse_window_s(item.window)
+        )
     except ValueError as error:
         return str(error)
 
 
 @lru_cache(maxsize=4096)
-def _time(text: str | None) -> float | None:
+def _parse_timestamp(text: str | None) -> float | None:
     return clock.parse_rfc3339(text) if text else None
 
 
 @lru_cache(maxsize=4096)
-def _window_s(text: str | None) -> float:
+def _parse_window_s(text: str | None) -> float:
     return clock.parse_duration(text) if text else _WINDOW_S
 
 
-def _share(used: Sample, whole: int | None, of: str) -> Sample | str:
+def _usage_share(used: Sample, whole: int | None, of: str) -> Sample | str:
     """Usage divided by allocatable, rounded to nano-units. It can exceed 1, as usage includes system processes."""
     if not whole or whole < 0:
         return f"the Node says no allocatable {of}"

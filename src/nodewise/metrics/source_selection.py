@@ -83,7 +83,7 @@ class SourceSelector:
         failures = []
         empty = None
         searching = self._is_search_due(request)
-        for source in self._order(request, searching=searching):
+        for source in self._search_order(request, searching=searching):
             outcome = await self._fetch_from(source, request)
             if isinstance(outcome, _SourceFailure):
                 failures.append(outcome)
@@ -96,9 +96,9 @@ class SourceSelector:
         if empty and all(failure.not_there for failure in failures):
             return empty
         if not failures:
-            return FetchFailure(_no_source(request, self._sources))
+            return FetchFailure(_no_source_failure(request, self._sources))
         cause = next((failure.cause for failure in failures if failure.cause), "")
-        return FetchFailure(_summary(failures, len(self._sources)), cause)
+        return FetchFailure(_failure_summary(failures, len(self._sources)), cause)
 
     async def log_unused_sources(self, request: MetricRequest) -> None:
         """Log once which later sources have the metric, too: the operator should know that the order decides."""
@@ -106,7 +106,7 @@ class SourceSelector:
         if known is None or request in self._compared:
             return
         self._compared.add(request)
-        supporting = self._supporting(request)
+        supporting = self._supporting_sources(request)
         for source in supporting[supporting.index(known.source) + 1 :]:
             outcome = await self._fetch_from(source, request)
             if isinstance(outcome, Series) and not _is_empty(outcome):
@@ -119,7 +119,7 @@ class SourceSelector:
         self._compared -= gone
         self._logged = {key for key in self._logged if key[0] not in metrics}
 
-    def _supporting(self, request: MetricRequest) -> list[MetricsSource]:
+    def _supporting_sources(self, request: MetricRequest) -> list[MetricsSource]:
         return [source for source in self._sources if source.supports(request)]
 
     def _is_search_due(self, request: MetricRequest) -> bool:
@@ -127,8 +127,8 @@ class SourceSelector:
         known = self._known.get(request)
         return known is None or self._clock.monotonic() - known.searched_at_s >= SEARCH_PERIOD_S
 
-    def _order(self, request: MetricRequest, *, searching: bool) -> list[MetricsSource]:
-        supporting = self._supporting(request)
+    def _search_order(self, request: MetricRequest, *, searching: bool) -> list[MetricsSource]:
+        supporting = self._supporting_sources(request)
         if searching:
             return supporting
         first = self._known[request].source
@@ -156,7 +156,7 @@ class SourceSelector:
             cause = error.cause if isinstance(error, NoValues) else ""
             failure = _SourceFailure(source.name, str(error), isinstance(error, MetricNotFound), cause)
         except Exception as error:  # noqa: BLE001 - a defect with one metric must not affect other metrics
-            failure = self._defect(request, source, error)
+            failure = self._failure_of_exception(request, source, error)
         else:
             self._metrics_registry.count("metric_fetches_total", source=source.name, outcome="good")
             return (
@@ -168,7 +168,9 @@ class SourceSelector:
         self._metrics_registry.count("metric_fetches_total", source=source.name, outcome=outcome)
         return failure
 
-    def _defect(self, request: MetricRequest, source: MetricsSource, error: Exception) -> _SourceFailure:
+    def _failure_of_exception(
+        self, request: MetricRequest, source: MetricsSource, error: Exception
+    ) -> _SourceFailure:
         """The failure of an unexpected exception, whose traceback is logged once per metric."""
         key = (request.key, f"defect of {source.name}")
         if key not in self._logged:
@@ -181,13 +183,13 @@ def _is_empty(series: Series) -> bool:
     return not series.samples and not series.invalid
 
 
-def _summary(failures: Sequence[_SourceFailure], sources: int) -> str:
+def _failure_summary(failures: Sequence[_SourceFailure], sources: int) -> str:
     """The errors of the sources. A source that is not installed is named only if there is no other error."""
     named = [failure for failure in failures if not failure.not_there] or failures
     return "; ".join(f"{failure.source}: {failure.why}" if sources > 1 else failure.why for failure in named)
 
 
-def _no_source(request: MetricRequest, sources: Sequence[MetricsSource]) -> str:
+def _no_source_failure(request: MetricRequest, sources: Sequence[MetricsSource]) -> str:
     if not sources:
         return "no source of metrics is configured"
     if request.query:

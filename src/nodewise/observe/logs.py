@@ -34,21 +34,21 @@ _early_whatever_level: list[_BufferedEvent] = []
 
 def configure(level: str = "info", form: Format = "text") -> None:
     """Set level and format of all lines, and write buffered events. The command line calls it once."""
-    _set("debug", form)
-    _write(_early_whatever_level)
-    _set(level, form)
-    _write(_early)
+    _set_level_and_form("debug", form)
+    _write_buffered(_early_whatever_level)
+    _set_level_and_form(level, form)
+    _write_buffered(_early)
     # Libraries use the standard module `logging`; only their warnings are of interest to an operator.
     logging.basicConfig(stream=sys.stderr, level=max(_LEVELS[level], logging.WARNING), format="%(message)s")
 
 
-def _write(early: list[_BufferedEvent]) -> None:
+def _write_buffered(early: list[_BufferedEvent]) -> None:
     while early:
         event, fields = early.pop(0)
         emit(event, **fields)
 
 
-def _set(level: str, form: Format) -> None:
+def _set_level_and_form(level: str, form: Format) -> None:
     # plain tracebacks: pretty ones include the values of variables, such as the bodies of requests
     plain = structlog.dev.plain_traceback
     text = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
@@ -58,7 +58,7 @@ def _set(level: str, form: Format) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            *([structlog.processors.JSONRenderer()] if form == "json" else [_shown, text]),
+            *([structlog.processors.JSONRenderer()] if form == "json" else [_escape_fields, text]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -74,7 +74,7 @@ class _Quoted(NamedTuple):
         return repr(self.text)
 
 
-def _shown(_logger: Any, _method: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _escape_fields(_logger: Any, _method: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with escaped control characters: they can contain text of tenants and servers."""
     for key, value in fields.items():
         if key == "exception":

@@ -26,11 +26,11 @@ class MetricsRegistry:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._metrics: dict[str, Any] = {name: self._made(name, row) for name, row in METRICS.items()}
+        self._metrics: dict[str, Any] = {name: self._make_metric(name, row) for name, row in METRICS.items()}
         self._series: dict[tuple[str, ...], Any] = {}
         """Cache by name and labels: prometheus_client takes four times as long to look up a series."""
 
-    def _made(self, name: str, row: Metric) -> Counter | Gauge | Histogram:
+    def _make_metric(self, name: str, row: Metric) -> Counter | Gauge | Histogram:
         # prometheus_client adds the suffix of a counter itself
         full = PREFIX + name.removesuffix("_total")
         if row.kind == "counter":
@@ -39,7 +39,7 @@ class MetricsRegistry:
             return Gauge(full, row.help, row.labels, registry=self._registry)
         return Histogram(full, row.help, row.labels, registry=self._registry, buckets=row.buckets)
 
-    def _labelled(self, name: str, labels: dict[str, str]) -> Any:
+    def _metric_with_labels(self, name: str, labels: dict[str, str]) -> Any:
         key = _key(name, labels)
         series = self._series.get(key)
         if series is None:
@@ -48,13 +48,13 @@ class MetricsRegistry:
         return series
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        self._labelled(name, labels).inc(amount)
+        self._metric_with_labels(name, labels).inc(amount)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        self._labelled(name, labels).set(value)
+        self._metric_with_labels(name, labels).set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        self._labelled(name, labels).observe(value)
+        self._metric_with_labels(name, labels).observe(value)
 
     def forget(self, name: str, **labels: str) -> None:
         """Remove one series of a metric with labels, so that deleted objects are not exposed forever."""

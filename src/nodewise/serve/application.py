@@ -136,7 +136,7 @@ class HttpExchange:
         self._route, self.response = self._application.route(self.head, self._peer)
         if self.response is None:
             try:
-                self._check_head()
+                self._check_request_header()
                 self._check_size()
             except NodewiseError as error:
                 self._refuse(error)
@@ -173,8 +173,8 @@ class HttpExchange:
             self._fail(error)
             return None
         if not isinstance(response, Response):
-            return self._await(response, began_s)
-        self._complete(response, began_s)
+            return self._await_response(response, began_s)
+        self._complete_response(response, began_s)
         return None
 
     def close(self, *, sent: bool) -> None:
@@ -190,13 +190,13 @@ class HttpExchange:
         """Log the present exception."""
         logs.emit("request_failed", route=self.head.path, peer=self._peer.address, exc_info=True)
 
-    async def _await(self, pending: Awaitable[Response], began_s: float) -> None:
+    async def _await_response(self, pending: Awaitable[Response], began_s: float) -> None:
         try:
             response = await pending
         except Exception as error:  # noqa: BLE001 - as in `finish`
             self._fail(error)
         else:
-            self._complete(response, began_s)
+            self._complete_response(response, began_s)
 
     @property
     def _handler(self) -> Handler:
@@ -204,7 +204,7 @@ class HttpExchange:
             raise ValueError("the exchange has not started")
         return self._route.handler
 
-    def _complete(self, response: Response, began_s: float) -> None:
+    def _complete_response(self, response: Response, began_s: float) -> None:
         self._body = b""
         self.response = response
         self._application.observe(self.head.path, time.perf_counter() - began_s)
@@ -228,7 +228,7 @@ class HttpExchange:
         body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
         return Request(head.method, head.path, query, body, head.content_type or "", peer.address, peer.local)
 
-    def _check_head(self) -> None:
+    def _check_request_header(self) -> None:
         head = self.head
         if head.method == "POST":
             _check_json(head.content_type, head.content_encoding)
@@ -274,7 +274,7 @@ class Application:
         for methods in self._routes.values():
             if "GET" in methods:
                 methods.setdefault("HEAD", methods["GET"])
-        self._forgiving = {_normalized(route.path): route.path for route in routes if route.is_forgiving}
+        self._forgiving = {_normalized_path(route.path): route.path for route in routes if route.is_forgiving}
 
     def open(self, head: RequestHeader, peer: RemotePeer) -> HttpExchange:
         """An exchange for a request header."""
@@ -284,7 +284,7 @@ class Application:
         """The route for a request, or the response that refuses it."""
         methods = self._routes.get(head.path)
         if methods is None:
-            return None, self._unknown(head)
+            return None, self._unknown_path_response(head)
         route = methods.get(head.method)
         if route is None:
             allowed = ", ".join(sorted(methods))
@@ -307,9 +307,9 @@ class Application:
         """Observe how long a handler took."""
         self._metrics_registry.observe("request_seconds", seconds, route=path)
 
-    def _unknown(self, head: RequestHeader) -> Response:
+    def _unknown_path_response(self, head: RequestHeader) -> Response:
         """404, or a redirect as the servers of the older systems gave it."""
-        path = self._forgiving.get(_normalized(head.path))
+        path = self._forgiving.get(_normalized_path(head.path))
         if path is None:
             served = ", ".join(sorted(self._routes))
             return responses.refusal_response(404, Problem("path", shown(head.path), f"one of {served}"))
@@ -320,7 +320,7 @@ class Application:
         )
 
 
-def _normalized(path: str) -> str:
+def _normalized_path(path: str) -> str:
     """Equal for paths that differ in case, in doubled slashes and in one at the end."""
     return "/".join(part for part in path.lower().split("/") if part)
 

@@ -34,7 +34,7 @@ class CertificateIssuer:
         self._now = now
         self._valid = valid
         begun = _certificate_builder(self._name, self._name, self._key.public_key(), now, valid)
-        self.cert = self._sign(
+        self.cert = self._sign_certificate(
             begun.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
                 _key_usage(signs_certificates=True), critical=True
             )
@@ -65,9 +65,9 @@ class CertificateIssuer:
             begun = begun.add_extension(
                 x509.SubjectAlternativeName(map(_general_name, names)), critical=False
             )
-        return SignedCertificate(self._sign(begun), private_pem(key))
+        return SignedCertificate(self._sign_certificate(begun), private_pem(key))
 
-    def _sign(self, begun: x509.CertificateBuilder) -> bytes:
+    def _sign_certificate(self, begun: x509.CertificateBuilder) -> bytes:
         return begun.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
 

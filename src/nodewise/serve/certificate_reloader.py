@@ -72,9 +72,9 @@ class ReloadableFiles(Generic[T]):
     def _reload(self, now_s: float) -> bool:
         try:
             fresh = self._read(self._paths, self._tried)
-            self._check_time(fresh, now_s)
+            self._check_validity(fresh, now_s)
         except BadSettings as error:
-            self._fail(str(error), now_s)
+            self._record_failed_reload(str(error), now_s)
             return False
         changed = fresh != self.value
         self.value = fresh
@@ -85,7 +85,7 @@ class ReloadableFiles(Generic[T]):
         logs.emit("tls_reloaded", **self._log_fields(now_s))
         return changed
 
-    def _check_time(self, fresh: T, now_s: float) -> None:
+    def _check_validity(self, fresh: T, now_s: float) -> None:
         field, path = next(iter(self._paths.items()))
         end_s, begin_s = fresh.end_s(now_s), fresh.begin_s()
         if end_s > now_s >= begin_s:
@@ -97,7 +97,7 @@ class ReloadableFiles(Generic[T]):
             pem_files.WHAT, [Problem(field, f"{path} {actual}", "a certificate that is valid now")]
         )
 
-    def _fail(self, problem: str, now_s: float) -> None:
+    def _record_failed_reload(self, problem: str, now_s: float) -> None:
         self._again_at_s = now_s + _AGAIN_S
         if problem == self._problem:
             return

@@ -107,32 +107,36 @@ class ClientAuthorizer:
         if not self._tls.admits(chain, verified_by):
             # the CA was swapped while the handshake was under way, or the certificate is over
             expected = "a certificate of the present client CA"
-            return self._refused("client_ca_changed", peer, client, expected)
+            return self._refuse_client("client_ca_changed", peer, client, expected)
         if client.is_ca and self._options.refuse_ca_client:
-            return self._refused("ca_certificate", peer, client, _NOT_A_CA)
-        mismatch = _mismatch(client, self._options.client_name)
+            return self._refuse_client("ca_certificate", peer, client, _NOT_A_CA)
+        mismatch = _pin_mismatch(client, self._options.client_name)
         if mismatch and not self._options.any_client:
-            return self._refused("client_name", peer, client, mismatch)
+            return self._refuse_client("client_name", peer, client, mismatch)
         if client.is_ca:
             self._metrics_registry.count("ca_clients_total")
             self._warn_once("ca_client", peer, client)
         if not mismatch:
             return PINNED
         self._warn_once("unpinned_client", peer, client, missing=mismatch)
-        return Authorization(pinned_only_refusal=_refusal(client, mismatch))
+        return Authorization(pinned_only_refusal=_refusal_response(client, mismatch))
 
     def _warn_once(self, event: str, peer: str, client: CertificateIdentity, **fields: str) -> None:
         if (event, client) not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add((event, client))
             logs.emit(event, peer=peer, names=client.names, **fields)
 
-    def _refused(self, reason: str, peer: str, client: CertificateIdentity, expected: str) -> Authorization:
-        self._close_reasons.record(reason, peer, f"certificate of {_described(client)}; expected {expected}")
-        refusal = _refusal(client, expected)
+    def _refuse_client(
+        self, reason: str, peer: str, client: CertificateIdentity, expected: str
+    ) -> Authorization:
+        self._close_reasons.record(
+            reason, peer, f"certificate of {_describe_client(client)}; expected {expected}"
+        )
+        refusal = _refusal_response(client, expected)
         return Authorization(refusal, refusal)
 
 
-def _mismatch(client: CertificateIdentity, pins: Sequence[str]) -> str:
+def _pin_mismatch(client: CertificateIdentity, pins: Sequence[str]) -> str:
     """What a certificate lacks to be pinned, with the remedy; empty if it is pinned."""
     has_name = not set(pins).isdisjoint(client.names)
     if has_name and client.for_client:
@@ -147,9 +151,9 @@ def _mismatch(client: CertificateIdentity, pins: Sequence[str]) -> str:
     return ", ".join(missing)
 
 
-def _described(client: CertificateIdentity) -> str:
+def _describe_client(client: CertificateIdentity) -> str:
     return ", ".join(map(shown, client.names)) or "no names"
 
 
-def _refusal(client: CertificateIdentity, expected: str) -> Response:
-    return responses.refusal_response(403, Problem("client certificate", _described(client), expected))
+def _refusal_response(client: CertificateIdentity, expected: str) -> Response:
+    return responses.refusal_response(403, Problem("client certificate", _describe_client(client), expected))

@@ -55,11 +55,11 @@ async def bind_socket(options: ServeOptions) -> socket.socket:
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        raise BadSettings("the port cannot be opened", [_unusable(options, error)]) from error
+        raise BadSettings("the port cannot be opened", [_socket_bind_problem(options, error)]) from error
     return listening
 
 
-def _unusable(options: ServeOptions, error: OSError) -> Problem:
+def _socket_bind_problem(options: ServeOptions, error: OSError) -> Problem:
     if error.errno == errno.EADDRINUSE:
         return Problem("port", f"{options.port} is in use on {options.host}", "a free port, or 0 for any")
     if error.errno == errno.EADDRNOTAVAIL:
@@ -120,7 +120,7 @@ class Listener:
                 accepted, address = self._socket.accept()
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
-                    self._pause(error)
+                    self._pause_accepting(error)
                 return  # no more connections, or the client has left
             peer = f"{address[0]}:{address[1]}"
             if self._established() >= self._options.max_connections:
@@ -131,19 +131,19 @@ class Listener:
                 self._cancel_oldest()
             task = self._loop.create_task(self._serve(accepted, peer))
             self._handshakes[task] = peer
-            task.add_done_callback(self._forget)
+            task.add_done_callback(self._forget_handshake)
 
     def _cancel_oldest(self) -> None:
         """Make room. An honest handshake takes milliseconds, so the oldest one is the least likely to be honest."""
         task, peer = next(iter(self._handshakes.items()))
-        self._forget(task)
+        self._forget_handshake(task)
         task.cancel()
         self._close_reasons.record("too_many", peer)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget_handshake(self, task: asyncio.Task[None]) -> None:
         self._handshakes.pop(task, None)
 
-    def _pause(self, error: OSError) -> None:
+    def _pause_accepting(self, error: OSError) -> None:
         """Pause accepting: the socket stays readable, so the event loop would spin."""
         logs.emit("accept_failed", error=str(error))
         self._loop.remove_reader(self._socket)
@@ -156,11 +156,11 @@ class Listener:
             if self._tls is None:
                 await self._loop.connect_accepted_socket(self._protocol, accepted)
             else:
-                await self._secure(accepted, peer, self._tls)
+                await self._start_tls(accepted, peer, self._tls)
         except OSError as error:
             self._close_reasons.record(close_reasons.reason_of(error), peer, str(error))
 
-    async def _secure(self, accepted: socket.socket, peer: str, tls: ServerCertificates) -> None:
+    async def _start_tls(self, accepted: socket.socket, peer: str, tls: ServerCertificates) -> None:
         deadline = self._loop.time() + self._options.handshake_timeout_s
         if not await self._speaks_tls(accepted, peer):
             return
@@ -176,25 +176,25 @@ class Listener:
                 )
             except tls_handshake.HandshakeFailed as failed:
                 self._close_reasons.record(close_reasons.reason_of(failed.cause), peer, str(failed.cause))
-                _send_last(copy, failed.alert)
+                _send_and_shut_down(copy, failed.alert)
 
     async def _speaks_tls(self, accepted: socket.socket, peer: str) -> bool:
         """Whether the first byte begins a handshake; if not, answer and close the connection."""
         speaks = False
         try:
-            first = await self._first_byte(accepted)
+            first = await self._peek_first_byte(accepted)
             speaks = first[:1] == _TLS_HANDSHAKE
             if not first:
                 self._close_reasons.record("closed_early", peer)
             elif not speaks:
                 self._close_reasons.record("plain_http", peer)
-                _send_last(accepted, _PLAIN)
+                _send_and_shut_down(accepted, _PLAIN)
         finally:
             if not speaks:
                 accepted.close()
         return speaks
 
-    async def _first_byte(self, accepted: socket.socket) -> bytes:
+    async def _peek_first_byte(self, accepted: socket.socket) -> bytes:
         """Peek at the first byte. TimeoutError if there is none within the deadline."""
         with contextlib.suppress(BlockingIOError):
             return accepted.recv(1, socket.MSG_PEEK)
@@ -208,7 +208,7 @@ class Listener:
         return accepted.recv(1, socket.MSG_PEEK)
 
 
-def _send_last(connection: socket.socket, data: bytes) -> None:
+def _send_and_shut_down(connection: socket.socket, data: bytes) -> None:
     """Send a few bytes and close our side. What the client sent is read first: a close with unread data is a reset,
     which overtakes the bytes.
     """

@@ -75,9 +75,9 @@ def read_pair(paths: Paths, held: Contents) -> X509KeyPair:
     """The certificate of the first path with the key of the second. BadSettings names every problem."""
     problems: list[Problem] = []
     (cert_field, cert_path), (key_field, key_path) = paths.items()
-    certificate = _text(cert_field, cert_path, held[cert_field], problems)
+    certificate = _content_or_problem(cert_field, cert_path, held[cert_field], problems)
     chain = _certificates(cert_field, cert_path, certificate, problems) if certificate is not None else []
-    key = _text(key_field, key_path, held[key_field], problems)
+    key = _content_or_problem(key_field, key_path, held[key_field], problems)
     if key is not None and (actual := _key_problem(key, chain, cert_path)):
         problems.append(
             Problem(key_field, f"{key_path} {actual}", "the private key of the certificate, in PEM")
@@ -96,7 +96,7 @@ def read_bundle(paths: Paths, held: Contents) -> CertificateBundle:
     """The trusted certificates of one path. BadSettings if there are none or they cannot be read."""
     problems: list[Problem] = []
     ((field, path),) = paths.items()
-    text = _text(field, path, held[field], problems)
+    text = _content_or_problem(field, path, held[field], problems)
     authorities = _certificates(field, path, text, problems) if text is not None else []
     if problems or text is None:
         raise BadSettings(WHAT, problems)
@@ -110,7 +110,7 @@ def read_bundle(paths: Paths, held: Contents) -> CertificateBundle:
 
 def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """Load a PEM pair into a context, which takes pairs from files only. ssl.SSLError where it is none."""
-    with _path_of(certificate) as cert_path, _path_of(key) as key_path:
+    with _temporary_file_path(certificate) as cert_path, _temporary_file_path(key) as key_path:
         # an empty password, as without one OpenSSL would ask for it on the terminal and wait
         context.load_cert_chain(cert_path, key_path, password="")
 
@@ -122,7 +122,7 @@ def trust(context: ssl.SSLContext, authorities: Sequence[x509.Certificate]) -> N
 
 
 @contextlib.contextmanager
-def _path_of(content: bytes) -> Iterator[str]:
+def _temporary_file_path(content: bytes) -> Iterator[str]:
     """A path of a temporary file with these bytes, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("nodewise"), "w+b") as file:
@@ -136,7 +136,9 @@ def _path_of(content: bytes) -> Iterator[str]:
             yield file.name
 
 
-def _text(field: str, path: str, content: bytes | _UnreadableFile, problems: list[Problem]) -> bytes | None:
+def _content_or_problem(
+    field: str, path: str, content: bytes | _UnreadableFile, problems: list[Problem]
+) -> bytes | None:
     """The content of the file; None with an entry in `problems` if it is not set or cannot be read."""
     if not path:
         problems.append(Problem(field, "is not given", "the path of a PEM file"))

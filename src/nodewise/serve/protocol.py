@@ -4,7 +4,8 @@ A connection is always in one phase. HEADER: a request header is incomplete. BOD
 not. ANSWERING: requests are complete and are being answered. IDLE: between requests. CLOSING: nothing more is written.
 HEADER, BODY and IDLE have deadlines.
 
-The parser's callbacks only note what came in; `_advance`, after each read, answers it. So a read that holds a request
+The parser's callbacks only note what came in; `_advance_first_exchange`, after each read, answers it. So a
+read that holds a request
 and then something that is not HTTP is known as a whole before the response announces whether the connection ends.
 """
 
@@ -140,7 +141,7 @@ class HttpConnection(asyncio.Protocol):
         authorization = Authorization()
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and self._authorizer is not None:
-            self.chain = tls_handshake.chain_of(secured)
+            self.chain = tls_handshake.peer_certificates(secured)
             authorization = self._authorizer.examine(transport, self.chain, self.peer)
         self._client = RemotePeer(
             self.peer,
@@ -148,7 +149,7 @@ class HttpConnection(asyncio.Protocol):
             authorization.refusal,
             authorization.pinned_only_refusal,
         )
-        self._watch()
+        self._arm_timer()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._is_deaf = True
@@ -183,13 +184,15 @@ class HttpConnection(asyncio.Protocol):
                 self._end("bad_request", text, responses.refusal_response(400, problem))
         if not self._is_deaf:
             self._count_bytes(before, len(data))
-        self._advance()
-        self._watch()
+        self._advance_first_exchange()
+        self._arm_timer()
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
         if self._write_deadline is None:
-            self._write_deadline = self._loop.call_later(self._options.answer_timeout_s, self._end_unread)
+            self._write_deadline = self._loop.call_later(
+                self._options.answer_timeout_s, self._end_unread_request
+            )
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
@@ -225,7 +228,7 @@ class HttpConnection(asyncio.Protocol):
             problem = Problem("Upgrade", "another protocol", "HTTP/1.1")
             self._end("bad_request", "an upgrade", responses.refusal_response(400, problem))
         else:
-            self._receiving = exchange = self._application.open(self._head(), self._client)
+            self._receiving = exchange = self._application.open(self._request_head(), self._client)
             self._phase = Phase.BODY
             self._overhead_bytes = 0
             self._exchanges.append(exchange)
@@ -260,7 +263,7 @@ class HttpConnection(asyncio.Protocol):
 
     # requests and responses
 
-    def _head(self) -> RequestHeader:
+    def _request_head(self) -> RequestHeader:
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         fields = dict(self._fields)
@@ -276,7 +279,7 @@ class HttpConnection(asyncio.Protocol):
             expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
         )
 
-    def _advance(self) -> None:
+    def _advance_first_exchange(self) -> None:
         """Do what can be done for the first exchange."""
         if not self._exchanges or self._phase is Phase.CLOSING or self._pieces or self._awaiting:
             return
@@ -285,7 +288,7 @@ class HttpConnection(asyncio.Protocol):
         if is_new:
             exchange.start()
         if exchange.response is not None:
-            self._write(exchange)
+            self._write_response(exchange)
         elif exchange is not self._receiving:
             self._finish(exchange)
         elif is_new and exchange.head.expects_continue:
@@ -295,14 +298,14 @@ class HttpConnection(asyncio.Protocol):
         """Answer a request whose body is complete."""
         pending = exchange.finish()
         if pending is None:
-            self._write(exchange)
+            self._write_response(exchange)
             return
         self._awaiting = exchange
-        task = self._loop.create_task(self._wait(exchange, pending))
+        task = self._loop.create_task(self._await_handler(exchange, pending))
         self._connections.tasks.add(task)
         task.add_done_callback(self._connections.tasks.discard)
 
-    async def _wait(self, exchange: HttpExchange, pending: Awaitable[None]) -> None:
+    async def _await_handler(self, exchange: HttpExchange, pending: Awaitable[None]) -> None:
         try:
             await pending
         finally:
@@ -310,9 +313,9 @@ class HttpConnection(asyncio.Protocol):
             if not self._exchanges:
                 exchange.close(sent=False)  # the client has left
         if self._exchanges:
-            self._write(exchange)
+            self._write_response(exchange)
 
-    def _write(self, exchange: HttpExchange) -> None:
+    def _write_response(self, exchange: HttpExchange) -> None:
         """Write the response of the first exchange. The rest of a body that it refuses is dropped."""
         if exchange is self._receiving:
             self._receiving = None
@@ -343,11 +346,11 @@ class HttpConnection(asyncio.Protocol):
             piece = next(self._pieces, None)
             if piece is None:
                 self._pieces = None
-                self._next()
+                self._start_next_exchange()
             else:
                 self.transport.write(piece)
 
-    def _next(self) -> None:
+    def _start_next_exchange(self) -> None:
         """Go on after a complete response."""
         self._exchanges.popleft().close(sent=True)
         if self._closes:
@@ -358,10 +361,10 @@ class HttpConnection(asyncio.Protocol):
         if len(self._exchanges) <= 1:
             self._resume_reading()
         if self._exchanges:
-            self._loop.call_soon(self._advance)  # other connections go first
+            self._loop.call_soon(self._advance_first_exchange)  # other connections go first
         elif self._phase is Phase.ANSWERING:
             self._phase = Phase.IDLE
-        self._watch()
+        self._arm_timer()
 
     def _pause_reading(self) -> None:
         if not self._is_reading_paused:
@@ -371,7 +374,7 @@ class HttpConnection(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if self._is_reading_paused:
             self._is_reading_paused = False
-            self._forgive_pause()
+            self._exclude_read_pause()
             self.transport.resume_reading()
 
     # limits
@@ -395,7 +398,7 @@ class HttpConnection(asyncio.Protocol):
 
     # deadlines
 
-    def _watch(self) -> None:
+    def _arm_timer(self) -> None:
         """Arm the timer that the phase needs, and no other."""
         has_deadline = self._phase in _DEADLINE_PHASES
         watched = (self._phase, self._requests) if has_deadline else None
@@ -412,9 +415,9 @@ class HttpConnection(asyncio.Protocol):
                 Phase.IDLE: self._options.keep_alive_s,
             }[self._phase]
             self._began_s = self._heard_s = self._loop.time()
-            self._deadline = self._loop.call_later(wait_s, self._expire)
+            self._deadline = self._loop.call_later(wait_s, self._handle_timeout)
 
-    def _expire(self) -> None:
+    def _handle_timeout(self) -> None:
         self._deadline = None
         if self._phase is Phase.IDLE:
             self._close()
@@ -424,7 +427,7 @@ class HttpConnection(asyncio.Protocol):
             refusal = responses.refusal_response(408, problem) if self._header_bytes else None
             self._end("header_deadline", response=refusal)
         elif (left_s := self._body_left_s()) > 0:
-            self._deadline = self._loop.call_later(left_s, self._expire)
+            self._deadline = self._loop.call_later(left_s, self._handle_timeout)
         else:
             timeout_s, idle_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
             expected = f"all of it within {timeout_s:g} s, no pause over {idle_s:g} s"
@@ -434,17 +437,17 @@ class HttpConnection(asyncio.Protocol):
     def _body_left_s(self) -> float:
         """Seconds until the body is late, as things stand."""
         if self._is_reading_paused:
-            self._forgive_pause()
+            self._exclude_read_pause()
         idle_s = self._heard_s + self._options.body_idle_timeout_s
         return min(idle_s, self._began_s + self._options.body_timeout_s) - self._loop.time()
 
-    def _forgive_pause(self) -> None:
+    def _exclude_read_pause(self) -> None:
         """Exclude the time during which the server itself does not read."""
         now_s = self._loop.time()
         self._began_s += now_s - self._heard_s
         self._heard_s = now_s
 
-    def _end_unread(self) -> None:
+    def _end_unread_request(self) -> None:
         self._write_deadline = None
         self._is_deaf = True
         self._close_reasons.record("answer_deadline", self.peer)

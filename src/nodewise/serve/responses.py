@@ -51,15 +51,15 @@ def from_error(error: NodewiseError) -> Response:
     if isinstance(error, Unavailable):
         # whole seconds, and never 0, which would mean at once
         headers.append(("Retry-After", str(max(1, round(error.retry_after_s)))))
-    return _json(status, str(error), error.problems, headers)
+    return _json_response(status, str(error), error.problems, headers)
 
 
 def refusal_response(status: int, problem: Problem, headers: Sequence[tuple[str, str]] = ()) -> Response:
     """The response to a request that is refused before its body is read."""
-    return _json(status, f"{http.HTTPStatus(status).phrase}: {problem}", (problem,), headers)
+    return _json_response(status, f"{http.HTTPStatus(status).phrase}: {problem}", (problem,), headers)
 
 
-def _json(
+def _json_response(
     status: int, text: str, problems: Sequence[Problem], headers: Sequence[tuple[str, str]]
 ) -> Response:
     body = {"error": text, "problems": [problem.to_dict() for problem in problems]}
@@ -102,7 +102,7 @@ def split_body(body: bytes | Sequence[bytes]) -> Iterator[bytes]:
     pending: list[bytes] = []
     size = 0
     for part in (body,) if isinstance(body, bytes) else body:
-        for piece in (part,) if len(part) <= PIECE_BYTES else _split(part):
+        for piece in (part,) if len(part) <= PIECE_BYTES else _split_body_part(part):
             pending.append(piece)
             size += len(piece)
             if size >= PIECE_BYTES:
@@ -112,7 +112,7 @@ def split_body(body: bytes | Sequence[bytes]) -> Iterator[bytes]:
         yield b"".join(pending)
 
 
-def _split(part: bytes) -> Iterator[bytes]:
+def _split_body_part(part: bytes) -> Iterator[bytes]:
     view = memoryview(part)  # a part may be a `msgspec.Raw`, which does not support slices
     for start in range(0, len(part), PIECE_BYTES):
         yield bytes(view[start : start + PIECE_BYTES])

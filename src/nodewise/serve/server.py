@@ -24,7 +24,7 @@ _LOOK_S: Final = 0.01
 """Between two looks of a server that stops whether the last response is written."""
 
 
-def _check_unsafe(options: ServeOptions) -> list[Problem]:
+def _check_unsafe_options(options: ServeOptions) -> list[Problem]:
     if not options.unsafe or is_loopback(options.host) or options.unsafe_address == options.host:
         return []
     actual = f"plain HTTP on {options.host}, where anybody may call"
@@ -68,7 +68,7 @@ class HttpServer:
     async def start(self) -> None:
         """Open the port. BadSettings names all problems of files, address and port."""
         options = self._options
-        problems = _check_unsafe(options)
+        problems = _check_unsafe_options(options)
         if not options.unsafe:
             try:
                 self._tls = ServerCertificates(
@@ -93,8 +93,8 @@ class HttpServer:
         self._listener = Listener(
             opened, make, options, self._tls, self._close_reasons, lambda: len(self._connections.open)
         )
-        self._tick()
-        self._ticker = asyncio.create_task(self._tick_for_ever())
+        self._run_periodic_work()
+        self._ticker = asyncio.create_task(self._repeat_periodic_work())
         self._listener.start()
         logs.emit("listening", url=self.url)
 
@@ -118,16 +118,16 @@ class HttpServer:
             connection.retire()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._until_empty()
-        await self._cut_off()
+                await self._wait_for_connections_to_end()
+        await self._abort_connections()
         self._listener = self._ticker = None
         self._metrics_registry.set("connections", 0, port=str(self.port))
 
-    async def _until_empty(self) -> None:
+    async def _wait_for_connections_to_end(self) -> None:
         while self._connections.open or self._connections.tasks:  # noqa: ASYNC110 - at the end, for a moment
             await asyncio.sleep(_LOOK_S)
 
-    async def _cut_off(self) -> None:
+    async def _abort_connections(self) -> None:
         for connection in list(self._connections.open):
             connection.transport.abort()
         await asyncio.sleep(0)  # for `connection_lost` of each
@@ -136,19 +136,19 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tick_for_ever(self) -> None:
+    async def _repeat_periodic_work(self) -> None:
         while True:
             await self._clock.sleep(self._options.reload_period_s)
             try:
-                self._tick()
+                self._run_periodic_work()
             except Exception:  # noqa: BLE001 - one failed check must not end the checks
                 logs.emit("task_failed", task="serve", exc_info=True)
 
-    def _tick(self) -> None:
+    def _run_periodic_work(self) -> None:
         """Update what changes with time: the date of responses, the count of connections, the certificate files."""
         self._connections.date = formatdate(self._clock.now(), usegmt=True).encode()
         self._metrics_registry.set("connections", len(self._connections.open), port=str(self.port))
-        self._finish_older_than(self._options.connection_age_s)
+        self._finish_old_connections(self._options.connection_age_s)
         if self._tls is not None:
             self._poll_certificates(self._tls)
 
@@ -158,14 +158,14 @@ class HttpServer:
         if tls.poll():
             self._retire_untrusted(tls)
         if tls.context is not before:
-            self._finish_older_than(0.0)
+            self._finish_old_connections(0.0)
         ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]
         if ends:
             self._metrics_registry.set("tls_certificate_expires_seconds", min(ends), certificate="clients")
         else:
             self._metrics_registry.forget("tls_certificate_expires_seconds", certificate="clients")
 
-    def _finish_older_than(self, age_s: float) -> None:
+    def _finish_old_connections(self, age_s: float) -> None:
         opened_before_s = asyncio.get_running_loop().time() - age_s
         for connection in list(self._connections.open):
             if connection.opened_s <= opened_before_s:

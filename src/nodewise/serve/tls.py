@@ -71,16 +71,16 @@ def admits(authorities: Sequence[x509.Certificate], chain: Sequence[bytes], now_
     for _ in range(_LONGEST):
         if not _is_valid(reached, now_s):
             return False
-        if reached in authorities or _issuer(reached, authorities, now_s):
+        if reached in authorities or _find_issuer(reached, authorities, now_s):
             return True
-        issuer = _issuer(reached, between, now_s)
+        issuer = _find_issuer(reached, between, now_s)
         if issuer is None:
             return False
         reached, between = issuer, [certificate for certificate in between if certificate != issuer]
     return False
 
 
-def _issuer(
+def _find_issuer(
     certificate: x509.Certificate, candidates: Iterable[x509.Certificate], now_s: float
 ) -> x509.Certificate | None:
     """The authority that signed the certificate, if any of these did."""

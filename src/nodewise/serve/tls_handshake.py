@@ -31,7 +31,7 @@ class HandshakeFailed(ssl.SSLError):
         self.alert = alert
 
 
-def _message(data: bytes) -> bytes | None:
+def _join_handshake_message(data: bytes) -> bytes | None:
     """The first handshake message, joined from its records; None if it is incomplete or another message."""
     message = b""
     while len(data) >= _RECORD and data[0] == _HANDSHAKE:
@@ -44,7 +44,7 @@ def _message(data: bytes) -> bytes | None:
     return None
 
 
-def _cut(data: bytes, width: int) -> tuple[bytes, bytes]:
+def _split_length_prefixed(data: bytes, width: int) -> tuple[bytes, bytes]:
     """The bytes counted by a length of `width` bytes, and the rest."""
     end = width + int.from_bytes(data[:width], "big")
     return data[width:end], data[end:]
@@ -53,11 +53,11 @@ def _cut(data: bytes, width: int) -> tuple[bytes, bytes]:
 def _extensions(message: bytes) -> Iterator[tuple[int, bytes]]:
     rest = message[_MESSAGE + 2 + 32 :]  # after the message's header, the version and the random
     for width in (1, 2, 1):  # session id, cipher suites, compression methods
-        _, rest = _cut(rest, width)
-    extensions, _ = _cut(rest, 2)
+        _, rest = _split_length_prefixed(rest, width)
+    extensions, _ = _split_length_prefixed(rest, 2)
     while extensions:
         kind = int.from_bytes(extensions[:2], "big")
-        body, extensions = _cut(extensions[2:], 2)
+        body, extensions = _split_length_prefixed(extensions[2:], 2)
         yield kind, body
 
 
@@ -66,7 +66,7 @@ def offered_protocols(data: bytes) -> tuple[bytes, ...] | None:
 
     Never raises: OpenSSL refuses what cannot be parsed.
     """
-    message = _message(data)
+    message = _join_handshake_message(data)
     if message is None:
         return () if len(data) > _LONGEST or data[:1] not in (b"", bytes((_HANDSHAKE,))) else None
     if message[0] != _CLIENT_HELLO:
@@ -74,9 +74,9 @@ def offered_protocols(data: bytes) -> tuple[bytes, ...] | None:
     names = []
     for kind, body in _extensions(message):
         if kind == _ALPN:
-            rest, _ = _cut(body, 2)
+            rest, _ = _split_length_prefixed(body, 2)
             while rest:
-                name, rest = _cut(rest, 1)
+                name, rest = _split_length_prefixed(rest, 1)
                 names.append(name)
     return tuple(names)
 
@@ -92,14 +92,14 @@ class _ServerSslObject(ssl.SSLObject):
     def do_handshake(self) -> None:
         try:
             if self.received is not None:
-                self._check_protocol()
+                self._check_alpn()
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
             raise HandshakeFailed(error, self.outgoing.read()) from error
 
-    def _check_protocol(self) -> None:
+    def _check_alpn(self) -> None:
         data = self.incoming.read()
         self.incoming.write(data)
         self.received = (self.received or b"") + data
@@ -114,17 +114,17 @@ class _ServerSslObject(ssl.SSLObject):
             )
 
 
-def chain_of(secured: ssl.SSLObject) -> tuple[bytes, ...]:
+def peer_certificates(secured: ssl.SSLObject) -> tuple[bytes, ...]:
     """The certificates that the peer sent, DER, its own first; empty if it sent none."""
     own = secured.getpeercert(binary_form=True)
     if own is None:
         return ()
     # public since Python 3.13, and before it only one level below
     chain = getattr(secured, "get_unverified_chain", None) or secured._sslobj.get_unverified_chain  # type: ignore[attr-defined]  # noqa: SLF001
-    return (own, *(der for der in map(_der, chain() or ()) if der != own))
+    return (own, *(der for der in map(_certificate_der, chain() or ()) if der != own))
 
 
-def _der(certificate: Any) -> bytes:
+def _certificate_der(certificate: Any) -> bytes:
     """The certificate as DER: bytes since Python 3.13, an object with PEM before."""
     if isinstance(certificate, bytes):
         return certificate

@@ -70,7 +70,7 @@ class InProcessExtender(httpx2.BaseTransport):
 
     def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:
         """Build a new snapshot from the changed nodes, by name, and the changed pods; None marks a deleted pod."""
-        changed = {("", name): _decoded(obj, self._node_type) for name, obj in nodes.items()}
+        changed = {("", name): _decode_object(obj, self._node_type) for name, obj in nodes.items()}
         self._log.add(NODES, {key: Change(self._nodes.get(key), item) for key, item in changed.items()})
         self._nodes = {**self._nodes, **changed}
         for watched in self._watched if pods else ():
@@ -84,7 +84,7 @@ class InProcessExtender(httpx2.BaseTransport):
             changes=self._log.take(),
         )
         for name in self._agent_states.due(cluster_state):
-            cooperative_scheduling.run_at_once(self._agent_states.build(name, cluster_state))
+            cooperative_scheduling.run_without_pauses(self._agent_states.build(name, cluster_state))
         self._generation += 1
         self.snapshot = Snapshot(
             self._index, self._agent_states.newest(), cluster_state.now, self._generation
@@ -94,7 +94,7 @@ class InProcessExtender(httpx2.BaseTransport):
         before = self._objects[watched.name]
         after = dict(before)
         for key, obj in pods.items():
-            item = _decoded(obj, watched.type) if obj is not None else None
+            item = _decode_object(obj, watched.type) if obj is not None else None
             if item is not None and watched.keep is not None:
                 item = watched.keep(item)
             if item is None:
@@ -121,5 +121,5 @@ def _watched(kind: AgentKind, options: Any) -> Sequence[Watched]:
     return watched
 
 
-def _decoded(obj: Object, kind: type[Any]) -> Any:
+def _decode_object(obj: Object, kind: type[Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(obj), type=kind)

@@ -56,26 +56,28 @@ class AnnotatedNodes:
     def write(self, use: UsageArray, now: float) -> Mapping[str, Object]:
         """Add the usage of one minute and update the annotations. Return the changed nodes by name."""
         self._window.append(use)
-        allocations = cooperative_scheduling.run_at_once(allocation_by_node(self._pods.values()))
+        allocations = cooperative_scheduling.run_without_pauses(allocation_by_node(self._pods.values()))
         measurements = NodeMeasurements(self._usage(), allocations, now)
-        plans = cooperative_scheduling.run_at_once(
+        plans = cooperative_scheduling.run_without_pauses(
             plan_patches(self._read.values(), measurements, _CONFIG, _RULES)
         )
         factors = np.minimum(np.rint(100 * use / CAPACITY).max(axis=0), 100).astype(int).tolist()
         changed: dict[str, Object] = {}
         for plan, factor in zip(plans.nodes, factors, strict=True):
-            changed |= self._patched(plan.name, {**plan.patch, CONGESTION_FACTOR: str(factor)})
+            changed |= self._patch_node(plan.name, {**plan.patch, CONGESTION_FACTOR: str(factor)})
         return changed
 
     def _usage(self) -> Mapping[str, NodeUsage]:
         window = np.array(self._window)
         brief = len(window) < (self._window.maxlen or 0) / 2
         return {
-            name: NodeUsage(_used(window[:, 0, at]), _used(window[:, 1, at]), is_brief=brief)
+            name: NodeUsage(
+                _summarize_usage(window[:, 0, at]), _summarize_usage(window[:, 1, at]), is_brief=brief
+            )
             for at, name in enumerate(self._read)
         }
 
-    def _patched(self, name: str, patch: Mapping[str, str | None]) -> Mapping[str, Object]:
+    def _patch_node(self, name: str, patch: Mapping[str, str | None]) -> Mapping[str, Object]:
         """The patched node by its name; empty if the patch changes nothing."""
         node = self.objects[name]
         before = node["metadata"].get("annotations") or {}
@@ -87,7 +89,7 @@ class AnnotatedNodes:
         return {name: self.objects[name]}
 
 
-def _used(values: NDArray[np.float64]) -> ResourceUsage:
+def _summarize_usage(values: NDArray[np.float64]) -> ResourceUsage:
     summary = summarize(values)
     return ResourceUsage(summary.mean, summary.deviation)
 

@@ -101,7 +101,7 @@ def pods(scenario: Scenario, seed: int) -> list[BurstyPod]:
     """All pods of a run, ordered by arrival."""
     random = np.random.default_rng(seed)
     workloads = apps()
-    arrivals = _arrivals(scenario, float(np.mean([app.cpu_milli for app in workloads])), random)
+    arrivals = _arrival_times(scenario, float(np.mean([app.cpu_milli for app in workloads])), random)
     return [
         _pod(f"pod-{number}", workloads[random.integers(len(workloads))], at_s, random)
         for number, at_s in enumerate(arrivals)
@@ -137,7 +137,7 @@ def _app(name: str, usage_pattern: UsagePattern, random: np.random.Generator) ->
     )
 
 
-def _arrivals(scenario: Scenario, cpu_milli: float, random: np.random.Generator) -> Floats:
+def _arrival_times(scenario: Scenario, cpu_milli: float, random: np.random.Generator) -> Floats:
     """Sorted arrival times in seconds: the pods of the fill phase, then a Poisson process that replaces ended pods."""
     there = scenario.nodes * CPU_MILLI * scenario.requested_share / cpu_milli
     lost = FILL_MINUTES / LIFE_MINUTES
@@ -149,7 +149,7 @@ def _arrivals(scenario: Scenario, cpu_milli: float, random: np.random.Generator)
 
 def _pod(name: str, app: App, at_s: float, random: np.random.Generator) -> BurstyPod:
     minutes = int(np.clip(np.ceil(random.exponential(LIFE_MINUTES)), _LEAST_LIFE, _MOST_LIFE))
-    is_busy = np.fromiter(_phases(app, minutes, random), bool, minutes)
+    is_busy = np.fromiter(_busy_by_minute(app, minutes, random), bool, minutes)
     unrest = random.uniform(0.9, 1.1, minutes)
     cpu = np.where(is_busy, app.busy, app.calm) * app.cpu_milli * unrest
     grown = (app.memory_end - app.memory) * np.arange(minutes) / LIFE_MINUTES
@@ -157,7 +157,7 @@ def _pod(name: str, app: App, at_s: float, random: np.random.Generator) -> Burst
     return BurstyPod(name, app, float(at_s), np.stack([cpu, memory]), random.uniform(size=minutes))
 
 
-def _phases(app: App, minutes: int, random: np.random.Generator) -> Iterator[bool]:
+def _busy_by_minute(app: App, minutes: int, random: np.random.Generator) -> Iterator[bool]:
     """Whether the pod is busy, minute by minute; the first phase has already begun."""
     busy = bool(random.uniform() < app.busy_minutes / (app.busy_minutes + app.calm_minutes))
     done = 0

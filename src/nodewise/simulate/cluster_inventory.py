@@ -36,7 +36,7 @@ class Inventory:
             self._nodes[node.name] = known.with_node(node)
         else:
             on_it = [pod for pod in self._pods.values() if pod.node == node.name]
-            self._nodes[node.name] = node_info.holding(node, on_it)
+            self._nodes[node.name] = node_info.node_info_with_pods(node, on_it)
 
     def remove_node(self, name: str) -> None:
         """Remove a node; the caller removes its pods."""

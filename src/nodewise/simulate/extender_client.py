@@ -42,7 +42,7 @@ class ExtenderClient:
         self._managed = frozenset(resource.name for resource in entry.managed_resources)
         self._server_name = entry.tls_config.server_name if entry.tls_config else ""
         self._http = httpx2.Client(
-            verify=_context(entry),
+            verify=_tls_context(entry),
             timeout=entry.timeout_s,
             limits=httpx2.Limits(keepalive_expiry=90),
             transport=transport,
@@ -78,7 +78,7 @@ class ExtenderClient:
         if answer.error:
             raise Unavailable(answer.error)
         for_good = answer.failed_and_unresolvable_nodes or {}
-        return FilteredNodes(self._left(answer, nodes), answer.failed_nodes or {}, for_good)
+        return FilteredNodes(self._remaining_nodes(answer, nodes), answer.failed_nodes or {}, for_good)
 
     def prioritize(self, pod: Pod, nodes: Sequence[NodeInfo]) -> list[tuple[str, int]]:
         """Names and scores as received; empty if the extender has no prioritize verb."""
@@ -105,18 +105,18 @@ class ExtenderClient:
             return extender_wire.nodes_request(pod, None, [info.name for info in nodes])
         return extender_wire.nodes_request(pod, [info.node.raw for info in nodes], None)
 
-    def _left(self, answer: Filtered, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
+    def _remaining_nodes(self, answer: Filtered, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
         """Whole nodes in a response hold no pods: kube-scheduler treats them as empty from here on."""
         if self.entry.node_cache_capable and answer.node_names is not None:
             known = {info.name: info for info in nodes}
-            return [self._known(name, known) for name in answer.node_names]
+            return [self._require_known_node(name, known) for name in answer.node_names]
         items = (answer.nodes.items if answer.nodes else None) or []
         try:
             return [NodeInfo(scheduler_objects.node(item)) for item in items]
         except BadInput as error:
             raise Unavailable(f"json: cannot unmarshal the answer: {error}") from error
 
-    def _known(self, name: str, known: Mapping[str, NodeInfo]) -> NodeInfo:
+    def _require_known_node(self, name: str, known: Mapping[str, NodeInfo]) -> NodeInfo:
         if name in known:
             return known[name]
         raise Unavailable(
@@ -128,10 +128,10 @@ class ExtenderClient:
         if name not in nodes:
             raise Unavailable(f'nodeinfo not found for node name "{name}"')
         on_node = {pod.uid: pod for pod in nodes[name].pods}
-        pods = tuple(self._on_node(meta_pod, name, on_node) for meta_pod in victims.pods or ())
+        pods = tuple(self._find_victim_on_node(meta_pod, name, on_node) for meta_pod in victims.pods or ())
         return Victims(pods, victims.violations)
 
-    def _on_node(self, meta_pod: MetaPod, node_name: str, on_node: Mapping[str, Pod]) -> Pod:
+    def _find_victim_on_node(self, meta_pod: MetaPod, node_name: str, on_node: Mapping[str, Pod]) -> Pod:
         if meta_pod.uid in on_node:
             return on_node[meta_pod.uid]
         raise Unavailable(
@@ -150,7 +150,7 @@ class ExtenderClient:
                 if answer.status_code != _OK:
                     code = answer.status_code
                     raise Unavailable(f"failed {verb} with extender at URL {url}, code {code}")
-                return _read(answer, end_s)
+                return _read_until_deadline(answer, end_s)
         except httpx2.RequestError as error:
             raise Unavailable(
                 f'Post "{url}": {extender_failure.go_error_text(error, httpx2.URL(url))}'
@@ -159,7 +159,7 @@ class ExtenderClient:
             raise Unavailable(f'parse "{url}": {error}') from error
 
 
-def _read(answer: httpx2.Response, end_s: float) -> bytes:
+def _read_until_deadline(answer: httpx2.Response, end_s: float) -> bytes:
     pieces = []
     try:
         for piece in answer.iter_bytes():
@@ -173,7 +173,7 @@ def _read(answer: httpx2.Response, end_s: float) -> bytes:
     return b"".join(pieces)
 
 
-def _context(entry: ConfiguredExtender) -> ssl.SSLContext:
+def _tls_context(entry: ConfiguredExtender) -> ssl.SSLContext:
     """With enableHTTPS and no CA the server is not verified, as in kube-scheduler."""
     tls = entry.tls_config or TlsConfig()
     try:

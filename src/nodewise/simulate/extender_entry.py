@@ -80,7 +80,7 @@ def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredExtender,
         entry, entry_problems = _entry(document, f"extenders[{index}]")
         problems += entry_problems
         valid += [entry] if entry else []
-    problems += _repeated(valid)
+    problems += _duplicate_resource_problems(valid)
     if problems:
         raise BadSettings(_WHAT, problems)
     return tuple(sorted(valid, key=lambda entry: entry.ignorable))
@@ -110,7 +110,7 @@ def _problems(entry: ConfiguredExtender, field: str) -> list[Problem]:
     return problems
 
 
-def _repeated(valid: Sequence[ConfiguredExtender]) -> list[Problem]:
+def _duplicate_resource_problems(valid: Sequence[ConfiguredExtender]) -> list[Problem]:
     counts = Counter(resource.name for entry in valid for resource in entry.managed_resources)
     return [
         Problem("extenders", f"{name} in {count} managedResources", "each resource once")

@@ -41,23 +41,23 @@ def go_error_text(error: httpx2.RequestError, url: httpx2.URL) -> str:
     """The text after `Post "<url>": ` for a call without a response."""
     if isinstance(error, httpx2.TimeoutException):
         return _TIMEOUT
-    for cause in _causes(error):
+    for cause in _exception_chain(error):
         if isinstance(cause, ssl.SSLError):
-            return _tls(cause)
+            return _tls_error_text(cause)
         if isinstance(cause, socket.gaierror):
             return f"dial tcp: lookup {url.host}: no such host"
         if isinstance(cause, OSError) and cause.errno:
-            return _system(error, cause.errno, url)
+            return _os_error_text(error, cause.errno, url)
     return "EOF" if "disconnected" in str(error) else _MALFORMED
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _exception_chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _system(error: httpx2.RequestError, errno: int, url: httpx2.URL) -> str:
+def _os_error_text(error: httpx2.RequestError, errno: int, url: httpx2.URL) -> str:
     message = os.strerror(errno).lower()
     if isinstance(error, httpx2.ConnectError):
         return f"dial tcp {_address(url)}: connect: {message}"
@@ -73,7 +73,7 @@ def _address(url: httpx2.URL) -> str:
     return f"{host}:{port}"
 
 
-def _tls(error: ssl.SSLError) -> str:
+def _tls_error_text(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         unknown = error.verify_code in _UNKNOWN_AUTHORITY
         why = "certificate signed by unknown authority" if unknown else error.verify_message

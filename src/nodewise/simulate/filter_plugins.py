@@ -64,7 +64,7 @@ SimulatedFilterPlugins = tuple[SimulatedFilterPlugin, ...]
 
 def standard(ignored: Collection[str] = ()) -> SimulatedFilterPlugins:
     """The default plugins; `ignored` are resources that extenders manage."""
-    return (*_BY_NODE, _resources(frozenset(ignored)))
+    return (*_BY_NODE, _resources_fit_plugin(frozenset(ignored)))
 
 
 def judge(plugins: SimulatedFilterPlugins, pod: Pod, info: NodeInfo) -> Rejection | None:
@@ -84,7 +84,7 @@ def may_help(
     return any(plugin.helps(pod, event) for plugin in plugins if plugin.name in rejectors)
 
 
-def _unschedulable(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
+def _reject_cordoned(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
     if not info.node.is_cordoned or _tolerates_cordon(pod):
         return ()
     return ("node(s) were unschedulable",)
@@ -96,7 +96,7 @@ def _tolerates_cordon(pod: Pod) -> bool:
     )
 
 
-def _tainted(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
+def _reject_untolerated_taint(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
     tainted = _is_tainted(pod, info.node)
     return ("node(s) had untolerated taint(s)",) if tainted else ()
 
@@ -105,7 +105,7 @@ def _is_tainted(pod: Pod, node: Node) -> bool:
     return bool(node_selectors.untolerated(pod, node, node_selectors.NOT_SCHEDULED))
 
 
-def _unmatched(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
+def _reject_unmatched_affinity(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
     return (
         ()
         if node_selectors.matches(pod, info.node)
@@ -118,7 +118,7 @@ def _was_uncordoned(_pod: Pod, event: ClusterEvent) -> bool:
     return after is not None and not after.is_cordoned and (before is None or before.is_cordoned)
 
 
-def _became(is_right: Callable[[Pod, Node], bool]) -> Callable[[Pod, ClusterEvent], bool]:
+def _newly_satisfied_hint(is_right: Callable[[Pod, Node], bool]) -> Callable[[Pod, ClusterEvent], bool]:
     """A queueing hint: whether the node satisfies the predicate now and did not before, or is new."""
 
     def helps(pod: Pod, event: ClusterEvent) -> bool:
@@ -137,17 +137,21 @@ def _has_other_taints(event: ClusterEvent) -> bool:
 
 
 def _may_match_now(pod: Pod, event: ClusterEvent) -> bool:
-    return _has_other_taints(event) or _became(node_selectors.matches)(pod, event)
+    return _has_other_taints(event) or _newly_satisfied_hint(node_selectors.matches)(pod, event)
 
 
 _BY_NODE: Final[SimulatedFilterPlugins] = (
-    SimulatedFilterPlugin("NodeUnschedulable", _unschedulable, _was_uncordoned),
-    SimulatedFilterPlugin("TaintToleration", _tainted, _became(lambda pod, node: not _is_tainted(pod, node))),
-    SimulatedFilterPlugin("NodeAffinity", _unmatched, _may_match_now),
+    SimulatedFilterPlugin("NodeUnschedulable", _reject_cordoned, _was_uncordoned),
+    SimulatedFilterPlugin(
+        "TaintToleration",
+        _reject_untolerated_taint,
+        _newly_satisfied_hint(lambda pod, node: not _is_tainted(pod, node)),
+    ),
+    SimulatedFilterPlugin("NodeAffinity", _reject_unmatched_affinity, _may_match_now),
 )
 
 
-def _resources(ignored: frozenset[str]) -> SimulatedFilterPlugin:
+def _resources_fit_plugin(ignored: frozenset[str]) -> SimulatedFilterPlugin:
     """NodeResourcesFit. A pod that exceeds the whole node is rejected for good."""
 
     def short(pod: Pod, info: NodeInfo) -> list[str]:
@@ -172,11 +176,11 @@ def _resources(ignored: frozenset[str]) -> SimulatedFilterPlugin:
         after = event.new
         if after is None or reject(pod, NodeInfo(after)):
             return False
-        return event.old is None or _has_grown(pod, event.old, after)
+        return event.old is None or _has_allocatable_grown(pod, event.old, after)
 
     return SimulatedFilterPlugin("NodeResourcesFit", reject, helps, is_for_good)
 
 
-def _has_grown(pod: Pod, before: Node, after: Node) -> bool:
+def _has_allocatable_grown(pod: Pod, before: Node, after: Node) -> bool:
     requested = (PODS, *(name for name, amount in pod.requests.items() if amount))
     return any(after.allocatable.get(name, 0) > before.allocatable.get(name, 0) for name in requested)

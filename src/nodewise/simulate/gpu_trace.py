@@ -123,9 +123,9 @@ class _TraceCluster:
         self._gpus_milli, self._allocated_milli = trace.gpus_milli, 0
         objects = {("", node.name): _node(node) for node in trace.nodes}
         cluster_state = ClusterState(self._index, {}, MetricsSnapshot(), 0.0, objects)
-        agent_state: GpuState = cooperative_scheduling.run_at_once(self._builder.build(cluster_state))
+        agent_state: GpuState = cooperative_scheduling.run_without_pauses(self._builder.build(cluster_state))
         nothing = np.zeros(agent_state.layout.size + 1, np.int64)
-        self._state = agent_state._replace(workload=self._workload(trace), cpu_free=nothing)
+        self._state = agent_state._replace(workload=self._typical_workload(trace), cpu_free=nothing)
         self._update_free_cpu(slice(None))
 
     def place(self, pod: TracePod, name: str) -> bool:
@@ -189,14 +189,14 @@ class _TraceCluster:
         free[self._state.layout.rows[:-1][nodes]] = self._cpu[nodes]
         self._state = self._state._replace(cpu_free=free)
 
-    def _workload(self, trace: Trace) -> WorkloadTables:
+    def _typical_workload(self, trace: Trace) -> WorkloadTables:
         """Build the typical workload from the whole trace, as in the paper."""
         pod_counts = Counter(trace.pods)
         class_counts: Counter[typical_pods.PodClass] = Counter()
         for pod, times in pod_counts.items():
             for pod_class in typical_pods.pod_classes(self._agent.equivalence_key(self._templates[pod])):
                 class_counts[pod_class] += times
-        return fragmentation.build_tables(class_counts, GENERIC.counts)
+        return fragmentation.build_fragmentation_tables(class_counts, GENERIC.counts)
 
 
 def _node(node: TraceNode) -> GpuNode:

@@ -74,9 +74,9 @@ def nodes(path: str) -> list[TraceNode]:
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise _bad([Problem(f"{path}: sn", shown(duplicate), "each name once")])
+        raise _trace_error([Problem(f"{path}: sn", shown(duplicate), "each name once")])
     if not any(node.gpus for node in nodes):
-        raise _bad([Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs")])
+        raise _trace_error([Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs")])
     return nodes
 
 
@@ -84,7 +84,7 @@ def pods(path: str) -> list[TracePod]:
     """Read a pod list. BadInput names each invalid line and column."""
     pods = _read(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"), _pod)
     if not any(pod.demand_milli for pod in pods):
-        raise _bad([Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs")])
+        raise _trace_error([Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs")])
     return pods
 
 
@@ -114,26 +114,28 @@ def _read(path: str, columns: tuple[str, ...], read: Callable[[_CsvRow], T]) -> 
     problems: list[Problem] = []
     rows: list[T] = []
     try:
-        for number, cells in _lines(path, columns):
+        for number, cells in _read_csv_rows(path, columns):
             rows.append(read(_CsvRow(f"{path}: line {number}", cells, problems)))
             if len(problems) >= _MAX_PROBLEMS:
                 break
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _bad([Problem(path, str(error), "a readable CSV file")]) from error
+        raise _trace_error([Problem(path, str(error), "a readable CSV file")]) from error
     if problems:
-        raise _bad(problems)
+        raise _trace_error(problems)
     return rows
 
 
-def _lines(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
+def _read_csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
     with Path(path).open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file, strict=True, restval="")
         missing = [name for name in columns if name not in (lines.fieldnames or ())]
         if missing:
-            raise _bad([Problem(f"{path}: line 1", shown(lines.fieldnames), f"columns {', '.join(columns)}")])
+            raise _trace_error(
+                [Problem(f"{path}: line 1", shown(lines.fieldnames), f"columns {', '.join(columns)}")]
+            )
         for cells in lines:
             yield lines.line_num, cells
 
 
-def _bad(problems: list[Problem]) -> BadInput:
+def _trace_error(problems: list[Problem]) -> BadInput:
     return BadInput("trace", problems)

@@ -74,10 +74,10 @@ class FakeApi:
         """Create or replace an object."""
         meta = item["metadata"]
         key = (resource, meta.get("namespace", "") if resource.namespaced else "", meta["name"])
-        return self._store(key, json.loads(json.dumps(item)))
+        return self._store_object(key, json.loads(json.dumps(item)))
 
     def remove(self, resource: Resource, name: str, namespace: str = "") -> None:
-        self._drop((resource, namespace, name))
+        self._delete_object((resource, namespace, name))
 
     def objects(self, resource: Resource) -> dict[tuple[str, str], Object]:
         """All objects of a kind, by namespace and name."""
@@ -94,7 +94,7 @@ class FakeApi:
     def cut(self) -> None:
         """End every watch, like a server that stops."""
         self._cuts += 1
-        self._wake()
+        self._wake_watchers()
 
     def compact(self) -> None:
         """Discard the history: requests for older versions and pages get 410. Open watches continue."""
@@ -104,7 +104,7 @@ class FakeApi:
     def bookmark(self) -> None:
         """Send a bookmark to every watch that allows it."""
         self._log.append(_LoggedChange(self._revision, _BOOKMARK, None, None))
-        self._wake()
+        self._wake_watchers()
 
     # the Api
 
@@ -133,7 +133,7 @@ class FakeApi:
         if key in self._objects:
             raise _error("create", path, 409, f'{place.resource.plural} "{name}" already exists')
         meta["name"] = name
-        return msgspec.json.encode(self._store(key, item))
+        return msgspec.json.encode(self._store_object(key, item))
 
     async def replace(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
@@ -175,7 +175,7 @@ class FakeApi:
         for field, wanted in (options.get("preconditions") or {}).items():
             if item["metadata"][field] != wanted:
                 raise _error("delete", path, 409, f"the {field} in the precondition does not match")
-        self._drop((place.resource, item["metadata"].get("namespace", ""), place.name))
+        self._delete_object((place.resource, item["metadata"].get("namespace", ""), place.name))
         return b'{"kind":"Status","status":"Success"}'
 
     async def watch(
@@ -193,7 +193,7 @@ class FakeApi:
         cuts = self._cuts
         while cuts == self._cuts:
             while position < len(self._log):
-                line = _line(self._log[position], place, params)
+                line = _watch_event_line(self._log[position], place, params)
                 position += 1
                 if line:
                     yield line
@@ -244,7 +244,7 @@ class FakeApi:
             "metadata": {**pod["metadata"], "annotations": annotations},
             "spec": {**pod.get("spec", {}), "nodeName": binding["target"]["name"]},
         }
-        self._store((place.resource, place.namespace, place.name), item)
+        self._store_object((place.resource, place.namespace, place.name), item)
         return b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 
     def _get_object(self, verb: str, path: str, place: _RequestPath) -> Object:
@@ -288,9 +288,11 @@ class FakeApi:
             )
         if other:
             raise _error(verb, path, 409, "the object has been modified; please apply your changes")
-        return msgspec.json.encode(self._store((place.resource, meta.get("namespace", ""), place.name), item))
+        return msgspec.json.encode(
+            self._store_object((place.resource, meta.get("namespace", ""), place.name), item)
+        )
 
-    def _store(self, key: tuple[Resource, str, str], item: Object) -> Object:
+    def _store_object(self, key: tuple[Resource, str, str], item: Object) -> Object:
         old = self._objects.get(key)
         self._revision += 1
         kept = (
@@ -305,20 +307,20 @@ class FakeApi:
         head = {"apiVersion": key[0].api_version, "kind": key[0].kind}
         new = {**item, **head, "metadata": meta}
         self._objects[key] = new
-        self._note(_LoggedChange(self._revision, key[0], old, new))
+        self._append_to_history(_LoggedChange(self._revision, key[0], old, new))
         return new
 
-    def _drop(self, key: tuple[Resource, str, str]) -> None:
+    def _delete_object(self, key: tuple[Resource, str, str]) -> None:
         old = self._objects.pop(key)
         self._revision += 1
         last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(self._revision)}}
-        self._note(_LoggedChange(self._revision, key[0], last, None))
+        self._append_to_history(_LoggedChange(self._revision, key[0], last, None))
 
-    def _note(self, entry: _LoggedChange) -> None:
+    def _append_to_history(self, entry: _LoggedChange) -> None:
         self._log.append(entry)
-        self._wake()
+        self._wake_watchers()
 
-    def _wake(self) -> None:
+    def _wake_watchers(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
@@ -326,7 +328,7 @@ class FakeApi:
 _BOOKMARK = Resource("", "", "", "Bookmark")
 
 
-def _line(entry: _LoggedChange, place: _RequestPath, params: Params) -> bytes:
+def _watch_event_line(entry: _LoggedChange, place: _RequestPath, params: Params) -> bytes:
     """The watch event of a change for one watcher; empty if the change does not concern it."""
     if entry.resource is _BOOKMARK:
         if params.get("allowWatchBookmarks") != "true":

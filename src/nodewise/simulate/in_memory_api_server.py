@@ -94,7 +94,7 @@ class ApiServer:
             if params.pop("watch", "") in {"1", "true"}:
                 await self._send_watch_events(path, params, receive, send)
                 return
-            answer = await self._answer(scope, path, params, await _body(receive))
+            answer = await self._answer_request(scope, path, params, await _request_body(receive))
         except NodewiseError as error:
             code = next(code for kind, code in _CODES if isinstance(error, kind))
             causes = [
@@ -107,7 +107,7 @@ class ApiServer:
         else:
             await _send_response(send, 200, answer)
 
-    async def _answer(self, scope: Scope, path: str, params: dict[str, str], body: bytes) -> bytes:
+    async def _answer_request(self, scope: Scope, path: str, params: dict[str, str], body: bytes) -> bytes:
         method = scope["method"]
         if method == "GET":
             return await self._api.get(path, params)
@@ -144,7 +144,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _body(receive: Receive) -> bytes:
+async def _request_body(receive: Receive) -> bytes:
     parts: list[bytes] = []
     while True:
         message = await receive()

@@ -37,13 +37,13 @@ class NodeInfo(NamedTuple):
     def without(self, *pods: Pod) -> "NodeInfo":
         """Return a copy without these pods."""
         gone = {pod.key for pod in pods}
-        return holding(self.node, [pod for pod in self.pods if pod.key not in gone])
+        return node_info_with_pods(self.node, [pod for pod in self.pods if pod.key not in gone])
 
     def with_node(self, node: Node) -> "NodeInfo":
         """Return a copy with a changed node and the same pods."""
         return self._replace(node=node)
 
 
-def holding(node: Node, pods: Sequence[Pod]) -> NodeInfo:
+def node_info_with_pods(node: Node, pods: Sequence[Pod]) -> NodeInfo:
     """Create the NodeInfo of a node with pods."""
     return NodeInfo(node).adding(*pods)

@@ -86,7 +86,7 @@ def _number(text: str) -> int | None:
         return None
 
 
-def _compared(holds: Callable[[int, int], bool]) -> Callable[[str | None, Values], bool]:
+def _integer_comparison(holds: Callable[[int, int], bool]) -> Callable[[str | None, Values], bool]:
     def judge(label: str | None, values: Values) -> bool:
         has = None if label is None else _number(label)
         bound = _number(values[0]) if len(values) == 1 else None
@@ -100,7 +100,7 @@ _OPERATORS: Final[Mapping[str, Callable[[str | None, Values], bool]]] = {
     "NotIn": lambda label, values: label not in values,
     "Exists": lambda label, _: label is not None,
     "DoesNotExist": lambda label, _: label is None,
-    "Gt": _compared(int.__gt__),
-    "Lt": _compared(int.__lt__),
+    "Gt": _integer_comparison(int.__gt__),
+    "Lt": _integer_comparison(int.__lt__),
 }
 """Predicates by operator; the label is None if the node does not have it."""

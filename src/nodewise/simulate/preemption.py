@@ -52,10 +52,10 @@ def attempt(
     pod: Pod, context: PreemptionContext, extenders: Sequence[ExtenderClient], random: Random
 ) -> Preemption:
     """Find the node with the least costly victims. The caller evicts them."""
-    if why := _not_eligible(pod, context):
+    if why := _ineligibility_reason(pod, context):
         return Preemption(f"{_CLAIMS}, preemption: {why}")
     try:
-        candidates, rejected = _candidates(pod, context, random)
+        candidates, rejected = _preemption_candidates(pod, context, random)
         if not candidates:
             message = unschedulable_message.text(len(context.nodes), rejected.values(), absent=_NO_HELP)
             return Preemption(f"{_CLAIMS}, preemption: {message}", nominated="")
@@ -64,11 +64,11 @@ def attempt(
         return Preemption(f"preemption: {error}")
     if not candidates:
         return Preemption(f"{_CLAIMS}, preemption: no candidate node for preemption")
-    chosen = min(candidates, key=lambda name: _cost(candidates[name]))
+    chosen = min(candidates, key=lambda name: _victims_cost(candidates[name]))
     return Preemption(nominated=chosen, victims=candidates[chosen].pods)
 
 
-def _not_eligible(pod: Pod, context: PreemptionContext) -> str:
+def _ineligibility_reason(pod: Pod, context: PreemptionContext) -> str:
     if pod.spec.get("preemptionPolicy") == "Never":
         return "not eligible due to preemptionPolicy=Never."
     info, rejection = context.nodes.get(pod.nominated), context.rejections.get(pod.nominated)
@@ -78,7 +78,7 @@ def _not_eligible(pod: Pod, context: PreemptionContext) -> str:
     return "not eligible due to a terminating pod on the nominated node." if waits else ""
 
 
-def _candidates(
+def _preemption_candidates(
     pod: Pod, context: PreemptionContext, random: Random
 ) -> tuple[dict[str, Victims], dict[str, Rejection]]:
     """Nodes where eviction helps, and the reasons against others. The search stops at a tenth of them, at least 100.
@@ -93,7 +93,7 @@ def _candidates(
     max_candidates = max(len(names) * _CANDIDATES_PERCENT // 100, _LEAST_CANDIDATES)
     first = random.randrange(len(names)) if len(names) > max_candidates else 0
     for name in (*names[first:], *names[:first]):
-        victims = _victims(pod, context.nodes[name], context.judge)
+        victims = _select_victims(pod, context.nodes[name], context.judge)
         if isinstance(victims, Rejection):
             rejected[name] = victims
         elif victims:
@@ -111,9 +111,9 @@ def _eviction_may_help(rejection: Rejection | None) -> bool:
     return rejection is not None and not rejection.for_good
 
 
-def _victims(pod: Pod, info: NodeInfo, judge: Judge) -> list[Pod] | Rejection:
+def _select_victims(pod: Pod, info: NodeInfo, judge: Judge) -> list[Pod] | Rejection:
     """The pods of lower priority to evict, the most important first; a Rejection if eviction does not help."""
-    lesser = sorted((other for other in info.pods if other.priority < pod.priority), key=_importance)
+    lesser = sorted((other for other in info.pods if other.priority < pod.priority), key=_pod_importance)
     if not lesser:
         return _NO_VICTIMS
     kept = info.without(*lesser)
@@ -129,7 +129,7 @@ def _victims(pod: Pod, info: NodeInfo, judge: Judge) -> list[Pod] | Rejection:
     return victims
 
 
-def _importance(pod: Pod) -> tuple[int, float]:
+def _pod_importance(pod: Pod) -> tuple[int, float]:
     """Sort key: higher priority first, then earlier start."""
     return -pod.priority, pod.started_s
 
@@ -163,7 +163,7 @@ def _with_victims(left: dict[str, Victims], *, ignorable: bool) -> dict[str, Vic
     return {name: victims for name, victims in left.items() if victims.pods}
 
 
-def _cost(victims: Victims) -> tuple[int, int, int, int, float]:
+def _victims_cost(victims: Victims) -> tuple[int, int, int, int, float]:
     """Sort key of a node: budget violations, highest priority, sum of priorities, number of pods, latest start."""
     highest = max(pod.priority for pod in victims.pods)
     oldest_s = min(pod.started_s for pod in victims.pods if pod.priority == highest)

@@ -129,9 +129,9 @@ class Player:
         entry = record.entry
         match entry:
             case RequestEntry():
-                return self._exchange(entry, *record.blobs)
+                return self._replay_exchange(entry, *record.blobs)
             case recording_file.MemoryEntry():
-                self._recall(entry.agent, *record.blobs)
+                self._restore_memory(entry.agent, *record.blobs)
             case recording_file.GapEntry():
                 lost = self.tally.lost
                 self.tally.lost = recording_file.GapEntry(
@@ -149,7 +149,7 @@ class Player:
         """Metrics that policies name and that were not requested during the recording, so a policy has changed."""
         return sorted(self._wanted - self._requested)
 
-    def _recall(self, agent: str, kept: bytes) -> None:
+    def _restore_memory(self, agent: str, kept: bytes) -> None:
         state = self._states.get(agent)
         if state is not None and state.memory_scope != "none":
             with contextlib.suppress(BadInput):  # as in the extender: the agent starts without memory
@@ -181,12 +181,12 @@ class Player:
         }
         for name in self._agent_states.due(cluster_state):
             try:
-                cooperative_scheduling.run_at_once(self._agent_states.build(name, cluster_state))
+                cooperative_scheduling.run_without_pauses(self._agent_states.build(name, cluster_state))
             except Exception as error:  # noqa: BLE001 - as recorded: the agent has no state, the others have
                 self._record_failure(error)
         return Snapshot(cluster_state.nodes, self._agent_states.newest(), cluster_state.now, generation)
 
-    def _exchange(self, exchange: RequestEntry, body: bytes, answer: bytes) -> Difference | None:
+    def _replay_exchange(self, exchange: RequestEntry, body: bytes, answer: bytes) -> Difference | None:
         snapshot = self._snapshots.get(exchange.generation)
         verb = self._request_handler.verbs.get(exchange.path)
         if snapshot is None or verb is None:

@@ -26,17 +26,17 @@ _AS_SCORED: Final[Amounts] = {CPU: 100 * _MILLI, MEMORY: 200 * 2**20 * quantity.
 def allocatable(status: Mapping[str, Any]) -> Amounts:
     """Allocatable resources of a node; its capacity if it reports none."""
     field = "allocatable" if status.get("allocatable") else "capacity"
-    return _rounded(_quantities(status.get(field), f"status.{field}"))
+    return _round_up_to_units(_parse_quantities(status.get(field), f"status.{field}"))
 
 
 def requested(spec: Mapping[str, Any]) -> Amounts:
     """Requests that must fit: the sum of all containers, or the peak of the init containers if that is larger."""
-    return _rounded(_pod(spec, {}))
+    return _round_up_to_units(_pod_requests(spec, {}))
 
 
 def scored(spec: Mapping[str, Any]) -> tuple[int, int]:
     """Requests of a bound pod for scores: milli-cores and bytes, with defaults for containers without requests."""
-    amounts = _rounded(_pod(spec, _AS_SCORED))
+    amounts = _round_up_to_units(_pod_requests(spec, _AS_SCORED))
     return amounts.get(CPU, 0), amounts.get(MEMORY, 0)
 
 
@@ -53,40 +53,40 @@ def plus(left: Amounts, right: Amounts) -> dict[str, int]:
     return dict(left) | {name: left.get(name, 0) + amount for name, amount in right.items()}
 
 
-def _pod(spec: Mapping[str, Any], if_missing: Amounts) -> Amounts:
+def _pod_requests(spec: Mapping[str, Any], if_missing: Amounts) -> Amounts:
     total: Amounts = {}
-    for container, field in _listed(spec, "containers"):
-        total = plus(total, _container(container, field, if_missing))
+    for container, field in _container_list_requests(spec, "containers"):
+        total = plus(total, _container_requests(container, field, if_missing))
     sidecars: Amounts = {}
     peak: Amounts = {}
-    for container, field in _listed(spec, "initContainers"):
-        own = _container(container, field, if_missing)
+    for container, field in _container_list_requests(spec, "initContainers"):
+        own = _container_requests(container, field, if_missing)
         if container.get("restartPolicy") == "Always":
             total, sidecars = plus(total, own), plus(sidecars, own)
-            peak = _larger(peak, sidecars)
+            peak = _elementwise_maximum(peak, sidecars)
         else:
-            peak = _larger(peak, plus(own, sidecars))
-    total = _larger(total, peak)
-    overhead = _quantities(spec.get("overhead"), "spec.overhead")
+            peak = _elementwise_maximum(peak, plus(own, sidecars))
+    total = _elementwise_maximum(total, peak)
+    overhead = _parse_quantities(spec.get("overhead"), "spec.overhead")
     return plus({**total, **_pod_level(spec, total)}, overhead)
 
 
-def _listed(spec: Mapping[str, Any], key: str) -> Sequence[tuple[Mapping[str, Any], str]]:
+def _container_list_requests(spec: Mapping[str, Any], key: str) -> Sequence[tuple[Mapping[str, Any], str]]:
     return [(container, f"spec.{key}[{index}]") for index, container in enumerate(spec.get(key) or ())]
 
 
-def _container(container: Mapping[str, Any], field: str, if_missing: Amounts) -> Amounts:
+def _container_requests(container: Mapping[str, Any], field: str, if_missing: Amounts) -> Amounts:
     resources = container.get("resources") or {}
-    limits = _quantities(resources.get("limits"), f"{field}.resources.limits")
-    requests = _quantities(resources.get("requests"), f"{field}.resources.requests")
+    limits = _parse_quantities(resources.get("limits"), f"{field}.resources.limits")
+    requests = _parse_quantities(resources.get("requests"), f"{field}.resources.requests")
     return {**if_missing, **limits, **requests}
 
 
 def _pod_level(spec: Mapping[str, Any], containers: Amounts) -> Amounts:
     """Pod-level requests override those of containers; pod-level limits apply only to resources without either."""
     resources = spec.get("resources") or {}
-    requests = _quantities(resources.get("requests"), "spec.resources.requests")
-    limits = _quantities(resources.get("limits"), "spec.resources.limits")
+    requests = _parse_quantities(resources.get("requests"), "spec.resources.requests")
+    limits = _parse_quantities(resources.get("limits"), "spec.resources.limits")
     defaults = {name: amount for name, amount in limits.items() if name not in containers}
     return {name: amount for name, amount in {**defaults, **requests}.items() if _is_pod_level(name)}
 
@@ -95,16 +95,16 @@ def _is_pod_level(name: str) -> bool:
     return name in (CPU, MEMORY) or name.startswith("hugepages-")
 
 
-def _larger(left: Amounts, right: Amounts) -> Amounts:
+def _elementwise_maximum(left: Amounts, right: Amounts) -> Amounts:
     return {name: max(left.get(name, 0), right.get(name, 0)) for name in {**left, **right}}
 
 
-def _quantities(amounts: Mapping[str, Any] | None, field: str) -> Amounts:
+def _parse_quantities(amounts: Mapping[str, Any] | None, field: str) -> Amounts:
     """Nano-units by resource; BadInput names the field with an invalid quantity."""
-    return {name: _quantity(value, f"{field}.{name}") for name, value in (amounts or {}).items()}
+    return {name: _parse_quantity(value, f"{field}.{name}") for name, value in (amounts or {}).items()}
 
 
-def _quantity(value: Any, field: str) -> int:
+def _parse_quantity(value: Any, field: str) -> int:
     try:
         return quantity.parse(str(value))
     except ValueError:
@@ -112,5 +112,5 @@ def _quantity(value: Any, field: str) -> int:
         raise BadInput("an object of the cluster cannot be read", [problem]) from None
 
 
-def _rounded(nano: Amounts) -> Amounts:
+def _round_up_to_units(nano: Amounts) -> Amounts:
     return {name: -(-amount // (_MILLI if name == CPU else quantity.NANO)) for name, amount in nano.items()}

@@ -49,30 +49,30 @@ class Difference(msgspec.Struct, frozen=True):
     """Description of the first different bytes, if all node results are equal."""
 
 
-def by_node(verb: Verb, body: bytes) -> dict[str, NodeResult]:
+def results_by_node(verb: Verb, body: bytes) -> dict[str, NodeResult]:
     """Results by node. Unavailable if the body is no response to this verb."""
     return dict(_READERS[verb](body))
 
 
-def _filtered(body: bytes) -> Mapping[str, NodeResult]:
+def _filter_results(body: bytes) -> Mapping[str, NodeResult]:
     answer = extender_wire.decode(body, Filtered)
     whole = answer.nodes.items or [] if answer.nodes else []
     kept = [str(node["metadata"]["name"]) for node in whole] + list(answer.node_names or ())
     return {**dict.fromkeys(kept, KEPT), **(answer.failed_nodes or {})}
 
 
-def _scored(body: bytes) -> Mapping[str, NodeResult]:
+def _prioritize_results(body: bytes) -> Mapping[str, NodeResult]:
     return {host_score.host: host_score.score for host_score in extender_wire.decode(body, list[HostScore])}
 
 
-def _freed(body: bytes) -> Mapping[str, NodeResult]:
+def _preempt_results(body: bytes) -> Mapping[str, NodeResult]:
     return dict.fromkeys(extender_wire.decode(body, Preempted).node_name_to_meta_victims or (), KEPT)
 
 
 _READERS: Final[Mapping[Verb, Callable[[bytes], Mapping[str, NodeResult]]]] = {
-    "filter": _filtered,
-    "prioritize": _scored,
-    "preempt": _freed,
+    "filter": _filter_results,
+    "prioritize": _prioritize_results,
+    "preempt": _preempt_results,
 }
 
 
@@ -81,7 +81,7 @@ def changes(verb: Verb, recorded: ExtenderResponse, replayed: ExtenderResponse) 
     if recorded.error or replayed.error:
         return ()
     try:
-        before, after = by_node(verb, recorded.body), by_node(verb, replayed.body)
+        before, after = results_by_node(verb, recorded.body), results_by_node(verb, replayed.body)
     except (NodewiseError, LookupError, TypeError, *UNREADABLE):
         return ()
     absent: NodeResult = _REJECTED if verb == "preempt" else None

@@ -92,7 +92,7 @@ def node(obj: Object) -> Node:
     """Decode a Node; BadInput if it is invalid."""
     spec, metadata = obj.get("spec") or {}, obj.get("metadata") or {}
     return Node(
-        name=_name(obj, "Node"),
+        name=_object_name(obj, "Node"),
         labels=metadata.get("labels") or {},
         taints=_taints(spec.get("taints") or []),
         is_cordoned=bool(spec.get("unschedulable")),
@@ -106,14 +106,14 @@ def pod(obj: Object) -> Pod:
     metadata, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
     return Pod(
         namespace=metadata.get("namespace") or "default",
-        name=_name(obj, "Pod"),
+        name=_object_name(obj, "Pod"),
         uid=metadata.get("uid") or "",
         priority=_priority(spec),
         requests=resources.requested(spec),
         scored=resources.scored(spec),
         node=spec.get("nodeName") or "",
         nominated=status.get("nominatedNodeName") or "",
-        started_s=_started_s(status.get("startTime")),
+        started_s=_start_time_s(status.get("startTime")),
         grace_s=float(spec.get("terminationGracePeriodSeconds", 30)),
         is_leaving="deletionTimestamp" in metadata,
         obj=obj,
@@ -144,7 +144,7 @@ def rejected(pod: Pod, reason: str, message: str, nominated: str) -> Pod:
     return replace(pod, nominated=nominated, obj={**pod.obj, "status": status})
 
 
-def leaving(pod: Pod, end_s: float) -> Pod:
+def as_terminating(pod: Pod, end_s: float) -> Pod:
     """The pod with a deletion timestamp (Unix time)."""
     metadata = {**pod.obj["metadata"], "deletionTimestamp": clock.format_rfc3339(end_s)}
     return replace(pod, is_leaving=True, obj={**pod.obj, "metadata": metadata})
@@ -161,14 +161,14 @@ def _encode_for_extender(obj: Object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({**kept, "metadata": metadata}))
 
 
-def _name(obj: Object, kind: str) -> str:
+def _object_name(obj: Object, kind: str) -> str:
     name = (obj.get("metadata") or {}).get("name")
     if isinstance(name, str) and name:
         return name
     raise BadInput(f"a {kind} cannot be read", [Problem("metadata.name", shown(name), "a name")])
 
 
-def _started_s(timestamp: object) -> float:
+def _start_time_s(timestamp: object) -> float:
     try:
         return clock.parse_rfc3339(str(timestamp)) if timestamp else math.inf
     except ValueError:

@@ -82,11 +82,11 @@ def decide(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> Sche
         return SchedulingResult(None, UNSCHEDULABLE, unschedulable_message.NO_NODES)
     if (nominated := _nominated_node(pod, snapshot, rules)) is not None:
         return SchedulingResult(nominated)
-    search = _search(pod, snapshot, rules)
+    search = _find_feasible_nodes(pod, snapshot, rules)
     if search.error:
         return SchedulingResult(None, SCHEDULER_ERROR, search.error, examined_nodes=search.examined_nodes)
     if search.feasible:
-        return SchedulingResult(_best(pod, search.feasible, rules), examined_nodes=search.examined_nodes)
+        return SchedulingResult(_best_node(pod, search.feasible, rules), examined_nodes=search.examined_nodes)
     return _preempt(pod, snapshot, rules, search)
 
 
@@ -102,7 +102,7 @@ def _preempt(
     pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules, search: _NodeSearch
 ) -> SchedulingResult:
     def judge(info: NodeInfo) -> Rejection | None:
-        return filter_plugins.judge(rules.plugins, pod, _with_nominated(pod, info, snapshot))
+        return filter_plugins.judge(rules.plugins, pod, _add_nominated_pods(pod, info, snapshot))
 
     seen = preemption.PreemptionContext(snapshot.nodes, search.rejections, judge)
     tried = preemption.attempt(pod, seen, rules.extenders, rules.random)
@@ -127,7 +127,7 @@ def _nominated_node(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules
     return left[0].name if left else None
 
 
-def _search(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> _NodeSearch:
+def _find_feasible_nodes(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> _NodeSearch:
     """Find the nodes that all plugins and extenders accept."""
     infos = list(snapshot.nodes.values())
     rotated = (*infos[snapshot.first :], *infos[: snapshot.first])
@@ -152,7 +152,7 @@ def _pass_plugins(
     enough = sample_size(len(infos), rules.percent)
     feasible: list[NodeInfo] = []
     for info in infos:
-        if rejection := filter_plugins.judge(rules.plugins, pod, _with_nominated(pod, info, snapshot)):
+        if rejection := filter_plugins.judge(rules.plugins, pod, _add_nominated_pods(pod, info, snapshot)):
             rejections[info.name] = rejection
         else:
             feasible.append(info)
@@ -161,7 +161,7 @@ def _pass_plugins(
     return feasible
 
 
-def _with_nominated(pod: Pod, info: NodeInfo, snapshot: SchedulerSnapshot) -> NodeInfo:
+def _add_nominated_pods(pod: Pod, info: NodeInfo, snapshot: SchedulerSnapshot) -> NodeInfo:
     """The node with the pods of at least this priority that are nominated to it."""
     coming = [
         nominated
@@ -195,7 +195,7 @@ def _pass_extenders(
     return feasible
 
 
-def _best(pod: Pod, feasible: Sequence[NodeInfo], rules: SchedulerRules) -> str:
+def _best_node(pod: Pod, feasible: Sequence[NodeInfo], rules: SchedulerRules) -> str:
     """The node with the highest score; a single node is not scored.
 
     As in kube-scheduler, a random one wins among equals with extender scores, else the first.
@@ -233,12 +233,14 @@ def _prioritize_all(
 ) -> list[list[tuple[str, int]]]:
     """Call the extenders concurrently; a single one is called without a thread."""
     if len(interested) == 1:
-        return [_scores(pod, feasible, interested[0])]
+        return [_prioritize_one(pod, feasible, interested[0])]
     with ThreadPoolExecutor(len(interested)) as pool:
-        return list(pool.map(lambda extender: _scores(pod, feasible, extender), interested))
+        return list(pool.map(lambda extender: _prioritize_one(pod, feasible, extender), interested))
 
 
-def _scores(pod: Pod, feasible: Sequence[NodeInfo], extender: ExtenderClient) -> list[tuple[str, int]]:
+def _prioritize_one(
+    pod: Pod, feasible: Sequence[NodeInfo], extender: ExtenderClient
+) -> list[tuple[str, int]]:
     try:
         return extender.prioritize(pod, feasible)
     except Unavailable:

@@ -80,11 +80,13 @@ class Queue:
 
     def pop(self, now_s: float) -> str | None:
         """The pod to try now, None if there is none; it stays in the queue until it is removed or put back."""
-        self._flush(now_s)
-        active = self._in("active")
+        self._move_due_pods(now_s)
+        active = self._pods_in_stage("active")
         if active:
             return min(active, key=lambda entry: entry.rank).key
-        early = [entry for entry in self._in("backing off") if entry.early_retries < _MAX_EARLY_RETRIES]
+        early = [
+            entry for entry in self._pods_in_stage("backing off") if entry.early_retries < _MAX_EARLY_RETRIES
+        ]
         if not early:
             return None
         first = min(early, key=lambda entry: (entry.ready_s, entry.rank))
@@ -103,16 +105,16 @@ class Queue:
 
     def move(self, may_help: Callable[[QueuedPod], bool], now_s: float) -> None:
         """Move the waiting pods that an event may help."""
-        for entry in self._in("waiting"):
+        for entry in self._pods_in_stage("waiting"):
             if may_help(entry):
                 entry.early_retries = 0
-                self._move(entry, now_s)
+                self._move_to_active_or_backoff(entry, now_s)
 
     def again(self, key: str, now_s: float) -> None:
         """Retry a waiting pod after a change of its own status."""
         entry = self._entries[key]
         if entry.stage == "waiting":
-            self._move(entry, now_s)
+            self._move_to_active_or_backoff(entry, now_s)
 
     def keys(self) -> list[str]:
         """All pods of the queue, in order of arrival."""
@@ -122,10 +124,10 @@ class Queue:
         """Time of the next retry without an event; infinite if there is none."""
         return min((self._due_s(entry) for entry in self._entries.values()), default=math.inf)
 
-    def _move(self, entry: QueuedPod, now_s: float) -> None:
+    def _move_to_active_or_backoff(self, entry: QueuedPod, now_s: float) -> None:
         entry.stage = "backing off" if entry.ready_s > now_s else "active"
 
-    def _flush(self, now_s: float) -> None:
+    def _move_due_pods(self, now_s: float) -> None:
         for entry in self._entries.values():
             if entry.stage != "active" and self._due_s(entry) <= now_s:
                 entry.stage, entry.early_retries = "active", 0
@@ -138,5 +140,5 @@ class Queue:
         ticks = math.floor((entry.since_s + _FLUSH_AFTER_S - self._began_s) / _FLUSH_EVERY_S) + 1
         return self._began_s + ticks * _FLUSH_EVERY_S
 
-    def _in(self, stage: Stage) -> list[QueuedPod]:
+    def _pods_in_stage(self, stage: Stage) -> list[QueuedPod]:
         return [entry for entry in self._entries.values() if entry.stage == stage]

@@ -43,7 +43,7 @@ def least_allocated(requested: tuple[int, int], info: NodeInfo) -> int:
     """
     has = info.node.allocatable
     shares = [
-        _free(taken + more, has[name])
+        _free_share(taken + more, has[name])
         for name, taken, more in zip(_RESOURCES, info.scored, requested, strict=True)
         if has.get(name)
     ]
@@ -54,15 +54,15 @@ def balanced(pod: Pod, info: NodeInfo) -> int:
     """Higher if the pod brings the used shares of CPU and memory closer together: 50 to 100."""
     if not any(pod.requests.get(name) for name in _RESOURCES):
         return 0
-    before, after = _evenness(info), _evenness(info, pod)
+    before, after = _usage_evenness(info), _usage_evenness(info, pod)
     return MAX_SCORE // 2 + (MAX_SCORE // 2 + after - before) // 2
 
 
-def _free(taken: int, has: int) -> int:
+def _free_share(taken: int, has: int) -> int:
     return (has - taken) * MAX_SCORE // has if taken <= has else 0
 
 
-def _evenness(info: NodeInfo, pod: Pod | None = None) -> int:
+def _usage_evenness(info: NodeInfo, pod: Pod | None = None) -> int:
     has, requested = info.node.allocatable, pod.requests if pod else {}
     used = [
         min((info.requested.get(name, 0) + requested.get(name, 0)) / has[name], 1.0)

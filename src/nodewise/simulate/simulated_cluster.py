@@ -91,7 +91,7 @@ class Cluster:
         for obj in nodes:
             self._inventory.put_node(scheduler_objects.node(obj))
         for obj in running:
-            self._create(obj)
+            self._create_pod(obj)
 
     def close(self) -> None:
         """Close the connections to the extenders."""
@@ -106,7 +106,7 @@ class Cluster:
 
     def submit(self, pod: Object) -> PlacementStatus:
         """Create a pod and try to place it; a pod that names its node runs there without scheduling."""
-        made = self._create(pod)
+        made = self._create_pod(pod)
         if made.node:
             self._notify_queue(ClusterEvent("pod bound"))
         else:
@@ -163,21 +163,21 @@ class Cluster:
 
     def settle(self) -> None:
         """Perform all work that is due."""
-        self._end_pods()
+        self._remove_ended_pods()
         while (key := self._queue.pop(self._clock.monotonic())) is not None:
-            self._try(self._inventory.pods[key])
-            self._end_pods()
+            self._try_to_schedule(self._inventory.pods[key])
+            self._remove_ended_pods()
 
     def next_due_s(self) -> float:
         """Monotonic time of the next due work; infinite if there is none."""
         return min(self._queue.next_due_s(), min(self._ends_s.values(), default=math.inf))
 
-    def _create(self, obj: Object) -> Pod:
+    def _create_pod(self, obj: Object) -> Pod:
         pod = self._inventory.create(scheduler_objects.pod(obj), self._clock.now())
         self._statuses[pod.key] = PlacementStatus(pod.node or None)
         return pod
 
-    def _try(self, pod: Pod) -> None:
+    def _try_to_schedule(self, pod: Pod) -> None:
         snapshot = SchedulerSnapshot(self._inventory.nodes, self._inventory.nominated, self._first)
         decision = scheduling_cycle.decide(pod, snapshot, self._rules)
         self._first = (self._first + decision.examined_nodes) % max(len(snapshot.nodes), 1)
@@ -226,10 +226,12 @@ class Cluster:
         for victim in victims:
             if not victim.is_leaving:
                 self._ends_s[victim.key] = self._clock.monotonic() + victim.grace_s
-                self._inventory.put(scheduler_objects.leaving(victim, self._clock.now() + victim.grace_s))
+                self._inventory.put(
+                    scheduler_objects.as_terminating(victim, self._clock.now() + victim.grace_s)
+                )
                 self._notify_queue(ClusterEvent("pod changed"))
 
-    def _end_pods(self) -> None:
+    def _remove_ended_pods(self) -> None:
         now_s = self._clock.monotonic()
         for key in [key for key, end_s in self._ends_s.items() if end_s <= now_s]:
             self._remove(self._inventory.pods[key])

@@ -17,23 +17,23 @@ _MAX_LENGTH: Final = 256
 
 def milli(amount: Any) -> int:
     """Thousandths of a unit, from 0 to `MAX_AMOUNT`: 1 for a CPU request of `0.0005`."""
-    return _read(amount, quantity.NANO // 1000)
+    return _parse_quantity_in_steps(amount, quantity.NANO // 1000)
 
 
 def units(amount: Any) -> int:
     """Whole units, from 0 to `MAX_AMOUNT`: bytes of memory, numbers of pods."""
-    return _read(amount, quantity.NANO)
+    return _parse_quantity_in_steps(amount, quantity.NANO)
 
 
-def _read(amount: Any, step: int) -> int:
+def _parse_quantity_in_steps(amount: Any, step: int) -> int:
     if not isinstance(amount, str | int | float) or isinstance(amount, bool):
         return 0
     text = str(amount)
-    return _whole(text, step) if len(text) <= _MAX_LENGTH else 0
+    return _whole_steps(text, step) if len(text) <= _MAX_LENGTH else 0
 
 
 @lru_cache(maxsize=4096)
-def _whole(text: str, step: int) -> int:
+def _whole_steps(text: str, step: int) -> int:
     try:
         return min(max(0, -(-quantity.parse(text) // step)), MAX_AMOUNT)
     except ValueError:

@@ -72,14 +72,14 @@ _MAX_RATE_S: Final = 120.0
 """Two minutes hold four scrapes at the usual intervals; a rate over longer would smooth the bursts away."""
 
 
-def cpu_used(rate_s: float, matchers: str = "") -> str:
+def cpu_usage_query(rate_s: float, matchers: str = "") -> str:
     """Cores in use on each node, at one time: an average over `rate_s`."""
     chosen = ", ".join(filter(None, ('mode="idle"', matchers)))
     idle = f"rate(node_cpu_seconds_total{{{chosen}}}[{span(rate_s)}])"
     return f"sum without (cpu, mode) (1 - sum without ({_VOLATILE_LABELS}) ({idle}))"
 
 
-def memory_used(matchers: str = "") -> str:
+def memory_usage_query(matchers: str = "") -> str:
     """Bytes in use on each node, at one time."""
     of = f"{{{matchers}}}" if matchers else ""
     return f"max without ({_VOLATILE_LABELS}) (node_memory_MemTotal_bytes{of} - node_memory_MemAvailable_bytes{of})"
@@ -89,8 +89,8 @@ def metric_requests(options: WindowOptions) -> UsageRequests:
     """The metric requests of the options, with the window inserted into the queries."""
     window_s = options.statistics_window_s
     rate_s = min(window_s / 5, _MAX_RATE_S)
-    cpu = cpu_used(rate_s, options.exporter_matchers)
-    memory = memory_used(options.exporter_matchers)
+    cpu = cpu_usage_query(rate_s, options.exporter_matchers)
+    memory = memory_usage_query(options.exporter_matchers)
     over = f"[{span(window_s)}:{span(rate_s / 4)}]"
     definitions = (
         (CPU_MEAN, options.cpu_mean_query, f"avg_over_time(({cpu}){over})"),

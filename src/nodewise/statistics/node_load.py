@@ -75,19 +75,21 @@ class LoadReader:
         columns_ = np.ascontiguousarray(rows.T)
         yield
         if self._metric_requests is None:
-            return _annotated(columns_, cluster_state.now, self._max_age_s)
-        return (yield from self._measured(columns_[_CAPACITY], self._metric_requests, cluster_state))
+            return _load_from_annotations(columns_, cluster_state.now, self._max_age_s)
+        return (yield from self._load_from_metrics(columns_[_CAPACITY], self._metric_requests, cluster_state))
 
-    def _measured(
+    def _load_from_metrics(
         self, capacity_: Table, requests: UsageRequests, cluster_state: ClusterState
     ) -> Generator[None, None, NodeLoads]:
-        cpu = yield from self._metric(requests.cpu_mean, cluster_state, _NANO_PER_MILLI)
-        cpu_deviation = yield from self._metric(requests.cpu_deviation, cluster_state, _NANO_PER_MILLI)
-        memory = yield from self._metric(requests.memory_mean, cluster_state, NANO)
-        memory_deviation = yield from self._metric(requests.memory_deviation, cluster_state, NANO)
+        cpu = yield from self._metric_by_node(requests.cpu_mean, cluster_state, _NANO_PER_MILLI)
+        cpu_deviation = yield from self._metric_by_node(
+            requests.cpu_deviation, cluster_state, _NANO_PER_MILLI
+        )
+        memory = yield from self._metric_by_node(requests.memory_mean, cluster_state, NANO)
+        memory_deviation = yield from self._metric_by_node(requests.memory_deviation, cluster_state, NANO)
         used = np.stack([cpu.values, memory.values])
         ages_s = np.stack([cpu.ages_s, memory.ages_s])
-        missing = _missing(used, capacity_, ages_s > self._max_age_s)
+        missing = _missing_statistics_status(used, capacity_, ages_s > self._max_age_s)
         return NodeLoads(
             np.where(missing, np.nan, used),
             np.stack([cpu_deviation.fresh(self._max_age_s), memory_deviation.fresh(self._max_age_s)]),
@@ -97,7 +99,7 @@ class LoadReader:
             np.fmax(*ages_s),
         )
 
-    def _metric(
+    def _metric_by_node(
         self, metric_request: MetricRequest, cluster_state: ClusterState, divisor: int
     ) -> Generator[None, None, "_MetricValues"]:
         """A metric by node number; `divisor` is the number of nano-units of one unit of the result."""
@@ -172,7 +174,7 @@ class _NodeRows:
             if self._objects[number] is not node
         )
         for count, (number, node) in enumerate(changed):
-            self._objects[number], self._rows[number] = node, _row(node)
+            self._objects[number], self._rows[number] = node, _annotation_row(node)
             if not count % _STRIDE:
                 yield
         return self._rows
@@ -185,7 +187,7 @@ class _NodeRows:
         self._index = index
 
 
-def _row(node: UsageNode) -> tuple[float, ...]:
+def _annotation_row(node: UsageNode) -> tuple[float, ...]:
     allocatable = node_capacity.parse_capacity(node.status.allocatable)
     written = node.metadata.annotations
     if written is None:
@@ -206,11 +208,11 @@ def _row(node: UsageNode) -> tuple[float, ...]:
     )
 
 
-def _annotated(columns_: Table, now: float, max_age_s: float) -> NodeLoads:
+def _load_from_annotations(columns_: Table, now: float, max_age_s: float) -> NodeLoads:
     capacity_ = columns_[_CAPACITY]
     ages_s = now - columns_[_TIME]
     # a time in the future would keep its statistics fresh until they are written again
-    missing = _missing(columns_[_FREE], capacity_, np.abs(ages_s) > max_age_s)
+    missing = _missing_statistics_status(columns_[_FREE], capacity_, np.abs(ages_s) > max_age_s)
     return NodeLoads(
         np.where(missing, np.nan, capacity_ - columns_[_FREE]),
         columns_[_DEVIATION],
@@ -221,7 +223,9 @@ def _annotated(columns_: Table, now: float, max_age_s: float) -> NodeLoads:
     )
 
 
-def _missing(values: Table, capacity_: Table, stale: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def _missing_statistics_status(
+    values: Table, capacity_: Table, stale: NDArray[np.bool_]
+) -> NDArray[np.uint8]:
     missing = np.where(
         capacity_ > 0, np.uint8(StatisticStatus.PRESENT), np.uint8(StatisticStatus.NO_CAPACITY)
     )

@@ -75,16 +75,20 @@ def effective_request(pod: RequestingPod) -> PodRequest:
 
 def sum_of_containers(pod: RequestingPod, resource: str) -> int:
     """The sum of the containers without init containers: CPU in milli-CPU, other resources in whole units."""
-    return _sum(pod.spec.containers or (), resource)
+    return _sum_of_requests(pod.spec.containers or (), resource)
 
 
 def _effective_amount(
     running: Iterable[RequestingContainer], init: Iterable[RequestingContainer], resource: str
 ) -> int:
-    return max(_sum(running, resource), *(_sum((container,), resource) for container in init), 0)
+    return max(
+        _sum_of_requests(running, resource),
+        *(_sum_of_requests((container,), resource) for container in init),
+        0,
+    )
 
 
-def _sum(containers: Iterable[RequestingContainer], resource: str) -> int:
+def _sum_of_requests(containers: Iterable[RequestingContainer], resource: str) -> int:
     read = integer_quantities.milli if resource == "cpu" else integer_quantities.units
     quantities = (
         (container.resources.requests or {}).get(resource) for container in containers if container.resources

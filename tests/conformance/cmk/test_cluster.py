@@ -83,8 +83,14 @@ def scripted(row: ClusterRow) -> Callable[[MinimalApiServer], None]:
 def config_map(row: ClusterRow) -> Object:
     """The node's allocations with tasks of this process, and tasks that ended on an earlier boot."""
     pools = {"exclusive": "0", "shared": "1", "infra": "2"}
-    me = procfs.read_self(PROC)
-    running = {"pid": me.pid, "start": me.start, "boot": procfs.read_boot(PROC), "pod": "", "container": ""}
+    me = procfs.read_own_process(PROC)
+    running = {
+        "pid": me.pid,
+        "start": me.start,
+        "boot": procfs.read_boot_id(PROC),
+        "pod": "",
+        "container": "",
+    }
     kinds = {"running": running, "over": running | {"boot": "another", "pid": me.pid + 1}}
     tasks = {pool: kinds[row.tasks[pool]] for pool in pools if pool in row.tasks}
     config = {

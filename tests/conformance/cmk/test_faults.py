@@ -58,7 +58,7 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
         began.wait()
         pid = thread.native_id or 0
         stat = procfs.parse_stat((PROC / f"{pid}/stat").read_text())
-        task = Task(pid, stat.start, procfs.read_boot(PROC)) if is_whole else Task(pid)
+        task = Task(pid, stat.start, procfs.read_boot_id(PROC)) if is_whole else Task(pid)
         held = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [task])
         conf = directory_of(held, tmp_path / "conf")
         report = json_output("reconcile", "--conf-dir", conf, "--proc-fs", PROC)

@@ -169,7 +169,7 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -> None:
     store = DirectoryStore(directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf"))
     target = allocations_of({"exclusive": {0: "0 1"}})
-    by = Task(99_999_999, 5, procfs.read_boot(Path("/proc")))
+    by = Task(99_999_999, 5, procfs.read_boot_id(Path("/proc")))
     store.replace(store.read().version, store.read().allocations, Intent(target, by, "2026-01-01T00:00:00Z"))
     assert json_output("describe", "--conf-dir", tmp_path / "conf")["reconfiguring"]["by"]["pid"] == by.pid
     done = run("reconcile", "--conf-dir", tmp_path / "conf", "--proc-fs", "/proc")

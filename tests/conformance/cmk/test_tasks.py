@@ -94,7 +94,7 @@ def test_sweeps(row: SweepRow) -> None:
     allowed = {pid: cpulist.parse_list(cpus) for pid, cpus in row.allowed.items()}
     elsewhere = [
         f"{mismatch['pid']} {mismatch['cpus']} {cpulist.format_ranges(mismatch['actualCpus'])}"
-        for mismatch in ended_tasks.mismatches(before, allowed)
+        for mismatch in ended_tasks.tasks_on_wrong_cpus(before, allowed)
     ]
     assert elsewhere == row.elsewhere
 

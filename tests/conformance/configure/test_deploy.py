@@ -163,8 +163,8 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
 def node_labels_of(policy_object: PolicyObject) -> dict[str, set[str]]:
     state = cluster_state([policy_object], metrics_snapshot(*METRICS), NODES)
     builder = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
-    agent_state = cooperative_scheduling.run_at_once(builder.build(state))
-    columns = node_labels.merge_columns(
+    agent_state = cooperative_scheduling.run_without_pauses(builder.build(state))
+    columns = node_labels.merge_label_columns(
         column for decided in agent_state.values() for column in decided.labels
     )
     return {

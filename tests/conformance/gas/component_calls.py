@@ -119,7 +119,7 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "links": lambda arguments: node_labels.parse_links(
         arguments[0], node_labels.parse_device_indices(arguments[1])
     )[0],
-    "reordered": lambda arguments: subdevices.reorder(*arguments),
+    "reordered": lambda arguments: subdevices.move_preferred_first(*arguments),
     "tiles": allocation_record.parse_subdevices,
     "total": amounts.sum_amounts,
 }

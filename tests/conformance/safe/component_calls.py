@@ -16,7 +16,7 @@ from nodewise.annotator import sample_statistics
 from nodewise.annotator.allocation import allocation_by_node
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.patches import NodeMeasurements, PatchRules, plan_patches
-from nodewise.cooperative_scheduling import run_at_once
+from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics.load_annotations import AllocationAnnotations
 from tests.conformance.safe import promtool
 from tests.conformance.safe.table_rows import SafePartRow
@@ -53,7 +53,7 @@ def _matched(arguments: list[float]) -> list[float] | None:
 
 def _table(arguments: list[Any]) -> list[Any]:
     *shapes, begins = arguments
-    lines = [line.split() for line in beta_distribution.format_table(*shapes).splitlines()]
+    lines = [line.split() for line in beta_distribution.format_distribution_table(*shapes).splitlines()]
     [line] = [line for line in lines if line[0] == begins]
     return [len(lines), line]
 
@@ -160,9 +160,11 @@ def _allocation(arguments: Mapping[str, Any]) -> Mapping[str, str | None] | None
     pods = objects.read_pods(
         *(pod(number, pod_arguments) for number, pod_arguments in enumerate(arguments["pods"]))
     )
-    measurements = NodeMeasurements(None, run_at_once(allocation_by_node(pods)), now=0.0)
+    measurements = NodeMeasurements(None, run_without_pauses(allocation_by_node(pods)), now=0.0)
     config, rules = AnnotatorConfig(usage=False, allocation=True), PatchRules(max_age_s=3600)
-    plans = run_at_once(plan_patches([objects.read_node(node(arguments))], measurements, config, rules))
+    plans = run_without_pauses(
+        plan_patches([objects.read_node(node(arguments))], measurements, config, rules)
+    )
     return plans.nodes[0].desired if plans.nodes else None
 
 
@@ -221,7 +223,7 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "deviation": promtool.deviation,
     "distribution": _distribution,
     "exists": lambda arguments: [bool(beta_distribution.is_valid(*shapes)) for shapes in arguments],
-    "line": lambda arguments: beta_distribution.format_line(*arguments),
+    "line": lambda arguments: beta_distribution.format_distribution(*arguments),
     "matched": _matched,
     "memory": _memory,
     "moments": lambda arguments: [float(value) for value in beta_distribution.moments(*arguments)],

@@ -50,7 +50,7 @@ def test_it_is_listed_and_shown(kind: AgentKind) -> None:
 
 
 def test_its_options_are_settings(kind: AgentKind, tmp_path: Path) -> None:
-    assert kind in agent_kinds.usable_kinds(*GROUPS)
+    assert kind in agent_kinds.agents_without_conflicts(*GROUPS)
     file = tmp_path / "nodewise.yaml"
     file.write_text("probe: {label: example.com/limit}")
     settings = config_file.read_config_file(str(file), GROUPS, agents.built_in())
@@ -63,7 +63,7 @@ def test_the_chart_takes_its_options(kind: AgentKind) -> None:
 
 
 def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
-    role = agent_kinds.extender_role(kind, kind.options())
+    role = agent_kinds.agent_role_in_extender_entry(kind, kind.options())
     assert (role.filters, role.prioritizes, role.binds, role.keeps_memory) == (True, True, False, True)
     assert role.entry_weight == 30
 
@@ -74,7 +74,7 @@ def test_it_can_be_weighed(kind: AgentKind) -> None:
 
 
 def test_simulations_compare_it(kind: AgentKind) -> None:
-    assert bursts.default_agents() == (
+    assert bursts.default_agent_groups() == (
         "none", "safe", "congestion", "pigeon", "learned", NAME, "safe,congestion"
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 
 from nodewise.annotator import allocation
 from nodewise.annotator.allocation import Allocation
-from nodewise.cooperative_scheduling import run_at_once
+from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics import node_capacity
 from tests.unit.annotator.objects import node, pod, read_node, read_pods
 
@@ -16,7 +16,7 @@ INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
 
 def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     read = read_node(manifest)
-    allocated = run_at_once(allocation.allocation_by_node(read_pods(*pods)))
+    allocated = run_without_pauses(allocation.allocation_by_node(read_pods(*pods)))
     return dict(
         allocation.allocation_annotations(
             allocated.get(read.metadata.name, Allocation()),

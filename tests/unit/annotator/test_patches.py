@@ -99,7 +99,7 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
 ) -> None:
     node = objects.read_node(objects.node("n1", {**stands, **time}))
     known = NodeMeasurements(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
-    (plan,) = cooperative_scheduling.run_at_once(
+    (plan,) = cooperative_scheduling.run_without_pauses(
         patches.plan_patches([node], known, AnnotatorConfig(usage=False, allocation=True), RULES)
     ).nodes
     assert plan.patch["requested-cpu"] == "1500"

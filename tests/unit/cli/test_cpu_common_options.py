@@ -71,13 +71,13 @@ class TestNode:
 
 class TestPatience:
     def test_has_the_default_of_cmk(self) -> None:
-        assert common_options.lock_timeout_s({}) == 30
-        assert common_options.lock_timeout_s({"CMK_LOCK_TIMEOUT": "0.5"}) == 0.5
+        assert common_options.lock_timeout_from_environment({}) == 30
+        assert common_options.lock_timeout_from_environment({"CMK_LOCK_TIMEOUT": "0.5"}) == 0.5
 
     @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan", ""])
     def test_is_a_number_of_seconds(self, text: str) -> None:
         with pytest.raises(BadSettings, match="CMK_LOCK_TIMEOUT"):
-            common_options.lock_timeout_s({"CMK_LOCK_TIMEOUT": text})
+            common_options.lock_timeout_from_environment({"CMK_LOCK_TIMEOUT": text})
 
 
 def test_a_mount_that_was_named_is_the_hosts() -> None:

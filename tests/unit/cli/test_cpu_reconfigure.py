@@ -51,7 +51,7 @@ def run(*arguments: str) -> int:
 def test_the_agent_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with agent(tmp_path / "socket", agent_messages.encode_reconfigure_response([MOVE])) as requests:
         assert run("reconfigure", "--agent", str(tmp_path / "socket"), *OPTIONS) == 0
-    request = agent_messages.parse_reconfigure_request(agent_messages.decode(requests[0]))
+    request = agent_messages.parse_reconfigure_request(agent_messages.decode_line(requests[0]))
     assert request == ReconfigureRequest(PoolOptions(2, 1, "spread"), only_check=True)
     document = json.loads(capsys.readouterr().out)
     assert document == {"done": False, "moves": [{"pid": 17, "from": "1-2", "to": "3"}]}

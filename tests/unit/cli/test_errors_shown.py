@@ -7,7 +7,7 @@ from nodewise.errors import Refused
 
 
 def printed_error(capsys: pytest.CaptureFixture[str], text: str) -> str:
-    main.show_error(Refused(text), 1)
+    main.print_error(Refused(text), 1)
     return capsys.readouterr().err
 
 

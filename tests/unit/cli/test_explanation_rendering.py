@@ -279,7 +279,9 @@ def test_pods_that_could_be_evicted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_document_says_the_same() -> None:
-    document = explanations.to_document(create_explanation(decision(heat="81.5 70"), scored({"n2": 10})))
+    document = explanations.explanation_document(
+        create_explanation(decision(heat="81.5 70"), scored({"n2": 10}))
+    )
     attempt = document["attempt"]
     assert (document["pod"], document["tries"], document["why_none"]) == ("d/p", 1, None)
     assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (2, 1, ["filter", "prioritize"])
@@ -323,7 +325,7 @@ def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.Capt
         ["n2", "rejected", "-", "a: no; share 0.1235"],
         ["a rank=1; a cpu share=0.1235 cores=0,1", "-", "-", "-"],
     ]
-    [node, other] = explanations.to_document(create_explanation(filtered, score))["attempt"]["nodes"]
+    [node, other] = explanations.explanation_document(create_explanation(filtered, score))["attempt"]["nodes"]
     assert node["parts"] == {"first": {"weight": 1.0, "score": 9}, "second": {"weight": 2.5, "score": 4}}
     assert node["numbers"]["a"]["cpu"]["share"] == 0.25
     assert "parts" not in other

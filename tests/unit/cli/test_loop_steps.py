@@ -209,9 +209,9 @@ def test_a_loop_over_all_nodes_would_be_seen() -> None:
     lines.run(iterate_at_once, COUNT // 2)
     assert lines.too_many == {}
     lines.run(iterate_at_once, 2 * COUNT)
-    assert lines.too_many.keys() == {"run_at_once"}
+    assert lines.too_many.keys() == {"run_without_pauses"}
 
 
 def iterate_at_once(count: int) -> None:
     """Iterate over `count` items in one step."""
-    cooperative_scheduling.run_at_once(None for _ in range(count))
+    cooperative_scheduling.run_without_pauses(None for _ in range(count))

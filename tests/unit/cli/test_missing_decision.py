@@ -68,6 +68,6 @@ CASES = [
 
 @pytest.mark.parametrize(("lookup", "responses", "expected"), CASES)
 def test_causes(lookup: PodReadResult, responses: list[ReplicaResponse], expected: list[str]) -> None:
-    causes = missing_decision.find_causes(lookup, responses)
+    causes = missing_decision.find_missing_decision_causes(lookup, responses)
     assert len(causes) == len(expected)
     assert all(words in cause for words, cause in zip(expected, causes, strict=True))

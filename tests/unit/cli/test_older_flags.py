@@ -51,7 +51,7 @@ LEGACY = {
 
 @pytest.mark.parametrize(("arguments", "ours"), LEGACY.values(), ids=LEGACY)
 def test_flags_of_the_older_systems(arguments: list[str], ours: list[str]) -> None:
-    assert older_flags.translate(arguments, older_flags.EXTENDER) == ours
+    assert older_flags.translate_older_flags(arguments, older_flags.EXTENDER) == ours
 
 
 ANY_CLIENT: dict[str, tuple[list[str], dict[str, str], bool]] = {
@@ -192,7 +192,7 @@ def test_doctor_knows_the_flags_that_imply_any_client() -> None:
 
 @pytest.mark.parametrize(("arguments", "ours"), CMK.values(), ids=CMK)
 def test_command_lines_of_cmk(arguments: list[str], ours: list[str]) -> None:
-    assert older_flags.translate_cmk(arguments) == ours
+    assert older_flags.translate_cmk_command_line(arguments) == ours
 
 
 @pytest.mark.parametrize(
@@ -208,11 +208,11 @@ def test_command_lines_of_cmk(arguments: list[str], ours: list[str]) -> None:
 )
 def test_what_docopt_does_not_understand(arguments: list[str], message: str) -> None:
     with pytest.raises(BadSettings) as caught:
-        older_flags.translate_cmk(arguments)
+        older_flags.translate_cmk_command_line(arguments)
     assert message in str(caught.value)
 
 
 def test_what_has_no_meaning_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    older_flags.translate_cmk(["install", "--conf-dir=/etc/cmk"])
+    older_flags.translate_cmk_command_line(["install", "--conf-dir=/etc/cmk"])
     logs.configure("warning")
     assert "option=--conf-dir" in capsys.readouterr().err

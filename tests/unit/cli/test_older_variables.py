@@ -24,7 +24,7 @@ from nodewise.cli.annotate import older_variables
     ],
 )
 def test_a_variable_becomes_a_flag(environment: dict[str, str], flags: list[str]) -> None:
-    assert older_variables.translate_variables(environment, []) == flags
+    assert older_variables.translate_annotator_variables(environment, []) == flags
 
 
 def test_out_of_the_cluster_the_old_file_is_taken_where_it_is_there(
@@ -33,8 +33,8 @@ def test_out_of_the_cluster_the_old_file_is_taken_where_it_is_there(
     monkeypatch.chdir(tmp_path)
     Path("kubectl.conf").write_text("")
     environment = {"CLUSTER_CONF": "out-of-cluster"}
-    assert older_variables.translate_variables(environment, []) == ["--kubeconfig", "kubectl.conf"]
-    assert older_variables.translate_variables(environment, ["--kubeconfig=other"]) == []
+    assert older_variables.translate_annotator_variables(environment, []) == ["--kubeconfig", "kubectl.conf"]
+    assert older_variables.translate_annotator_variables(environment, ["--kubeconfig=other"]) == []
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_value_that_cannot_be_used_is_told_and_the_default_holds(
     monkeypatch.setattr(
         older_variables.logs, "emit_later", lambda event, **fields: events.append((event, fields))
     )
-    assert older_variables.translate_variables({name: text}, []) == []
+    assert older_variables.translate_annotator_variables({name: text}, []) == []
     [(event, fields)] = events
     assert (event, fields["variable"], fields["seen"]) == ("variable_ignored", name, text)
     assert fields["wanted"]
@@ -75,4 +75,4 @@ def test_a_value_that_cannot_be_used_is_told_and_the_default_holds(
     ],
 )
 def test_our_own_words_win(environment: dict[str, str], arguments: list[str]) -> None:
-    assert older_variables.translate_variables(environment, arguments) == []
+    assert older_variables.translate_annotator_variables(environment, arguments) == []

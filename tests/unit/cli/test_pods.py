@@ -12,7 +12,7 @@ from nodewise.errors import BadInput
 
 def parse_pod(spec: Any = None, status: Any = None, **metadata: Any) -> PodState:
     pod = {"metadata": metadata, "spec": spec or {}, "status": status or {}}
-    return pods.parse_state(msgspec.json.encode(pod))
+    return pods.parse_pod_state(msgspec.json.encode(pod))
 
 
 def container_requesting(**resources: Any) -> dict[str, Any]:
@@ -68,4 +68,4 @@ def test_gates() -> None:
 
 def test_no_pod() -> None:
     with pytest.raises(BadInput, match="the pod"):
-        pods.parse_state(b"[]")
+        pods.parse_pod_state(b"[]")

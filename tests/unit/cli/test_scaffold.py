@@ -35,7 +35,7 @@ def foo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", ["foo", "my-own-agent2"])
 def test_a_new_package_passes_its_own_tests(name: str, tmp_path: Path) -> None:
     output = create_agent(name, tmp_path / "made")
-    assert f"src/{scaffold.package_name(name)}/agent.py" in output
+    assert f"src/{scaffold.agent_package_name(name)}/agent.py" in output
     plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
@@ -98,12 +98,12 @@ def test_every_node_passes_and_scores_one(foo: Any) -> None:
 )
 def test_bad_names_are_refused(name: str, why: str) -> None:
     with pytest.raises(BadSettings, match=why):
-        scaffold.check_name(name)
+        scaffold.check_new_agent_name(name)
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("mine")
     for folder in (tmp_path, tmp_path / "kept", tmp_path / "kept/below"):
         with pytest.raises(BadSettings, match="--folder"):
-            scaffold.write_package("foo", folder)
+            scaffold.write_agent_package("foo", folder)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]

@@ -35,10 +35,10 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
     "a line on standard error": terminal.print_message,
     "a cell": lambda text: tables.print_table(("A", "B"), [("x", text)]),
     "a story": lambda text: rendering._print_lines(iter([text])),
-    "a replica that is left out": lambda text: explain._report_failures(
+    "a replica that is left out": lambda text: explain._print_replica_failures(
         [HERE, failed_response(text)], PodReadResult(None)
     ),
-    "why a pod's state is not known": lambda text: explain._report_failures(
+    "why a pod's state is not known": lambda text: explain._print_replica_failures(
         [HERE], PodReadResult(None, error=text)
     ),
     "configure": report.print_message,
@@ -47,7 +47,7 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
     ),
     "who held a node's book": configmap._warn,
     "isolate": lambda text: isolate.log("error", text),
-    "another package's agent": lambda text: click.echo(agents._escaped(text)),
+    "another package's agent": lambda text: click.echo(agents._escape_markup(text)),
 }
 
 

@@ -23,7 +23,7 @@ KINDS = [agents.load("telemetry"), agents.load("gpu")]
 )
 def test_the_fallback_namespace_is_not_trusted(flag: str, connected: str, own: str) -> None:
     options = {kind.name: kind.options() for kind in KINDS}
-    placed = extender_components.with_namespace(
+    placed = extender_components.set_namespace_of_agents(
         ExtenderConfig({KubeOptions: KubeOptions(namespace=flag)}, KINDS, options), connected
     )
     assert placed.agent_options == options | {"telemetry": TelemetryOptions(own_namespace=own)}

@@ -24,13 +24,13 @@ RENEWED = NOW + 61 * DAY
 
 
 def issue_certificates(spec: CertificateSpec = SPEC, now: datetime = NOW) -> ConnectionCertificates:
-    return certificate_renewal.apply_step(ConnectionCertificates(), "make", spec, now)
+    return certificate_renewal.apply_renewal_step(ConnectionCertificates(), "make", spec, now)
 
 
 def announce_authority(
     before: ConnectionCertificates | None = None, now: datetime = RENEWED
 ) -> ConnectionCertificates:
-    return certificate_renewal.apply_step(before or issue_certificates(), "announce", SPEC, now)
+    return certificate_renewal.apply_renewal_step(before or issue_certificates(), "announce", SPEC, now)
 
 
 def next_step(certificates: ConnectionCertificates, now: datetime, spec: CertificateSpec = SPEC) -> str:
@@ -68,7 +68,7 @@ def test_what_is_made_works_and_is_kept_until_a_third_of_its_time_is_left() -> N
 def test_nobody_is_refused_whichever_side_is_a_step_behind() -> None:
     first = issue_certificates()
     second = announce_authority(first)
-    third = certificate_renewal.apply_step(second, "switch", SPEC, RENEWED + DAY)
+    third = certificate_renewal.apply_renewal_step(second, "switch", SPEC, RENEWED + DAY)
     fourth = announce_authority(third, RENEWED + 61 * DAY)
     for older, newer in itertools.pairwise((first, second, third)):
         for server, client in itertools.product((older.server, newer.server), (older.client, newer.client)):
@@ -91,7 +91,7 @@ def test_a_scheduler_that_read_its_ca_file_before_the_announcement_would_refuse_
     """The reason for the step `wait`."""
     first = issue_certificates()
     second = announce_authority(first)
-    third = certificate_renewal.apply_step(second, "switch", SPEC, RENEWED + DAY)
+    third = certificate_renewal.apply_renewal_step(second, "switch", SPEC, RENEWED + DAY)
     assert not accepts_peer(third.server, first.client, RENEWED + DAY, server=True)
 
 
@@ -103,10 +103,14 @@ def test_it_waits_for_the_restart_and_goes_on_by_itself_in_time() -> None:
     assert next_step(certificates, plan.at) == "switch"
     assert next_step(certificates, RENEWED + 3 * DAY, SPEC._replace(switch_after=2 * DAY)) == "switch"
     with pytest.raises(Unavailable, match="has to reach both sides first"):
-        certificate_renewal.after_restart(plan, SPEC, RENEWED + timedelta(minutes=2))
-    assert certificate_renewal.after_restart(plan, SPEC, RENEWED + timedelta(minutes=3)).step == "switch"
+        certificate_renewal.plan_after_scheduler_restart(plan, SPEC, RENEWED + timedelta(minutes=2))
     assert (
-        next_step(certificate_renewal.apply_step(certificates, "switch", SPEC, plan.at), plan.at) == "nothing"
+        certificate_renewal.plan_after_scheduler_restart(plan, SPEC, RENEWED + timedelta(minutes=3)).step
+        == "switch"
+    )
+    assert (
+        next_step(certificate_renewal.apply_renewal_step(certificates, "switch", SPEC, plan.at), plan.at)
+        == "nothing"
     )
 
 
@@ -116,15 +120,15 @@ def test_a_step_that_was_ended_between_the_two_sides_is_gone_on_with() -> None:
     torn = ConnectionCertificates(second.server, first.client)
     assert accept_each_other(*torn, RENEWED)
     assert next_step(torn, RENEWED) == "announce", "the authority's key is gone, so there is a new one"
-    again = certificate_renewal.apply_step(torn, "announce", SPEC, RENEWED)
+    again = certificate_renewal.apply_renewal_step(torn, "announce", SPEC, RENEWED)
     assert accept_each_other(*again, RENEWED)
     assert next_step(again, RENEWED) == "wait"
-    third = certificate_renewal.apply_step(again, "switch", SPEC, RENEWED + DAY)
+    third = certificate_renewal.apply_renewal_step(again, "switch", SPEC, RENEWED + DAY)
     half = ConnectionCertificates(third.server, again.client)
     assert accept_each_other(*half, RENEWED + DAY)
     assert next_step(half, RENEWED + 29 * DAY) == "switch"
     assert accept_each_other(
-        *certificate_renewal.apply_step(half, "switch", SPEC, RENEWED + DAY), RENEWED + DAY
+        *certificate_renewal.apply_renewal_step(half, "switch", SPEC, RENEWED + DAY), RENEWED + DAY
     )
 
 
@@ -146,7 +150,7 @@ def test_a_side_that_is_broken_gets_a_new_certificate_at_once_and_the_other_one_
     broken = certificates._replace(**{field: BROKEN[what](getattr(certificates, field))})
     plan = certificate_renewal.plan_renewal(broken, SPEC, NOW)
     assert plan.step == "announce"
-    after = certificate_renewal.apply_step(broken, plan.step, SPEC, NOW)
+    after = certificate_renewal.apply_renewal_step(broken, plan.step, SPEC, NOW)
     assert accept_each_other(*after, NOW)
     other = "client" if field == "server" else "server"
     assert getattr(after, other).cert == getattr(certificates, other).cert
@@ -157,7 +161,7 @@ def test_what_is_over_is_replaced_without_waiting() -> None:
     plan = certificate_renewal.plan_renewal(certificates, SPEC, NOW + 91 * DAY)
     assert plan.step == "make"
     assert accept_each_other(
-        *certificate_renewal.apply_step(certificates, "make", SPEC, NOW + 91 * DAY), NOW + 91 * DAY
+        *certificate_renewal.apply_renewal_step(certificates, "make", SPEC, NOW + 91 * DAY), NOW + 91 * DAY
     )
     assert next_step(announce_authority(), NOW + 91 * DAY) == "switch"
 
@@ -170,7 +174,7 @@ def test_no_bundle_grows_over_many_renewals() -> None:
         assert accept_each_other(certificates.server, certificates.client, now)
         for side in certificates:
             assert len(x509.load_pem_x509_certificates(side.trusted)) == 2
-        certificates = certificate_renewal.apply_step(certificates, "switch", SPEC, now + DAY)
+        certificates = certificate_renewal.apply_renewal_step(certificates, "switch", SPEC, now + DAY)
         assert accept_each_other(certificates.server, certificates.client, now + DAY)
 
 
@@ -214,9 +218,11 @@ def test_other_names_are_a_reason_for_a_renewal(changed: dict, words: str) -> No
     plan = certificate_renewal.plan_renewal(certificates, spec, NOW)
     assert plan.step == "announce"
     assert words in "".join(plan.reasons)
-    after = certificate_renewal.apply_step(certificates, "announce", spec, NOW)
+    after = certificate_renewal.apply_renewal_step(certificates, "announce", spec, NOW)
     assert next_step(after, NOW, spec) == "wait"
-    assert next_step(certificate_renewal.apply_step(after, "switch", spec, NOW), NOW, spec) == "nothing"
+    assert (
+        next_step(certificate_renewal.apply_renewal_step(after, "switch", spec, NOW), NOW, spec) == "nothing"
+    )
 
 
 def test_an_address_is_the_same_in_every_spelling() -> None:
@@ -241,7 +247,7 @@ def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_
     assert next_step(certificates, NOW) == "nothing"
     after = announce_authority(certificates)
     assert accept_each_other(*after, RENEWED)
-    switched = certificate_renewal.apply_step(after, "switch", SPEC, RENEWED + DAY)
+    switched = certificate_renewal.apply_renewal_step(after, "switch", SPEC, RENEWED + DAY)
     assert accept_each_other(*switched, RENEWED + DAY)
     assert switched.client.cert == leaf.cert
     assert signer.cert not in switched.client.trusted, "it signs no server of ours"
@@ -259,7 +265,7 @@ def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_i
     plan = certificate_renewal.plan_renewal(certificates, SPEC, NOW + 21 * DAY)
     assert (plan.step, plan.is_due) == ("sign", True)
     assert plan.reasons == ["kube-scheduler's client certificate ends at 2026-07-31T00:00:00Z"]
-    assert certificate_renewal.apply_step(certificates, "sign", SPEC, NOW) == certificates
+    assert certificate_renewal.apply_renewal_step(certificates, "sign", SPEC, NOW) == certificates
 
 
 def test_no_authoritys_key_is_in_anything() -> None:
@@ -267,7 +273,7 @@ def test_no_authoritys_key_is_in_anything() -> None:
     for certificates in (
         issue_certificates(),
         second,
-        certificate_renewal.apply_step(second, "switch", SPEC, RENEWED),
+        certificate_renewal.apply_renewal_step(second, "switch", SPEC, RENEWED),
     ):
         trusted = x509.load_pem_x509_certificates(certificates.server.trusted + certificates.client.trusted)
         public = [authority.public_key() for authority in trusted]
@@ -291,10 +297,10 @@ def test_no_authoritys_key_is_in_anything() -> None:
 )
 def test_a_wish_that_cannot_be_is_told(changed: dict, words: str) -> None:
     if not words:
-        certificate_renewal.check_spec(SPEC._replace(**changed))
+        certificate_renewal.check_certificate_spec(SPEC._replace(**changed))
         return
     with pytest.raises(BadSettings, match=words):
-        certificate_renewal.check_spec(SPEC._replace(**changed))
+        certificate_renewal.check_certificate_spec(SPEC._replace(**changed))
 
 
 # objects

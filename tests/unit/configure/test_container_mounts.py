@@ -53,11 +53,11 @@ def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:
 def test_only_in_the_image_is_it_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ConfigureOptions()
     monkeypatch.setattr(host, "_MOUNTS", tmp_path / "mountinfo")
-    host.check_mounts(options)
+    host.check_container_mounts(options)
     (tmp_path / "mountinfo").write_text(INFO)
     monkeypatch.setenv("NODEWISE_IMAGE", "1")
     with pytest.raises(BadInput, match="file check error") as caught:
-        host.check_mounts(options)
+        host.check_container_mounts(options)
     assert [problem.field for problem in caught.value.problems] == ["--cert-dir"]
-    host.check_mounts(msgspec.structs.replace(options, restore="newest"))
-    host.check_mounts(msgspec.structs.replace(options, cert_dir="/etc/kubernetes/schedulercerts"))
+    host.check_container_mounts(msgspec.structs.replace(options, restore="newest"))
+    host.check_container_mounts(msgspec.structs.replace(options, cert_dir="/etc/kubernetes/schedulercerts"))

@@ -16,7 +16,7 @@ def test_other_pools_are_asked_for() -> None:
     request = ReconfigureRequest(PoolOptions(2, 3, "spread", "packed", "6"), only_check=True)
     assert (
         agent_messages.parse_reconfigure_request(
-            agent_messages.decode(agent_messages.encode_reconfigure_request(request))
+            agent_messages.decode_line(agent_messages.encode_reconfigure_request(request))
         )
         == request
     )
@@ -35,7 +35,7 @@ def test_all_that_is_wrong_with_wanted_pools_is_named() -> None:
 def test_moves_are_reported_by_process_id() -> None:
     moves = (Move(Task(17, 5, "one"), frozenset({1, 2}), frozenset({3})),)
     decoded = agent_messages.parse_reconfigure_response(
-        agent_messages.decode(agent_messages.encode_reconfigure_response(moves))
+        agent_messages.decode_line(agent_messages.encode_reconfigure_response(moves))
     )
     assert decoded == (moves[0]._replace(task=Task(17)),)
 

@@ -166,15 +166,15 @@ def test_a_process_with_a_mark_is_read_with_its_container(tmp_path: Path, is_nam
 
 
 def test_reading_this_process() -> None:
-    me = procfs.read_self(PROC)
+    me = procfs.read_own_process(PROC)
     assert (me.pid, me.parent) == (os.getpid(), os.getppid())
-    assert procfs.read_allowed(PROC, os.getpid()) == os.sched_getaffinity(0)
+    assert procfs.read_allowed_cpus(PROC, os.getpid()) == os.sched_getaffinity(0)
 
 
 def test_the_boot() -> None:
-    boot = procfs.read_boot(PROC)
+    boot = procfs.read_boot_id(PROC)
     assert len(boot) == 36
-    assert boot == procfs.read_boot(PROC)
+    assert boot == procfs.read_boot_id(PROC)
 
 
 @pytest.mark.parametrize("name", ["x", "a b", ") R 1 (", "x) (y", "é"])
@@ -194,8 +194,8 @@ def test_an_invalid_stat_file_is_an_error(text: str) -> None:
 
 def test_a_folder_other_than_proc_is_an_error(tmp_path: Path) -> None:
     assert procfs.read_processes(tmp_path).processes == {}
-    assert procfs.read_allowed(tmp_path, 7) is None
-    for read in (procfs.read_self, procfs.read_boot):
+    assert procfs.read_allowed_cpus(tmp_path, 7) is None
+    for read in (procfs.read_own_process, procfs.read_boot_id):
         with pytest.raises(Unavailable, match="No such file"):
             read(tmp_path)
     with pytest.raises(Unavailable, match="No such file"):
@@ -206,6 +206,6 @@ def test_a_kernel_that_does_not_say_where_a_process_may_run(tmp_path: Path) -> N
     (tmp_path / "7").mkdir()
     (tmp_path / "7/status").write_text("Name:\tx\n")
     with pytest.raises(BadInput, match="Cpus_allowed_list"):
-        procfs.read_allowed(tmp_path, 7)
+        procfs.read_allowed_cpus(tmp_path, 7)
     (tmp_path / "7/status").write_text("Name:\tx\nCpus_allowed_list:\t0-2,5\n")
-    assert procfs.read_allowed(tmp_path, 7) == {0, 1, 2, 5}
+    assert procfs.read_allowed_cpus(tmp_path, 7) == {0, 1, 2, 5}

@@ -16,7 +16,7 @@ from nodewise import errors
 from nodewise.cli.doctor import command, print_json, print_table
 from nodewise.clock import SystemClock
 from nodewise.doctor import examination
-from nodewise.doctor.collectors import COLLECTORS, collect, policies
+from nodewise.doctor.collectors import COLLECTORS, collect_facts, policies
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
 from nodewise.doctor.collectors.programs import ReplicaPod
@@ -87,7 +87,7 @@ def facts(objects: Mapping[str, Any], forbidden: tuple[str, ...] = (), *files: s
 
 
 async def _collect(api: Any, target: ExaminationTarget, *skip: str) -> Facts:
-    return await collect(Session(reader(api), target), examination.needed_facts(skip))
+    return await collect_facts(Session(reader(api), target), examination.fields_of_needed_facts(skip))
 
 
 def reader(api: Any) -> ClusterReader:
@@ -314,7 +314,7 @@ def test_facts_that_no_check_needs_are_not_read() -> None:
 
 def test_each_fact_has_a_collector() -> None:
     assert COLLECTORS.keys() == set(Facts._fields) - {"now", "namespaces"}
-    assert examination.needed_facts() == set(Facts._fields)
+    assert examination.fields_of_needed_facts() == set(Facts._fields)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     now = SystemClock().now()
     samples = {"a": Sample(90 * 10**9, now - age_s), "b": Sample(10 * 10**9, now)}
     extender = ExtenderWorkload(Workload("Deployment/nodewise/nodewise"), settings)
-    (slot,) = policies.evaluate(
+    (slot,) = policies.evaluate_policies(
         [policy], {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
     ).values()
     assert slot.verdict is not None

@@ -78,7 +78,7 @@ class RecordedExtender:
         self._state.metric_requests(cluster_state.objects)
         self.recording.record_cluster_state(cluster_state, generation)
         for name in self._agent_states.due(cluster_state):
-            cooperative_scheduling.run_at_once(self._agent_states.build(name, cluster_state))
+            cooperative_scheduling.run_without_pauses(self._agent_states.build(name, cluster_state))
         self.snapshot = Snapshot(
             cluster_state.nodes, self._agent_states.newest(), cluster_state.now, generation
         )

@@ -96,7 +96,7 @@ class TestWell:
 
     def test_a_pod_that_we_have_not_heard_of_is_read(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
-            api._wake = lambda: None  # type: ignore[method-assign]
+            api._wake_watchers = lambda: None  # type: ignore[method-assign]
             assert (await replica.bind(put_pod(api, "new"))).result == "bound"
             assert ("get", PODS.path("d", "new")) in api.calls
 
@@ -545,7 +545,7 @@ class TestMany:
 
         def check_snapshot(replica: Replica) -> None:
             snapshot = replica.snapshot_cache.snapshot
-            built = cooperative_scheduling.run_at_once(
+            built = cooperative_scheduling.run_without_pauses(
                 OneDeviceAgent().build(cluster_states[snapshot.generation])
             )
             assert {node: held for node, held in snapshot.agent_states["t"].items() if held} == built

@@ -15,7 +15,7 @@ from tests.unit.extender.decisions import COUNT, ShareDetails, decision, large, 
 
 def words(answer: Decision) -> dict[str, object]:
     document: dict[str, object] = json.loads(
-        cooperative_scheduling.run_at_once(decision_document.encode_decision(answer))
+        cooperative_scheduling.run_without_pauses(decision_document.encode_decision(answer))
     )
     return document
 
@@ -142,12 +142,14 @@ def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     scored = prioritize_decision(
         ("a", Scores(np.array([3, 4]), details=ShareDetails((0.5, -1.0)), label="l", weight=2.5))
     )
-    again = decision_codec.decode(cooperative_scheduling.run_at_once(decision_codec.encode(scored)))
+    again = decision_codec.decode(cooperative_scheduling.run_without_pauses(decision_codec.encode(scored)))
     assert decision_document.numbers_by_agent(again) == decision_document.numbers_by_agent(scored)
     assert decision_document.score_parts(again) == decision_document.score_parts(scored)
     plain = prioritize_decision(
         ("a", Scores(np.array([3, 4]), details=StaticDetails(["x", ""], np.zeros(2))))
     )
-    once = cooperative_scheduling.run_at_once(decision_codec.encode(plain))
-    assert cooperative_scheduling.run_at_once(decision_codec.encode(decision_codec.decode(once))) == once
+    once = cooperative_scheduling.run_without_pauses(decision_codec.encode(plain))
+    assert (
+        cooperative_scheduling.run_without_pauses(decision_codec.encode(decision_codec.decode(once))) == once
+    )
     assert decision_document.numbers_by_agent(decision_codec.decode(once)) == {}

@@ -17,7 +17,7 @@ from tests.unit.extender import decisions
 
 
 def body(ring: DecisionRing, **query: str) -> bytes:
-    return cooperative_scheduling.run_at_once(decision_endpoint.encode_page(ring, query))
+    return cooperative_scheduling.run_without_pauses(decision_endpoint.encode_page(ring, query))
 
 
 def ring_of(*kept: Decision) -> DecisionRing:
@@ -30,7 +30,8 @@ def ring_of(*kept: Decision) -> DecisionRing:
 def same(first: Decision, other: Decision) -> bool:
     """Whether both have equal encodings and details."""
     return all(
-        cooperative_scheduling.run_at_once(encode(first)) == cooperative_scheduling.run_at_once(encode(other))
+        cooperative_scheduling.run_without_pauses(encode(first))
+        == cooperative_scheduling.run_without_pauses(encode(other))
         for encode in (decision_document.encode_decision, decision_codec.encode)
     )
 

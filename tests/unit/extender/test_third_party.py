@@ -85,7 +85,7 @@ class TestAnswers:
     def test_it_sees_its_own_slot_only(self) -> None:
         setup = OddSetup()
         seen: list[Any] = []
-        setup.agent._agent.filter = lambda _pod, names, snapshot: (
+        setup.agent._create_node_agent.filter = lambda _pod, names, snapshot: (
             seen.append(snapshot) or replaceable_agent.passes(len(names))
         )
         setup.agent.filter(pod(), setup.names, setup.snapshot)
@@ -250,18 +250,18 @@ class TestDetails:
 class TestSlots:
     def test_a_slot_is_computed_for_each_world(self) -> None:
         setup = OddSetup()
-        assert cooperative_scheduling.run_at_once(setup.state.build(setup.cluster_state(1.0))) == (
+        assert cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state(1.0))) == (
             "slot of",
             1.0,
         )
-        assert cooperative_scheduling.run_at_once(setup.state.build(setup.cluster_state(2.0))) == (
+        assert cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state(2.0))) == (
             "slot of",
             2.0,
         )
 
     def test_a_crash_leaves_none_until_it_works_again(self) -> None:
         setup = OddSetup(build=fails(ZeroDivisionError("by zero")))
-        slot = cooperative_scheduling.run_at_once(setup.state.build(setup.cluster_state()))
+        slot = cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state()))
         assert slot == NoState("ZeroDivisionError")
         snapshot = msgspec.structs.replace(setup.snapshot, agent_states={"odd": slot})
         assert why(filtered(setup, snapshot=snapshot)) == "ZeroDivisionError"
@@ -269,7 +269,7 @@ class TestSlots:
         assert setup.agent.filter(STRANGER, setup.names, snapshot) is None
         assert setup.failures() == {"exception": 1.0}
         setup.odd.replacements.clear()
-        assert cooperative_scheduling.run_at_once(setup.state.build(setup.cluster_state())) == (
+        assert cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state())) == (
             "slot of",
             1.0,
         )

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterator
 import pytest
 
 from nodewise.errors import Conflict, NodewiseError, Unavailable
-from nodewise.kube.concurrent_calls import AT_ONCE, run_all
+from nodewise.kube.concurrent_calls import AT_ONCE, run_api_calls
 
 
 class Calls:
@@ -26,7 +26,7 @@ class Calls:
 
 async def test_a_few_at_a_time() -> None:
     calls = Calls()
-    await run_all(calls.one(number) for number in range(100))
+    await run_api_calls(calls.one(number) for number in range(100))
     assert (calls.begun, calls.most) == (100, AT_ONCE)
 
 
@@ -34,7 +34,7 @@ async def test_a_few_at_a_time() -> None:
 async def test_a_failure_ends_no_other_call_and_is_raised_at_the_end(error: NodewiseError, of: int) -> None:
     calls = Calls(error, of)
     with pytest.raises(type(error)):
-        await run_all(calls.one(number) for number in range(100))
+        await run_api_calls(calls.one(number) for number in range(100))
     assert calls.begun == 100
 
 
@@ -45,7 +45,7 @@ async def test_a_defect_leaves_no_other_call_behind() -> None:
         raise TypeError("a defect")
 
     with pytest.raises(TypeError):
-        await run_all(defect() if number == 3 else calls.one(number) for number in range(100))
+        await run_api_calls(defect() if number == 3 else calls.one(number) for number in range(100))
     assert (calls.begun, calls.under_way) == (99, 0)
 
 
@@ -59,7 +59,7 @@ async def test_what_is_cancelled_before_its_turn_was_never_made() -> None:
             made += 1
             yield calls.one(number)
 
-    task = asyncio.create_task(run_all(making()))
+    task = asyncio.create_task(run_api_calls(making()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -70,5 +70,5 @@ async def test_what_is_cancelled_before_its_turn_was_never_made() -> None:
 async def test_a_server_that_answers_nobody_is_left_alone() -> None:
     calls = Calls(Unavailable("no answer"))
     with pytest.raises(Unavailable):
-        await run_all(calls.one(number) for number in range(100))
+        await run_api_calls(calls.one(number) for number in range(100))
     assert calls.begun < 3 * AT_ONCE

@@ -136,13 +136,13 @@ def test_an_expired_certificate_is_told_with_its_end(authority: trustme.CA, pair
     begin, end = (dt.datetime(2020, 1, day, tzinfo=dt.UTC) for day in (1, 2))
     late = authority.issue_cert("late.example.com", not_before=begin, not_after=end)
     now_s = dt.datetime.now(dt.UTC).timestamp()
-    assert tls.expiry_hint(chosen(user=identity(late)), now_s) == (
+    assert tls.client_certificate_expiry_hint(chosen(user=identity(late)), now_s) == (
         "the client certificate of F expired at 2020-01-02T00:00:00Z: renew the credentials in the kubeconfig"
     )
-    assert tls.expiry_hint(chosen(user=identity(late)), end.timestamp() - 1) == ""
-    assert tls.expiry_hint(chosen(user=identity(pair)), now_s) == ""
-    assert tls.expiry_hint(chosen(user={"token": "t"}), now_s) == ""
-    assert tls.expiry_hint(chosen(user={"client-certificate-data": "%%%"}), now_s) == ""
+    assert tls.client_certificate_expiry_hint(chosen(user=identity(late)), end.timestamp() - 1) == ""
+    assert tls.client_certificate_expiry_hint(chosen(user=identity(pair)), now_s) == ""
+    assert tls.client_certificate_expiry_hint(chosen(user={"token": "t"}), now_s) == ""
+    assert tls.client_certificate_expiry_hint(chosen(user={"client-certificate-data": "%%%"}), now_s) == ""
 
 
 # files that change

@@ -78,7 +78,7 @@ class ElectorFixture:
         )
 
     async def look(self) -> None:
-        await self.elector._try()
+        await self.elector._try_to_lead()
         self.elector._report_change()
 
     def spec(self) -> dict[str, Any]:

@@ -178,9 +178,9 @@ async def test_trouble_is_told_once_and_so_is_its_end(followed: ReflectorFixture
     followed.api.fail(Refused("no"), 5)
     async with followed.going():
         await turns(4)
-        assert followed.reflector.trouble == "no"
+        assert followed.reflector.out_of_sync_reason == "no"
         await turns()
-        assert followed.reflector.trouble == ""
+        assert followed.reflector.out_of_sync_reason == ""
     assert followed.events == ["kube_lost", "kube_back"]
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 
 from nodewise import cooperative_scheduling
-from nodewise.cooperative_scheduling import run_at_once
+from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.metrics import column
 from nodewise.metrics.column import Column
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -16,7 +16,7 @@ def series(**values: Sample) -> Series:
 
 
 def lay_out(series: Series, index: NodeIndex) -> Column:
-    return cooperative_scheduling.run_at_once(column.build_column(series, index))
+    return cooperative_scheduling.run_without_pauses(column.build_column(series, index))
 
 
 class TestIndex:
@@ -80,25 +80,32 @@ class TestNewer:
     def test_the_newer_sample_of_a_node_stays(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
         new = Series("m", "s", 5.0, {"a": Sample(2, 9.0), "b": Sample(2, 11.0)})
-        assert {n: s.value for n, s in run_at_once(merge_newer(old, new)).samples.items()} == {"a": 1, "b": 2}
+        assert {n: s.value for n, s in run_without_pauses(merge_newer(old, new)).samples.items()} == {
+            "a": 1,
+            "b": 2,
+        }
 
     def test_the_vanished_go(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
-        assert list(run_at_once(merge_newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)}))).samples) == [
-            "a"
-        ]
+        assert list(
+            run_without_pauses(merge_newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)}))).samples
+        ) == ["a"]
 
     def test_another_source_starts_anew(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
         assert (
-            run_at_once(merge_newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)}))).samples["a"].value
+            run_without_pauses(merge_newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)})))
+            .samples["a"]
+            .value
             == 2
         )
 
     def test_a_sample_without_a_time_is_newer(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
         assert (
-            run_at_once(merge_newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)}))).samples["a"].value
+            run_without_pauses(merge_newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)})))
+            .samples["a"]
+            .value
             == 2
         )
 

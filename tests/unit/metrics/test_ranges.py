@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.cooperative_scheduling import run_at_once
+from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import query_responses, range_samples
 
@@ -18,7 +18,7 @@ def read(*series: tuple[dict[str, Any], Any]) -> dict[str, list[list[float]]]:
     samples = range_samples.samples_by_node(
         query_responses.decode_response(json.dumps(body).encode()), ["node", "instance"], NODES
     )
-    return {name: points.tolist() for name, points in run_at_once(samples).items()}
+    return {name: points.tolist() for name, points in run_without_pauses(samples).items()}
 
 
 def test_samples_are_of_the_node_that_a_label_names() -> None:
@@ -72,7 +72,7 @@ def test_a_histogram_has_no_values() -> None:
     assert read(({"node": "b"}, [[1, "2"]])) == {"b": [[1, 2]]}
     body = {"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"node": "a"}}]}}
     assert (
-        run_at_once(
+        run_without_pauses(
             range_samples.samples_by_node(
                 query_responses.decode_response(json.dumps(body).encode()), ["node"], NODES
             )

@@ -67,7 +67,7 @@ class Play(NamedTuple):
 
     async def round(self) -> None:
         self.clock.advance(5.0)
-        self.refresher._start(self.refresher._requests)
+        self.refresher._start_fetches(self.refresher._requests)
         await self.refresher.settle()
 
     def values(self, metric: str = "m") -> dict[str, int]:

@@ -17,7 +17,7 @@ POD = scheduler_objects.named(
     scheduler_objects.pod(made.pod("web", limits={"telemetry/scheduling": "1"})), "u1", 0
 )
 SMALL = scheduler_objects.named(scheduler_objects.pod(made.running_on("a", made.pod("small"))), "u2", 0)
-A = node_info.holding(scheduler_objects.node(made.node("a")), [SMALL])
+A = node_info.node_info_with_pods(scheduler_objects.node(made.node("a")), [SMALL])
 B = node_info.NodeInfo(scheduler_objects.node(made.node("b")))
 NODES = [A, B]
 

@@ -31,7 +31,7 @@ JUDGEMENTS: dict[str, tuple[Pod, NodeInfo, Rejection | None]] = {
     "room for it": (pod(), NodeInfo(node()), None),
     "no room now": (
         pod(cpu="2"),
-        node_info.holding(node(), [pod("other", cpu="3")]),
+        node_info.node_info_with_pods(node(), [pod("other", cpu="3")]),
         Rejection(("Insufficient cpu",), False, "NodeResourcesFit"),
     ),
     "no room ever": (
@@ -41,7 +41,7 @@ JUDGEMENTS: dict[str, tuple[Pod, NodeInfo, Rejection | None]] = {
     ),
     "as many pods as the node takes": (
         pod(),
-        node_info.holding(node(pods=1), [pod("other")]),
+        node_info.node_info_with_pods(node(pods=1), [pod("other")]),
         Rejection(("Too many pods",), False, "NodeResourcesFit"),
     ),
     "a resource that the node lacks": (

@@ -23,7 +23,7 @@ def running(name: str, node: str, cpu: str = "3", priority: int = 0, started_s: 
 
 def full(name: str, *pods: Pod) -> NodeInfo:
     """A node of four cores, and pods on it."""
-    return node_info.holding(scheduler_objects.node(made.node(name)), pods)
+    return node_info.node_info_with_pods(scheduler_objects.node(made.node(name)), pods)
 
 
 def attempt(*infos: NodeInfo, extenders: list[ExtenderClient] | None = None, **fields: Any) -> Preemption:
@@ -104,7 +104,7 @@ def test_a_pod_may_not_want_to_preempt() -> None:
 
 
 def test_who_waits_for_victims_to_go_takes_no_others() -> None:
-    going = scheduler_objects.leaving(running("small", "a"), end_s=130)
+    going = scheduler_objects.as_terminating(running("small", "a"), end_s=130)
     preempted = attempt(full("a", going), full("b", running("other", "b")), status={"nominatedNodeName": "a"})
     assert preempted == Preemption(f"{CLAIMS}not eligible due to a terminating pod on the nominated node.")
 

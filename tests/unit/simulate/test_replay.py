@@ -228,7 +228,7 @@ class TestDefects:
 class TestParting:
     def test_whole_nodes_are_told_apart_by_name(self) -> None:
         whole = b'{"Nodes":{"items":[{"metadata":{"name":"a"}}]},"FailedNodes":{"b":"hot"}}'
-        assert response_differences.by_node("filter", whole) == {"a": "kept", "b": "hot"}
+        assert response_differences.results_by_node("filter", whole) == {"a": "kept", "b": "hot"}
 
     def test_bytes_that_say_the_same_differ_all_the_same(self) -> None:
         recorded_response, other = (

@@ -51,5 +51,7 @@ def test_a_preference_is_worth_up_to_200() -> None:
 
 
 def test_a_node_without_room_on_paper_scores_nothing_for_it() -> None:
-    crowded = node_info.holding(SMALL.node, [scheduler_objects.pod(made.pod("big", cpu="9", memory="9Gi"))])
+    crowded = node_info.node_info_with_pods(
+        SMALL.node, [scheduler_objects.pod(made.pod("big", cpu="9", memory="9Gi"))]
+    )
     assert score_plugins.least_allocated(ASKED, crowded) == 0

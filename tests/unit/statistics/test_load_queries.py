@@ -7,16 +7,21 @@ from nodewise.statistics.load_queries import StatisticsOptions
 
 def test_one_window_for_cpu_and_memory():
     requests = load_queries.metric_requests(StatisticsOptions(statistics_window_s=600.0))
-    assert requests.cpu_mean.query == f"avg_over_time(({load_queries.cpu_used(120.0)})[600s:30s])"
-    assert requests.cpu_deviation.query == f"stddev_over_time(({load_queries.cpu_used(120.0)})[600s:30s])"
-    assert requests.memory_mean.query == f"avg_over_time(({load_queries.memory_used()})[600s:30s])"
-    assert requests.memory_deviation.query == f"stddev_over_time(({load_queries.memory_used()})[600s:30s])"
+    assert requests.cpu_mean.query == f"avg_over_time(({load_queries.cpu_usage_query(120.0)})[600s:30s])"
+    assert (
+        requests.cpu_deviation.query == f"stddev_over_time(({load_queries.cpu_usage_query(120.0)})[600s:30s])"
+    )
+    assert requests.memory_mean.query == f"avg_over_time(({load_queries.memory_usage_query()})[600s:30s])"
+    assert (
+        requests.memory_deviation.query
+        == f"stddev_over_time(({load_queries.memory_usage_query()})[600s:30s])"
+    )
     assert {metric_request.max_age_s for metric_request in requests} == {3600.0}
 
 
 def test_a_short_window_has_short_rates():
     requests = load_queries.metric_requests(StatisticsOptions(statistics_window_s=10.0))
-    assert requests.cpu_mean.query == f"avg_over_time(({load_queries.cpu_used(2.0)})[10s:500ms])"
+    assert requests.cpu_mean.query == f"avg_over_time(({load_queries.cpu_usage_query(2.0)})[10s:500ms])"
     assert '{mode="idle"}[2s]' in requests.cpu_mean.query
 
 

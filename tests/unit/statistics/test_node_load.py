@@ -46,7 +46,7 @@ def cluster_state(*nodes, snapshot=None, now=NOW, index=None):
 
 
 def read_loads(cluster, reader=None, **options):
-    return cooperative_scheduling.run_at_once(
+    return cooperative_scheduling.run_without_pauses(
         (reader or LoadReader(StatisticsOptions(**options))).read(cluster)
     )
 

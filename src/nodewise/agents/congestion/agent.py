@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import FilterPlugin, Names, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.congestion.options import CongestionOptions
-from nodewise.agents.congestion.state import CongestionState, Factors, why_missing
+from nodewise.agents.congestion.state import CongestionState, Factors, invalid_factor_reason
 from nodewise.statistics.load_annotations import CONGESTION_FACTOR
 from nodewise.statistics.missing_statistics import NoStatistics, StatisticsNotReady
 
@@ -78,7 +78,7 @@ class CongestionDetails(NamedTuple):
         """`congestion-factor 55 of 100`, or why there is none."""
         factor = self.factors[candidate]
         if np.isnan(factor):
-            return self._why_missing(candidate)
+            return self._missing_factor_reason(candidate)
         return f"{CONGESTION_FACTOR} {int(factor)} of {self.max_factor}"
 
     def distances(self) -> NDArray[np.float64]:
@@ -89,8 +89,8 @@ class CongestionDetails(NamedTuple):
         """`factor`, and `max`, at which the score is 0. Without a factor it is null, and `missing` says why."""
         factor = self.factors[candidate]
         if np.isnan(factor):
-            return {"factor": None, "max": self.max_factor, "missing": self._why_missing(candidate)}
+            return {"factor": None, "max": self.max_factor, "missing": self._missing_factor_reason(candidate)}
         return {"factor": int(factor), "max": self.max_factor}
 
-    def _why_missing(self, candidate: int) -> str:
-        return why_missing(self.invalid_texts.get(int(self.candidates[candidate])))
+    def _missing_factor_reason(self, candidate: int) -> str:
+        return invalid_factor_reason(self.invalid_texts.get(int(self.candidates[candidate])))

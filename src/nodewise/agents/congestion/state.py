@@ -87,7 +87,7 @@ def points(factors: Factors, max_factor: int, missing: int) -> NDArray[np.int64]
     return result
 
 
-def why_missing(text: str | None) -> str:
+def invalid_factor_reason(text: str | None) -> str:
     """Why an annotation holds no factor."""
     if not text:
         return f"no {CONGESTION_FACTOR}"

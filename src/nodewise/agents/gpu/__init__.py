@@ -95,7 +95,7 @@ class GpuKind(ControllerKind):
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has GPUs, or any pod requests one."""
         chosen = resource_profile.load_profile(options.gpu_profile)
-        requested = any(demand.is_concerned(pod, chosen) for pod in pods)
+        requested = any(demand.requests_gpu_resources(pod, chosen) for pod in pods)
         return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)
 
     def state(self, options: GpuOptions, sync_period_s: float) -> GpuStateBuilder:  # noqa: ARG002

@@ -100,7 +100,7 @@ class GpuAgent(
         rows = agent_state.layout.rows[candidates.numbers]
         order = placements.fit_order(self._placement_inputs_of(agent_state), demand)
         verdict, fitted = _candidate_verdict(agent_state.layout, rows, demand, order)
-        verdict = _unknown(verdict, candidates)
+        verdict = _reject_unknown_nodes(verdict, candidates)
         if not fitted.preferred.any():
             return verdict
         over = (verdict.codes == 0) & ~fitted.preferred
@@ -143,13 +143,13 @@ class GpuAgent(
             *self._placement_inputs.workload.shared,
         }
         left = [
-            _without(agent_state.nodes.get(name), victims.get(name, frozenset()), resources)
+            _layout_without_pods(agent_state.nodes.get(name), victims.get(name, frozenset()), resources)
             for name in candidates
         ]
         numbers = np.arange(len(left) + 1)
         layout = gpu_arrays.build_layout(left, numbers, self._profile.subdevices)
         order = placements.fit_order(self._placement_inputs, demand)
-        return _unknown(_candidate_verdict(layout, numbers[:-1], demand, order)[0], candidates)
+        return _reject_unknown_nodes(_candidate_verdict(layout, numbers[:-1], demand, order)[0], candidates)
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """Plan the GPUs that the pod already holds on the node, or else new ones."""
@@ -158,7 +158,7 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return _refusal(reasons.GpuStateNotReady())
+            return _legacy_refusal_verdict(reasons.GpuStateNotReady())
         if node not in snapshot.nodes:
             missing = f'error reading node {node}: node fetch error: node "{node}" not found'
             return Refusal(missing, reasons.UnknownNode())
@@ -173,11 +173,13 @@ class GpuAgent(
                 placements.gpu_order(self._placement_inputs_of(agent_state), demand),
             )
             if there is None or fitted.codes[0]:
-                return _refusal(fitted.reasons[fitted.codes[0] - 1])
+                return _legacy_refusal_verdict(fitted.reasons[fitted.codes[0] - 1])
             entry = self._new_reservation(pod, demand, fitted, there)
-        seen = allocation_record.newer_version(entry.seen, pod.metadata.resourceVersion)
+        seen = allocation_record.latest_planned_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
-        return self._plan(pod, entry, [bool(container.count) for container in demand.containers], there, now)
+        return self._plan_bind(
+            pod, entry, [bool(container.count) for container in demand.containers], there, now
+        )
 
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The allocations of all nodes, as JSON."""
@@ -208,12 +210,12 @@ class GpuAgent(
         numbers = subdevices.assign(there.gpus, there.allocations, self._profile.subdevices, taken)
         tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
         with_gpus = [bool(container.count) for container in demand.containers]
-        named = list(compress(_only(gpus, tiled), with_gpus))
+        named = list(compress(_parts_with_subdevice_request(gpus, tiled), with_gpus))
         return Reservation(
             pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
             gpus=allocation_record.format_gpus(list(compress(gpus, with_gpus))),
             subdevices=allocation_record.format_subdevices(
-                named, list(compress(_only(numbers, tiled), with_gpus))
+                named, list(compress(_parts_with_subdevice_request(numbers, tiled), with_gpus))
             ),
             charged=tuple(dict(container.per_gpu) for container in demand.containers if container.count),
         )
@@ -232,7 +234,7 @@ class GpuAgent(
             for names, amount, ends in zip(gpus, wanted, linked, strict=True)
         ]
 
-    def _plan(
+    def _plan_bind(
         self,
         pod: AllocatedPod,
         written: Reservation,
@@ -240,18 +242,23 @@ class GpuAgent(
         there: NodeState | None,
         now: float,
     ) -> BindPlan:
-        entry = allocation_record.with_all_containers(written, with_gpus)
+        entry = allocation_record.pad_reservation_to_all_containers(written, with_gpus)
         names = [container.name for container in pod.spec.containers or ()]
         gpus = dict(zip(names, allocation_record.parse_gpus(entry.gpus), strict=False))
         annotations = {BIND_TIME: str(int(now * 1e9)), node_allocations.GPUS: entry.gpus}
         if entry.subdevices or node_allocations.SUBDEVICES in (pod.metadata.annotations or {}):
             annotations[node_allocations.SUBDEVICES] = entry.subdevices
-        annotations |= {GPU_NUMBERS + name: _numbers(held) for name, held in gpus.items() if held}
+        annotations |= {GPU_NUMBERS + name: _format_gpu_numbers(held) for name, held in gpus.items() if held}
         stale = there.allocations.stale if there is not None else frozenset[str]()
-        return BindPlan(allocation_record.to_wire(written), annotations, stale, _format(gpus, entry))
+        return BindPlan(
+            allocation_record.reservation_to_json(written),
+            annotations,
+            stale,
+            _format_container_gpus(gpus, entry),
+        )
 
 
-def _only(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
+def _parts_with_subdevice_request(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
     """The parts of containers that request sub-devices; empty for the others."""
     return [part if is_tiled else () for part, is_tiled in zip(parts, where, strict=True)]
 
@@ -261,7 +268,7 @@ def _placement_inputs(options: GpuOptions, profile: ResourceProfile) -> Placemen
     path = options.gpu_typical_pods
     workload = fragmentation.NO_WORKLOAD
     if path:
-        workload = fragmentation.build_tables(
+        workload = fragmentation.build_fragmentation_tables(
             typical_pods.load_typical_pods(path, profile, options), profile.counts
         )
     return PlacementInputs(options.placement, profile.counts, options.balanced_by(profile), workload)
@@ -276,13 +283,13 @@ def _candidate_verdict(
     return Verdict(fitted.codes, fitted.reasons, details=fit_detail), fitted
 
 
-def _refusal(reason: Reason) -> Refusal:
+def _legacy_refusal_verdict(reason: Reason) -> Refusal:
     """The verdict with the older system's text for the reason."""
     kind: RejectionKind | None = getattr(reason, "kind", None)
     return Refusal(kind.value if kind is not None else reason.text(), reason)
 
 
-def _unknown(verdict: Verdict, candidates: Names) -> Verdict:
+def _reject_unknown_nodes(verdict: Verdict, candidates: Names) -> Verdict:
     """The verdict with a separate reason for unknown nodes."""
     strange = candidates.numbers == len(candidates.index)
     if not strange.any():
@@ -291,7 +298,7 @@ def _unknown(verdict: Verdict, candidates: Names) -> Verdict:
     return replace(verdict, codes=codes, reasons=(*verdict.reasons, reasons.UnknownNode()))
 
 
-def _without(
+def _layout_without_pods(
     there: NodeState | None, uids: frozenset[str], resources: frozenset[str]
 ) -> tuple[NodeGpus, node_allocations.NodeAllocations]:
     """The layout of a node without some pods, with only the resources of the demand."""
@@ -307,30 +314,30 @@ def _without(
     return there.gpus._replace(capacity=capacity), allocations
 
 
-def _numbers(gpus: Sequence[str]) -> str:
+def _format_gpu_numbers(gpus: Sequence[str]) -> str:
     """`0,1` for card0 and card1; the full name of a GPU that is named differently."""
-    return ",".join(_number(gpu) for gpu in gpus)
+    return ",".join(_format_gpu_number(gpu) for gpu in gpus)
 
 
-def _number(gpu: str) -> str:
+def _format_gpu_number(gpu: str) -> str:
     number = gpu.removeprefix(_NUMBERED)
     return number if number.isascii() and number.isdecimal() else gpu
 
 
-def _format(gpus: Mapping[str, Sequence[str]], entry: Reservation) -> str:
+def _format_container_gpus(gpus: Mapping[str, Sequence[str]], entry: Reservation) -> str:
     """`train: card0, card1; side: card0 gt1`."""
-    parts = zip(gpus.items(), _segments(entry, len(gpus)), strict=True)
+    parts = zip(gpus.items(), _container_segments(entry, len(gpus)), strict=True)
     return "; ".join(
-        f"{name}: {', '.join(_with_subdevices(held, part))}" for (name, held), part in parts if held
+        f"{name}: {', '.join(_format_subdevice_segment(held, part))}" for (name, held), part in parts if held
     )
 
 
-def _segments(entry: Reservation, count: int) -> list[str]:
+def _container_segments(entry: Reservation, count: int) -> list[str]:
     segments = entry.subdevices.split("|")
     return segments if len(segments) == count else [""] * count
 
 
-def _with_subdevices(gpus: Sequence[str], segment: str) -> Iterator[str]:
+def _format_subdevice_segment(gpus: Sequence[str], segment: str) -> Iterator[str]:
     """A segment that names each GPU with its sub-devices: `card0:gt0+gt1,`."""
     tiled = dict(part.partition(":")[::2] for part in segment.split(",") if part)
     for gpu in gpus:

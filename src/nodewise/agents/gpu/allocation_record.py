@@ -4,7 +4,8 @@
                    "seen": "4711", "charged": [{"gpu.intel.com/i915": 1, "gpu.intel.com/tiles": 1}]}}
 
 A reservation omits containers without GPUs; otherwise a tenant could fill the record with empty containers.
-`with_all_containers` adds them for the pod's annotations. Reservations of older versions include all containers.
+`pad_reservation_to_all_containers` adds them for the pod's annotations. Reservations of older versions include
+all containers.
 
 A writer of a record keeps reservations that it cannot read byte for byte: a newer version may have written them. GPUs
 and sub-devices are written as in the pod's annotations (`format_gpus`, `format_subdevices`), with the grammar of GPU
@@ -80,7 +81,7 @@ def reservation_bytes(text: str, uids: Collection[str]) -> int:
     return sum(len(uid) + len(raw) for uid, raw in raws.items() if uid in uids)
 
 
-def with_all_containers(entry: Reservation, with_gpus: Sequence[bool]) -> Reservation:
+def pad_reservation_to_all_containers(entry: Reservation, with_gpus: Sequence[bool]) -> Reservation:
     """The reservation with a part for every container of the pod, as in the annotations.
 
     `with_gpus` marks the containers with GPUs. Reservations of older versions have all parts already.
@@ -91,12 +92,12 @@ def with_all_containers(entry: Reservation, with_gpus: Sequence[bool]) -> Reserv
     subdevices = entry.subdevices.split("|") if entry.subdevices else [""] * len(parts)
     return msgspec.structs.replace(
         entry,
-        gpus=_spread(parts, with_gpus),
-        subdevices=_spread(subdevices, with_gpus) if len(subdevices) == len(parts) else "",
+        gpus=_parts_for_all_containers(parts, with_gpus),
+        subdevices=_parts_for_all_containers(subdevices, with_gpus) if len(subdevices) == len(parts) else "",
     )
 
 
-def _spread(parts: Sequence[str], with_gpus: Sequence[bool]) -> str:
+def _parts_for_all_containers(parts: Sequence[str], with_gpus: Sequence[bool]) -> str:
     left = iter(parts)
     return "|".join(next(left) if has_gpus else "" for has_gpus in with_gpus)
 
@@ -133,7 +134,7 @@ def _read_singly(text: str) -> AllocationRecord:
     return AllocationRecord(entries, unreadable)
 
 
-def newer_version(before: str, now: str) -> str:
+def latest_planned_version(before: str, now: str) -> str:
     """The version that a repeated reservation is planned on: never an older one than before.
 
     A client with old pods may repeat a bind. With an older version, the reservation of a pod that is bound could
@@ -149,7 +150,7 @@ def version_number(version: str) -> int | None:
     return int(version) if is_number else None
 
 
-def to_wire(entry: Reservation) -> Mapping[str, Any]:
+def reservation_to_json(entry: Reservation) -> Mapping[str, Any]:
     """The reservation as JSON values."""
     built: Mapping[str, Any] = msgspec.to_builtins(entry)
     return built
@@ -168,12 +169,14 @@ def parse_gpus(text: str) -> GpuNames:
 def format_subdevices(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:
     """Format GPUs with their sub-devices: `card0:gt0+gt1,|`. Empty for a single container without sub-devices."""
     return "|".join(
-        ",".join(_subdevice_text(name, numbers) for name, numbers in zip(names, gpu_subdevices, strict=True))
+        ",".join(
+            _format_gpu_subdevices(name, numbers) for name, numbers in zip(names, gpu_subdevices, strict=True)
+        )
         for names, gpu_subdevices in zip(gpus, subdevices, strict=True)
     )
 
 
-def _subdevice_text(gpu: str, subdevices: Sequence[int]) -> str:
+def _format_gpu_subdevices(gpu: str, subdevices: Sequence[int]) -> str:
     return f"{gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
 
 
@@ -184,12 +187,12 @@ def parse_subdevices(text: str) -> Mapping[str, frozenset[int]]:
         gpu, colon, subdevices = part.partition(":")
         if colon and ":" not in subdevices:
             by_gpu.setdefault(gpu, set()).update(
-                filter(_is_subdevice, map(_subdevice, subdevices.split("+")))
+                filter(_is_subdevice, map(_parse_subdevice_number, subdevices.split("+")))
             )
     return {gpu: frozenset(subdevices) for gpu, subdevices in by_gpu.items() if subdevices}
 
 
-def _subdevice(text: str) -> int:
+def _parse_subdevice_number(text: str) -> int:
     digits = text.removeprefix("gt")
     is_number = text.startswith("gt") and digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
     return int(digits) if is_number else -1

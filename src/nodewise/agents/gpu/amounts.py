@@ -46,13 +46,13 @@ NONE: Final = Amounts({})
 
 def parse_amount(value: Any) -> int:
     """Parse a quantity. The ValueError contains the value found and the expected form."""
-    amount = _whole(value)
+    amount = _parse_whole_number(value)
     if amount is None or not 0 <= amount <= LARGEST:
         raise ValueError(f"{shown(value)} is not {EXPECTED}")
     return amount
 
 
-def _whole(value: Any) -> int | None:
+def _parse_whole_number(value: Any) -> int | None:
     if isinstance(value, str):
         try:
             whole, rest = divmod(quantity.parse(value), quantity.NANO)

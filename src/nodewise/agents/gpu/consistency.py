@@ -54,13 +54,17 @@ def differences(
         ours_node, fresh_node = ours.nodes.get(name), fresh.nodes.get(name)
         if name not in observed.nodes and (what := _different(name, ours, fresh)):
             held = ours_node.record_text if ours_node else ""
-            if held == stored(name) and not _names(ours_node, observed) and not _names(fresh_node, observed):
+            if (
+                held == stored(name)
+                and not _has_observed_pod(ours_node, observed)
+                and not _has_observed_pod(fresh_node, observed)
+            ):
                 result.append(NodeDifference(name, what))
         yield
     return result
 
 
-def _names(node: NodeState | None, observed: ObservedChanges) -> bool:
+def _has_observed_pod(node: NodeState | None, observed: ObservedChanges) -> bool:
     """Whether the node's allocation record names a pod that had an event."""
     entries = allocation_record.parse_record(node.record_text).entries.values() if node else ()
     return any(entry.key in observed.pods for entry in entries)
@@ -82,7 +86,7 @@ def _different(name: str, ours: GpuState, fresh: GpuState) -> str:
     if ours_node.allocations.by_uid != fresh_node.allocations.by_uid:
         pods = _different_pods(ours_node.allocations.by_uid, fresh_node.allocations.by_uid)
         return f"what pods hold of it differs: {', '.join(pods[:5])}"
-    if _column(name, ours) != _column(name, fresh):
+    if _layout_column(name, ours) != _layout_column(name, fresh):
         return "what is free of its cards, or of its CPU, was not brought up to date"
     return ""
 
@@ -93,7 +97,7 @@ def _different_pods(held: Mapping[str, PodAllocation], listed: Mapping[str, PodA
     return [(held.get(uid) or listed[uid]).pod for uid in uids]
 
 
-def _column(name: str, agent_state: GpuState) -> Mapping[str, Any]:
+def _layout_column(name: str, agent_state: GpuState) -> Mapping[str, Any]:
     """The column of the node in the layout, from which requests are answered."""
     row = agent_state.rows.get(name)
     if row is None:

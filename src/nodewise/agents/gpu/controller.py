@@ -34,7 +34,7 @@ from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
 from nodewise.kube.api import NotFound
-from nodewise.kube.concurrent_calls import run_all
+from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.store import Changes, Store
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import background_tasks, logs
@@ -89,7 +89,7 @@ class GpuController(Controller):
                 partial(self._garbage_collector.step, agent_state),
                 self._counter.step,
             )
-            await run_all(step() for step in steps)
+            await run_api_calls(step() for step in steps)
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         return (self.run,)
@@ -115,9 +115,11 @@ class DescheduleLabels:
         now_s = self._handle.clock.monotonic()
         self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
         changes = await cooperative_scheduling.run(descheduling.changes(agent_state))
-        await run_all(self._write(written) for written in changes if not self._is_written(written.pod))
+        await run_api_calls(
+            self._write(written) for written in changes if not self._is_label_written(written.pod)
+        )
 
-    def _is_written(self, pod: AllocatedPod) -> bool:
+    def _is_label_written(self, pod: AllocatedPod) -> bool:
         known = self._written.get(pod.metadata.uid)
         return known is not None and known[0] is pod
 
@@ -153,10 +155,10 @@ class GarbageCollector:
         """Remove reservations that are old enough. After an error the next step tries again."""
         if self._handle.clock.monotonic() < self._due_s:
             return
-        await self._collect(agent_state)
+        await self._remove_stale_reservations(agent_state)
         self._due_s = self._handle.clock.monotonic() + _SWEEP_S
 
-    async def _collect(self, agent_state: GpuState) -> None:
+    async def _remove_stale_reservations(self, agent_state: GpuState) -> None:
         leases, nodes = self._handle.objects[ALLOCATION_RECORDS].snapshot(), self._handle.nodes
         names = {name for _, name in nodes.snapshot()}
         unconfirmed = await cooperative_scheduling.run(
@@ -168,16 +170,17 @@ class GarbageCollector:
             else []
         )
         now_s = self._handle.clock.monotonic()
-        keys = (*unconfirmed, *map(_version, gone))
+        keys = (*unconfirmed, *map(_lease_version, gone))
         self._since = {key: self._since.get(key, now_s) for key in keys}
         due = {key for key, since_s in self._since.items() if now_s - since_s >= PATIENCE_S}
-        await run_all(
-            self._work(
-                [key for key in unconfirmed if key in due], [key for key in gone if _version(key) in due]
+        await run_api_calls(
+            self._removal_calls(
+                [key for key in unconfirmed if key in due],
+                [key for key in gone if _lease_version(key) in due],
             )
         )
 
-    def _work(
+    def _removal_calls(
         self, unconfirmed: Iterable[UnconfirmedReservation], gone: Iterable[AllocationRecordLease]
     ) -> Iterator[Awaitable[None]]:
         """The calls in order. A record that is deleted needs no changes to its reservations."""
@@ -185,15 +188,15 @@ class GarbageCollector:
         stale: dict[str, dict[str, str]] = {}
         for reservation in unconfirmed:
             if reservation.why != "stale":
-                yield self._drop(reservation)
+                yield self._drop_reservation(reservation)
             elif reservation.node not in whole:
                 stale.setdefault(reservation.node, {})[reservation.uid] = reservation.seen
         for node, entries in stale.items():
-            yield self._prune(node, entries)
+            yield self._prune_record_entries(node, entries)
         for lease in gone:
-            yield self._delete(lease)
+            yield self._delete_lease(lease)
 
-    async def _drop(self, reservation: UnconfirmedReservation) -> None:
+    async def _drop_reservation(self, reservation: UnconfirmedReservation) -> None:
         if self._handle.reservations is None:
             return
         if await self._handle.reservations.drop(
@@ -210,12 +213,12 @@ class GarbageCollector:
         else:
             self._since.pop(reservation, None)  # the pod is on the node; the watch reports it soon
 
-    async def _prune(self, node: str, entries: Mapping[str, str]) -> None:
+    async def _prune_record_entries(self, node: str, entries: Mapping[str, str]) -> None:
         if self._handle.reservations is not None:
             await self._handle.reservations.prune(node, entries)
             self._handle.metrics_registry.count("claims_dropped_total", len(entries), why="stale")
 
-    async def _delete(self, lease: AllocationRecordLease) -> None:
+    async def _delete_lease(self, lease: AllocationRecordLease) -> None:
         meta = lease.metadata
         conditions = {"uid": meta.uid, "resourceVersion": meta.resourceVersion}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
@@ -226,7 +229,7 @@ class GarbageCollector:
         logs.emit("ledger_deleted", node=meta.name.removeprefix(RECORD_PREFIX))
 
 
-def _version(lease: AllocationRecordLease) -> tuple[str, str]:
+def _lease_version(lease: AllocationRecordLease) -> tuple[str, str]:
     return lease.metadata.name, lease.metadata.resourceVersion
 
 
@@ -243,14 +246,14 @@ class DemandCounter:
         self._new: deque[AllocatedPod] = deque(maxlen=_MOST_NEW)
         """New pods; if they cannot be written, only the last ones are kept."""
         self._due_s = 0.0
-        self._pods.subscribe(self._note)
+        self._pods.subscribe(self._note_new_pods)
 
     def begin(self) -> None:
         self._old = self._pods.values()
         self._new.clear()
         self._due_s = 0.0
 
-    def _note(self, changes: Changes[AllocatedPod] | None) -> None:
+    def _note_new_pods(self, changes: Changes[AllocatedPod] | None) -> None:
         for old, new in (changes or {}).values():
             if new is not None and (old is None or old.metadata.uid != new.metadata.uid):
                 self._new.append(new)
@@ -303,25 +306,25 @@ class ConsistencyChecker:
             try:
                 await self.check()
             except NodewiseError as error:
-                self._count("undecided")
+                self._count_check_outcome("undecided")
                 logs.emit("books_unchecked", error=str(error))
 
     async def check(self) -> None:
         """Check once. Raises NodewiseError if the list fails."""
-        differences = await self._compared()
+        differences = await self._compare_with_fresh_list()
         if differences is None:
-            self._count("undecided")
+            self._count_check_outcome("undecided")
             return
-        self._count("different" if differences else "same")
+        self._count_check_outcome("different" if differences else "same")
         if differences:
             for difference in differences[:_MOST_TOLD]:
                 logs.emit("books_differ", node=difference.node, what=difference.what, nodes=len(differences))
             self._handle.relister.begin()
 
-    def _count(self, outcome: str) -> None:
+    def _count_check_outcome(self, outcome: str) -> None:
         self._handle.metrics_registry.count("gpu_checks_total", outcome=outcome)
 
-    async def _compared(self) -> list[NodeDifference] | None:
+    async def _compare_with_fresh_list(self) -> list[NodeDifference] | None:
         """The differences; None if the watches do not report their versions."""
         stores: dict[str, Store[Any]] = {NODES: self._handle.nodes, **self._handle.objects}
         listener = _ChangeListener(stores)
@@ -329,19 +332,21 @@ class ConsistencyChecker:
             fresh = {
                 name: await self._handle.relister.read(name) for name in (NODES, ALLOCATION_RECORDS, PODS)
             }
-            if not await self._reached(stores, fresh):
+            if not await self._wait_for_versions(stores, fresh):
                 return None
-            ours = await self._slot_after(self._handle.clock.now())
+            ours = await self._agent_state_after(self._handle.clock.now())
             if ours is None:
                 return None
             computed = await self._computed(fresh)
             return await cooperative_scheduling.run(
-                consistency.differences(ours, computed, listener.changes, self._stored)
+                consistency.differences(ours, computed, listener.changes, self._stored_allocations)
             )
         finally:
             listener.end()
 
-    async def _reached(self, stores: Mapping[str, Store[Any]], fresh: Mapping[str, Store[Any]]) -> bool:
+    async def _wait_for_versions(
+        self, stores: Mapping[str, Store[Any]], fresh: Mapping[str, Store[Any]]
+    ) -> bool:
         """Wait until the watches reach the versions of the lists."""
         versions = {name: store.resource_version for name, store in fresh.items()}
         if not all(version.isdecimal() for version in versions.values()):
@@ -354,16 +359,16 @@ class ConsistencyChecker:
                 for name, version in versions.items()
             )
 
-        return await self._until(is_reached)
+        return await self._wait_until(is_reached)
 
-    async def _slot_after(self, now: float) -> GpuState | None:
+    async def _agent_state_after(self, now: float) -> GpuState | None:
         """The agent state of a snapshot that includes everything known now."""
-        await self._until(lambda: self._handle.snapshot().at >= now)
+        await self._wait_until(lambda: self._handle.snapshot().at >= now)
         snapshot = self._handle.snapshot()
         agent_state: GpuState | None = snapshot.agent_states.get(NAME)
         return agent_state if snapshot.at >= now else None
 
-    async def _until(self, is_so: Callable[[], bool]) -> bool:
+    async def _wait_until(self, is_so: Callable[[], bool]) -> bool:
         clock = self._handle.clock
         until_s = clock.monotonic() + _REACH_S
         while not is_so() and clock.monotonic() < until_s:
@@ -380,7 +385,7 @@ class ConsistencyChecker:
         )
         return await cooperative_scheduling.run(GpuStateBuilder(self._profile).build(cluster_state))
 
-    def _stored(self, node: str) -> str:
+    def _stored_allocations(self, node: str) -> str:
         return record_text(
             self._handle.objects[ALLOCATION_RECORDS].get(self._handle.namespace, f"{RECORD_PREFIX}{node}")
         )
@@ -392,13 +397,13 @@ class _ChangeListener:
     def __init__(self, stores: Mapping[str, Store[Any]]) -> None:
         self.changes = ObservedChanges(set(), set())
         notes = {NODES: self.changes.node, ALLOCATION_RECORDS: self.changes.record, PODS: self.changes.pod}
-        self._ends = [stores[name].subscribe(self._noting(note)) for name, note in notes.items()]
+        self._ends = [stores[name].subscribe(self._change_recorder(note)) for name, note in notes.items()]
 
     def end(self) -> None:
         for end in self._ends:
             end()
 
-    def _noting(self, note: Callable[[Any], None]) -> Callable[[Changes[Any] | None], None]:
+    def _change_recorder(self, note: Callable[[Any], None]) -> Callable[[Changes[Any] | None], None]:
         def note_all(changes: Changes[Any] | None) -> None:
             for change in (changes or {}).values():
                 for item in change:
@@ -431,10 +436,10 @@ class MetricsPublisher:
         """Set the metrics that changed, and remove those that are gone."""
         details = await cooperative_scheduling.run(metrics.details(agent_state, self._profile, self._most))
         values = {**metrics.totals(agent_state, self._profile), **details}
-        async for (name, labels), value in cooperative_scheduling.iterate(values.items()):
+        async for (name, labels), value in cooperative_scheduling.iterate_with_pauses(values.items()):
             if self._shown.get((name, labels)) != value:
                 self._handle.metrics_registry.set(name, value, **dict(labels))
-        async for name, labels in cooperative_scheduling.iterate(
+        async for name, labels in cooperative_scheduling.iterate_with_pauses(
             [key for key in self._shown if key not in values]
         ):
             self._handle.metrics_registry.forget(name, **dict(labels))

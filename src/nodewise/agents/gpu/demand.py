@@ -90,22 +90,24 @@ class _Refused(Exception):
 def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
     """Parse the demand of a pod. An invalid one, or one that no node can serve, has a `problem`."""
     containers, init = pod.spec.containers or (), pod.spec.initContainers or ()
-    if not is_concerned(pod, profile):
+    if not requests_gpu_resources(pod, profile):
         return NOTHING
     try:
         requests = [_gpu_requests(container, profile) for container in containers]
-        _check_init(init, profile)
+        _check_init_container(init, profile)
         wanted = tuple(
             _container_demand(container.name, amounts_of_container, profile)
             for container, amounts_of_container in zip(containers, requests, strict=True)
         )
         if not any(container.count for container in wanted):
-            _check_shares(containers, requests, profile)
+            _refuse_shares_without_gpu(containers, requests, profile)
             return NOTHING
         _check_size(wanted)
         _check_annotations(pod.metadata.annotations or {}, wanted, profile)
-        demand = _with_annotations(pod.metadata.annotations or {}, options)._replace(containers=wanted)
-        group = _same_gpu(pod, containers, profile)
+        demand = _parse_demand_annotations(pod.metadata.annotations or {}, options)._replace(
+            containers=wanted
+        )
+        group = _same_gpu_containers(pod, containers, profile)
         _check_pairs(demand)
     except _Refused as error:
         return Demand(problem=error.reason)
@@ -117,7 +119,7 @@ def container_amounts(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, .
     totals = []
     for container in pod.spec.containers or ():
         known = {}
-        for resource, value in _requests(container, profile).items():
+        for resource, value in _requested_gpu_resources(container, profile).items():
             try:
                 known[resource] = amounts.parse_amount(value)
             except ValueError:
@@ -126,16 +128,18 @@ def container_amounts(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, .
     return tuple(totals)
 
 
-def is_concerned(pod: GpuPod, profile: ResourceProfile) -> bool:
+def requests_gpu_resources(pod: GpuPod, profile: ResourceProfile) -> bool:
     """Whether any container requests GPU resources, even an amount of 0."""
     spec = pod.spec
     return any(
-        _requests(container, profile)
+        _requested_gpu_resources(container, profile)
         for container in (*(spec.containers or ()), *(spec.initContainers or ()))
     )
 
 
-def _requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, str | int | float]:
+def _requested_gpu_resources(
+    container: GpuContainer, profile: ResourceProfile
+) -> dict[str, str | int | float]:
     """The requests of GPU resources as they are written in the pod."""
     resources = container.resources
     if resources is None:
@@ -150,12 +154,12 @@ def _requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, st
 
 def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
     requests = {}
-    for resource, value in sorted(_requests(container, profile).items()):
+    for resource, value in sorted(_requested_gpu_resources(container, profile).items()):
         try:
             requests[resource] = amounts.parse_amount(value)
         except ValueError:
-            where = f"container {_cut(container.name)}: {_cut(resource)}"
-            raise _refused(
+            where = f"container {_truncate_name(container.name)}: {_truncate_name(resource)}"
+            raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
                 f"{where} is no whole number",
                 f"{where}: {shown(value)}; expected {amounts.EXPECTED}",
@@ -163,13 +167,13 @@ def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str
     return requests
 
 
-def _check_init(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
+def _check_init_container(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
     for container in init:
         if any(_gpu_requests(container, profile).values()):
             kind = "a sidecar, an init container that stays" if is_sidecar(container) else "an init container"
-            raise _refused(
+            raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
-                f"container {_cut(container.name)} is {kind}; only ordinary containers can have cards",
+                f"container {_truncate_name(container.name)} is {kind}; only ordinary containers can have cards",
                 "let an ordinary container ask for the card",
             )
 
@@ -182,7 +186,7 @@ def _container_demand(name: str, requests: Mapping[str, int], profile: ResourceP
     return ContainerDemand(name)
 
 
-def _check_shares(
+def _refuse_shares_without_gpu(
     containers: Sequence[GpuContainer], requests: Sequence[Mapping[str, int]], profile: ResourceProfile
 ) -> None:
     """Refuse a pod that requests shares of GPUs without a GPU, which would otherwise get nothing without a message."""
@@ -194,9 +198,9 @@ def _check_shares(
         )
         if shares:
             counts = " or ".join(profile.counts)
-            raise _refused(
+            raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
-                f"container {_cut(container.name)}: {_cut(shares[0])} without {counts}",
+                f"container {_truncate_name(container.name)}: {_truncate_name(shares[0])} without {counts}",
                 f"let the container ask for {counts} as well: the number of its cards",
             )
 
@@ -206,9 +210,9 @@ def _check_annotations(
 ) -> None:
     """Refuse a pod whose annotations would become too large for the API server with those that bind adds."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    most = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(wanted, profile.subdevices)
+    most = limits.MOST_ANNOTATION_BYTES - limits.max_annotation_bytes(wanted, profile.subdevices)
     if size > most:
-        raise _refused(
+        raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
             f"the pod's annotations have {size} bytes; at most {most}, so that its cards can be added",
             "take annotations away",
@@ -221,57 +225,59 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
     A container that requests more GPUs than any node has costs nothing and is not refused here.
     """
     if len(wanted) > limits.MOST_CONTAINERS:
-        raise _refused(
+        raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
             f"the pod has {len(wanted)} containers; at most {limits.MOST_CONTAINERS} where one asks for cards",
             "split the pod",
         )
     total = sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted)
     if total > limits.MOST_GPUS:
-        raise _refused(
+        raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
             f"the containers ask for more than {limits.MOST_GPUS} cards altogether",
             "split the pod",
         )
     resources = len({resource for container in wanted for resource in container.per_gpu})
     if resources > MOST_RESOURCES:
-        raise _refused(
+        raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
             f"the containers ask for {resources} resources of cards, more than the {MOST_RESOURCES} that nodes have",
             "ask for fewer resources",
         )
 
 
-def _with_annotations(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
+def _parse_demand_annotations(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
     """The parts of the demand that come from annotations."""
     if LINKED in annotations and SAME_GPU in annotations:
-        raise _refused(
+        raise _invalid_demand_error(
             RejectionKind.BAD_ARGS, f"{LINKED} and {SAME_GPU} exclude each other", "take one of them away"
         )
     allow, deny = annotations.get(ALLOW), annotations.get(DENY)
     return Demand(
         linked=LINKED in annotations,
         single_numa=SINGLE_NUMA in annotations,
-        allow=_names(ALLOW, allow) if options.enable_allowlist and allow is not None else None,
-        deny=_names(DENY, deny) if options.enable_denylist and deny is not None else frozenset(),
-        models=_models(annotations.get(MODELS)),
-        placement=_placement(annotations.get(PLACEMENT)),
+        allow=_split_names(ALLOW, allow) if options.enable_allowlist and allow is not None else None,
+        deny=_split_names(DENY, deny) if options.enable_denylist and deny is not None else frozenset(),
+        models=_parse_model_annotation(annotations.get(MODELS)),
+        placement=_parse_placement_annotation(annotations.get(PLACEMENT)),
     )
 
 
-def _names(key: str, text: str) -> frozenset[str]:
+def _split_names(key: str, text: str) -> frozenset[str]:
     """Names between commas; blanks are part of a name."""
     if text.count(",") >= _MOST_NAMES:
-        raise _refused(RejectionKind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer")
+        raise _invalid_demand_error(
+            RejectionKind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer"
+        )
     return frozenset(name for name in text.split(",") if len(name) <= _LONGEST)
 
 
-def _models(text: str | None) -> frozenset[str] | None:
+def _parse_model_annotation(text: str | None) -> frozenset[str] | None:
     if text is None:
         return None
-    names = frozenset(filter(None, (name.strip() for name in _names(MODELS, text))))
+    names = frozenset(filter(None, (name.strip() for name in _split_names(MODELS, text))))
     if not names:
-        raise _refused(
+        raise _invalid_demand_error(
             RejectionKind.MALFORMED,
             f"{MODELS} names no model",
             "name models between commas, as nodes have them",
@@ -279,22 +285,26 @@ def _models(text: str | None) -> frozenset[str] | None:
     return names
 
 
-def _placement(text: str | None) -> Placement | None:
+def _parse_placement_annotation(text: str | None) -> Placement | None:
     placement = next((word for word in PLACEMENTS if word == text), None)
     if text is not None and placement is None:
         words = ", ".join(PLACEMENTS)
-        raise _refused(RejectionKind.MALFORMED, f"{PLACEMENT} is none of {words}", f"it is {shown(text)}")
+        raise _invalid_demand_error(
+            RejectionKind.MALFORMED, f"{PLACEMENT} is none of {words}", f"it is {shown(text)}"
+        )
     return placement
 
 
-def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: ResourceProfile) -> tuple[int, ...]:
+def _same_gpu_containers(
+    pod: GpuPod, containers: Sequence[GpuContainer], profile: ResourceProfile
+) -> tuple[int, ...]:
     """Indices of the containers that must share a GPU, in the order of the annotation."""
     text = (pod.metadata.annotations or {}).get(SAME_GPU)
     if text is None:
         return ()
     names, at = text.split(","), {container.name: index for index, container in enumerate(containers)}
     if len(names) < 2 or len(set(names)) < len(names) or not at.keys() >= set(names):  # noqa: PLR2004
-        raise _refused(
+        raise _invalid_demand_error(
             RejectionKind.MALFORMED,
             f"{SAME_GPU} names two or more of the pod's containers, each once, without blanks",
             f"it is {shown(text)}",
@@ -306,37 +316,39 @@ def _same_gpu(pod: GpuPod, containers: Sequence[GpuContainer], profile: Resource
     try:
         amounts.sum_amounts(_gpu_requests(containers[index], profile) for index in group)
     except OverflowError as error:
-        words = f"{SAME_GPU}: the sum of {_cut(str(error))}"
-        raise _refused(RejectionKind.OVERFLOW, words, "ask for less", at_once=False) from None
+        words = f"{SAME_GPU}: the sum of {_truncate_name(str(error))}"
+        raise _invalid_demand_error(RejectionKind.OVERFLOW, words, "ask for less", at_once=False) from None
     return group
 
 
 def _check_shareable(container: GpuContainer, profile: ResourceProfile) -> None:
     requests = _gpu_requests(container, profile)
-    where = f"container {_cut(container.name)} of {SAME_GPU}"
+    where = f"container {_truncate_name(container.name)} of {SAME_GPU}"
     barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))
     if barred:
-        raise _refused(RejectionKind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False)
+        raise _invalid_demand_error(
+            RejectionKind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False
+        )
     if _container_demand(container.name, requests, profile).count != 1:
         words = f"{where} does not ask for exactly one {' or '.join(profile.counts)}"
-        raise _refused(RejectionKind.CONFLICT, words, "let it ask for one", at_once=False)
+        raise _invalid_demand_error(RejectionKind.CONFLICT, words, "let it ask for one", at_once=False)
 
 
 def _check_pairs(demand: Demand) -> None:
     for container in demand.containers if demand.linked else ():
         if container.count % 2:
-            raise _refused(
+            raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
-                f"container {_cut(container.name)}: an odd number of cards with {LINKED}",
+                f"container {_truncate_name(container.name)}: an odd number of cards with {LINKED}",
                 "linked cards come in pairs: ask for an even number",
                 at_once=False,
             )
 
 
-def _refused(kind: RejectionKind, words: str, hint: str, *, at_once: bool = True) -> _Refused:
+def _invalid_demand_error(kind: RejectionKind, words: str, hint: str, *, at_once: bool = True) -> _Refused:
     return _Refused(InvalidDemand(kind, words, hint, at_once))
 
 
-def _cut(name: str) -> str:
+def _truncate_name(name: str) -> str:
     """Cut a name that the API server would refuse: the response contains the text once for every node."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

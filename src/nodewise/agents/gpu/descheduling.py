@@ -52,14 +52,16 @@ def _pods_to_evict(agent_state: GpuState) -> Generator[None, None, Mapping[str, 
     for number, (name, node) in enumerate(agent_state.nodes.items()):
         if node.gpus.descheduled or node.gpus.subdevices_descheduled:
             node_by_uid.update(
-                (uid, name) for uid, held in node.allocations.by_uid.items() if must_leave(held, node.gpus)
+                (uid, name)
+                for uid, held in node.allocations.by_uid.items()
+                if holds_gpu_to_evict(held, node.gpus)
             )
         if number % _STRIDE == 0:
             yield
     return node_by_uid
 
 
-def must_leave(held: PodAllocation, gpus: NodeGpus) -> bool:
+def holds_gpu_to_evict(held: PodAllocation, gpus: NodeGpus) -> bool:
     """Whether a pod holds a GPU or a sub-device whose pods are to be evicted."""
     if any(not gpus.descheduled.isdisjoint(names) for names in held.gpus):
         return True

@@ -44,12 +44,12 @@ class FitResult(NamedTuple):
 
     def gpus(self, candidate: int) -> tuple[tuple[int, ...], ...]:
         """The positions of the GPUs of each container on a candidate; empty tuples if it does not fit."""
-        return tuple(_column(choice.gpus, candidate) for choice in self.containers)
+        return tuple(_candidate_column(choice.gpus, candidate) for choice in self.containers)
 
     def subdevices(self, candidate: int) -> tuple[tuple[int, ...], ...]:
         """The linked sub-device of each GPU, in the same form; empty tuples without links."""
         return tuple(
-            () if choice.subdevices is None else _column(choice.subdevices, candidate)
+            () if choice.subdevices is None else _candidate_column(choice.subdevices, candidate)
             for choice in self.containers
         )
 
@@ -57,9 +57,9 @@ class FitResult(NamedTuple):
 def fit(layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder) -> FitResult:
     """Fit a demand to candidates, which are columns of the layout in any order, with repetitions allowed."""
     if len(rows) <= layout.size // 2:
-        return _fit(CandidateGpus(layout, rows), demand, order)
+        return _fit_containers(CandidateGpus(layout, rows), demand, order)
     # Nodes are independent. For most of them it is faster to fit all, because no columns are gathered.
-    return _fit(CandidateGpus(layout), demand, order).some(rows)
+    return _fit_containers(CandidateGpus(layout), demand, order).some(rows)
 
 
 def merged(demand: Demand) -> ContainerDemand:
@@ -71,7 +71,7 @@ def merged(demand: Demand) -> ContainerDemand:
     return ContainerDemand(", ".join(container.name for container in among), 1, wanted)
 
 
-def _steps(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
+def _container_order(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
     """The order of containers, by index: those that share a GPU first."""
     shared = [(demand.same_gpu, merged(demand))] if demand.same_gpu else []
     alone = enumerate(demand.containers)
@@ -80,11 +80,11 @@ def _steps(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
     ]
 
 
-def _problem(demand: Demand) -> InvalidDemand | None:
+def _unfit_demand_reason(demand: Demand) -> InvalidDemand | None:
     """Why the demand fits no node."""
     if demand.problem is not None:
         return demand.problem
-    for _, container in _steps(demand):
+    for _, container in _container_order(demand):
         for resource, amount in container.per_gpu.items():
             if not 0 <= amount <= MAX_AMOUNT:
                 words = f"container {container.name}: {resource} on one card is more than 64 bits hold"
@@ -92,7 +92,9 @@ def _problem(demand: Demand) -> InvalidDemand | None:
     return None
 
 
-def _answer(rejections: Rejections, choices: Sequence[GpuChoice], preferred: Mask | None = None) -> FitResult:
+def _fit_result(
+    rejections: Rejections, choices: Sequence[GpuChoice], preferred: Mask | None = None
+) -> FitResult:
     fits = rejections.codes == 0
     if not fits.all():
         choices = [choice.only(fits) for choice in choices]
@@ -102,16 +104,16 @@ def _answer(rejections: Rejections, choices: Sequence[GpuChoice], preferred: Mas
     )
 
 
-def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitResult:
+def _fit_containers(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitResult:
     rejections = Rejections(candidate_gpus)
-    problem = _problem(demand)
+    problem = _unfit_demand_reason(demand)
     everywhere = np.ones(len(candidate_gpus), bool)
     if problem is not None and problem.at_once:
         rejections.reject(everywhere, problem)
     rejections.reject(candidate_gpus.layout.name_codes[0, candidate_gpus.columns] < 0, reasons.NoGpus())
     if problem is not None:
         rejections.reject(everywhere, problem)
-        return _answer(
+        return _fit_result(
             rejections, [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
         )
     room = limits.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
@@ -129,7 +131,7 @@ def _fit(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitR
         choice = search.step(wanted, last=number == len(search.steps) - 1)
         choices = [choice if at in containers else previous for at, previous in enumerate(choices)]
         preferred |= search.takes_preferred(choice)
-    return _answer(rejections, choices, preferred)
+    return _fit_result(rejections, choices, preferred)
 
 
 class _Search:
@@ -138,7 +140,7 @@ class _Search:
     def __init__(
         self, candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder, rejections: Rejections
     ) -> None:
-        self.steps = _steps(demand)
+        self.steps = _container_order(demand)
         self._candidate_gpus = candidate_gpus
         self._order = order
         self._found = rejections
@@ -157,7 +159,7 @@ class _Search:
         failed = ~choice.is_complete & (self._found.codes == 0)
         if failed.any():
             explain_failure(self._found, candidate_gpus, wanted, self._allowed, enough, failed)
-            self._found.reject(failed, self._other_reason(wanted))
+            self._found.reject(failed, self._not_together_reason(wanted))
         if not last:
             candidate_gpus.take(choice.mask(len(able)), wanted.per_gpu)
             if self._links is not None:
@@ -177,17 +179,17 @@ class _Search:
         if wanted.count > len(able):
             return gpu_selection.empty_choice(1, len(self._candidate_gpus))
         if self._groups is None:
-            return self._among(wanted, able)
-        return gpu_selection.within_one(
-            self._groups, able, wanted.count, lambda gpus: self._among(wanted, gpus)
+            return self._choose_among_groups(wanted, able)
+        return gpu_selection.choose_within_one_group(
+            self._groups, able, wanted.count, lambda gpus: self._choose_among_groups(wanted, gpus)
         )
 
-    def _among(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
+    def _choose_among_groups(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
         if self._links is None:
-            return gpu_selection.by_order(self._candidate_gpus, able, wanted, self._order)
+            return gpu_selection.choose_gpus_by_order(self._candidate_gpus, able, wanted, self._order)
         return self._links.pairs(self._candidate_gpus, able, wanted, self._order)
 
-    def _other_reason(self, wanted: ContainerDemand) -> Reason:
+    def _not_together_reason(self, wanted: ContainerDemand) -> Reason:
         """Why GPUs that are suitable one by one are not suitable together."""
         if self._links is not None:
             return reasons.NotLinked(wanted.name, wanted.count // 2)
@@ -219,5 +221,5 @@ def _groups(candidate_gpus: CandidateGpus) -> Iterator[NumaGroup]:
         yield NumaGroup(group, np.flatnonzero(group))
 
 
-def _column(values: NDArray[np.int8], candidate: int) -> tuple[int, ...]:
+def _candidate_column(values: NDArray[np.int8], candidate: int) -> tuple[int, ...]:
     return tuple(at for at in values[:, candidate].tolist() if at >= 0)

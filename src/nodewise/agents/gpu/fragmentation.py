@@ -80,11 +80,11 @@ class ShareScales:
         ):
             if len(self._known) > _MOST_SCALES:
                 self._known.clear()
-            known = self._known[resources] = basis, _scales(layout, resources)
+            known = self._known[resources] = basis, _gpu_share_scales(layout, resources)
         return known[1]
 
 
-def _scales(layout: GpuLayout, resources: Sequence[str]) -> Mapping[str, Floats]:
+def _gpu_share_scales(layout: GpuLayout, resources: Sequence[str]) -> Mapping[str, Floats]:
     capacity = {name: layout.capacity[name] for name in resources if name in layout.capacity}
     count = np.maximum(sum((amounts > 0 for amounts in capacity.values()), np.zeros(layout.usable.shape)), 1)
     return {
@@ -97,12 +97,14 @@ NO_WORKLOAD: Final = WorkloadTables(np.zeros(0, np.int64), {}, (), np.zeros((1, 
 """The tables of an empty workload, whose fragmentation is 0."""
 
 
-def build_tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> WorkloadTables:
-    """As `build_tables_stepwise`, in one step."""
-    return cooperative_scheduling.run_at_once(build_tables_stepwise(classes, counts))
+def build_fragmentation_tables(
+    classes: Mapping[PodClass, float], counts: Sequence[str] = ()
+) -> WorkloadTables:
+    """As `build_fragmentation_tables_stepwise`, in one step."""
+    return cooperative_scheduling.run_without_pauses(build_fragmentation_tables_stepwise(classes, counts))
 
 
-def build_tables_stepwise(
+def build_fragmentation_tables_stepwise(
     classes: Mapping[PodClass, float], counts: Sequence[str] = ()
 ) -> Generator[None, None, WorkloadTables]:
     """Build the tables of classes with their frequencies.
@@ -130,7 +132,7 @@ def build_tables_stepwise(
         yield
     made = []
     for members in groups.values():
-        made.append(_group(grid, members, kept, total))
+        made.append(_build_group_table(grid, members, kept, total))
         yield
     amounts = [name for name in grid.resources if name not in counts]
     return WorkloadTables(
@@ -149,9 +151,9 @@ class _Grid:
 
     def __init__(self, classes: Mapping[PodClass, float]) -> None:
         names = sorted({name for pod_class in classes for name in pod_class.per_gpu})
-        self.cpu_milli = _steps(pod_class.cpu_milli for pod_class in classes)
+        self.cpu_milli = _amount_steps(pod_class.cpu_milli for pod_class in classes)
         self.resources = {
-            name: _steps(pod_class.per_gpu.get(name, 0) for pod_class in classes) for name in names
+            name: _amount_steps(pod_class.per_gpu.get(name, 0) for pod_class in classes) for name in names
         }
         self.models = tuple(sorted({model for pod_class in classes for model in pod_class.models or ()}))
 
@@ -162,27 +164,31 @@ class _Grid:
 
     def corner(self, pod_class: PodClass) -> tuple[slice | list[int], ...]:
         wanted = [
-            slice(_cell(values, pod_class.per_gpu.get(name, 0)), None)
+            slice(_amount_cell(values, pod_class.per_gpu.get(name, 0)), None)
             for name, values in self.resources.items()
         ]
-        return (slice(_cell(self.cpu_milli, pod_class.cpu_milli), None), self._models(pod_class), *wanted)
+        return (
+            slice(_amount_cell(self.cpu_milli, pod_class.cpu_milli), None),
+            self._class_models(pod_class),
+            *wanted,
+        )
 
-    def _models(self, pod_class: PodClass) -> slice | list[int]:
+    def _class_models(self, pod_class: PodClass) -> slice | list[int]:
         if pod_class.models is None:
             return slice(None)
         return [number for number, model in enumerate(self.models, 1) if model in pod_class.models]
 
 
-def _steps(amounts: Iterable[int]) -> NDArray[np.int64]:
+def _amount_steps(amounts: Iterable[int]) -> NDArray[np.int64]:
     return np.unique(np.array([amount for amount in amounts if amount > 0], np.int64))
 
 
-def _cell(steps: NDArray[np.int64], amount: int) -> int:
+def _amount_cell(steps: NDArray[np.int64], amount: int) -> int:
     """The first cell that has the amount; for 0 the first cell, in which the resource may be absent."""
     return int(np.searchsorted(steps, amount)) + 1 if amount > 0 else 0
 
 
-def _group(
+def _build_group_table(
     grid: _Grid, members: Sequence[PodClass], classes: Mapping[PodClass, float], total: float
 ) -> GpuKindGroup:
     fits = np.zeros(grid.shape[1:], np.bool_)
@@ -217,14 +223,16 @@ def gpu_cells(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> GpuCel
     """Compute the cells of the candidates' GPUs."""
     cells: Numbers = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), np.intp)
     if workload.models:
-        numbers = np.array([_number(workload, model) for model in candidate_gpus.layout.models], np.intp)
+        numbers = np.array(
+            [_model_number(workload, model) for model in candidate_gpus.layout.models], np.intp
+        )
         cells = numbers[candidate_gpus.model_codes()]
     for name, steps in workload.resources.items():
-        cells = cells * (len(steps) + 1) + _cells(steps, candidate_gpus.free(name))
+        cells = cells * (len(steps) + 1) + _amount_cells(steps, candidate_gpus.free(name))
     return GpuCells(free_shares(workload.scales, candidate_gpus, workload.shared), cells)
 
 
-def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
+def _amount_cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
     """The cell of each amount, which is the number of steps that it reaches. For small amounts a table is faster."""
     if len(steps) == 1:
         reached: Numbers = (free >= steps[0]).astype(np.intp)
@@ -256,7 +264,7 @@ def node_cells(workload: WorkloadTables, cpu_free: NDArray[np.int64] | None, can
 
 def fragmentation_of(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
     """(M): the fragmentation in GPUs, from 0 to all free shares."""
-    usable = _single(workload, gpu_cells, hosts).sum(axis=0)
+    usable = _single_gpu_pod_share(workload, gpu_cells, hosts).sum(axis=0)
     for group in workload.groups:
         fits = group.fits[gpu_cells.cells]
         usable += (gpu_cells.shares * fits).sum(axis=0) * group.hosted[hosts, fits.sum(axis=0)]
@@ -270,7 +278,7 @@ def fragmentation_growth(
 ) -> Floats:
     """(C, M): the growth of the fragmentation if one GPU becomes as in `after` and all others stay as in `before`."""
     growth = after.shares - before.shares
-    growth -= _single(workload, after, hosts) - _single(workload, before, hosts)
+    growth -= _single_gpu_pod_share(workload, after, hosts) - _single_gpu_pod_share(workload, before, hosts)
     for group in workload.groups:
         fits, fit = group.fits[before.cells], group.fits[after.cells]
         count, free = fits.sum(axis=0), (before.shares * fits).sum(axis=0)
@@ -280,12 +288,12 @@ def fragmentation_growth(
     return growth
 
 
-def _single(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
+def _single_gpu_pod_share(workload: WorkloadTables, gpu_cells: GpuCells, hosts: Numbers) -> Floats:
     """(C, M): the part of each GPU that pods with one GPU can use."""
     cells = hosts * workload.single.shape[1] + gpu_cells.cells
     usable: Floats = gpu_cells.shares * workload.single.reshape(-1)[cells]
     return usable
 
 
-def _number(workload: WorkloadTables, model: str) -> int:
+def _model_number(workload: WorkloadTables, model: str) -> int:
     return workload.models.index(model) + 1 if model in workload.models else 0

@@ -54,12 +54,12 @@ def keep_pod_cpu(pod: AllocatedPod) -> AllocatedPod | None:
             uid=metadata.uid,
             resourceVersion=metadata.resourceVersion,
         ),
-        spec=AllocatedSpec(nodeName=sys.intern(pod.spec.nodeName), containers=_containers(milli)),
+        spec=AllocatedSpec(nodeName=sys.intern(pod.spec.nodeName), containers=_cpu_only_containers(milli)),
     )
 
 
 @lru_cache(1024)
-def _containers(milli: int) -> tuple[GpuContainer, ...]:
+def _cpu_only_containers(milli: int) -> tuple[GpuContainer, ...]:
     """The same object for all pods with this request."""
     return (GpuContainer(resources=GpuResources(requests={"cpu": f"{milli}m"})),)
 
@@ -74,12 +74,13 @@ def cpu_of_gpu_pods(allocations: NodeAllocations, bound: Iterable[AllocatedPod],
     return sum(map(cpu_on_node, bound)) + sum(
         cpu_milli(pod)
         for uid, allocation in allocations.by_uid.items()
-        if allocation.source == "ledger" and (pod := pods.by_key.get(_key(allocation.pod))) is not None
+        if allocation.source == "ledger"
+        and (pod := pods.by_key.get(_pod_key_of_name(allocation.pod))) is not None
         if pod.metadata.uid == uid and not pod.spec.nodeName
     )
 
 
-def _key(name: str) -> tuple[str, str]:
+def _pod_key_of_name(name: str) -> tuple[str, str]:
     namespace, _, rest = name.partition("/")
     return namespace, rest
 
@@ -93,13 +94,13 @@ def allocatable_cpu(node: GpuNode) -> int:
     try:
         resources = msgspec.json.decode(node.status.allocatable, type=_Allocatable | None)
         cpu = resources.cpu if resources is not None else None
-        return UNLIMITED if cpu is None else _milli(str(cpu))
+        return UNLIMITED if cpu is None else _parse_allocatable_milli(str(cpu))
     except UNREADABLE:
         return UNLIMITED
 
 
 @lru_cache
-def _milli(text: str) -> int:
+def _parse_allocatable_milli(text: str) -> int:
     try:
         return min(max(quantity.parse(text) * 1000 // quantity.NANO, 0), UNLIMITED)
     except ValueError:
@@ -130,9 +131,9 @@ class FreeCpu:
         for pod, sign in ((old, -1), (new, 1)):
             milli = cpu_on_node(pod) if pod is not None else 0
             if pod is not None and milli:
-                self._take(pod.spec.nodeName, sign * milli)
+                self._subtract_cpu(pod.spec.nodeName, sign * milli)
 
-    def _take(self, node: str, milli: int) -> None:
+    def _subtract_cpu(self, node: str, milli: int) -> None:
         left = self._plain.get(node, 0) + milli
         if left:
             self._plain[node] = left

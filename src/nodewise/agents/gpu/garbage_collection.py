@@ -36,11 +36,13 @@ def unconfirmed_reservations(
     """All unconfirmed reservations, including those in records of deleted nodes."""
     result: list[UnconfirmedReservation] = []
     for name, node in agent_state.nodes.items():
-        if _is_suspect(node, agent_state):
-            result += _of(name, allocation_record.parse_record(node.record_text), agent_state)
+        if _may_have_unconfirmed(node, agent_state):
+            result += _unconfirmed_in_record(
+                name, allocation_record.parse_record(node.record_text), agent_state
+            )
         yield
-    for name, lease in _others(leases, agent_state.nodes):
-        result += _of(name, allocation_record.parse_lease(lease), agent_state)
+    for name, lease in _records_of_deleted_nodes(leases, agent_state.nodes):
+        result += _unconfirmed_in_record(name, allocation_record.parse_lease(lease), agent_state)
         yield
     return result
 
@@ -50,7 +52,7 @@ def orphaned_records(
 ) -> Generator[None, None, list[AllocationRecordLease]]:
     """The allocation records of deleted nodes without reservations that count or cannot be parsed."""
     result: list[AllocationRecordLease] = []
-    for name, lease in _others(leases, nodes):
+    for name, lease in _records_of_deleted_nodes(leases, nodes):
         record = allocation_record.parse_lease(lease)
         statuses = {
             node_allocations.reservation_status(uid, entry, name, agent_state.pods)
@@ -62,7 +64,7 @@ def orphaned_records(
     return result
 
 
-def _others(
+def _records_of_deleted_nodes(
     leases: Mapping[ObjectKey, AllocationRecordLease], nodes: Container[str]
 ) -> Iterator[tuple[str, AllocationRecordLease]]:
     for (_, key), lease in leases.items():
@@ -71,7 +73,7 @@ def _others(
             yield name, lease
 
 
-def _is_suspect(node: NodeState, agent_state: GpuState) -> bool:
+def _may_have_unconfirmed(node: NodeState, agent_state: GpuState) -> bool:
     """Whether the allocation record has to be parsed; most of thousands need not."""
     if node.allocations.stale or node.allocations.undecided:
         return True
@@ -87,7 +89,9 @@ def _is_unbound(pod: str, agent_state: GpuState) -> bool:
     return known is None or not known.spec.nodeName
 
 
-def _of(node: str, record: AllocationRecord, agent_state: GpuState) -> Iterator[UnconfirmedReservation]:
+def _unconfirmed_in_record(
+    node: str, record: AllocationRecord, agent_state: GpuState
+) -> Iterator[UnconfirmedReservation]:
     for uid, entry in record.entries.items():
         reservation_status = node_allocations.reservation_status(uid, entry, node, agent_state.pods)
         if reservation_status != "counts":

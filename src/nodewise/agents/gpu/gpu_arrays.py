@@ -166,33 +166,33 @@ def build_layout_stepwise(
         yield
         parts.append([node_column(gpus, usage, subdevices) for gpus, usage in nodes[start : start + _STEP]])
         size.hold(parts[-1])
-    layout = yield from _empty(len(nodes) + 1, size, rows, subdevices)
+    layout = yield from _empty_layout(len(nodes) + 1, size, rows, subdevices)
     codes = _Codes(layout)
     for start in range(0, len(nodes), _STEP):
         yield
-        _fill(
+        _fill_columns(
             layout, start, parts.popleft(), codes
         )  # let go here and not all at once, which takes milliseconds
     return layout._replace(names=tuple(codes.names), models=tuple(codes.models))
 
 
-def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
+def replace_node_in_layout(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
     """The layout with one node replaced. Arrays without changes are shared."""
     new_column = node_column(gpus, usage, layout.subdevices)
     grown = _enlarge(layout, new_column)
     codes = _Codes(grown)
     plain: dict[str, Any] = {
-        name: _with_cells(getattr(grown, name), row, cells, _ARRAYS[name][0])
-        for name, cells in _plain(new_column, codes).items()
+        name: _array_with_cells(getattr(grown, name), row, cells, _ARRAYS[name][0])
+        for name, cells in _non_resource_columns(new_column, codes).items()
     }
     return grown._replace(
         **plain,
         capacity={
-            name: _with_cells(have, row, new_column.capacity.get(name, ()), 0)
+            name: _array_with_cells(have, row, new_column.capacity.get(name, ()), 0)
             for name, have in grown.capacity.items()
         },
         free={
-            name: _with_cells(have, row, new_column.free.get(name, ()), ABSENT)
+            name: _array_with_cells(have, row, new_column.free.get(name, ()), ABSENT)
             for name, have in grown.free.items()
         },
         names=tuple(codes.names) if len(codes.names) > len(grown.names) else grown.names,
@@ -203,14 +203,14 @@ def with_row(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> Gp
 def node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
     """The column of a node: its GPUs and their free amounts."""
     at = {name: position for position, name in enumerate(gpus.names[:MAX_GPUS])}
-    named = [_held_names(gpus, usage, name) for name in at]
-    capacity = _capacity(gpus, len(at), subdevices)
+    named = [_unavailable_subdevices(gpus, usage, name) for name in at]
+    capacity = _capped_capacity(gpus, len(at), subdevices)
     free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
     if subdevices in capacity:
         held_subdevices = [
             _held_subdevices(usage, name, subdevices, taken) for name, taken in zip(at, named, strict=True)
         ]
-        free[subdevices] = [*map(_free, capacity[subdevices], held_subdevices)]
+        free[subdevices] = [*map(_clipped_free_amount, capacity[subdevices], held_subdevices)]
     counts = capacity.get(subdevices, (0,) * len(at))
     return NodeColumn(
         names=tuple(at),
@@ -219,15 +219,15 @@ def node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
         usable=[name not in gpus.unusable for name in at],
         models=gpus.models[: len(at)],
         preferred=at.get(gpus.preferred, -1),
-        groups=_groups(gpus, at),
+        groups=_numa_group_bits(gpus, at),
         group_state=BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,
-        links=_links(gpus, at),
+        links=_packed_links(gpus, at),
         free_subdevices=[_subdevice_bits(count, taken) for count, taken in zip(counts, named, strict=True)],
         record_bytes=usage.record_bytes,
     )
 
 
-def _capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int]]:
+def _capped_capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int]]:
     """By resource, the amount of each GPU, capped at what an array can hold."""
     return {
         name: [
@@ -243,14 +243,14 @@ def _free_amounts(
     """By resource, the free amount of each GPU."""
     return {
         name: [
-            _free(amount, amounts_held.get(name, 0))
+            _clipped_free_amount(amount, amounts_held.get(name, 0))
             for amount, amounts_held in zip(amounts, held, strict=True)
         ]
         for name, amounts in capacity.items()
     }
 
 
-def _held_names(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
+def _unavailable_subdevices(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
     """The sub-devices that cannot be allocated: in use, or disabled."""
     return usage.subdevices.get(gpu, _NO_SUBDEVICES) | gpus.subdevices_off.get(gpu, _NO_SUBDEVICES)
 
@@ -261,7 +261,7 @@ def _held_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozense
     return len(taken) + max(0, charged - len(usage.subdevices.get(gpu, _NO_SUBDEVICES)))
 
 
-def _free(capacity: int, held: int) -> int:
+def _clipped_free_amount(capacity: int, held: int) -> int:
     """The free amount, clipped to int64 for any allocations."""
     return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
 
@@ -273,13 +273,13 @@ def _subdevice_bits(count: int, taken: Iterable[int]) -> int:
     return everything & ~sum(1 << subdevice for subdevice in set(taken) if 0 <= subdevice < MAX_SUBDEVICES)
 
 
-def _groups(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
+def _numa_group_bits(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
     """NUMA groups as bits. A group that equals an earlier one has no effect and is omitted."""
     sets = (sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
     return list(dict.fromkeys(filter(None, sets)))[:MAX_GROUPS]
 
 
-def _links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
+def _packed_links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
     """Links in the order in which they are tried: by sub-device of the left GPU, then in the order of the label."""
     known = [
         link
@@ -321,7 +321,7 @@ _ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
 """The fill value where a node has fewer GPUs, groups or links than others, and the type."""
 
 
-def _heights(gpus: int, groups: int, links: int) -> Mapping[str, int]:
+def _array_heights(gpus: int, groups: int, links: int) -> Mapping[str, int]:
     by_gpu = dict.fromkeys(("name_codes", "usable", "model_codes", "free_subdevices"), gpus)
     return by_gpu | {"preferred": 1, "group_states": 1, "record_bytes": 1, "groups": groups, "links": links}
 
@@ -341,12 +341,12 @@ class _Size:
             self.resources.update(dict.fromkeys(node_column.capacity))
 
 
-def _empty(
+def _empty_layout(
     width: int, size: _Size, rows: NDArray[np.intp], subdevices: str
 ) -> Generator[None, None, GpuLayout]:
     """Arrays of the right size."""
     plain = {}
-    for name, height in _heights(size.gpus, size.groups, size.links).items():
+    for name, height in _array_heights(size.gpus, size.groups, size.links).items():
         yield
         plain[name] = np.full((height, width), *_ARRAYS[name])
     capacity, free = {}, {}
@@ -359,7 +359,7 @@ def _empty(
     )
 
 
-def _plain(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
+def _non_resource_columns(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
     """The node's column of each array that is not by resource."""
     return {
         "name_codes": [*map(codes.name, node_column.names)],
@@ -374,28 +374,30 @@ def _plain(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
     }
 
 
-def _fill(layout: GpuLayout, start: int, columns: Sequence[NodeColumn], codes: _Codes) -> None:
+def _fill_columns(layout: GpuLayout, start: int, columns: Sequence[NodeColumn], codes: _Codes) -> None:
     """Write some nodes into new arrays that are not shared yet."""
-    plain = [_plain(node_column, codes) for node_column in columns]
+    plain = [_non_resource_columns(node_column, codes) for node_column in columns]
     for name, (fill, _) in _ARRAYS.items():
-        _write(getattr(layout, name), start, [node_column[name] for node_column in plain], fill)
+        _write_cells(getattr(layout, name), start, [node_column[name] for node_column in plain], fill)
     for name, capacity in layout.capacity.items():
-        _write(capacity, start, [node_column.capacity.get(name, ()) for node_column in columns], 0)
-        _write(layout.free[name], start, [node_column.free.get(name, ()) for node_column in columns], ABSENT)
+        _write_cells(capacity, start, [node_column.capacity.get(name, ()) for node_column in columns], 0)
+        _write_cells(
+            layout.free[name], start, [node_column.free.get(name, ()) for node_column in columns], ABSENT
+        )
 
 
-def _write(array: NDArray[Any], start: int, cells: Sequence[Sequence[int]], fill: int) -> None:
+def _write_cells(array: NDArray[Any], start: int, cells: Sequence[Sequence[int]], fill: int) -> None:
     if len(array):
-        padded = [_padded(values, len(array), fill) for values in cells]
+        padded = [_pad_cells(values, len(array), fill) for values in cells]
         array[:, start : start + len(cells)] = np.array(padded, array.dtype).T
 
 
-def _padded(cells: Sequence[int], height: int, fill: int) -> Sequence[int]:
+def _pad_cells(cells: Sequence[int], height: int, fill: int) -> Sequence[int]:
     return cells if len(cells) == height else [*cells, *[fill] * (height - len(cells))]
 
 
-def _with_cells(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDArray[Any]:
-    padded = _padded(cells, len(array), fill)
+def _array_with_cells(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDArray[Any]:
+    padded = _pad_cells(cells, len(array), fill)
     if array[:, row].tolist() == [*padded]:
         return array
     array = array.copy()
@@ -406,21 +408,24 @@ def _with_cells(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) 
 def _enlarge(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
     """The layout, enlarged for a node with more GPUs, groups, links or resources."""
     gpus = max(layout.most_gpus, len(node_column.names))
-    heights = _heights(
+    heights = _array_heights(
         gpus, max(len(layout.groups), len(node_column.groups)), max(len(layout.links), len(node_column.links))
     )
     arrays: dict[str, Any] = {
-        name: _with_rows(getattr(layout, name), height, _ARRAYS[name][0]) for name, height in heights.items()
+        name: _array_with_height(getattr(layout, name), height, _ARRAYS[name][0])
+        for name, height in heights.items()
     }
     resources = [*layout.capacity, *(name for name in node_column.capacity if name not in layout.capacity)]
     nothing = np.zeros((0, layout.size + 1), np.int64)
     return layout._replace(
         **arrays,
-        capacity={name: _with_rows(layout.capacity.get(name, nothing), gpus, 0) for name in resources},
-        free={name: _with_rows(layout.free.get(name, nothing), gpus, ABSENT) for name in resources},
+        capacity={
+            name: _array_with_height(layout.capacity.get(name, nothing), gpus, 0) for name in resources
+        },
+        free={name: _array_with_height(layout.free.get(name, nothing), gpus, ABSENT) for name in resources},
     )
 
 
-def _with_rows(array: NDArray[Any], height: int, fill: int) -> NDArray[Any]:
+def _array_with_height(array: NDArray[Any], height: int, fill: int) -> NDArray[Any]:
     missing = height - len(array)
     return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else array

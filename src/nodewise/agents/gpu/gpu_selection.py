@@ -134,7 +134,7 @@ def first_position(able: Mask, keys: Keys | None) -> Positions:
     return np.where(heaviest > 0, np.int8(count) - heaviest, np.int8(-1))
 
 
-def by_order(
+def choose_gpus_by_order(
     candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
 ) -> GpuChoice:
     """Choose the first suitable GPUs by position."""
@@ -180,7 +180,7 @@ class NumaGroup(NamedTuple):
         return bool(enough.any())
 
 
-def within_one(
+def choose_within_one_group(
     groups: Iterable[NumaGroup], able: Mask, count: int, choose: Callable[[Mask], GpuChoice]
 ) -> GpuChoice:
     """Choose the GPUs from the first group that has enough. A failed attempt has no effect."""

@@ -50,24 +50,24 @@ def record_bytes(node: str, text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def entry_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
+def max_reservation_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
     """The longest reservation of a pod with these containers on any GPUs. `subdevices` is the counting resource."""
-    return _ENTRY_BYTES + sum(_container_bytes(container, subdevices) for container in containers)
+    return _ENTRY_BYTES + sum(_container_reservation_bytes(container, subdevices) for container in containers)
 
 
 def max_record_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
     """The longest allocation record that has space for the pod's reservation."""
-    return RECORD_BYTES - entry_bytes(containers, subdevices)
+    return RECORD_BYTES - max_reservation_bytes(containers, subdevices)
 
 
-def annotation_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
+def max_annotation_bytes(containers: Iterable[ContainerRequest], subdevices: str) -> int:
     """The longest annotations that nodewise writes to a pod with these containers."""
     return _ANNOTATIONS_BYTES + sum(
-        2 + 2 * _container_bytes(container, subdevices) for container in containers
+        2 + 2 * _container_reservation_bytes(container, subdevices) for container in containers
     )
 
 
-def _container_bytes(container: ContainerRequest, subdevices: str) -> int:
+def _container_reservation_bytes(container: ContainerRequest, subdevices: str) -> int:
     """The bytes of the names of GPUs and sub-devices and of charged amounts; 0 for a container without GPUs."""
     if not container.count:
         return 0

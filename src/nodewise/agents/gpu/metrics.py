@@ -49,14 +49,14 @@ def details(
     for name, node in agent_state.nodes.items():
         for at, gpu in enumerate(node.gpus.names):
             labels = (("node", name), ("card", gpu))
-            values[GPU_SHARE, labels] = _share(node, at, gpu, profile)
+            values[GPU_SHARE, labels] = _held_gpu_share(node, at, gpu, profile)
         if node.problems:
             values[PROBLEMS, (("node", name),)] = len(node.problems)
         yield
     return values
 
 
-def _share(node: NodeState, at: int, gpu: str, profile: ResourceProfile) -> float:
+def _held_gpu_share(node: NodeState, at: int, gpu: str, profile: ResourceProfile) -> float:
     """The held share of the GPU's counting resource, from 0 to 1; above 1 if overcommitted."""
     capacity = sum(
         node.gpus.capacity[resource][at] for resource in profile.counts if resource in node.gpus.capacity

@@ -127,19 +127,21 @@ def allocations_of_node(
 
     The caller adds the size of the allocation record.
     """
-    problems: list[str] = _unreadable(record)
+    problems: list[str] = _unreadable_record_problem(record)
     statuses = {uid: reservation_status(uid, entry, node, pods) for uid, entry in record.entries.items()}
     stale = frozenset(uid for uid, status in statuses.items() if status == "stale")
     held = {
-        uid: _by_entry(uid, entry, pods, profile, problems)
+        uid: _allocation_by_reservation(uid, entry, pods, profile, problems)
         for uid, entry in record.entries.items()
         if uid not in stale
     }
-    held |= _held_without_entry((pod for pod in bound if pod.metadata.uid not in held), profile, problems)
+    held |= _allocations_without_reservation(
+        (pod for pod in bound if pod.metadata.uid not in held), profile, problems
+    )
     ordered = {uid: held[uid] for uid in sorted(held)}
     return NodeAllocations(
-        _sum(allocation.amounts for allocation in ordered.values()),
-        _union(allocation.subdevices for allocation in ordered.values()),
+        _clipped_sum(allocation.amounts for allocation in ordered.values()),
+        _merge_subdevices(allocation.subdevices for allocation in ordered.values()),
         ordered,
         stale,
         undecided="undecided" in statuses.values(),
@@ -147,11 +149,13 @@ def allocations_of_node(
     )
 
 
-def _held_without_entry(
+def _allocations_without_reservation(
     pods: Iterable[AllocatedPod], profile: ResourceProfile, problems: list[str]
 ) -> dict[str, PodAllocation]:
     """By uid, the allocations of bound pods without a reservation, by their annotations."""
-    by_annotations = (_by_annotations(pod, profile, problems) for pod in pods if not has_ended(pod))
+    by_annotations = (
+        _allocation_by_annotations(pod, profile, problems) for pod in pods if not has_ended(pod)
+    )
     return {held.uid: held for held in by_annotations if held is not None}
 
 
@@ -161,18 +165,18 @@ def without_pods(allocations: NodeAllocations, uids: Collection[str]) -> NodeAll
     if len(held) == len(allocations.by_uid):
         return allocations
     return allocations._replace(
-        amounts=_sum(allocation.amounts for allocation in held.values()),
-        subdevices=_union(allocation.subdevices for allocation in held.values()),
+        amounts=_clipped_sum(allocation.amounts for allocation in held.values()),
+        subdevices=_merge_subdevices(allocation.subdevices for allocation in held.values()),
         by_uid=held,
     )
 
 
-def _unreadable(record: AllocationRecord) -> list[str]:
+def _unreadable_record_problem(record: AllocationRecord) -> list[str]:
     problems = [f"the ledger's entry for pod uid {uid}: {why}" for uid, why in record.unreadable.items()]
     return [*problems, f"the ledger: {record.problem}"] if record.problem else problems
 
 
-def _by_entry(
+def _allocation_by_reservation(
     uid: str, entry: Reservation, pods: PodIndex, profile: ResourceProfile, problems: list[str]
 ) -> PodAllocation:
     """The allocation of a reservation.
@@ -187,18 +191,20 @@ def _by_entry(
         requests = tuple(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
         )
-    charged = _shares(requests, gpus) if len(requests) == len(gpus) else entry.charged
+    charged = _charged_amounts_per_gpu(requests, gpus) if len(requests) == len(gpus) else entry.charged
     if len(charged) != len(gpus):
         problems.append(
             f"pod {entry.pod}: its entry has {len(gpus)} containers, and amounts of {len(charged)}"
         )
-    amounts = _charge(charged, gpus)
+    amounts = _sum_charges_by_gpu(charged, gpus)
     return PodAllocation(
         uid, entry.pod, gpus, amounts, allocation_record.parse_subdevices(entry.subdevices), "ledger"
     )
 
 
-def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[str]) -> PodAllocation | None:
+def _allocation_by_annotations(
+    pod: AllocatedPod, profile: ResourceProfile, problems: list[str]
+) -> PodAllocation | None:
     """The allocation in the annotations of the older system; None if there is no GPU, or it is unknown."""
     requests = demand.container_amounts(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
@@ -218,11 +224,18 @@ def _by_annotations(pod: AllocatedPod, profile: ResourceProfile, problems: list[
         return None
     subdevices = allocation_record.parse_subdevices(annotations.get(SUBDEVICES, ""))
     return PodAllocation(
-        pod.metadata.uid, name, gpus, _charge(_shares(requests, gpus), gpus), subdevices, "annotations"
+        pod.metadata.uid,
+        name,
+        gpus,
+        _sum_charges_by_gpu(_charged_amounts_per_gpu(requests, gpus), gpus),
+        subdevices,
+        "annotations",
     )
 
 
-def _shares(requests: Iterable[Mapping[str, int]], gpus: GpuNames) -> tuple[Mapping[str, int], ...]:
+def _charged_amounts_per_gpu(
+    requests: Iterable[Mapping[str, int]], gpus: GpuNames
+) -> tuple[Mapping[str, int], ...]:
     """By container, the amounts that each of its GPUs is charged. The remainder is not charged."""
     return tuple(
         quantities.divide(request, len(names)) if names else {}
@@ -230,12 +243,12 @@ def _shares(requests: Iterable[Mapping[str, int]], gpus: GpuNames) -> tuple[Mapp
     )
 
 
-def _charge(charged: Iterable[Mapping[str, int]], gpus: GpuNames) -> Amounts:
+def _sum_charges_by_gpu(charged: Iterable[Mapping[str, int]], gpus: GpuNames) -> Amounts:
     """The charges by GPU; a GPU that is listed twice is charged twice."""
-    return _sum({name: share} for share, names in zip(charged, gpus, strict=False) for name in names)
+    return _clipped_sum({name: share} for share, names in zip(charged, gpus, strict=False) for name in names)
 
 
-def _sum(parts: Iterable[Amounts]) -> Amounts:
+def _clipped_sum(parts: Iterable[Amounts]) -> Amounts:
     """The sums, clipped to 0 and the largest amount, because tenants write some of the input."""
     sums: dict[str, dict[str, int]] = {}
     for part in parts:
@@ -247,7 +260,7 @@ def _sum(parts: Iterable[Amounts]) -> Amounts:
     return {gpu: charges for gpu, charges in sums.items() if charges}
 
 
-def _union(parts: Iterable[Mapping[str, frozenset[int]]]) -> Mapping[str, frozenset[int]]:
+def _merge_subdevices(parts: Iterable[Mapping[str, frozenset[int]]]) -> Mapping[str, frozenset[int]]:
     union: dict[str, frozenset[int]] = {}
     for part in parts:
         for gpu, subdevices in part.items():
@@ -260,28 +273,28 @@ def conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:
 
     Only the first few are listed.
     """
-    texts = _conflicts(allocations, gpus)
+    texts = _find_conflicts(allocations, gpus)
     yield from itertools.islice(texts, _MOST_CONFLICTS)
     if next(texts, None) is not None:
         yield "pods hold more than there is of further cards or resources as well"
 
 
-def _conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:
+def _find_conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:
     for gpu, amounts in allocations.amounts.items():
         if gpu not in gpus.names:
-            yield f"{_holders(allocations, gpu)} hold {shown(gpu)}, which the node does not have"
+            yield f"{_pods_holding_gpu(allocations, gpu)} hold {shown(gpu)}, which the node does not have"
             continue
         place = gpus.names.index(gpu)
         for resource, amount in amounts.items():
             there = gpus.capacity[resource][place] if resource in gpus.capacity else 0
             if amount > there:
-                yield f"{_holders(allocations, gpu)} hold {amount} {resource} of {gpu}, which has {there}"
+                yield f"{_pods_holding_gpu(allocations, gpu)} hold {amount} {resource} of {gpu}, which has {there}"
 
 
 _NAMED: Final = 5
 
 
-def _holders(allocations: NodeAllocations, gpu: str) -> str:
+def _pods_holding_gpu(allocations: NodeAllocations, gpu: str) -> str:
     names = [allocation.pod for allocation in allocations.by_uid.values() if gpu in allocation.amounts]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

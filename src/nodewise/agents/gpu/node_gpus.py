@@ -89,7 +89,7 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     notes = _Notes()
     tags = _texts(node.metadata.labels)
     by_name = _find_gpus(node, tags, profile, notes)
-    capacity = _capacity(by_name, profile, notes)
+    capacity = _capacity_by_resource(by_name, profile, notes)
     if len(by_name) > MOST_GPUS or len(capacity) > MOST_RESOURCES:
         notes.add(
             f"{len(by_name)} cards of {len(capacity)} resources; at most {MOST_GPUS} of {MOST_RESOURCES} count"
@@ -97,8 +97,10 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
         by_name, capacity = {}, {}
     gpus = tuple(by_name)
     subdevices = dict(zip(gpus, capacity.get(profile.subdevices, (0,) * len(gpus)), strict=True))
-    marked = policy_labels.parse_policy_labels(tags, _buses(tags, profile, notes), subdevices, notes.add)
-    numa, numa_problem = _numa(tags, profile, subdevices, notes)
+    marked = policy_labels.parse_policy_labels(
+        tags, _parse_bus_groups(tags, profile, notes), subdevices, notes.add
+    )
+    numa, numa_problem = _parse_numa_nodes(tags, profile, subdevices, notes)
     return NodeGpus(
         names=gpus,
         capacity=capacity,
@@ -111,7 +113,7 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
         preferred=marked.preferred,
         numa=numa,
         numa_problem=numa_problem,
-        links=_links(tags, profile, subdevices, notes),
+        links=_parse_node_links(tags, profile, subdevices, notes),
         problems=notes.texts(),
     )
 
@@ -135,7 +137,7 @@ class _Notes:
         return tuple(kept) if more <= 0 else (*kept, f"and {more} more")
 
 
-def _mapping(raw: msgspec.Raw) -> dict[str, Any]:
+def _mapping_or_empty(raw: msgspec.Raw) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
     except UNREADABLE:
@@ -144,10 +146,10 @@ def _mapping(raw: msgspec.Raw) -> dict[str, Any]:
 
 
 def _texts(raw: msgspec.Raw) -> dict[str, str]:
-    return {key: value for key, value in _mapping(raw).items() if isinstance(value, str)}
+    return {key: value for key, value in _mapping_or_empty(raw).items() if isinstance(value, str)}
 
 
-def _amounts(
+def _positive_amounts(
     quantities: Mapping[str, Any], profile: ResourceProfile, where: str, notes: _Notes
 ) -> dict[str, int]:
     """The positive amounts of resources of the profile; invalid ones are omitted."""
@@ -156,7 +158,7 @@ def _amounts(
         try:
             amount = amounts.parse_amount(quantities[resource])
         except ValueError as error:
-            notes.add(f"{where} {_cut(resource)}: {error}; it counts as absent")
+            notes.add(f"{where} {_truncate_text(resource)}: {error}; it counts as absent")
             continue
         if amount:
             result[resource] = amount
@@ -167,7 +169,7 @@ def _find_gpus(
     node: GpuNode, tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, _Gpu]:
     """The GPUs, sorted by name."""
-    allocatable = _amounts(_mapping(node.status.allocatable), profile, "allocatable", notes)
+    allocatable = _positive_amounts(_mapping_or_empty(node.status.allocatable), profile, "allocatable", notes)
     annotations = node.metadata.annotations
     if annotations is not None and annotations.gpus is not None:
         by_name = _annotated_gpus(annotations.gpus, allocatable, profile, notes)
@@ -178,7 +180,9 @@ def _find_gpus(
         else _counted_names(tags, allocatable, profile, notes)
     )
     if allocatable and not names:
-        notes.add(f"{_cut(min(allocatable))} is allocatable, and nothing says which cards the node has")
+        notes.add(
+            f"{_truncate_text(min(allocatable))} is allocatable, and nothing says which cards the node has"
+        )
     share = _Gpu(amounts.divide(allocatable, max(len(names), 1)))
     return dict.fromkeys(sorted(names), share)
 
@@ -194,7 +198,7 @@ def _labelled_names(tags: Mapping[str, str], profile: ResourceProfile, notes: _N
     candidates = [number and f"card{number}" for number in node_labels.split_numbers(text)]
     if not text and old in tags:
         key, candidates = old, tags[old].split(".")
-    names = set(filter(node_labels.is_name, candidates))
+    names = set(filter(node_labels.is_gpu_name, candidates))
     if len(names) < len(candidates):
         notes.add(f"label {key}: empty, double or odd names in {shown(text or tags[key])} do not count")
     return names
@@ -227,7 +231,7 @@ def _annotated_gpus(
     try:
         elements = msgspec.json.decode(text)
     except UNREADABLE as error:
-        notes.add(f"annotation {GPUS}: {_cut(str(error))}")
+        notes.add(f"annotation {GPUS}: {_truncate_text(str(error))}")
         return {}
     if not isinstance(elements, list) or len(elements) > MOST_GPUS:
         notes.add(f"annotation {GPUS}: {shown(elements)}; expected a list of at most {MOST_GPUS} cards")
@@ -236,14 +240,14 @@ def _annotated_gpus(
     by_name: dict[str, _Gpu] = {}
     for element in elements:
         name = element.get("name") if isinstance(element, dict) else None
-        if not isinstance(name, str) or not node_labels.is_name(name) or name in by_name:
+        if not isinstance(name, str) or not node_labels.is_gpu_name(name) or name in by_name:
             notes.add(f"annotation {GPUS}: {shown(element)}; expected a card with a name of its own")
             continue
-        by_name[name] = _entry(element, f"annotation {GPUS}: {name}:", share, profile, notes)
+        by_name[name] = _parse_annotated_gpu(element, f"annotation {GPUS}: {name}:", share, profile, notes)
     return by_name
 
 
-def _entry(
+def _parse_annotated_gpu(
     element: Mapping[str, Any], where: str, share: Mapping[str, int], profile: ResourceProfile, notes: _Notes
 ) -> _Gpu:
     model, capacity = element.get("model") or "", element.get("capacity")
@@ -258,12 +262,12 @@ def _entry(
     for resource in sorted(capacity):
         if not profile.has(resource):
             notes.add(
-                f"{where} {_cut(resource)} is no resource of these cards; they begin with {profile.prefix}"
+                f"{where} {_truncate_text(resource)} is no resource of these cards; they begin with {profile.prefix}"
             )
-    return _Gpu(_amounts(capacity, profile, where, notes), model)
+    return _Gpu(_positive_amounts(capacity, profile, where, notes), model)
 
 
-def _capacity(
+def _capacity_by_resource(
     by_name: Mapping[str, _Gpu], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, tuple[int, ...]]:
     """Amounts by resource and GPU; resources that no GPU has are omitted."""
@@ -276,7 +280,9 @@ def _capacity(
     return {resource: row for resource, row in rows.items() if any(row)}
 
 
-def _buses(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> dict[str, frozenset[str]]:
+def _parse_bus_groups(
+    tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
+) -> dict[str, frozenset[str]]:
     try:
         return node_labels.parse_groups(node_labels.join_split_label(tags, f"{profile.prefix}pci-groups"))
     except ValueError as error:
@@ -284,7 +290,7 @@ def _buses(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> 
         return {}
 
 
-def _numa(
+def _parse_numa_nodes(
     tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
 ) -> tuple[tuple[frozenset[str], ...], str]:
     """The NUMA nodes, or the problem of their label."""
@@ -299,7 +305,7 @@ def _numa(
     return tuple(frozenset(group & subdevices.keys()) for group in groups[:MOST_GROUPS]), ""
 
 
-def _links(
+def _parse_node_links(
     tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
 ) -> tuple[Link, ...]:
     """The links between the node's GPUs. If sub-devices are counted, only between existing ones."""
@@ -339,6 +345,6 @@ def _ends_exist(link: Link, subdevices: Mapping[str, int]) -> bool:
     )
 
 
-def _cut(text: str) -> str:
+def _truncate_text(text: str) -> str:
     """Cut a text of others for a message."""
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"

@@ -51,7 +51,7 @@ def join_split_label(labels: Mapping[str, str], key: str) -> str:
     return "".join(parts)
 
 
-def is_name(gpu: str) -> bool:
+def is_gpu_name(gpu: str) -> bool:
     return _NAME.fullmatch(gpu) is not None
 
 
@@ -62,7 +62,7 @@ def split_numbers(text: str) -> list[str]:
 
 def parse_groups(text: str) -> dict[str, frozenset[str]]:
     """By GPU, the first group of GPUs on one bus that contains it. `0.1_2.3.4` are two groups."""
-    gpu_groups = [_gpus(part) for part in text.split("_")] if text else []
+    gpu_groups = [_parse_gpu_numbers(part) for part in text.split("_")] if text else []
     return {gpu: group for group in reversed(gpu_groups) for gpu in group}
 
 
@@ -79,11 +79,11 @@ def parse_numa_map(text: str) -> tuple[frozenset[str], ...]:
         head, _, gpus = part.partition("-")
         if part.count("-") != 1 or not head or not gpus:
             raise ValueError(f"{shown(part)} is not a NUMA node, -, and numbers of cards")
-        numa_nodes.append(_gpus(gpus))
+        numa_nodes.append(_parse_gpu_numbers(gpus))
     return tuple(numa_nodes)
 
 
-def _gpus(text: str) -> frozenset[str]:
+def _parse_gpu_numbers(text: str) -> frozenset[str]:
     return frozenset(f"card{number}" for number in split_numbers(text) if number)
 
 
@@ -117,7 +117,7 @@ def parse_links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
     return list(result), ""
 
 
-def policy_rules(labels: Mapping[str, str]) -> list[PolicyRule]:
+def telemetry_policy_labels(labels: Mapping[str, str]) -> list[PolicyRule]:
     """The labels of telemetry policies on this node, by policy and name."""
     result = []
     for key, value in labels.items():

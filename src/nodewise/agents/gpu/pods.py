@@ -82,18 +82,18 @@ def cpu_milli(pod: GpuPod) -> int:
     """
     init = pod.spec.initContainers or ()
     together = (*(pod.spec.containers or ()), *filter(is_sidecar, init))
-    return max(sum(map(_cpu_milli, together)), *map(_cpu_milli, init), 0)
+    return max(sum(map(_container_cpu_milli, together)), *map(_container_cpu_milli, init), 0)
 
 
-def _cpu_milli(container: GpuContainer) -> int:
+def _container_cpu_milli(container: GpuContainer) -> int:
     """The CPU request of a container; 0 if it is invalid."""
     resources = container.resources
     value = resources and ((resources.requests or {}).get("cpu") or (resources.limits or {}).get("cpu"))
-    return _milli(str(value)) if value else 0
+    return _milli_rounded_up(str(value)) if value else 0
 
 
 @lru_cache
-def _milli(text: str) -> int:
+def _milli_rounded_up(text: str) -> int:
     """Round up, capped at more than any node has."""
     try:
         return min(max(0, -(-quantity.parse(text) * 1000 // quantity.NANO)), MOST_CPU_MILLI)

@@ -30,7 +30,7 @@ class RejectionKind(StrEnum):
     OVERFLOW = "integer overflow"
 
 
-def _format(kind: RejectionKind, words: str) -> str:
+def _format_reason(kind: RejectionKind, words: str) -> str:
     text = f"{_PREFIX}{kind.value}: {words}" if words else f"{_PREFIX}{kind.value}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
@@ -48,7 +48,7 @@ class InvalidDemand(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return _format(self.kind, self.words)
+        return _format_reason(self.kind, self.words)
 
     def remedy(self) -> str:
         return self.hint
@@ -61,7 +61,7 @@ class NoGpus(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return _format(self.kind, "the node has no cards")
+        return _format_reason(self.kind, "the node has no cards")
 
     def remedy(self) -> str:
         return "a node's cards are named by its label gpu.intel.com/gpu-numbers or its annotation nodewise.io/gpu-cards"
@@ -76,7 +76,9 @@ class NoneUsable(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return _format(self.kind, f"container {self.container}: {_gpus(self.count)} may be used")
+        return _format_reason(
+            self.kind, f"container {self.container}: {_count_cards_with_verb(self.count)} may be used"
+        )
 
     def remedy(self) -> str:
         return "cards are taken out by gas-disable labels, gas-deny, gas-allow and nodewise.io/gpu-models"
@@ -95,9 +97,9 @@ class TooLittle(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        gpus = _gpus(self.count, "has", "have")
+        gpus = _count_cards_with_verb(self.count, "has", "have")
         amount = amounts.format_amount(self.amount)
-        return _format(self.kind, f"container {self.container}: {gpus} {amount} {self.resource} left")
+        return _format_reason(self.kind, f"container {self.container}: {gpus} {amount} {self.resource} left")
 
     def remedy(self) -> str:
         return ""
@@ -112,8 +114,8 @@ class NotTogether(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        gpus = _gpus(self.count, "has", "have")
-        return _format(self.kind, f"container {self.container}: {gpus} all that it wants left")
+        gpus = _count_cards_with_verb(self.count, "has", "have")
+        return _format_reason(self.kind, f"container {self.container}: {gpus} all that it wants left")
 
     def remedy(self) -> str:
         return ""
@@ -129,7 +131,7 @@ class NotLinked(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         pairs = "no free pair" if self.pairs == 1 else f"fewer than {self.pairs} free pairs"
-        return _format(self.kind, f"container {self.container}: {pairs} of cards with an Xe Link")
+        return _format_reason(self.kind, f"container {self.container}: {pairs} of cards with an Xe Link")
 
     def remedy(self) -> str:
         return "links are named by the node's label gpu.intel.com/xe-links"
@@ -145,7 +147,7 @@ class NotInOneGroup(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         gpus = "such a card" if self.count == 1 else f"{self.count} such cards"
-        return _format(self.kind, f"container {self.container}: no single NUMA node has {gpus}")
+        return _format_reason(self.kind, f"container {self.container}: no single NUMA node has {gpus}")
 
     def remedy(self) -> str:
         return "NUMA nodes are named by the node's label gpu.intel.com/numa-gpu-map"
@@ -158,7 +160,7 @@ class RecordFull(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return _format(
+        return _format_reason(
             self.kind,
             f"no room in the node's ledger: at most {limits.RECORD_BYTES} bytes,"
             f" and {limits.LONGEST_NODE} characters of the node's name",
@@ -175,7 +177,7 @@ class BrokenMap(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return _format(self.kind, "the node's label gpu.intel.com/numa-gpu-map cannot be read")
+        return _format_reason(self.kind, "the node's label gpu.intel.com/numa-gpu-map cannot be read")
 
     def remedy(self) -> str:
         return "the label is written like 0-0.1_1-2.3: NUMA node, -, numbers of its cards"
@@ -231,7 +233,7 @@ class Shortfall(msgspec.Struct, frozen=True):
         return f"{self.gpu} has {free_text} {self.resource} left, {wanted} wanted: {short} too little"
 
 
-def _gpus(count: int, singular_verb: str = "", plural_verb: str = "") -> str:
+def _count_cards_with_verb(count: int, singular_verb: str = "", plural_verb: str = "") -> str:
     """`no card`, `fewer than 3 cards`, with a verb where one follows."""
     words = ("no card", singular_verb) if count == 1 else (f"fewer than {count} cards", plural_verb)
     return " ".join(filter(None, words))

@@ -104,22 +104,28 @@ def explain_failure(
     `allowed` (C, M) are the GPUs that the pod may use, `enough` those with enough of one resource left.
     """
     count = container.count
-    rejections.reject(failed & (_count(allowed) < count), reasons.NoneUsable(container.name, count))
+    rejections.reject(failed & (_count_gpus(allowed) < count), reasons.NoneUsable(container.name, count))
     together = allowed
     for resource, mask in enough.items():
         amount = container.per_gpu[resource]
-        few = failed & (_count(allowed & mask) < count)
+        few = failed & (_count_gpus(allowed & mask) < count)
         at = rejections.reject(few, reasons.TooLittle(container.name, count, resource, amount))
         _record_largest(rejections, candidate_gpus, allowed & ~mask, resource, amount, at)
         together = together & mask
-    at = rejections.reject(failed & (_count(together) < count), reasons.NotTogether(container.name, count))
-    closest = _fewest(allowed[:, at] & ~together[:, at], [mask[:, at] for mask in enough.values()])
+    at = rejections.reject(
+        failed & (_count_gpus(together) < count), reasons.NotTogether(container.name, count)
+    )
+    closest = _gpu_lacking_fewest(
+        allowed[:, at] & ~together[:, at], [mask[:, at] for mask in enough.values()]
+    )
     for resource, mask in reversed([*enough.items()]):
         short = ~mask[closest, at]
-        _record(rejections, candidate_gpus, resource, container.per_gpu[resource], at[short], closest[short])
+        _record_shortfall(
+            rejections, candidate_gpus, resource, container.per_gpu[resource], at[short], closest[short]
+        )
 
 
-def _fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
+def _gpu_lacking_fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
     """(m): the GPU that lacks the fewest resources."""
     lacking = np.full(among.shape, _NEVER, np.int16)
     lacking[among] = sum((~mask[among]).astype(np.int16) for mask in enough)
@@ -138,10 +144,10 @@ def _record_largest(
     """Record the GPU with the largest insufficient amount of the resource."""
     if len(at):
         free = np.where(lacking[:, at], candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
-        _record(rejections, candidate_gpus, resource, amount, at, free.argmax(axis=0))
+        _record_shortfall(rejections, candidate_gpus, resource, amount, at, free.argmax(axis=0))
 
 
-def _record(
+def _record_shortfall(
     rejections: Rejections,
     candidate_gpus: CandidateGpus,
     resource: str,
@@ -153,6 +159,6 @@ def _record(
     rejections.record_shortfall(at, names, candidate_gpus.free(resource)[gpus, at], resource, amount)
 
 
-def _count(gpus: Mask) -> NDArray[np.int8]:
+def _count_gpus(gpus: Mask) -> NDArray[np.int8]:
     counted: NDArray[np.int8] = np.add.reduce(gpus.view(np.int8), axis=0, dtype=np.int8)
     return counted

@@ -34,17 +34,17 @@ class ResourceCap:
 
     def put(self, node: str, gpus: NodeGpus | None) -> None:
         """Add, replace or (with None) remove a node."""
-        self._count(self._nodes.pop(node, None), -1)
+        self._count_resources(self._nodes.pop(node, None), -1)
         if gpus is not None and gpus.names:
             self._nodes[node] = gpus
-            self._count(gpus, 1)
+            self._count_resources(gpus, 1)
 
-    def _count(self, gpus: NodeGpus | None, by: int) -> None:
+    def _count_resources(self, gpus: NodeGpus | None, by: int) -> None:
         if gpus is None:
             return
         for resource in gpus.capacity:
-            _add(self._having, resource, by)
-        _add(self._widths, len(gpus.names), by)
+            _add_to_counter(self._having, resource, by)
+        _add_to_counter(self._widths, len(gpus.names), by)
 
     def __len__(self) -> int:
         """The number of different resources of all nodes."""
@@ -52,12 +52,16 @@ class ResourceCap:
 
     def settle(self) -> list[str]:
         """Choose the kept resources again. Returns the nodes that are affected."""
-        before, self._kept = self._kept, self._choice()
+        before, self._kept = self._kept, self._most_used_resources()
         if before == self._kept:
             return []
-        return [name for name, gpus in self._nodes.items() if _some(gpus, before) != _some(gpus, self._kept)]
+        return [
+            name
+            for name, gpus in self._nodes.items()
+            if _gpus_with_kept_resources(gpus, before) != _gpus_with_kept_resources(gpus, self._kept)
+        ]
 
-    def _choice(self) -> frozenset[str] | None:
+    def _most_used_resources(self) -> frozenset[str] | None:
         cells = max(self._widths, default=1) * (len(self._nodes) + 1)
         room = max(LEAST, min(MOST, CELLS // cells))
         if len(self._having) <= room:
@@ -80,11 +84,11 @@ class ResourceCap:
         return gpus._replace(capacity=capacity, problems=(*gpus.problems, problem))
 
 
-def _some(gpus: NodeGpus, kept: frozenset[str] | None) -> frozenset[str]:
+def _gpus_with_kept_resources(gpus: NodeGpus, kept: frozenset[str] | None) -> frozenset[str]:
     return frozenset(gpus.capacity) if kept is None else kept.intersection(gpus.capacity)
 
 
-def _add(counter: Counter[_T], key: _T, by: int) -> None:
+def _add_to_counter(counter: Counter[_T], key: _T, by: int) -> None:
     counter[key] += by
     if not counter[key]:
         del counter[key]

@@ -128,23 +128,23 @@ FIELDS: Final[Mapping[str, ProfileField]] = {
 
 def load_profile(name: str) -> ResourceProfile:
     """Load the profile `intel` or `generic`, or that of a file. `BadSettings` names all its problems."""
-    return PROFILES[name] if name in PROFILES else parse_profile(_document(name), name)
+    return PROFILES[name] if name in PROFILES else parse_profile(_read_profile_document(name), name)
 
 
-def _document(path: str) -> Any:
+def _read_profile_document(path: str) -> Any:
     wanted = f"{', '.join(PROFILES)} or a readable YAML file"
     try:
         return yaml_loader.load(Path(path).read_bytes(), path)
     except OSError as error:
-        raise _bad(Problem("--gpu-profile", f"{path}: {error}", wanted)) from error
+        raise _invalid_profile_error(Problem("--gpu-profile", f"{path}: {error}", wanted)) from error
     except BadInput as error:
-        raise _bad(Problem("--gpu-profile", str(error), wanted)) from error
+        raise _invalid_profile_error(Problem("--gpu-profile", str(error), wanted)) from error
 
 
 def parse_profile(document: Any, path: str) -> ResourceProfile:
     """Parse the document of a profile; `path` appears in errors."""
     if not isinstance(document, dict):
-        raise _bad(Problem(path, shown(document), f"a mapping of {', '.join(FIELDS)}"))
+        raise _invalid_profile_error(Problem(path, shown(document), f"a mapping of {', '.join(FIELDS)}"))
     unknown = [
         Problem(f"{path}: {key}", "an unknown field", f"one of {', '.join(FIELDS)}")
         for key in document
@@ -156,11 +156,11 @@ def parse_profile(document: Any, path: str) -> ResourceProfile:
         if (not field.is_right(document[key]) if key in document else field.is_needed)
     ]
     if unknown or wrong:
-        raise _bad(*unknown, *wrong)
-    return _profile(document)
+        raise _invalid_profile_error(*unknown, *wrong)
+    return _build_profile(document)
 
 
-def _profile(fields: Mapping[str, Any]) -> ResourceProfile:
+def _build_profile(fields: Mapping[str, Any]) -> ResourceProfile:
     prefix: str = fields["prefix"]
     counts = tuple(prefix + name for name in dict.fromkeys(fields["counts"]))
     shares = fields.get("shares")
@@ -175,5 +175,5 @@ def _profile(fields: Mapping[str, Any]) -> ResourceProfile:
     )
 
 
-def _bad(*problems: Problem) -> BadSettings:
+def _invalid_profile_error(*problems: Problem) -> BadSettings:
     return BadSettings("GPU profile", problems)

@@ -88,7 +88,9 @@ class FullestGpu(NamedTuple):
     steady: bool = True
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
-        left = fragmentation.free_shares(self.scales, candidate_gpus, _amounts(container, self.counts))
+        left = fragmentation.free_shares(
+            self.scales, candidate_gpus, _fullness_resources(container, self.counts)
+        )
         return -left if self.emptiest else left
 
 
@@ -105,7 +107,7 @@ class LeastFragmentation(NamedTuple):
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         workload = self.inputs.workload
-        hosts = _hosts(self.inputs, candidate_gpus, self.cpu_milli)
+        hosts = _candidates_with_free_cpu(self.inputs, candidate_gpus, self.cpu_milli)
         before = fragmentation.gpu_cells(workload, candidate_gpus)
         after = candidate_gpus.fork()
         after.take(np.ones_like(candidate_gpus.usable()), container.per_gpu)
@@ -155,8 +157,8 @@ def node_points(
         return None
     placement = inputs.placement_for(demand)
     before = CandidateGpus(layout, rows)
-    after = _after(before, demand, fitted)
-    keys = _keys(inputs, placement, before, after, demand, fitted)
+    after = _candidates_after_placement(before, demand, fitted)
+    keys = _node_sort_keys(inputs, placement, before, after, demand, fitted)
     fits = np.ones(len(rows), bool) if fitted is None else fitted.codes == 0
     return points_by_keys([*keys, _shuffled_order(rows)], fits)
 
@@ -170,7 +172,7 @@ def points_by_keys(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> 
     return np.where(fits, scores, 0)
 
 
-def _keys(
+def _node_sort_keys(
     inputs: PlacementInputs,
     placement: Placement,
     before: CandidateGpus,
@@ -179,7 +181,7 @@ def _keys(
     fitted: FitResult | None,
 ) -> list[Floats]:
     if placement == "balanced":
-        return [_used(after, inputs.balanced_by)]
+        return [_used_capacity_share(after, inputs.balanced_by)]
     resources = _all_amounts(demand, inputs) or tuple(
         name for name in before.layout.capacity if name not in inputs.counts
     )
@@ -187,31 +189,40 @@ def _keys(
     if placement == "spread":
         return [-left.sum(axis=0)]
     taken = (left * _taken_gpus(before, fitted)).sum(axis=0)
-    best_fit = [_rounded(taken), _rounded(left.sum(axis=0))]
+    best_fit = [_round_keys(taken), _round_keys(left.sum(axis=0))]
     if placement == "pack":
         return best_fit
-    growth = _growth(inputs, before, after, demand)
+    growth = _fragmentation_growth_by_pod(inputs, before, after, demand)
     stepped = np.ceil(growth / STEP - _NEARLY)
     return [stepped, best_fit[0] if fitted is not None else best_fit[1]]
 
 
-def _growth(inputs: PlacementInputs, before: CandidateGpus, after: CandidateGpus, demand: Demand) -> Floats:
+def _fragmentation_growth_by_pod(
+    inputs: PlacementInputs, before: CandidateGpus, after: CandidateGpus, demand: Demand
+) -> Floats:
     """(M): the growth of the fragmentation by the placement, in GPUs."""
     workload = inputs.workload
-    then, now = _hosts(inputs, before, 0), _hosts(inputs, before, demand.cpu_milli)
+    then, now = (
+        _candidates_with_free_cpu(inputs, before, 0),
+        _candidates_with_free_cpu(inputs, before, demand.cpu_milli),
+    )
     return fragmentation.fragmentation_of(
         workload, fragmentation.gpu_cells(workload, after), now
     ) - fragmentation.fragmentation_of(workload, fragmentation.gpu_cells(workload, before), then)
 
 
-def _hosts(inputs: PlacementInputs, candidate_gpus: CandidateGpus, cpu_milli: int) -> NDArray[np.intp]:
+def _candidates_with_free_cpu(
+    inputs: PlacementInputs, candidate_gpus: CandidateGpus, cpu_milli: int
+) -> NDArray[np.intp]:
     left = inputs.left(candidate_gpus)
     return fragmentation.node_cells(
         inputs.workload, None if left is None else left - cpu_milli, len(candidate_gpus)
     )
 
 
-def _after(before: CandidateGpus, demand: Demand, fitted: FitResult | None) -> CandidateGpus:
+def _candidates_after_placement(
+    before: CandidateGpus, demand: Demand, fitted: FitResult | None
+) -> CandidateGpus:
     """The candidates after the pod is placed."""
     after = before.fork()
     for choice, container in zip(fitted.containers if fitted else (), demand.containers, strict=False):
@@ -228,7 +239,7 @@ def _taken_gpus(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDAr
     return taken
 
 
-def _used(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
+def _used_capacity_share(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
     """(M): the used share of the node's capacity."""
     used = sum(
         (candidate_gpus.used(name).sum(axis=0, dtype=np.float64) for name in resources),
@@ -242,7 +253,7 @@ def _used(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
     return share
 
 
-def _amounts(container: ContainerDemand, counts: tuple[str, ...]) -> tuple[str, ...]:
+def _fullness_resources(container: ContainerDemand, counts: tuple[str, ...]) -> tuple[str, ...]:
     """The resources that show how full a GPU is for a container: its amounts, or its count if it has none."""
     wanted = tuple(container.per_gpu)
     return tuple(name for name in wanted if name not in counts) or wanted
@@ -252,12 +263,12 @@ def _all_amounts(demand: Demand, inputs: PlacementInputs) -> tuple[str, ...]:
     if inputs.placement_for(demand) == "fragmentation":
         return inputs.workload.shared
     names = dict.fromkeys(
-        name for container in demand.containers for name in _amounts(container, inputs.counts)
+        name for container in demand.containers for name in _fullness_resources(container, inputs.counts)
     )
     return tuple(names)
 
 
-def _rounded(values: Floats) -> Floats:
+def _round_keys(values: Floats) -> Floats:
     return np.round(values, 6)
 
 

@@ -136,10 +136,10 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             # a reservation that a version ended stays ended only as long as versions grow
             self._dirty |= self._undecided if _is_later(pods.version, self._version) else self._records.keys()
             self._version = pods.version
-        yield from self._renew(pods)
-        yield from self._lay_out(cluster_state.nodes)
+        yield from self._recompute_marked_nodes(pods)
+        yield from self._update_layout(cluster_state.nodes)
         cpu_free = yield from self._free_cpu.free(self._rows, self._cpu_held)
-        yield from self._follow_histogram(
+        yield from self._rebuild_typical_pods(
             cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_number(cluster_state.now)
         )
         return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload)
@@ -153,12 +153,12 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         if before is None or before.record_text == text:
             return agent_state
         read = allocation_record.parse_lease(record)
-        after = self._compute(node, before.gpus, (text, read), before.bound, agent_state.pods)
+        after = self._compute_node(node, before.gpus, (text, read), before.bound, agent_state.pods)
         nodes, row = {**agent_state.nodes, node: after}, agent_state.rows.get(node)
         if row is None:
             return agent_state._replace(nodes=nodes)
         layout, cpu_free = (
-            gpu_arrays.with_row(agent_state.layout, row, after.gpus, after.allocations),
+            gpu_arrays.replace_node_in_layout(agent_state.layout, row, after.gpus, after.allocations),
             agent_state.cpu_free,
         )
         if cpu_free is not None and after.cpu_held != before.cpu_held:
@@ -183,10 +183,10 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     ) -> Generator[None, None, None]:
         for (_, name), change in changes:
             if name.startswith(RECORD_PREFIX):
-                self._take_record(name.removeprefix(RECORD_PREFIX), change.new)
+                self._apply_record(name.removeprefix(RECORD_PREFIX), change.new)
             yield
 
-    def _take_record(self, node: str, lease: AllocationRecordLease | None) -> None:
+    def _apply_record(self, node: str, lease: AllocationRecordLease | None) -> None:
         for pod in _pods_in_record(self._records.pop(node, None)):
             self._reserved_on.get(pod, set()).discard(node)
             if not self._reserved_on.get(pod):
@@ -197,7 +197,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
                 self._reserved_on.setdefault(pod, set()).add(node)
         self._dirty.add(node)
 
-    def _follow_histogram(
+    def _rebuild_typical_pods(
         self, configmaps: Mapping[ObjectKey, DemandConfigMap], today: int
     ) -> Generator[None, None, None]:
         """Build the tables of typical pods again if the histogram or the day changed."""
@@ -207,7 +207,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         counted = yield from demand_histogram.parse_histogram(only)
         classes = typical_pods.class_counts(counted.history, today)
         if classes != self._classes:
-            self._workload = yield from fragmentation.build_tables_stepwise(classes, self._profile.counts)
+            self._workload = yield from fragmentation.build_fragmentation_tables_stepwise(
+                classes, self._profile.counts
+            )
             self._classes = classes
         self._seen_histogram = (only, today)
 
@@ -215,13 +217,13 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self, changes: Iterable[tuple[ObjectKey, Change[AllocatedPod]]]
     ) -> Generator[None, None, None]:
         for number, (key, change) in enumerate(changes):
-            self._take_pod(key, change.old, change.new)
+            self._apply_pod(key, change.old, change.new)
             if number % _PODS == 0:
                 yield
 
-    def _take_pod(self, key: ObjectKey, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
-        old, plain_old = _sorted(old)
-        new, plain_new = _sorted(new)
+    def _apply_pod(self, key: ObjectKey, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
+        old, plain_old = _pod_by_gpu_use(old)
+        new, plain_new = _pod_by_gpu_use(new)
         self._free_cpu.move(plain_old, plain_new)
         if old is not None and old.spec.nodeName:
             there = self._bound.get(old.spec.nodeName, {})
@@ -234,7 +236,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             self._dirty.add(new.spec.nodeName)
         self._dirty |= self._reserved_on.get(key, set())
 
-    def _renew(self, pods: PodIndex) -> Generator[None, None, None]:
+    def _recompute_marked_nodes(self, pods: PodIndex) -> Generator[None, None, None]:
         """Compute the marked nodes; nodes that are gone, or have no GPUs and allocations, are omitted."""
         while self._dirty:
             name = next(iter(self._dirty))
@@ -243,12 +245,12 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             node_state = None
             if gpus is not None and (gpus.names or gpus.problems or bound or name in self._records):
                 gpus = self._resource_cap.limited(gpus)
-                node_state = self._compute(name, gpus, self._records.get(name, _NO_RECORD), bound, pods)
+                node_state = self._compute_node(name, gpus, self._records.get(name, _NO_RECORD), bound, pods)
             self._set_node(name, node_state)
             self._dirty.discard(name)
             yield
 
-    def _compute(
+    def _compute_node(
         self,
         node: str,
         gpus: NodeGpus,
@@ -277,22 +279,22 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._moved.add(name)
         self._free_cpu.touch(name)
 
-    def _lay_out(self, index: NodeIndex) -> Generator[None, None, None]:
+    def _update_layout(self, index: NodeIndex) -> Generator[None, None, None]:
         """Update the layout: the changed columns, or everything if other nodes have GPUs."""
         with_gpus = {name for name in self._moved if self._has_gpus(name)}
         known = {name for name in self._moved if name in self._rows}
         is_worn = len(self._layout.capacity) > len(self._resource_cap) or _names(self._layout) > self._names
         if is_worn or with_gpus != known or len(self._moved) * _MANY > len(self._nodes) + _MANY * _MANY:
-            yield from self._lay_out_all(index)
+            yield from self._rebuild_layout(index)
             return
         if index is not self._index:
-            self._layout = self._layout._replace(rows=_numbered(index, self._rows))
+            self._layout = self._layout._replace(rows=_columns_by_node_number(index, self._rows))
             self._index = index
         while self._moved:
             name = self._moved.pop()
             if name in self._rows:
                 node_state = self._nodes[name]
-                self._layout = gpu_arrays.with_row(
+                self._layout = gpu_arrays.replace_node_in_layout(
                     self._layout, self._rows[name], node_state.gpus, node_state.allocations
                 )
             yield
@@ -303,12 +305,12 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     def _has_gpus(self, name: str) -> bool:
         return name in self._nodes and bool(self._nodes[name].gpus.names)
 
-    def _lay_out_all(self, index: NodeIndex) -> Generator[None, None, None]:
+    def _rebuild_layout(self, index: NodeIndex) -> Generator[None, None, None]:
         names = [name for name in index.known if self._has_gpus(name)]
         rows = {name: row for row, name in enumerate(names)}
         nodes = [(self._nodes[name].gpus, self._nodes[name].allocations) for name in names]
         self._layout = yield from gpu_arrays.build_layout_stepwise(
-            nodes, _numbered(index, rows), self._profile.subdevices
+            nodes, _columns_by_node_number(index, rows), self._profile.subdevices
         )
         self._rows, self._index = rows, index
         self._names = 2 * _names(self._layout) + _NAMES
@@ -327,7 +329,7 @@ def _is_later(version: str, before: str) -> bool:
     return version.isdecimal() and before.isdecimal() and int(version) > int(before)
 
 
-def _sorted(pod: AllocatedPod | None) -> tuple[AllocatedPod | None, AllocatedPod | None]:
+def _pod_by_gpu_use(pod: AllocatedPod | None) -> tuple[AllocatedPod | None, AllocatedPod | None]:
     """The pod as a pair: in the first place if it may hold GPUs, otherwise in the second."""
     return (pod, None) if pod is not None and node_allocations.may_hold_gpus(pod) else (None, pod)
 
@@ -341,7 +343,7 @@ def _pods_in_record(record: tuple[str, AllocationRecord] | None) -> Iterable[Obj
     return [entry.key for entry in record[1].entries.values()] if record is not None else ()
 
 
-def _numbered(index: NodeIndex, rows: Mapping[str, int]) -> Any:
+def _columns_by_node_number(index: NodeIndex, rows: Mapping[str, int]) -> Any:
     """By node number, the column of the layout; the last column for a node without GPUs."""
     columns = [rows.get(name, len(rows)) for name in index.known]
     return np.array([*columns, len(rows)], np.intp)

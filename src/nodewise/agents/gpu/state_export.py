@@ -21,14 +21,14 @@ def export_state(agent_state: GpuState, query: Mapping[str, str]) -> Generator[N
     )
     parts = []
     for name in names:
-        parts.append(_encode(name) + b": " + _encode(_node(agent_state.nodes[name])))
+        parts.append(_encode(name) + b": " + _encode(_export_node(agent_state.nodes[name])))
         yield
     return b'{"nodes": {' + b",\n".join(parts) + b"}}\n"
 
 
-def _node(node: NodeState) -> dict[str, Any]:
+def _export_node(node: NodeState) -> dict[str, Any]:
     return {
-        "cards": {name: _gpu(node, at, name) for at, name in enumerate(node.gpus.names)},
+        "cards": {name: _export_gpu(node, at, name) for at, name in enumerate(node.gpus.names)},
         "pods": {
             uid: {
                 "pod": allocation.pod,
@@ -42,7 +42,7 @@ def _node(node: NodeState) -> dict[str, Any]:
     }
 
 
-def _gpu(node: NodeState, at: int, name: str) -> dict[str, Any]:
+def _export_gpu(node: NodeState, at: int, name: str) -> dict[str, Any]:
     gpus = node.gpus
     return {
         "model": gpus.models[at],

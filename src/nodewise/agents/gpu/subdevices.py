@@ -32,17 +32,20 @@ def assign(
     containers.
     """
     left = {
-        taken.gpu: _free(gpus, usage, resource, taken.gpu) for container in containers for taken in container
+        taken.gpu: _free_subdevices(gpus, usage, resource, taken.gpu)
+        for container in containers
+        for taken in container
     }
     for taken in (taken for container in containers for taken in container):
         if taken.subdevices and taken.linked in left[taken.gpu]:
             left[taken.gpu].remove(taken.linked)
     return tuple(
-        tuple(_take(gpus, left[taken.gpu], taken) for taken in container) for container in containers
+        tuple(_take_subdevices(gpus, left[taken.gpu], taken) for taken in container)
+        for container in containers
     )
 
 
-def reorder(subdevices: Sequence[int], preferred: Sequence[int]) -> list[int]:
+def move_preferred_first(subdevices: Sequence[int], preferred: Sequence[int]) -> list[int]:
     """Move preferred sub-devices to the front: each is swapped with the one in its place."""
     ordered = list(subdevices)
     existing = [subdevice for subdevice in dict.fromkeys(preferred) if subdevice in ordered]
@@ -53,19 +56,19 @@ def reorder(subdevices: Sequence[int], preferred: Sequence[int]) -> list[int]:
     return ordered
 
 
-def _free(gpus: NodeGpus, usage: GpuUsage, resource: str, gpu: str) -> list[int]:
+def _free_subdevices(gpus: NodeGpus, usage: GpuUsage, resource: str, gpu: str) -> list[int]:
     amounts = gpus.capacity.get(resource)
     capacity = min(amounts[gpus.names.index(gpu)], MAX_SUBDEVICES) if amounts else 0
     gone = usage.subdevices.get(gpu, frozenset()) | gpus.subdevices_off.get(gpu, frozenset())
     return [subdevice for subdevice in range(capacity) if subdevice not in gone]
 
 
-def _take(gpus: NodeGpus, left: list[int], taken: SubdeviceRequest) -> Tiles:
+def _take_subdevices(gpus: NodeGpus, left: list[int], taken: SubdeviceRequest) -> Tiles:
     """Take the numbers from the free sub-devices of a GPU."""
     if not taken.subdevices:
         return ()
     linked = (taken.linked,) if taken.linked >= 0 else ()
     wanted = taken.subdevices - len(linked)
-    others = reorder(left, gpus.subdevices_preferred.get(taken.gpu, ()))[:wanted]
+    others = move_preferred_first(left, gpus.subdevices_preferred.get(taken.gpu, ()))[:wanted]
     left[:] = [subdevice for subdevice in left if subdevice not in others]
     return (*linked, *others)

@@ -92,17 +92,17 @@ class _Kept(msgspec.Struct, omit_defaults=True):
 
 def encode(history: History) -> dict[str, str]:
     """Encode a history as data of the ConfigMap; equal histories yield equal texts."""
-    return {f"day-{when}": _encoded(counts) for when, counts in sorted(history.items())}
+    return {f"day-{when}": _encode_day(counts) for when, counts in sorted(history.items())}
 
 
-def _encoded(counts: Mapping[PodClass, int]) -> str:
+def _encode_day(counts: Mapping[PodClass, int]) -> str:
     rows = [
         _Kept(
             pods,
             pod_class.gpus,
             dict(sorted(pod_class.per_gpu.items())),
             pod_class.cpu_milli,
-            _models(pod_class),
+            _models_text(pod_class),
         )
         for pod_class, pods in counts.items()
     ]
@@ -111,7 +111,7 @@ def _encoded(counts: Mapping[PodClass, int]) -> str:
     return f"[{b','.join(itertools.islice(kept, _MOST_CLASSES)).decode()}]"
 
 
-def _models(pod_class: PodClass) -> list[str] | None:
+def _models_text(pod_class: PodClass) -> list[str] | None:
     return None if pod_class.models is None else sorted(pod_class.models)
 
 
@@ -121,13 +121,13 @@ def decode(data: Mapping[str, str] | None) -> History:
     for key, text in (data or {}).items():
         number = key.removeprefix("day-")
         if number.isascii() and number.isdecimal() and len(number) < len(str(LARGEST)):
-            counts = Counter(dict(_decoded(text)))
+            counts = Counter(dict(_decode_day(text)))
             if counts:
                 history[int(number)] = counts
     return history
 
 
-def _decoded(text: str) -> Iterator[tuple[PodClass, int]]:
+def _decode_day(text: str) -> Iterator[tuple[PodClass, int]]:
     try:
         rows = msgspec.json.decode(text, type=list[msgspec.Raw])
     except UNREADABLE:
@@ -158,33 +158,33 @@ def load_typical_pods(path: str, profile: ResourceProfile, options: GpuOptions) 
     """
     problems: list[Problem] = []
     classes: Counter[PodClass] = Counter()
-    for number, entry in enumerate(_entries(path), 1):
+    for number, entry in enumerate(_read_file_entries(path), 1):
         where = f"{path}: entry {number}"
         try:
-            pods, pod_classes = _entry(where, entry, profile, options)
+            pods, pod_classes = _parse_entry(where, entry, profile, options)
         except BadSettings as error:
             problems += error.problems
             continue
         for pod_class in pod_classes:
             classes[pod_class] += pods
     if problems:
-        raise _bad(*problems)
+        raise _invalid_entry_error(*problems)
     return classes
 
 
-def _entries(path: str) -> list[Any]:
+def _read_file_entries(path: str) -> list[Any]:
     try:
         data = Path(path).read_bytes()
-        entries = _rows(data.decode()) if path.endswith(".csv") else yaml_loader.load(data, path)
+        entries = _parse_csv_entries(data.decode()) if path.endswith(".csv") else yaml_loader.load(data, path)
     except (OSError, ValueError, BadInput, csv.Error) as error:
         problem = Problem("--gpu-typical-pods", f"{path}: {error}", "a readable YAML, JSON or CSV file")
-        raise _bad(problem) from error
+        raise _invalid_entry_error(problem) from error
     if not isinstance(entries, list):
-        raise _bad(Problem(path, shown(entries), "a list"))
+        raise _invalid_entry_error(Problem(path, shown(entries), "a list"))
     return entries
 
 
-def _rows(text: str) -> list[dict[str, Any]]:
+def _parse_csv_entries(text: str) -> list[dict[str, Any]]:
     """The lines of a CSV file as entries."""
     rows = []
     for line in csv.DictReader(io.StringIO(text), strict=True):
@@ -196,28 +196,28 @@ def _rows(text: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _entry(
+def _parse_entry(
     where: str, entry: Any, profile: ResourceProfile, options: GpuOptions
 ) -> tuple[int, list[PodClass]]:
     if not isinstance(entry, dict):
-        raise _bad(Problem(where, shown(entry), _EXPECTED))
+        raise _invalid_entry_error(Problem(where, shown(entry), _EXPECTED))
     unknown = [
         Problem(f"{where}: {key}", "an unknown field", _EXPECTED)
         for key in entry
         if key not in ("pods", "requests", "models")
     ]
     if unknown:
-        raise _bad(*unknown)
-    return _pods(where, entry.get("pods", 1)), _entry_classes(where, entry, profile, options)
+        raise _invalid_entry_error(*unknown)
+    return _parse_pod_count(where, entry.get("pods", 1)), _entry_classes(where, entry, profile, options)
 
 
-def _pods(where: str, value: Any) -> int:
+def _parse_pod_count(where: str, value: Any) -> int:
     try:
         pods = int(value)
     except (TypeError, ValueError):
         pods = 0
     if isinstance(value, bool) or not 0 < pods <= LARGEST:
-        raise _bad(Problem(f"{where}: pods", shown(value), "a whole number above 0"))
+        raise _invalid_entry_error(Problem(f"{where}: pods", shown(value), "a whole number above 0"))
     return pods
 
 
@@ -228,24 +228,30 @@ def _entry_classes(
     try:
         requests = msgspec.convert(entry.get("requests", {}), dict[str, str | int | float | None])
     except msgspec.ValidationError as error:
-        raise _bad(Problem(f"{where}: requests", str(error), "quantities by resource")) from error
+        raise _invalid_entry_error(
+            Problem(f"{where}: requests", str(error), "quantities by resource")
+        ) from error
     annotations = {}
     models = entry.get("models")
     if models is not None:
         if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
-            raise _bad(Problem(f"{where}: models", shown(models), "a list of names"))
+            raise _invalid_entry_error(Problem(f"{where}: models", shown(models), "a list of names"))
         annotations[demands.MODELS] = ",".join(models)
     container = GpuContainer("typical", GpuResources(requests))
     pod = GpuPod(GpuPodMetadata(annotations), GpuPodSpec((container,)))
     demand = demands.parse_demand(pod, profile, options)
     if demand.problem is not None:
-        raise _bad(Problem(f"{where}: requests", demand.problem.text(), demand.problem.remedy()))
+        raise _invalid_entry_error(
+            Problem(f"{where}: requests", demand.problem.text(), demand.problem.remedy())
+        )
     classes = list(pod_classes(demand))
     if not classes:
         seen_there = shown(sorted(requests))
-        raise _bad(Problem(f"{where}: requests", seen_there, f"some {' or '.join(profile.counts)}"))
+        raise _invalid_entry_error(
+            Problem(f"{where}: requests", seen_there, f"some {' or '.join(profile.counts)}")
+        )
     return classes
 
 
-def _bad(*problems: Problem) -> BadSettings:
+def _invalid_entry_error(*problems: Problem) -> BadSettings:
     return BadSettings("typical pods", problems)

@@ -50,8 +50,8 @@ class LinkAllocator:
 
     def reserve(self, choice: GpuChoice) -> None:
         """Reserve the linked sub-devices for the rest of the pod."""
-        self._free = _without(self._free, choice)
-        self._links = self._links.some(_open(self._existing, self._links, self._free))
+        self._free = _without_chosen_links(self._free, choice)
+        self._links = self._links.some(_usable_links(self._existing, self._links, self._free))
 
     def pairs(
         self, candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
@@ -65,16 +65,18 @@ class LinkAllocator:
             if number and not order.steady:
                 candidate_gpus = after_choice(candidate_gpus, chosen[-1], container)
                 keys = order.keys(candidate_gpus, container)
-            links = links.some(_open(able, links, free))  # what is not open will not be for a later pair
-            chosen.append(_pair(able, keys, links))
+            links = links.some(
+                _usable_links(able, links, free)
+            )  # what is not open will not be for a later pair
+            chosen.append(_first_linked_pair(able, keys, links))
             able &= ~chosen[-1].mask(len(able))
-            free = _without(free, chosen[-1])
+            free = _without_chosen_links(free, chosen[-1])
         gpus = np.concatenate([pair.gpus for pair in chosen])
         subdevices = np.concatenate([pair.subdevices for pair in chosen if pair.subdevices is not None])
         return GpuChoice(gpus, subdevices)
 
 
-def _without(free: Bits, choice: GpuChoice) -> Bits:
+def _without_chosen_links(free: Bits, choice: GpuChoice) -> Bits:
     if choice.subdevices is None:  # no candidate has enough GPUs, so nothing is taken
         return free
     free = free.copy()
@@ -84,7 +86,7 @@ def _without(free: Bits, choice: GpuChoice) -> Bits:
     return free
 
 
-def _open(able: Mask, links: CandidateLinks, free: Bits) -> Mask:
+def _usable_links(able: Mask, links: CandidateLinks, free: Bits) -> Mask:
     """Links with suitable GPUs and free sub-devices."""
     bit = np.uint64(1)
     at = links.candidate
@@ -94,7 +96,7 @@ def _open(able: Mask, links: CandidateLinks, free: Bits) -> Mask:
     return both & able[links.left, at] & able[links.right, at]
 
 
-def _pair(able: Mask, keys: Keys | None, links: CandidateLinks) -> GpuChoice:
+def _first_linked_pair(able: Mask, keys: Keys | None, links: CandidateLinks) -> GpuChoice:
     """(2, M): one pair for each candidate that has one."""
     lefts = np.zeros_like(able)
     lefts[links.left, links.candidate] = True
@@ -104,13 +106,19 @@ def _pair(able: Mask, keys: Keys | None, links: CandidateLinks) -> GpuChoice:
     taken = np.full(able.shape[1], -1, np.intp)
     taken[links.candidate[mine]] = mine
     none = taken < 0
-    gpus = np.stack([left, _at(links.right, taken, none)])
+    gpus = np.stack([left, _values_at_candidates(links.right, taken, none)])
     return GpuChoice(
-        gpus, np.stack([_at(links.left_subdevice, taken, none), _at(links.right_subdevice, taken, none)])
+        gpus,
+        np.stack(
+            [
+                _values_at_candidates(links.left_subdevice, taken, none),
+                _values_at_candidates(links.right_subdevice, taken, none),
+            ]
+        ),
     )
 
 
-def _at(values: Numbers, taken: NDArray[np.intp], none: Mask) -> Positions:
+def _values_at_candidates(values: Numbers, taken: NDArray[np.intp], none: Mask) -> Positions:
     if not len(values):
         return np.full(len(taken), -1, np.int8)
     return np.where(none, -1, values[taken]).astype(np.int8)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nodewise.agent import MAX_SCORE, Names, ScorePlugin, Scores, Snapshot, StateExporter
 from nodewise.agents.learned.memory import TypeRewards
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import PendingPod, pending_pod_type, type_key
+from nodewise.agents.learned.pods import PendingPod, pending_pod_type, pod_type_key
 from nodewise.agents.learned.rewards import Floats, LearningRule
 from nodewise.agents.learned.state import LearnedState
 
@@ -115,11 +115,11 @@ class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingP
         if state is None:
             return None
         type_ = pending_pod_type(pod)
-        known = state.types.get(type_key(pod.metadata.namespace, type_))
+        known = state.types.get(pod_type_key(pod.metadata.namespace, type_))
         expected = expected_rewards(known, state.now, self._rule)
-        untried = _points(np.array([expected.untried + expected.untried_bonus]))
+        untried = _reward_scores(np.array([expected.untried + expected.untried_bonus]))
         by_node = np.full(len(snapshot.nodes) + 1, self._options.points_missing(int(untried[0])))
-        by_node[expected.nodes] = _points(expected.rewards + expected.bonus)
+        by_node[expected.nodes] = _reward_scores(expected.rewards + expected.bonus)
         details = LearnedDetails(type_, candidates.numbers, expected)
         return Scores(by_node[candidates.numbers], details=details)
 
@@ -150,7 +150,7 @@ class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingP
         return b", ".join(entries)
 
 
-def _points(rewards: Floats) -> NDArray[np.int64]:
+def _reward_scores(rewards: Floats) -> NDArray[np.int64]:
     whole = np.trunc(MAX_SCORE * rewards + _ROUNDING)
     points: NDArray[np.int64] = np.clip(whole, 0, MAX_SCORE).astype(np.int64)
     return points

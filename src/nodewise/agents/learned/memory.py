@@ -98,17 +98,17 @@ class RewardMemory:
 
     def learn(self, type_: str, node: str, reward: float, times: int, now: float) -> None:
         """Learn from a reward that came `times` times at once."""
-        self._put(type_, node, self._rule.update(self.pair(type_, node), reward, times, now))
-        self._trim()
+        self._put_estimate(type_, node, self._rule.update(self.pair(type_, node), reward, times, now))
+        self._evict_oldest_types()
 
-    def _put(self, type_: str, node: str, pair: RewardEstimate) -> None:
+    def _put_estimate(self, type_: str, node: str, pair: RewardEstimate) -> None:
         entry = self._types.pop(type_, None) or _TypeEntry({})
         self._types[type_] = entry  # at the end: it has the newest reward
         self._pairs += node not in entry.pairs
         entry.put(node, pair)
         self.changes += 1
 
-    def _trim(self) -> None:
+    def _evict_oldest_types(self) -> None:
         """Remove the oldest types of the namespace with the most estimates until the limits hold.
 
         Anyone who may create pods can invent types, which must not displace those of other namespaces.
@@ -128,7 +128,7 @@ class RewardMemory:
         layouts: dict[str, TypeRewards] = {}
         for name, entry in list(self._types.items()):
             if is_new:
-                self._forget_gone(entry, now)
+                self._forget_deleted_nodes(entry, now)
             if is_new or entry.known is None:
                 layouts[name] = entry.lay_out(index)
                 yield
@@ -136,7 +136,7 @@ class RewardMemory:
                 layouts[name] = entry.known
         return layouts
 
-    def _forget_gone(self, entry: _TypeEntry, now: float) -> None:
+    def _forget_deleted_nodes(self, entry: _TypeEntry, now: float) -> None:
         before = now - max(self._rule.half_life_s, _GONE_S)
         gone = [node for node, pair in entry.pairs.items() if pair.at < before and node not in self._index]
         for node in gone:
@@ -158,10 +158,10 @@ class RewardMemory:
             for node, stored in pairs.items():
                 own = self.pair(type_, node)
                 if own is None or (stored.tried > own.tried and not as_earlier):
-                    self._put(type_, node, stored)
+                    self._put_estimate(type_, node, stored)
                 elif as_earlier:
-                    self._put(type_, node, self._rule.after(stored, own))
-        self._trim()
+                    self._put_estimate(type_, node, self._rule.after(stored, own))
+        self._evict_oldest_types()
 
     def text(self, until: float) -> bytes:
         """The stored form in at most 500,000 bytes, which holds the types with the newest rewards.
@@ -198,15 +198,15 @@ class RewardMemory:
 def parse_stored_rewards(kept: bytes) -> StoredRewards:
     """Parse the stored form. `BadInput` lists its problems."""
     if len(kept) > _MAX_READ_BYTES:
-        raise _unreadable("", f"{len(kept)} bytes", f"at most {_MAX_READ_BYTES}")
+        raise _unreadable_reward_problem("", f"{len(kept)} bytes", f"at most {_MAX_READ_BYTES}")
     try:
         stored = msgspec.json.decode(kept, type=StoredRewards)
     except UNREADABLE as error:
-        raise _unreadable("", str(error), "what nodewise wrote") from error
+        raise _unreadable_reward_problem("", str(error), "what nodewise wrote") from error
     if stored.version != VERSION:
-        raise _unreadable("version", shown(stored.version), str(VERSION))
+        raise _unreadable_reward_problem("version", shown(stored.version), str(VERSION))
     return stored
 
 
-def _unreadable(field: str, value: str, expected: str) -> BadInput:
+def _unreadable_reward_problem(field: str, value: str, expected: str) -> BadInput:
     return BadInput("what learned kept", [Problem(field, value, expected)])

@@ -51,22 +51,22 @@ def outcome_between(before: ObservedPod | None, after: ObservedPod, mttf_s: floa
     phase = after.status.phase
     if phase in _FAILURES:
         is_known = before is not None and before.status.phase in _FAILURES
-        return None if is_known else PodOutcome(FAILED, 1, _ended_at(after))
+        return None if is_known else PodOutcome(FAILED, 1, _pod_end_time(after))
     if phase != _RUNNING:
         return None
-    ended = _worst(_ends_between(before, after, mttf_s))
+    ended = _worst_outcome(_ends_between(before, after, mttf_s))
     if ended is not None:
         return ended
-    if not _is_up(after) or (before is not None and _is_up(before)):
+    if not _runs_without_terminations(after) or (before is not None and _runs_without_terminations(before)):
         return None
-    return PodOutcome(RUNS, 1, _up_at(after))
+    return PodOutcome(RUNS, 1, _pod_ready_time(after))
 
 
 def _ends_between(before: ObservedPod | None, after: ObservedPod, mttf_s: float) -> Iterator[_End]:
     """The terminations of containers between two versions of a pod."""
-    earlier = {container.name: container for container in _containers(before)} if before else {}
-    for container in _containers(after):
-        if (end := _end(earlier.get(container.name), container, mttf_s)) is not None:
+    earlier = {container.name: container for container in _container_statuses(before)} if before else {}
+    for container in _container_statuses(after):
+        if (end := _newest_termination_since(earlier.get(container.name), container, mttf_s)) is not None:
             yield end
 
 
@@ -74,24 +74,28 @@ def outcome_since(pod: ObservedPod, until_s: float, mttf_s: float) -> PodOutcome
     """The outcome of a pod after a time, as far as its status still shows it."""
     phase = pod.status.phase
     if phase in _FAILURES:
-        return PodOutcome(FAILED, 1, _ended_at(pod)) if _ended_at(pod) > until_s else None
+        return PodOutcome(FAILED, 1, _pod_end_time(pod)) if _pod_end_time(pod) > until_s else None
     if phase != _RUNNING:
         return None
-    ended = _worst(
-        _End(_verdict(None, container, mttf_s), 1, at)
-        for container in _containers(pod)
-        if (at := _time(_newest_end(container), "finishedAt")) > until_s
+    ended = _worst_outcome(
+        _End(_termination_outcome(None, container, mttf_s), 1, at)
+        for container in _container_statuses(pod)
+        if (at := _termination_time(_newest_termination(container), "finishedAt")) > until_s
     )
     if ended is not None:
         return ended
-    return PodOutcome(RUNS, 1, _up_at(pod)) if _is_up(pod) and _up_at(pod) > until_s else None
+    return (
+        PodOutcome(RUNS, 1, _pod_ready_time(pod))
+        if _runs_without_terminations(pod) and _pod_ready_time(pod) > until_s
+        else None
+    )
 
 
-def _containers(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
+def _container_statuses(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
     return pod.status.containerStatuses or ()
 
 
-def _worst(ends: Iterable[_End]) -> PodOutcome | None:
+def _worst_outcome(ends: Iterable[_End]) -> PodOutcome | None:
     all_ends = list(ends)
     if not all_ends:
         return None
@@ -99,15 +103,15 @@ def _worst(ends: Iterable[_End]) -> PodOutcome | None:
     return PodOutcome(min(end.reward for end in all_ends), times, max(end.at for end in all_ends))
 
 
-def _is_up(pod: ObservedPod) -> bool:
+def _runs_without_terminations(pod: ObservedPod) -> bool:
     """Whether it runs, and no container ever terminated."""
     return pod.status.phase == _RUNNING and all(
-        (container.state or _NO_STATE).running is not None and not _ends(container)
-        for container in _containers(pod)
+        (container.state or _NO_STATE).running is not None and not _termination_count(container)
+        for container in _container_statuses(pod)
     )
 
 
-def _ends(container: ObservedContainer) -> int:
+def _termination_count(container: ObservedContainer) -> int:
     """The number of terminations of the container.
 
     The kubelet counts restarts: a running container terminated as often as it restarted, another one once more.
@@ -121,56 +125,73 @@ def _ends(container: ObservedContainer) -> int:
     return max(known, 1) if state.running is not None else known + 1
 
 
-def _newest_end(container: ObservedContainer) -> TerminatedState | None:
+def _newest_termination(container: ObservedContainer) -> TerminatedState | None:
     return (container.state or _NO_STATE).terminated or (container.lastState or _NO_STATE).terminated
 
 
-def _end(before: ObservedContainer | None, after: ObservedContainer, mttf_s: float) -> _End | None:
+def _newest_termination_since(
+    before: ObservedContainer | None, after: ObservedContainer, mttf_s: float
+) -> _End | None:
     """The newest termination since `before`; without `before` only the container's current state counts."""
-    ended = _ends(after)
+    ended = _termination_count(after)
     is_over = (after.state or _NO_STATE).terminated is not None
-    new = ended - (_ends(before) if before else ended - int(is_over))
+    new = ended - (_termination_count(before) if before else ended - int(is_over))
     if new <= 0:
         return None
-    return _End(_verdict(before, after, mttf_s), new, _time(_newest_end(after), "finishedAt"))
+    return _End(
+        _termination_outcome(before, after, mttf_s),
+        new,
+        _termination_time(_newest_termination(after), "finishedAt"),
+    )
 
 
-def _verdict(before: ObservedContainer | None, after: ObservedContainer, mttf_s: float) -> float:
+def _termination_outcome(before: ObservedContainer | None, after: ObservedContainer, mttf_s: float) -> float:
     """The first termination is suspicious. A later one is a failure unless it comes long after the previous one."""
-    if _ends(after) <= 1:
+    if _termination_count(after) <= 1:
         return SUSPICIOUS
-    newest = _newest_end(after)
-    ended_s, began_s = _time(newest, "finishedAt"), _time(newest, "startedAt")
-    earlier_s = _time(_end_before(before, after), "finishedAt")
+    newest = _newest_termination(after)
+    ended_s, began_s = _termination_time(newest, "finishedAt"), _termination_time(newest, "startedAt")
+    earlier_s = _termination_time(_previous_termination(before, after), "finishedAt")
     # an unknown time has a safe bound: a container starts after its previous end, and ends after its start
     last_s = began_s if np.isnan(ended_s) else ended_s
     first_s = began_s if np.isnan(earlier_s) else earlier_s
     return SUSPICIOUS if last_s - first_s > mttf_s else FAILED
 
 
-def _end_before(before: ObservedContainer | None, after: ObservedContainer) -> TerminatedState | None:
+def _previous_termination(
+    before: ObservedContainer | None, after: ObservedContainer
+) -> TerminatedState | None:
     """The termination before the newest, if it is known."""
     if (after.state or _NO_STATE).terminated is not None and after.lastState is not None:
         return after.lastState.terminated
-    return _newest_end(before) if before is not None and _ends(before) == _ends(after) - 1 else None
+    return (
+        _newest_termination(before)
+        if before is not None and _termination_count(before) == _termination_count(after) - 1
+        else None
+    )
 
 
-def _ended_at(pod: ObservedPod) -> float:
-    return _latest(_time(_newest_end(container), "finishedAt") for container in _containers(pod))
+def _pod_end_time(pod: ObservedPod) -> float:
+    return _latest_time(
+        _termination_time(_newest_termination(container), "finishedAt")
+        for container in _container_statuses(pod)
+    )
 
 
-def _up_at(pod: ObservedPod) -> float:
-    return _latest(load_annotations.time(_started(container)) for container in _containers(pod))
+def _pod_ready_time(pod: ObservedPod) -> float:
+    return _latest_time(
+        load_annotations.time(_container_start_time(container)) for container in _container_statuses(pod)
+    )
 
 
-def _started(container: ObservedContainer) -> str | None:
+def _container_start_time(container: ObservedContainer) -> str | None:
     running = (container.state or _NO_STATE).running
     return running.startedAt if running is not None else None
 
 
-def _latest(times_s: Iterable[float]) -> float:
+def _latest_time(times_s: Iterable[float]) -> float:
     return max((at for at in times_s if not np.isnan(at)), default=np.nan)
 
 
-def _time(ended: TerminatedState | None, which: str) -> float:
+def _termination_time(ended: TerminatedState | None, which: str) -> float:
     return load_annotations.time(getattr(ended, which)) if ended is not None else np.nan

@@ -111,13 +111,17 @@ def pod_reducer(namespaces: Iterable[str]) -> Callable[[ObservedPod], ObservedPo
         )
         if not is_observed or (allowed_namespaces and metadata.namespace not in allowed_namespaces):
             return None
-        controller = _controller(metadata.ownerReferences)
-        return None if controller and controller.kind in _NODE_BOUND_CONTROLLERS else _shared(pod, controller)
+        controller = _controller_owner(metadata.ownerReferences)
+        return (
+            None
+            if controller and controller.kind in _NODE_BOUND_CONTROLLERS
+            else _deduplicate_pod_fields(pod, controller)
+        )
 
     return keep
 
 
-def _shared(pod: ObservedPod, controller: OwnerReference | None) -> ObservedPod:
+def _deduplicate_pod_fields(pod: ObservedPod, controller: OwnerReference | None) -> ObservedPod:
     """The pod with values that thousands of pods share stored once, and its owner only if that is its type."""
     metadata, phase = pod.metadata, pod.status.phase
     metadata = msgspec.structs.replace(
@@ -128,12 +132,12 @@ def _shared(pod: ObservedPod, controller: OwnerReference | None) -> ObservedPod:
         if controller and not _type_from_labels(metadata)
         else None,
     )
-    containers = tuple(map(_slim, pod.status.containerStatuses or ()))
+    containers = tuple(map(_reduce_container, pod.status.containerStatuses or ()))
     spec = ObservedPodSpec(intern(pod.spec.nodeName))
     return ObservedPod(metadata=metadata, spec=spec, status=ObservedPodStatus(intern(phase), containers))
 
 
-def _slim(container: ObservedContainer) -> ObservedContainer:
+def _reduce_container(container: ObservedContainer) -> ObservedContainer:
     last = container.lastState if container.lastState and container.lastState.terminated else None
     return msgspec.structs.replace(container, name=intern(container.name), lastState=last)
 
@@ -163,14 +167,14 @@ def _type_from_labels(metadata: ObservedPodMetadata) -> str:
 
 
 def _type_from_owner(metadata: PendingPodMetadata | ObservedPodMetadata) -> str:
-    controller = _controller(metadata.ownerReferences)
+    controller = _controller_owner(metadata.ownerReferences)
     return (controller.name if controller else "") or metadata.name
 
 
-def _controller(owners: tuple[OwnerReference, ...] | None) -> OwnerReference | None:
+def _controller_owner(owners: tuple[OwnerReference, ...] | None) -> OwnerReference | None:
     return next((owner for owner in owners or () if owner.controller), None)
 
 
-def type_key(namespace: str, type_: str) -> str:
+def pod_type_key(namespace: str, type_: str) -> str:
     """The key of a type."""
     return f"{namespace}/{type_}"

@@ -56,7 +56,9 @@ class LearningRule(NamedTuple):
         weight = (1 - RATE) ** times
         faded = self.prior + (before.reward - self.prior) * left
         reward_after = weight * faded + (1 - weight) * reward
-        return _rounded(reward_after, before.tried + times, before.recent * left + times, max(now, before.at))
+        return _round_to_stored_digits(
+            reward_after, before.tried + times, before.recent * left + times, max(now, before.at)
+        )
 
     def after(self, earlier: RewardEstimate, later: RewardEstimate) -> RewardEstimate:
         """The estimate `later` as if it had started from `earlier` instead of the prior."""
@@ -64,7 +66,9 @@ class LearningRule(NamedTuple):
         lasting = left * (1 - RATE) ** later.tried
         reward = later.reward + (earlier.reward - self.prior) * lasting
         tried = earlier.tried + later.tried
-        return _rounded(min(max(reward, 0.0), 1.0), tried, earlier.recent * left + later.recent, later.at)
+        return _round_to_stored_digits(
+            min(max(reward, 0.0), 1.0), tried, earlier.recent * left + later.recent, later.at
+        )
 
     def bonus(self, recent: Floats, total: float) -> Floats:
         """The exploration bonus of nodes by their recent tries, given the total of all nodes."""
@@ -72,6 +76,6 @@ class LearningRule(NamedTuple):
         return bonus
 
 
-def _rounded(reward: float, tried: int, recent: float, at: float) -> RewardEstimate:
+def _round_to_stored_digits(reward: float, tried: int, recent: float, at: float) -> RewardEstimate:
     """Round to the digits that are stored."""
     return RewardEstimate(round(reward, 6), tried, round(recent, 3), round(at, 1))

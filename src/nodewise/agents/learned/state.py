@@ -16,7 +16,7 @@ from nodewise.agents.learned import outcomes
 from nodewise.agents.learned.memory import RewardMemory, TypeRewards
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.outcomes import PodOutcome
-from nodewise.agents.learned.pods import ObservedPod, observed_pod_type, type_key
+from nodewise.agents.learned.pods import ObservedPod, observed_pod_type, pod_type_key
 from nodewise.agents.learned.rewards import LearningRule
 from nodewise.errors import BadInput
 from nodewise.state import Change, Changes, difference
@@ -99,11 +99,11 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         If the generator is closed early, no outcome is lost or counted twice.
         """
         self._note_changes(cluster_state)
-        if self._state is not None and self._is_early(self._state, cluster_state):
+        if self._state is not None and self._can_postpone_build(self._state, cluster_state):
             return self._state
         yield from self._observe_changes()
         if self._first is not None and self._caught_up_from is not None:
-            yield from self._catch_up(self._first.pods, self._caught_up_from)
+            yield from self._observe_missed_outcomes(self._first.pods, self._caught_up_from)
         elif self._first is not None and cluster_state.now - self._first.now > _RECALL_TIMEOUT_S:
             self._first = None
         for number in range(len(self._observations)):
@@ -116,7 +116,7 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         self._state = LearnedState(cluster_state.nodes, types, cluster_state.now)
         return self._state
 
-    def _is_early(self, before: LearnedState, cluster_state: ClusterState) -> bool:
+    def _can_postpone_build(self, before: LearnedState, cluster_state: ClusterState) -> bool:
         """Whether the computation can wait for the next change or refresh."""
         is_waited_for = bool(self._observations) or self._caught_up_from is not None
         return (
@@ -131,12 +131,12 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         if self._pods is None:
             self._first = _InitialState(pods, cluster_state.now)
         elif cluster_state.changes is None:
-            self._merge(difference(self._pods, pods))
+            self._merge_pod_changes(difference(self._pods, pods))
         else:
-            self._merge(cluster_state.changes.get(PODS, {}))
+            self._merge_pod_changes(cluster_state.changes.get(PODS, {}))
         self._pods = pods
 
-    def _merge(self, changes: Changes[ObservedPod]) -> None:
+    def _merge_pod_changes(self, changes: Changes[ObservedPod]) -> None:
         for pod, change in changes.items():
             earlier = self._changes.get(pod, change)
             self._changes[pod] = Change(earlier.old, change.new)
@@ -155,7 +155,7 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         self._changes = {}
         self._observations.extend(ordered)
 
-    def _catch_up(self, pods: Pods, since_s: float) -> Generator[None, None, None]:
+    def _observe_missed_outcomes(self, pods: Pods, since_s: float) -> Generator[None, None, None]:
         observations: list[_Observation] = []
         for number, pod in enumerate(pods.values()):
             observations += _observations_of(pod, outcomes.outcome_since(pod, since_s, self._mttf_s))
@@ -181,7 +181,7 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         """The form to store, if it changed. All replicas learn from the same pods, so the leader may overwrite it."""
         known = self._kept
         if kept is not None and (known is None or kept != known.text):
-            self._fold(kept)
+            self._merge_stored_rewards(kept)
         elif self._memory.changes == (known.changes if known is not None and kept is not None else 0):
             return None
         if not len(self._memory):
@@ -189,7 +189,7 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         self._offered = _StoredText(self._memory.text(self._until), self._memory.changes)
         return self._offered.text
 
-    def _fold(self, kept: bytes) -> None:
+    def _merge_stored_rewards(self, kept: bytes) -> None:
         """Merge rewards that another replica stored, so that estimates unknown here are not lost."""
         try:
             self._memory.take(memories.parse_stored_rewards(kept), as_earlier=False)
@@ -201,7 +201,7 @@ def _observations_of(pod: ObservedPod, outcome: PodOutcome | None) -> list[_Obse
     if outcome is None:
         return []
     return [
-        _Observation(type_key(pod.metadata.namespace, observed_pod_type(pod)), pod.spec.nodeName, outcome)
+        _Observation(pod_type_key(pod.metadata.namespace, observed_pod_type(pod)), pod.spec.nodeName, outcome)
     ]
 
 

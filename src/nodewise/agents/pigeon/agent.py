@@ -18,7 +18,7 @@ from nodewise.agent import (
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import resources, score_scaling
 from nodewise.agents.pigeon.config import PigeonConfig
-from nodewise.agents.pigeon.details import PigeonDetails, pack_bits
+from nodewise.agents.pigeon.details import PigeonDetails, pack_resource_bits
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.resources import NAMES, UNIT_NAMES, Row
 from nodewise.agents.pigeon.state import PigeonPod, PigeonState
@@ -70,11 +70,11 @@ class PigeonAgent(
             state,
             demand[: self._config.resources],
             candidates,
-            self._variability(state, pod, demand),
+            self._demand_variability_with_pod(state, pod, demand),
         )
-        return Scores(self._points(details), details=details)
+        return Scores(self._objective_scores(details), details=details)
 
-    def _variability(self, state: PigeonState, pod: PigeonPod, demand: Row) -> float | None:
+    def _demand_variability_with_pod(self, state: PigeonState, pod: PigeonPod, demand: Row) -> float | None:
         """The variability of what pods request, with this pod."""
         if not state.layout.follows_demand:
             return None
@@ -94,11 +94,11 @@ class PigeonAgent(
             self._config.objective,
             measured,
             variability,
-            pack_bits(lacking),
+            pack_resource_bits(lacking),
             missing if missing.any() else None,
         )
 
-    def _points(self, details: PigeonDetails) -> score_scaling.Points:
+    def _objective_scores(self, details: PigeonDetails) -> score_scaling.Points:
         values = details.values()
         default, missing = self._options.score_missing, details.missing
         if default is None or missing is None:

@@ -39,38 +39,38 @@ class _Entry(NamedTuple):
 def load_config(options: PigeonOptions) -> PigeonConfig:
     """Combine settings and file. `BadSettings` lists all invalid values, and where the two differ."""
     path = options.pigeon_config or DEFAULT
-    entries, odd = _read(path, is_needed=bool(options.pigeon_config))
+    entries, odd = _read_config_file(path, is_needed=bool(options.pigeon_config))
     wrong: list[Problem] = []
-    objective = _objective(options, entries.get(OBJECTIVE), wrong)
-    prime = _prime(options, entries.get(INDEX), wrong)
+    objective = _combine_objective(options, entries.get(OBJECTIVE), wrong)
+    prime = _combine_prime_resource(options, entries.get(INDEX), wrong)
     if wrong:
         raise BadSettings("pigeon", wrong)
     return PigeonConfig(objective, prime, options.num_resources, odd)
 
 
-def _read(path: str, *, is_needed: bool) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
+def _read_config_file(path: str, *, is_needed: bool) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
     """The entries of a file by key, and its harmless problems."""
     try:
         if not is_needed and not Path(path).exists():
             return {}, ()
         with Path(path).open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
-        lines = list(_lines(path, content.decode("utf-8-sig")))
+        lines = list(_parse_config_lines(path, content.decode("utf-8-sig")))
     except (OSError, ValueError) as error:
-        raise _unreadable(f"{path}: {error}") from error
+        raise _unreadable_file_error(f"{path}: {error}") from error
     if len(content) > _MAX_BYTES:
-        raise _unreadable(f"{path}: more than {_MAX_BYTES} bytes")
+        raise _unreadable_file_error(f"{path}: more than {_MAX_BYTES} bytes")
     known = {key: entry for key, entry in lines if key in (OBJECTIVE, INDEX)}
     wanted = f"{OBJECTIVE}=… or {INDEX}=…"
     odd = (Problem(entry.where, shown(key), wanted) for key, entry in lines if key not in (OBJECTIVE, INDEX))
     return known, tuple(map(str, odd))
 
 
-def _unreadable(value: str) -> BadSettings:
+def _unreadable_file_error(value: str) -> BadSettings:
     return BadSettings("pigeon", [Problem("--pigeon-config", value, "a readable file of lines key=value")])
 
 
-def _lines(path: str, text: str) -> Iterator[tuple[str, _Entry]]:
+def _parse_config_lines(path: str, text: str) -> Iterator[tuple[str, _Entry]]:
     for number, line in enumerate(text.split("\n"), 1):
         text = line.partition("#")[0].strip()
         if text:
@@ -78,7 +78,7 @@ def _lines(path: str, text: str) -> Iterator[tuple[str, _Entry]]:
             yield key.strip(), _Entry(value.strip(), f"{path} line {number}")
 
 
-def _objective(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> Objective:
+def _combine_objective(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> Objective:
     chosen = options.policy_objective
     if entry is None:
         return chosen or A_BINPACK
@@ -86,13 +86,13 @@ def _objective(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem
     if entry.value not in OBJECTIVES:
         wrong.append(Problem(where, shown(entry.value), f"one of {', '.join(OBJECTIVES)}"))
     elif chosen and chosen != entry.value:
-        wrong.append(_contradicted(where, entry.value, f"--policy-objective {chosen}"))
+        wrong.append(_contradiction_error(where, entry.value, f"--policy-objective {chosen}"))
     else:
         return entry.value
     return A_BINPACK
 
 
-def _prime(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> int:
+def _combine_prime_resource(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> int:
     chosen, most = options.policy_resource_index, options.num_resources - 1
     wanted = f"a whole number from 0 to {most}, as {options.num_resources} resources count"
     if chosen is not None and chosen > most:
@@ -104,10 +104,10 @@ def _prime(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -
     if index is None:
         wrong.append(Problem(where, shown(entry.value), wanted))
     elif chosen is not None and chosen != index:
-        wrong.append(_contradicted(where, entry.value, f"--policy-resource-index {chosen}"))
+        wrong.append(_contradiction_error(where, entry.value, f"--policy-resource-index {chosen}"))
     return index or 0
 
 
-def _contradicted(where: str, value: str, setting: str) -> Problem:
+def _contradiction_error(where: str, value: str, setting: str) -> Problem:
     """An error instead of a precedence: otherwise one of two explicit settings would have no effect."""
     return Problem(where, f"{value}, but {setting}", "the same in both, or one of the two alone")

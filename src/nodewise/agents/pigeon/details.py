@@ -46,8 +46,8 @@ class PigeonDetails(NamedTuple):
 
         `missing` lists the resources whose requested amount is unknown, if there are any.
         """
-        numbers: dict[str, Any] = {"objective": self._value(candidate)}
-        if missing := list(_names(self.missing, candidate)):
+        numbers: dict[str, Any] = {"objective": self._objective_value(candidate)}
+        if missing := list(_resource_names(self.missing, candidate)):
             numbers["missing"] = missing
         if self.variability is not None:
             numbers["demand_variability"] = self.variability
@@ -62,26 +62,26 @@ class PigeonDetails(NamedTuple):
             else np.abs(self.cluster_values - self.variability)
         )
 
-    def _value(self, candidate: int) -> float:
+    def _objective_value(self, candidate: int) -> float:
         measured = float(self.cluster_values[candidate])
         return measured if self.variability is None else abs(measured - self.variability)
 
     def _text_parts(self, candidate: int) -> Iterator[str]:
         if not np.isnan(self.cluster_values[candidate]):
-            yield f"{self.objective} {self._value(candidate):.6f}"
+            yield f"{self.objective} {self._objective_value(candidate):.6f}"
         else:
-            yield f"does not fit: {', '.join(_names(self.lacking, candidate))}"
-        if missing := ", ".join(_names(self.missing, candidate)):
+            yield f"does not fit: {', '.join(_resource_names(self.lacking, candidate))}"
+        if missing := ", ".join(_resource_names(self.missing, candidate)):
             yield f"{missing}: no statistics"
 
 
-def pack_bits(table: NDArray[np.bool_]) -> Bits:
+def pack_resource_bits(table: NDArray[np.bool_]) -> Bits:
     """Pack a table (R, n) into one number per column (n)."""
     packed: Bits = np.packbits(table, axis=0, bitorder="little")[0]
     return packed
 
 
-def _names(bits: Bits | None, candidate: int) -> Iterator[str]:
+def _resource_names(bits: Bits | None, candidate: int) -> Iterator[str]:
     if bits is not None:
         mask = int(bits[candidate])
         yield from (name for number, name in enumerate(NAMES) if mask >> number & 1)

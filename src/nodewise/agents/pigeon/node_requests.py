@@ -39,23 +39,24 @@ class HoldingPod(RequestingPod, frozen=True, gc=False, kw_only=True):
     status: HoldingStatus = HoldingStatus()
 
 
-def keeper(gpu: str) -> Callable[[HoldingPod], HoldingPod | None]:
+def pod_request_reducer(gpu: str) -> Callable[[HoldingPod], HoldingPod | None]:
     """Keeps the node and the requests of a bound pod, as one container; drops any other pod."""
-    return partial(_kept, gpu)
+    return partial(_reduce_pod_to_requests, gpu)
 
 
-def _kept(gpu: str, pod: HoldingPod) -> HoldingPod | None:
+def _reduce_pod_to_requests(gpu: str, pod: HoldingPod) -> HoldingPod | None:
     if not is_holding(pod):
         return None
     metadata = HoldingMetadata(name=pod.metadata.name, namespace=intern(pod.metadata.namespace))
     spec = HoldingSpec(
-        containers=_containers(gpu, resources.pod_amounts(pod, gpu)), nodeName=intern(pod.spec.nodeName)
+        containers=_shared_request_container(gpu, resources.pod_amounts(pod, gpu)),
+        nodeName=intern(pod.spec.nodeName),
     )
     return HoldingPod(metadata=metadata, spec=spec)
 
 
 @lru_cache(4096)
-def _containers(gpu: str, amounts: Amounts) -> tuple[RequestingContainer, ...]:
+def _shared_request_container(gpu: str, amounts: Amounts) -> tuple[RequestingContainer, ...]:
     """The same object for all pods that request the same."""
     cpu, memory, _, devices, storage = (int(amount) for amount in amounts)
     requests: dict[str, Quantity] = {
@@ -90,7 +91,7 @@ class NodeRequests:
         for number, (_, change) in enumerate(changes):
             for pod, sign in ((change.old, -1), (change.new, 1)):
                 if pod is not None:
-                    self._add(pod, sign)
+                    self._add_pod_requests(pod, sign)
                     nodes.add(pod.spec.nodeName)
             if not number % _STRIDE:
                 yield
@@ -104,7 +105,7 @@ class NodeRequests:
         """What the pods of a node request together."""
         return self._sums.get(node, _NOTHING)
 
-    def _add(self, pod: HoldingPod, sign: int) -> None:
+    def _add_pod_requests(self, pod: HoldingPod, sign: int) -> None:
         node, amounts = pod.spec.nodeName, resources.pod_amounts(pod, self._gpu)
         # whole numbers of Python: what is subtracted is exactly what was added
         total = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))

@@ -48,7 +48,9 @@ class LoadBalanceObjective:
     def __init__(self, table: NodeTable, prime: int) -> None:
         self._prime = prime
         self._per_unit = _per_unit(table.capacity[prime])
-        self._moments: TableMoments = mean_covariance.table_moments(_shares(table, prime)[None])
+        self._moments: TableMoments = mean_covariance.table_moments(
+            _prime_resource_shares(table, prime)[None]
+        )
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
         growth = ColumnGrowth(columns, (demand[self._prime] * self._per_unit[columns])[None])
@@ -70,7 +72,7 @@ class ConsolidateObjective:
     def __init__(self, table: NodeTable, prime: int) -> None:
         self._prime = prime
         self._per_unit = _per_unit(table.capacity[prime])
-        shares = _shares(table, prime)
+        shares = _prime_resource_shares(table, prime)
         self._mean = float(shares.mean()) if len(shares) else 0.0
         self._offsets = shares - self._mean
         """Relative to the mean without the pod, so that the sums stay small and exact."""
@@ -129,7 +131,7 @@ def _per_unit(capacity: Floats) -> Floats:
     return np.divide(1.0, capacity, out=np.zeros_like(capacity), where=capacity > 0)
 
 
-def _shares(table: NodeTable, prime: int) -> Floats:
+def _prime_resource_shares(table: NodeTable, prime: int) -> Floats:
     """Shares of the prime resource: above 1 if overcommitted, 1 for a capacity of 0."""
     capacity = table.capacity[prime]
     return np.where(capacity > 0, table.used[prime] * _per_unit(capacity), 1.0)

@@ -79,19 +79,19 @@ class DemandMemory:
 
     def with_pod(self, uid: str, pod_demand: Row) -> DemandStatistics:
         """The statistics including this pod. A pod without a uid is always new."""
-        has_counted = uid and _mark(uid) in self._counted.pods
+        has_counted = uid and _pod_mark(uid) in self._counted.pods
         return self.statistics if has_counted else demand.add_pod(self.statistics, pod_demand)
 
     def count(self, uid: str, pod_demand: Row) -> None:
         """Count a pod unless it is counted already."""
-        mark = _mark(uid) if uid else self._number()
+        mark = _pod_mark(uid) if uid else self._new_pod_mark()
         if mark in self._counted.pods:
             self._counted.pods.move_to_end(mark)
             return
         self._counted.add([(mark, pod_demand)])
         self._unstored.append((mark, pod_demand))
 
-    def _number(self) -> str:
+    def _new_pod_mark(self) -> str:
         """A mark of no other pod."""
         while f"#{self._unnamed}" in self._counted.pods:
             self._unnamed += 1
@@ -99,7 +99,7 @@ class DemandMemory:
 
     def recall(self, kept: bytes) -> None:
         """Continue from a stored form and the pods that it lacks. `BadInput` lists its problems."""
-        self._counted, news = self._merge(kept)
+        self._counted, news = self._merge_stored_pods(kept)
         self._unstored = deque(news, MAX_UNSTORED_PODS)
 
     def keep(self, kept: bytes | None) -> bytes | None:
@@ -109,13 +109,13 @@ class DemandMemory:
         """
         if kept is not None:
             with contextlib.suppress(BadInput):
-                counted, news = self._merge(kept)
+                counted, news = self._merge_stored_pods(kept)
                 return counted.encoded() if news else None
         return self._counted.encoded() if self._counted.pods else None
 
-    def _merge(self, kept: bytes) -> tuple[_CountedPods, list[tuple[str, Row]]]:
+    def _merge_stored_pods(self, kept: bytes) -> tuple[_CountedPods, list[tuple[str, Row]]]:
         """The stored pods with the new ones, and the new ones."""
-        counted = _decoded(kept)
+        counted = _decode_stored_statistics(kept)
         news = [(mark, pod_demand) for mark, pod_demand in self._unstored if mark not in counted.pods]
         counted.add(news)
         return counted, news
@@ -125,20 +125,20 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(_StoredDemand).decode
 
 
-def _decoded(kept: bytes) -> _CountedPods:
+def _decode_stored_statistics(kept: bytes) -> _CountedPods:
     if len(kept) > MAX_BYTES:
-        raise _unreadable(f"{len(kept)} bytes", f"at most {MAX_BYTES}")
+        raise _unreadable_statistics_problem(f"{len(kept)} bytes", f"at most {MAX_BYTES}")
     try:
         stored = _decode(kept)
     except UNREADABLE as error:
-        raise _unreadable(str(error), "JSON as the agent keeps it") from error
+        raise _unreadable_statistics_problem(str(error), "JSON as the agent keeps it") from error
     statistics = DemandStatistics(stored.samples, np.array(stored.mean), np.array(stored.covariance))
     return _CountedPods(statistics, stored.pods)
 
 
-def _unreadable(value: str, expected: str) -> BadInput:
+def _unreadable_statistics_problem(value: str, expected: str) -> BadInput:
     return BadInput("what pigeon remembers", [Problem("pigeon.json", value, expected)])
 
 
-def _mark(uid: str) -> str:
+def _pod_mark(uid: str) -> str:
     return blake2b(uid.encode("utf-8", "replace"), digest_size=_MARK_BYTES).hexdigest()

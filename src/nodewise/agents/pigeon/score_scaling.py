@@ -32,13 +32,15 @@ def stretch(values: Floats) -> Points:
     if highest - lowest <= _NOISE * max(1.0, abs(highest), abs(lowest)):
         scores[fits] = MAX_SCORE
         return scores
-    scores[fits] = _whole(_MIN_SCORE + (MAX_SCORE - _MIN_SCORE) * (highest - measured) / (highest - lowest))
+    scores[fits] = _round_half_up(
+        _MIN_SCORE + (MAX_SCORE - _MIN_SCORE) * (highest - measured) / (highest - lowest)
+    )
     return scores
 
 
 def scale_absolute(values: Floats) -> Points:
     """By candidate: 10 for 0 or less, 0 for 1 or more, in proportion between them; 0 for NaN."""
-    return _whole(MAX_SCORE * (1 - np.nan_to_num(values, nan=1.0)))
+    return _round_half_up(MAX_SCORE * (1 - np.nan_to_num(values, nan=1.0)))
 
 
 SCALINGS: Final[Mapping[Scaling, Callable[[Floats], Points]]] = {
@@ -47,7 +49,7 @@ SCALINGS: Final[Mapping[Scaling, Callable[[Floats], Points]]] = {
 }
 
 
-def _whole(points: Floats) -> Points:
+def _round_half_up(points: Floats) -> Points:
     """Round halves up, including those that are slightly less because of rounding errors."""
     scores: Points = np.clip(np.floor(points + 0.5 + _NOISE), 0, MAX_SCORE).astype(np.int64)
     return scores

@@ -10,7 +10,7 @@ import numpy as np
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.config import DEFAULT, PigeonConfig
-from nodewise.agents.pigeon.details import Bits, pack_bits
+from nodewise.agents.pigeon.details import Bits, pack_resource_bits
 from nodewise.agents.pigeon.mean_covariance import Floats
 from nodewise.agents.pigeon.node_requests import NodeRequests
 from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, NodeTable, ObjectiveLayout
@@ -111,13 +111,13 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         if self._node_requests is not None:
             nodes |= yield from self._node_requests.apply(cluster_state.changes_of(PODS))
         for number, name in enumerate(nodes):
-            self._read(name, cluster_state.node_objects.get(("", name)))
+            self._read_node(name, cluster_state.node_objects.get(("", name)))
             if not number % _STRIDE:
                 yield
         newest = self._newest
         if newest is not None and newest[0] is cluster_state.nodes:
             return newest[1]
-        agent_state = yield from self._lay_out(
+        agent_state = yield from self._lay_out_nodes(
             [
                 self._amounts.get(name) or self._amounts_of(name, _NO_NODE)
                 for name in cluster_state.nodes.known
@@ -133,7 +133,7 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         if self._node_requests is not None:
             self._node_requests.reset()
 
-    def _read(self, name: str, node: Any | None) -> None:
+    def _read_node(self, name: str, node: Any | None) -> None:
         """Read a node again. The fields that are read here are the same in most nodes that changed."""
         before = self._amounts.pop(name, None)
         if node is not None:
@@ -147,11 +147,11 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
             return _Amounts(capacity, self._node_requests.of(name))
         return _Amounts(capacity, resources.requested_amounts(node.metadata.annotations))
 
-    def _lay_out(self, nodes: Sequence[_Amounts]) -> Generator[None, None, PigeonState]:
+    def _lay_out_nodes(self, nodes: Sequence[_Amounts]) -> Generator[None, None, PigeonState]:
         count = self._config.resources
-        capacity = _table(amounts.capacity for amounts in nodes)[:count]
+        capacity = _amount_table(amounts.capacity for amounts in nodes)[:count]
         yield
-        requested = _table(amounts.requested for amounts in nodes)[:count]
+        requested = _amount_table(amounts.requested for amounts in nodes)[:count]
         yield
         missing = np.pad(np.isnan(requested) & (capacity > 0), ((0, 0), (0, 1)), constant_values=True)
         table = NodeTable(capacity, np.nan_to_num(requested))
@@ -160,10 +160,10 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         scale = capacity.sum(axis=1) / np.maximum(has_some, 1)
         yield
         layout = LAYOUTS[self._config.objective](table, self._config.prime)
-        return PigeonState(room, layout, scale, pack_bits(missing), self._memory)
+        return PigeonState(room, layout, scale, pack_resource_bits(missing), self._memory)
 
 
-def _table(rows: Iterable[Amounts]) -> Floats:
+def _amount_table(rows: Iterable[Amounts]) -> Floats:
     """Amounts in the agent's units, by resource and node."""
     amounts = np.fromiter(chain.from_iterable(rows), np.float64)
     return resources.to_agent_units(amounts.reshape(-1, len(resources.NAMES)).T)

@@ -86,8 +86,8 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         """Rejects nodes where the risk of overload is above the percentile."""
         base = self.state(snapshot)
         if base is None:
-            return _not_ready(candidates)
-        return self._verdict(shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod)))
+            return _reject_not_ready(candidates)
+        return self._risk_verdict(shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod)))
 
     def preempt(
         self, pod: PodFields, candidates: Names, snapshot: Snapshot, victims: Victims
@@ -98,13 +98,13 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         """
         base = self.state(snapshot)
         if base is None:
-            return _not_ready(candidates)
+            return _reject_not_ready(candidates)
         with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
         is_running_there = [pod.metadata.uid in victims.get(name, ()) for name in candidates.tolist()]
         if any(is_running_there):
             measured = shares.shares_with_pod(base, candidates.numbers, _NO_REQUEST)
             with_pod = with_pod._replace(mean=np.where(is_running_there, measured.mean, with_pod.mean))
-        return self._verdict(with_pod)
+        return self._risk_verdict(with_pod)
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """`safe-overload`: the lower the risk the higher the score."""
@@ -112,7 +112,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         if base is None:
             return None
         with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
-        return self._scores(self._scorer.scores(with_pod.mean, with_pod.deviation), with_pod)
+        return self._lowest_resource_scores(self._scorer.scores(with_pod.mean, with_pod.deviation), with_pod)
 
     def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """`safe-balance`: the lower the load, mean and variation together, the higher the score."""
@@ -120,16 +120,16 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         if base is None:
             return None
         with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
-        return self._scores(_balance_points(with_pod), with_pod)
+        return self._lowest_resource_scores(_balance_points(with_pod), with_pod)
 
-    def _verdict(self, with_pod: Shares) -> Verdict:
+    def _risk_verdict(self, with_pod: Shares) -> Verdict:
         cpu, memory = self._scorer.rejects(with_pod.mean, with_pod.deviation)
         codes = np.where(cpu, np.int16(1), np.where(memory, np.int16(2), np.int16(0)))
         if self._options.rejects_missing:
             codes[np.isnan(with_pod.mean).all(axis=0)] = 3
         return Verdict(codes, self._reasons, details=self._details(with_pod))
 
-    def _scores(self, points: NDArray[np.int64], with_pod: Shares) -> Scores:
+    def _lowest_resource_scores(self, points: NDArray[np.int64], with_pod: Shares) -> Scores:
         """A node's score is the lowest of its resources' points."""
         known = np.where(points == _UNKNOWN_POINTS, MAX_SCORE + 1, points).min(axis=0)
         scores = np.where(known > MAX_SCORE, self._points_missing, known)
@@ -152,6 +152,6 @@ def _balance_points(with_pod: Shares) -> NDArray[np.int64]:
     return np.nan_to_num(scores, nan=_UNKNOWN_POINTS).astype(np.int64)
 
 
-def _not_ready(candidates: Names) -> Verdict:
+def _reject_not_ready(candidates: Names) -> Verdict:
     reason = StatisticsNotReady("safe", "the load of nodes is not known yet")
     return Verdict(np.ones(len(candidates), np.int16), (reason,))

@@ -51,25 +51,25 @@ def is_valid(alpha: ArrayLike, beta: ArrayLike) -> NDArray[np.bool_]:
 
 def beta_function(alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The complete beta function B(alpha, beta)."""
-    return _where_valid(scipy_special().beta(alpha, beta), alpha, beta)
+    return _where_valid(import_scipy_special().beta(alpha, beta), alpha, beta)
 
 
 def cdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value of at most `x`: the regularised incomplete beta function."""
-    return _where_valid(scipy_special().betainc(*_separate_shapes(x, alpha, beta)), alpha, beta)
+    return _where_valid(import_scipy_special().betainc(*_separate_shapes(x, alpha, beta)), alpha, beta)
 
 
 def survival(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value above `x`, exact also where 1 - cdf would round to 0."""
-    return _where_valid(scipy_special().betaincc(*_separate_shapes(x, alpha, beta)), alpha, beta)
+    return _where_valid(import_scipy_special().betaincc(*_separate_shapes(x, alpha, beta)), alpha, beta)
 
 
 def pdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The density at `x`; infinite at 0 where alpha is below 1, and at 1 where beta is."""
     x, alpha, beta = _as_floats(x, alpha, beta)
-    functions = scipy_special()
+    functions = import_scipy_special()
     with np.errstate(all="ignore"):
-        inner = _kernel(x, alpha, beta) / (x * (1 - x))
+        inner = _scaled_beta_density(x, alpha, beta) / (x * (1 - x))
         logarithm = functions.xlogy(alpha - 1, x) + functions.xlog1py(beta - 1, -x)
         edge = np.exp(logarithm - functions.betaln(alpha, beta))
     density = np.where((x == 0) | (x == 1), edge, inner)
@@ -82,7 +82,7 @@ def mean_residual_life(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Float
     total = alpha + beta
     above = survival(x, alpha, beta)
     with np.errstate(all="ignore"):
-        life = _kernel(x, alpha, beta) / (above * total) + alpha / total - x
+        life = _scaled_beta_density(x, alpha, beta) / (above * total) + alpha / total - x
     return np.where(above == 0, 0.0, life)
 
 
@@ -153,7 +153,7 @@ def risk(mean: ArrayLike, deviation: ArrayLike, threshold: float) -> Floats:
     return risks
 
 
-def format_line(alpha: float, beta: float) -> str:
+def format_distribution(alpha: float, beta: float) -> str:
     """Format the distribution as one line of text."""
     first, second, third = (float(moment) for moment in moments(alpha, beta))
     named = {"alpha": alpha, "beta": beta, "mean": first, "var": float(variance(alpha, beta))}
@@ -161,7 +161,7 @@ def format_line(alpha: float, beta: float) -> str:
     return "BetaDistribution: " + "".join(f"{name} = {value:f}; " for name, value in named.items()) + "\n"
 
 
-def format_table(alpha: float, beta: float) -> str:
+def format_distribution_table(alpha: float, beta: float) -> str:
     """Format a header and 21 lines: x, the density, the distribution function and the mean residual life."""
     x = np.linspace(0, 1, 21)
     rows = np.transpose([x, pdf(x, alpha, beta), cdf(x, alpha, beta), mean_residual_life(x, alpha, beta)])
@@ -170,7 +170,7 @@ def format_table(alpha: float, beta: float) -> str:
 
 
 @cache
-def scipy_special() -> Any:
+def import_scipy_special() -> Any:
     """scipy.special; `BadSettings` where scipy is not installed."""
     try:
         from scipy import special as functions
@@ -200,7 +200,7 @@ def _where_valid(values: Any, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     return np.where(is_valid(alpha, beta), values, np.nan)
 
 
-def _kernel(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+def _scaled_beta_density(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """x^alpha (1 - x)^beta / B(alpha, beta), for x between 0 and 1.
 
     For large shapes the three factors overflow or underflow. There the result is computed as one expression, from the
@@ -208,22 +208,22 @@ def _kernel(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """
     x, alpha, beta = _as_floats(x, alpha, beta)
     total = alpha + beta
-    functions = scipy_special()
+    functions = import_scipy_special()
     plain = functions.xlogy(alpha, x) + functions.xlog1py(beta, -x) - functions.betaln(alpha, beta)
     shift = x - alpha / total
-    far = alpha * _above_log(shift * total / alpha) + beta * _above_log(-shift * total / beta)
-    rest = _stirling(total) - _stirling(alpha) - _stirling(beta)
+    far = alpha * _x_minus_log1p(shift * total / alpha) + beta * _x_minus_log1p(-shift * total / beta)
+    rest = _stirling_remainder(total) - _stirling_remainder(alpha) - _stirling_remainder(beta)
     large = np.sqrt(alpha / total * beta / (2 * np.pi)) * np.exp(rest - far)
     return np.where(np.minimum(alpha, beta) > _LARGE, large, np.exp(plain))
 
 
-def _above_log(x: Floats) -> Floats:
+def _x_minus_log1p(x: Floats) -> Floats:
     """x - log(1 + x)."""
     logarithm: Floats = np.log1p(x)
     return x - logarithm
 
 
-def _stirling(x: Floats) -> Floats:
+def _stirling_remainder(x: Floats) -> Floats:
     """The remainder of Stirling's formula for the logarithm of the gamma function, for x above `_LARGE`."""
     square = x * x
     return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / square) / square) / square) / x

@@ -36,23 +36,24 @@ class RiskDetails:
     def text(self, candidate: int) -> str:
         """`cpu 62 % ± 10 %, risk 0.03 %; memory: no statistics`."""
         return "; ".join(
-            self._words(resource, number, candidate) for number, resource in enumerate(RESOURCES)
+            self._resource_text(resource, number, candidate) for number, resource in enumerate(RESOURCES)
         )
 
-    def _words(self, resource: str, number: int, candidate: int) -> str:
+    def _resource_text(self, resource: str, number: int, candidate: int) -> str:
         missing = StatisticStatus(int(self.shares.missing[number, candidate]))
         if missing not in (StatisticStatus.PRESENT, StatisticStatus.NO_DEVIATION):
             return f"{resource}: {missing.words}"
         mean = self.shares.mean[number, candidate]
         spread = missing.words and f", {missing.words}"
-        deviation = spread or f" ± {_percent(self.shares.deviation[number, candidate])}"
-        return f"{resource} {_percent(mean)}{deviation}, risk {_percent(self._risk(number, candidate))}"
+        deviation = spread or f" ± {_format_percent(self.shares.deviation[number, candidate])}"
+        risk = _format_percent(self._candidate_risk(number, candidate))
+        return f"{resource} {_format_percent(mean)}{deviation}, risk {risk}"
 
-    def _risk(self, number: int, candidate: int) -> float:
+    def _candidate_risk(self, number: int, candidate: int) -> float:
         block, place = divmod(candidate, _BLOCK)
-        return float(self._block(block)[number, place])
+        return float(self._block_risks(block)[number, place])
 
-    def _block(self, block: int) -> NDArray[np.float64]:
+    def _block_risks(self, block: int) -> NDArray[np.float64]:
         """The risks of some candidates, by resource."""
         risks = self._risks.get(block)
         if risks is None:
@@ -66,7 +67,7 @@ class RiskDetails:
         size = self.shares.mean.shape[1]
         if not size:
             return np.zeros(0)
-        risks = np.concatenate([self._block(block) for block in range(-(-size // _BLOCK))], axis=1)
+        risks = np.concatenate([self._block_risks(block) for block in range(-(-size // _BLOCK))], axis=1)
         worst = np.fmax(*risks)
         beyond = np.maximum(worst - self.percentile, 0.0) / max(1 - self.percentile, np.finfo(float).tiny)
         distances: NDArray[np.float64] = np.nan_to_num(np.minimum(beyond, 1.0), nan=1.0)
@@ -74,9 +75,11 @@ class RiskDetails:
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:
         """By resource: `mean_share`, `std_share`, `alpha`, `beta`, `risk`, `threshold`; `missing` where it is."""
-        return {resource: self._numbers(number, candidate) for number, resource in enumerate(RESOURCES)}
+        return {
+            resource: self._resource_numbers(number, candidate) for number, resource in enumerate(RESOURCES)
+        }
 
-    def _numbers(self, number: int, candidate: int) -> dict[str, Any]:
+    def _resource_numbers(self, number: int, candidate: int) -> dict[str, Any]:
         mean = float(self.shares.mean[number, candidate])
         deviation = float(self.shares.deviation[number, candidate])
         shapes = beta_distribution.fit(mean, deviation if deviation >= beta_distribution.STEADY else 0.0)
@@ -85,18 +88,18 @@ class RiskDetails:
             "std_share": deviation,
             "alpha": float(shapes.alpha),
             "beta": float(shapes.beta),
-            "risk": self._risk(number, candidate),
+            "risk": self._candidate_risk(number, candidate),
             "threshold": self.threshold,
         }
         missing = StatisticStatus(int(self.shares.missing[number, candidate]))
         if missing:
             numbers["missing"] = missing.words
         if self.prints_table and beta_distribution.is_valid(*shapes):
-            numbers["table"] = _table(shapes)
+            numbers["table"] = _distribution_table(shapes)
         return numbers
 
 
-def _table(shapes: beta_distribution.BetaShapes) -> dict[str, list[float]]:
+def _distribution_table(shapes: beta_distribution.BetaShapes) -> dict[str, list[float]]:
     """Density, cumulative probability and mean residual of the distribution at steps of 0.05."""
     x = np.arange(21) / 20
     functions = {
@@ -107,6 +110,6 @@ def _table(shapes: beta_distribution.BetaShapes) -> dict[str, list[float]]:
     return {"x": x.tolist(), **{name: function(x, *shapes).tolist() for name, function in functions.items()}}
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     """Format with three digits: `62 %`, `0.0345 %`."""
     return f"{100 * share:.3g} %"

@@ -67,7 +67,7 @@ class RiskScorer:
     """
 
     def __init__(self, threshold: float, percentile: float) -> None:
-        beta_distribution.scipy_special()
+        beta_distribution.import_scipy_special()
         self.threshold = threshold
         self.percentile = percentile
         levels = _levels(percentile)
@@ -82,11 +82,11 @@ class RiskScorer:
 
     def scores(self, mean: ArrayLike, deviation: ArrayLike) -> NDArray[np.int64]:
         """From 10 for no risk to 0 for the accepted risk; -1 where the mean or the deviation is NaN."""
-        return self._look_up(mean, deviation, self._scores, self._scores_of_risk)
+        return self._band_or_exact_risk(mean, deviation, self._scores, self._scores_of_risk)
 
     def rejects(self, mean: ArrayLike, deviation: ArrayLike) -> NDArray[np.bool_]:
         """Whether the risk is above the accepted one. NaN is not rejected here."""
-        return self._look_up(mean, deviation, self._rejects, lambda risk: risk > self.percentile)
+        return self._band_or_exact_risk(mean, deviation, self._rejects, lambda risk: risk > self.percentile)
 
     def _scores_of_risk(self, risk: Floats) -> NDArray[np.int64]:
         """The score of each risk: 10 less the root of its share of the percentile; -1 for NaN."""
@@ -95,7 +95,7 @@ class RiskScorer:
         grades = np.floor(_MAX_SCORE * (1 - np.sqrt(share)))
         return np.where(np.isnan(share), -1, grades).astype(np.int64)
 
-    def _look_up(
+    def _band_or_exact_risk(
         self,
         mean: ArrayLike,
         deviation: ArrayLike,
@@ -143,7 +143,7 @@ class _Curves(NamedTuple):
             headrooms = (self.threshold - means) / (spreads * limits)
             places = spreads * _COLUMNS_PER_SPREAD
             bands: NDArray[np.int8] = self.cells.take(
-                places.astype(np.intp) * _ROWS + _rows(headrooms), mode="clip"
+                places.astype(np.intp) * _ROWS + _table_rows_of_headrooms(headrooms), mode="clip"
             )
         bands[~((deviations >= beta_distribution.STEADY) & (limits > 0))] = _COMPUTED  # includes NaN
         near = np.flatnonzero((bands < 0) & (bands != _COMPUTED))
@@ -174,7 +174,7 @@ def _curves(threshold: float, levels: Floats) -> _Curves:
 
 def _points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
     """asinh of the headroom at which the risk equals the level, for each spread; normal at spread 0."""
-    points: Floats = np.arcsinh(-beta_distribution.scipy_special().ndtri(levels))
+    points: Floats = np.arcsinh(-beta_distribution.import_scipy_special().ndtri(levels))
     some = spreads > 0
     spreads, levels = spreads[some], levels[some]
 
@@ -184,7 +184,7 @@ def _points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
         risks = np.clip(
             beta_distribution.survival(threshold, means * weights, rests * weights), _MIN_RISK, _MAX_RISK
         )
-        ndtri = beta_distribution.scipy_special().ndtri
+        ndtri = beta_distribution.import_scipy_special().ndtri
         return cast("Floats", ndtri(levels[which]) - ndtri(risks))
 
     # Cantelli's inequality bounds the headroom.
@@ -255,8 +255,8 @@ def _build_table(pieces: Floats, margins: Floats) -> NDArray[np.int8]:
     samples = sliding_window_view(curves, _SAMPLES + 1, axis=-1)[..., ::_SAMPLES, :]
     low, high = samples.min(axis=-1), samples.max(axis=-1)
     slack = margins[..., None] + (high - low) / _SAMPLES
-    lowest = _rows(np.sinh(low - slack)).reshape(len(margins), _COLUMNS, 1)
-    highest = _rows(np.sinh(high + slack)).reshape(len(margins), _COLUMNS, 1)
+    lowest = _table_rows_of_headrooms(np.sinh(low - slack)).reshape(len(margins), _COLUMNS, 1)
+    highest = _table_rows_of_headrooms(np.sinh(high + slack)).reshape(len(margins), _COLUMNS, 1)
     rows = np.arange(_ROWS)
     bands = np.zeros((_COLUMNS, _ROWS), np.int8)
     crossings = np.zeros_like(bands)
@@ -271,5 +271,5 @@ def _build_table(pieces: Floats, margins: Floats) -> NDArray[np.int8]:
     return np.where(crossings == 0, bands, np.where(simple, crossing, _COMPUTED)).astype(np.int8).ravel()
 
 
-def _rows(headrooms: Floats) -> Ints:
+def _table_rows_of_headrooms(headrooms: Floats) -> Ints:
     return ((headrooms / (np.abs(headrooms) + _BEND) + 1) * (_ROWS / 2 * _BELOW_1)).astype(np.intp)

@@ -30,7 +30,11 @@ def misspelt_label(keys: Iterable[str]) -> str:
     if POLICY_LABEL in listed:
         return ""
     return next(
-        (key for key in sorted(listed) if _is_nearly(_without_case_and_separators(key.rpartition("/")[2]))),
+        (
+            key
+            for key in sorted(listed)
+            if _is_nearly_policy_label(_without_case_and_separators(key.rpartition("/")[2]))
+        ),
         "",
     )
 
@@ -39,7 +43,7 @@ def _without_case_and_separators(name: str) -> str:
     return "".join(character for character in name.lower() if character not in "-_.")
 
 
-def _is_nearly(plain: str) -> bool:
+def _is_nearly_policy_label(plain: str) -> bool:
     label = _without_case_and_separators(POLICY_LABEL)
     return plain.startswith("telemetrypolicies") or (
         abs(len(plain) - len(label)) <= 1
@@ -71,11 +75,11 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         return None if name is None else (pod.metadata.namespace, name)
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        policy = self._policy(pod, snapshot)
+        policy = self._evaluated_policy_of_pod(pod, snapshot)
         if policy is None:
             return None
         if not isinstance(policy, PolicyState):
-            return _rejected(candidates, policy)
+            return _reject_all_candidates(candidates, policy)
         if policy.verdict is None:
             return None
         codes, texts, joined = policy.verdict
@@ -83,13 +87,13 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         return Verdict(codes[candidates.numbers], texts, evidence, joined)
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        policy = self._policy(pod, snapshot)
+        policy = self._evaluated_policy_of_pod(pod, snapshot)
         if not isinstance(policy, PolicyState) or policy.ranks is None or policy.preferred_rule is None:
             return None
         evidence = policy.preferred_rule.evidence(candidates, ranks_only=True)
         return Scores(rank_scores.points_from_ranks(policy.ranks[candidates.numbers]), (evidence,))
 
-    def _policy(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:
+    def _evaluated_policy_of_pod(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:
         """The evaluated policy that the pod names, the reason why there is none, or None if the pod names none."""
         key = self.equivalence_key(pod)
         if key is None:
@@ -101,13 +105,17 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         if agent_state is None:
             return reasons.PoliciesNotReady()
         policy: PolicyState | None = agent_state.get((namespace, name))
-        return reasons.PolicyMissing(f"{_cut(namespace)}/{_cut(name)}") if policy is None else policy
+        return (
+            reasons.PolicyMissing(f"{_truncate_name(namespace)}/{_truncate_name(name)}")
+            if policy is None
+            else policy
+        )
 
 
-def _cut(name: str) -> str:
+def _truncate_name(name: str) -> str:
     """Cut a name that the API server would refuse: the response contains the text once for every node."""
     return name if len(name) <= _MAX_LENGTH else f"{name[: _MAX_LENGTH - 1]}…"
 
 
-def _rejected(candidates: Names, reason: Reason) -> Verdict:
+def _reject_all_candidates(candidates: Names, reason: Reason) -> Verdict:
     return Verdict(np.ones(len(candidates), np.int16), (reason,))

@@ -23,7 +23,7 @@ from nodewise.clock import format_rfc3339
 from nodewise.controllers import Controller, Handle
 from nodewise.errors import Conflict, Refused, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.kube.concurrent_calls import run_all
+from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.event_recorder import ObjectReference
 from nodewise.kube.resources import NODES
 from nodewise.observe import logs
@@ -62,12 +62,12 @@ class TelemetryController(Controller):
         agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
             parts = (partial(self._write, snapshot, agent_state), self._advertiser.step)
-            await run_all(part() for part in parts)
+            await run_api_calls(part() for part in parts)
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Write labels, and then the status, which reports conflicts of labels."""
         policies = {key: (state.policy, state.labels) for key, state in agent_state.items()}
-        assignment = node_labels.assign_labels(policies)
+        assignment = node_labels.combine_policy_labels(policies)
         conflicts = dict(assignment.conflicts)
         try:
             await self._labels.step(snapshot, assignment.columns)
@@ -109,14 +109,17 @@ class LabelWriter:
 
         A failure of one node does not affect the others; the first error is raised at the end.
         """
-        await self._mark_changed()
+        await self._mark_nodes_to_label()
         await asyncio.sleep(0)
-        await run_all(self._resync(node, frozenset(columns)) for node in sorted(self._unconfirmed))
+        await run_api_calls(
+            self._resync_owned_labels(node, frozenset(columns)) for node in sorted(self._unconfirmed)
+        )
         await asyncio.sleep(0)
         wanted = node_labels.desired_labels(columns, snapshot.nodes, self._owned)
         self._expire_conflicts()
         allowed = {
-            node: self._allowed(node, wanted.get(node, {})) for node in wanted.keys() | self._owned.keys()
+            node: self._labels_without_conflict(node, wanted.get(node, {}))
+            for node in wanted.keys() | self._owned.keys()
         }
         differing = {
             node: labels_ for node, labels_ in allowed.items() if labels_ != self._owned.get(node, {})
@@ -124,7 +127,7 @@ class LabelWriter:
         self._set_remaining(len(differing))
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, differing.items())
-        await run_all(self._finish(node, labels_) for node, labels_ in due)
+        await run_api_calls(self._finish(node, labels_) for node, labels_ in due)
 
     async def _finish(self, node: str, wanted: Labels) -> None:
         await self._write(node, wanted)
@@ -135,27 +138,27 @@ class LabelWriter:
         self._remaining = count
         self._handle.metrics_registry.set("nodes_to_label", count)
 
-    def _allowed(self, node: str, wanted: Labels) -> Labels:
+    def _labels_without_conflict(self, node: str, wanted: Labels) -> Labels:
         conflicting = self._conflicts.get(node)
         return (
             {key: value for key, value in wanted.items() if key not in conflicting} if conflicting else wanted
         )
 
-    async def _mark_changed(self) -> None:
+    async def _mark_nodes_to_label(self) -> None:
         """Mark changed nodes whose labels differ from those that we know to own."""
         seen: dict[str, Any] = {}
-        async for node in cooperative_scheduling.iterate(self._handle.nodes.values()):
+        async for node in cooperative_scheduling.iterate_with_pauses(self._handle.nodes.values()):
             name = node.metadata.name
             seen[name] = node
             if self._seen.get(name) is node:
                 continue
             self._conflicts.pop(name, None)
             owned = self._owned.get(name, {})
-            labels = labels_of(node)
+            labels = decode_node_labels(node)
             ours = {
                 key: value
                 for key, value in labels.items()
-                if key in owned or label_ownership.is_candidate(key, value)
+                if key in owned or label_ownership.may_be_managed_label(key, value)
             }
             if ours != owned:
                 self._unconfirmed.add(name)
@@ -208,7 +211,7 @@ class LabelWriter:
         if left != self._owned.get(node, {}):
             await self._write(node, left)
 
-    async def _resync(self, node: str, keys: frozenset[str]) -> None:
+    async def _resync_owned_labels(self, node: str, keys: frozenset[str]) -> None:
         """Read the labels that we own on a node, and take over those of the older system."""
         owned = await self._read_owned_labels(node, keys)
         if owned:
@@ -221,7 +224,7 @@ class LabelWriter:
         path = NODES.path(name=name)
         try:
             metadata = msgspec.json.decode(await self._handle.api.get(path))["metadata"]
-            inherited = label_ownership.inheritable_keys(metadata, keys)
+            inherited = label_ownership.inheritable_label_keys(metadata, keys)
             if inherited:
                 entries = label_ownership.transfer_ownership(metadata, inherited, NODES.api_version)
                 patch = [
@@ -257,15 +260,15 @@ class StatusWriter:
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in agent_state}
         suspended = sum(len(state.suspended) for state in agent_state.values())
         self._handle.metrics_registry.set("rules_suspended", suspended)
-        oldest_first = sorted(agent_state, key=self._written_s)
+        oldest_first = sorted(agent_state, key=self._last_write_time)
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, oldest_first)
-        await run_all(self._update(key, agent_state[key], conflicts.get(key, "")) for key in due)
+        await run_api_calls(self._update_status(key, agent_state[key], conflicts.get(key, "")) for key in due)
 
-    def _written_s(self, key: ObjectKey) -> float:
+    def _last_write_time(self, key: ObjectKey) -> float:
         return self._written[key][1] if key in self._written else float("-inf")
 
-    async def _update(self, key: ObjectKey, state: PolicyState, conflict: str) -> None:
+    async def _update_status(self, key: ObjectKey, state: PolicyState, conflict: str) -> None:
         policy_object: PolicyObject | None = self._handle.objects[POLICIES].get(*key)
         if policy_object is None:
             return
@@ -288,7 +291,7 @@ class StatusWriter:
 
     def _record_events(self, policy_object: PolicyObject, before: PolicyStatus, wanted: PolicyStatus) -> None:
         """Record an event for each condition that became bad or good."""
-        known = before.by_type()
+        known = before.conditions_by_type()
         metadata = policy_object.metadata
         about = ObjectReference(self._taspolicies, metadata.namespace, metadata.name, metadata.uid)
         for condition in wanted.conditions:
@@ -309,7 +312,7 @@ class StatusWriter:
         path = self._taspolicies.path(metadata.namespace, metadata.name, "status")
         identity = {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid}
         resource = self._taspolicies
-        body = status.apply_body(resource.api_version, resource.kind, identity, wanted)
+        body = status.status_apply_body(resource.api_version, resource.kind, identity, wanted)
         try:
             await self._handle.api.patch(path, body, "apply", {**_APPLY, "force": "true"})
         except (Conflict, Refused) as error:
@@ -330,7 +333,7 @@ class ResourceAdvertiser:
         if not self._name:
             return
         lacking = [node.metadata.name for node in self._handle.nodes.values() if self._lacks_resource(node)]
-        await run_all(self._advertise(name) for name in lacking)
+        await run_api_calls(self._advertise(name) for name in lacking)
 
     def _lacks_resource(self, node: Any) -> bool:
         amount = _decode_object(node.status.capacity).get(self._name)
@@ -349,7 +352,7 @@ class ResourceAdvertiser:
             return
 
 
-def labels_of(node: Any) -> dict[str, str]:
+def decode_node_labels(node: Any) -> dict[str, str]:
     """The labels of a node. They are decoded when needed, because few of thousands of nodes need them."""
     return {
         key: value for key, value in _decode_object(node.metadata.labels).items() if isinstance(value, str)

@@ -20,17 +20,22 @@ ManagedFieldsEntry = dict[str, Any]
 def owned_labels(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The labels that we own by server-side apply, with their current values."""
     labels = metadata.get("labels") or {}
-    ours = {key for entry in _entries(metadata) if _is_ours(entry) for key in _label_keys(entry)}
+    ours = {
+        key
+        for entry in _managed_field_entries(metadata)
+        if _is_nodewise_entry(entry)
+        for key in _label_keys(entry)
+    }
     return {key: labels[key] for key in ours if key in labels}
 
 
-def inheritable_keys(metadata: Mapping[str, Any], policies: frozenset[str]) -> frozenset[str]:
+def inheritable_label_keys(metadata: Mapping[str, Any], policies: frozenset[str]) -> frozenset[str]:
     """The label keys that only the older system owns and that have the same meaning as ours.
 
     `<policy>=violating` of a policy that exists, and every key below `telemetry.aware.scheduling.`.
     """
     owners: dict[str, set[str]] = {}
-    for entry in _entries(metadata):
+    for entry in _managed_field_entries(metadata):
         for key in _label_keys(entry):
             owners.setdefault(key, set()).add(str(entry.get("manager", "")))
     labels: Labels = metadata.get("labels") or {}
@@ -45,7 +50,7 @@ def _has_telemetry_form(key: str, value: str, policies: frozenset[str]) -> bool:
     return key.startswith(PREFIX) or (key in policies and value == VIOLATING)
 
 
-def is_candidate(key: str, value: str) -> bool:
+def may_be_managed_label(key: str, value: str) -> bool:
     """Whether a label may be ours or the older system's, regardless of the current policies."""
     return value == VIOLATING or key.startswith(PREFIX)
 
@@ -57,8 +62,11 @@ def transfer_ownership(
 
     This is how client-go's `csaupgrade` (v0.36) migrates a client-side apply to a server-side one.
     """
-    entries = [_without(entry, keys) if _is_old(entry) else dict(entry) for entry in _entries(metadata)]
-    ours = next((entry for entry in entries if _is_ours(entry)), None)
+    entries = [
+        _entry_without_labels(entry, keys) if _is_older_system_entry(entry) else dict(entry)
+        for entry in _managed_field_entries(metadata)
+    ]
+    ours = next((entry for entry in entries if _is_nodewise_entry(entry)), None)
     if ours is None:
         ours = {
             "manager": FIELD_MANAGER,
@@ -73,7 +81,7 @@ def transfer_ownership(
     return [entry for entry in entries if entry["fieldsV1"]]
 
 
-def _without(entry: Mapping[str, Any], keys: frozenset[str]) -> ManagedFieldsEntry:
+def _entry_without_labels(entry: Mapping[str, Any], keys: frozenset[str]) -> ManagedFieldsEntry:
     """The entry without some labels, and without fields that are then empty."""
     fields = dict(entry.get("fieldsV1") or {})
     metadata = dict(fields.get("f:metadata") or {})
@@ -93,15 +101,15 @@ def _without(entry: Mapping[str, Any], keys: frozenset[str]) -> ManagedFieldsEnt
     return {**entry, "fieldsV1": fields}
 
 
-def _entries(metadata: Mapping[str, Any]) -> Sequence[ManagedFieldsEntry]:
+def _managed_field_entries(metadata: Mapping[str, Any]) -> Sequence[ManagedFieldsEntry]:
     return metadata.get("managedFields") or ()
 
 
-def _is_ours(entry: Mapping[str, Any]) -> bool:
+def _is_nodewise_entry(entry: Mapping[str, Any]) -> bool:
     return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
 
 
-def _is_old(entry: Mapping[str, Any]) -> bool:
+def _is_older_system_entry(entry: Mapping[str, Any]) -> bool:
     return entry.get("manager") in OLD_MANAGERS and not entry.get("subresource")
 
 

@@ -55,12 +55,12 @@ class NamespaceTrust:
         self._max_age_s = max(_MAX_UNTRUSTED_AGE_S, max_age_s)
         self._all = options.trust_all_namespaces
         self._named = frozenset(filter(None, (options.own_namespace, *options.label_policies_from)))
-        self._allowed = _pattern(options.allowed_metrics)
+        self._allowed = _compile_namespace_pattern(options.allowed_metrics)
 
     def trusted_namespaces(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[str]:
         """The namespaces that are trusted by their label or by a flag."""
         namespaces: Mapping[ObjectKey, NamespaceObject] = objects.get(NAMESPACES, {})
-        return self._named.union(name for (_, name), item in namespaces.items() if _has_label(item))
+        return self._named.union(name for (_, name), item in namespaces.items() if _has_trust_label(item))
 
     def is_trusted(self, namespace: str, namespaces: frozenset[str]) -> bool:
         """Whether policies of a namespace may affect the whole cluster; `namespaces` are the `trusted_namespaces`."""
@@ -80,7 +80,7 @@ class NamespaceTrust:
             for name, strategy in policy.strategies.items()
             if name not in omitted
         }
-        reasons = [*_no_effect(omitted), *_refusals(kept)]
+        reasons = [*_no_effect(omitted), *_trust_refusals(kept)]
         if not reasons:
             return msgspec.structs.replace(policy, strategies=kept)
         message = (
@@ -106,7 +106,7 @@ class NamespaceTrust:
         return ""
 
 
-def _has_label(namespace: NamespaceObject) -> bool:
+def _has_trust_label(namespace: NamespaceObject) -> bool:
     labels = namespace.metadata.labels
     return labels is not None and labels.trusted == VALUE
 
@@ -116,7 +116,7 @@ def remedy(namespace: str) -> str:
     return f"a cluster administrator grants trust with: kubectl label namespace {namespace} {LABEL}={VALUE}"
 
 
-def _pattern(text: str) -> re.Pattern[str] | None:
+def _compile_namespace_pattern(text: str) -> re.Pattern[str] | None:
     if not text:
         return None
     try:
@@ -131,7 +131,7 @@ def _no_effect(strategies: list[str]) -> Iterator[str]:
         yield f"{' and '.join(strategies)} {'has' if len(strategies) == 1 else 'have'} no effect"
 
 
-def _refusals(strategies: Mapping[str, Strategy]) -> list[str]:
+def _trust_refusals(strategies: Mapping[str, Strategy]) -> list[str]:
     """Why rules cannot be used, without duplicates, and few enough that the remedy fits into a condition as well."""
     refusals = (rule.refusal for strategy in strategies.values() for rule in strategy.rules)
     different = list(dict.fromkeys(filter(None, refusals)))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry.policy import Policy, is_label_part
+from nodewise.agents.telemetry.policy import Policy, is_valid_label_part
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
 
 PREFIX: Final = "telemetry.aware.scheduling."
@@ -38,9 +38,9 @@ class LabelColumn(NamedTuple):
 
 def descheduling_column(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> LabelColumn | None:
     """The label `<policy>=violating`; None if the policy does not deschedule."""
-    if not evaluations or not is_label_part(policy.name):
+    if not evaluations or not is_valid_label_part(policy.name):
         return None  # a key that the API server refuses would take the node's other labels with it
-    broken, unknown = _broken_nodes(evaluations, all_of=policy.strategies["deschedule"].all_of)
+    broken, unknown = _nodes_breaking_strategy(evaluations, all_of=policy.strategies["deschedule"].all_of)
     return LabelColumn(policy.name, (VIOLATING,), broken.astype(np.int16), unknown)
 
 
@@ -56,14 +56,14 @@ def labeling_columns(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> t
                 rules_by_name.setdefault(name, []).append((evaluation, value))
     applies, unknown = np.ones(len(evaluations[0].states), bool), np.zeros(len(evaluations[0].states), bool)
     if policy.strategies["labeling"].all_of:
-        applies, unknown = _broken_nodes(evaluations, all_of=True)
+        applies, unknown = _nodes_breaking_strategy(evaluations, all_of=True)
     return tuple(
         _labeling_column(f"{PREFIX}{policy.name}/{name}", candidates, applies, unknown)
         for name, candidates in rules_by_name.items()
     )
 
 
-def _broken_nodes(evaluations: Sequence[RuleEvaluation], *, all_of: bool) -> tuple[Mask, Mask]:
+def _nodes_breaking_strategy(evaluations: Sequence[RuleEvaluation], *, all_of: bool) -> tuple[Mask, Mask]:
     """By node number: whether fresh values break the strategy, and whether missing values leave that undecided."""
     fresh = np.array([evaluation.known for evaluation in evaluations])
     broken = np.array([evaluation.broken for evaluation in evaluations]) & fresh
@@ -89,7 +89,7 @@ def _labeling_column(
     for position, (evaluation, _) in enumerate(candidates, 1):
         broken = evaluation.broken & evaluation.known & applies
         conflict |= broken & (winner > 0) & (operator != evaluation.rule.operator)
-        takes = broken & ((winner == 0) | _beats(evaluation, best))
+        takes = broken & ((winner == 0) | _is_more_extreme(evaluation, best))
         winner[takes] = position
         best = np.where(takes, evaluation.column.values, best)
         operator[takes] = evaluation.rule.operator
@@ -98,7 +98,7 @@ def _labeling_column(
     return LabelColumn(key, values, winner, stale | unknown, bool(conflict.any()))
 
 
-def _beats(evaluation: RuleEvaluation, best: NDArray[np.int64] | NDArray[np.object_]) -> Mask:
+def _is_more_extreme(evaluation: RuleEvaluation, best: NDArray[np.int64] | NDArray[np.object_]) -> Mask:
     """Where the rule's value is more extreme than the best one, in the direction of its operator."""
     if evaluation.rule.operator == "GreaterThan":
         return np.asarray(evaluation.column.values > best, bool)
@@ -107,7 +107,7 @@ def _beats(evaluation: RuleEvaluation, best: NDArray[np.int64] | NDArray[np.obje
     return np.zeros(len(best), bool)
 
 
-def merge_columns(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn]:
+def merge_label_columns(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn]:
     """One column per key.
 
     Policies of the same name in several namespaces share `<policy>=violating`: a node has it while it violates any.
@@ -137,11 +137,11 @@ def desired_labels(
         names = nodes.names[positions].tolist()
         for name, code in zip(names, column.codes[positions].tolist(), strict=True):
             wanted.setdefault(name, {})[key] = column.values[code - 1]
-    _keep_uncertain(wanted, columns, nodes, owned)
+    _keep_labels_of_missing_values(wanted, columns, nodes, owned)
     return wanted
 
 
-def _keep_uncertain(
+def _keep_labels_of_missing_values(
     wanted: dict[str, dict[str, str]],
     columns: Mapping[str, LabelColumn],
     nodes: NodeIndex,
@@ -168,7 +168,7 @@ class LabelAssignment(NamedTuple):
     """By namespace and name of a policy: why some of its labels are not written."""
 
 
-def assign_labels(
+def combine_policy_labels(
     policies: Mapping[tuple[str, str], tuple[Policy, Sequence[LabelColumn]]],
 ) -> LabelAssignment:
     """Combine the columns of all policies.
@@ -192,4 +192,4 @@ def assign_labels(
         mixed = [column.key for column in prefixed if column.conflicting]
         if mixed:
             conflicts[key] = f"rules with different operators set {', '.join(mixed)}; it is omitted there"
-    return LabelAssignment(merge_columns(columns), conflicts)
+    return LabelAssignment(merge_label_columns(columns), conflicts)

@@ -14,7 +14,7 @@ import msgspec
 
 from nodewise import clock, quantity
 from nodewise.agents.telemetry.operators import OPERATORS
-from nodewise.errors import UNREADABLE, Problem, shown, suggestion
+from nodewise.errors import UNREADABLE, Problem, did_you_mean, shown
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.source import MetricRequest
 
@@ -128,14 +128,14 @@ def parse_policy(policy: PolicyObject) -> Policy:
     try:
         strategies = parser.parse_strategies(msgspec.json.decode(policy.spec))
     except UNREADABLE as error:
-        strategies = _unusable(parser.add_problem("spec", str(error), "a JSON object"))
+        strategies = _unusable_policy_strategies(parser.add_problem("spec", str(error), "a JSON object"))
     parser.check_names(policy.metadata.name, strategies)
     metadata = policy.metadata
     created = metadata.creationTimestamp or ""
     return Policy(metadata.namespace, metadata.name, created, strategies, parser.limited_problems())
 
 
-def _unusable(why: str) -> dict[str, Strategy]:
+def _unusable_policy_strategies(why: str) -> dict[str, Strategy]:
     """The strategies of a policy that cannot be understood: every node is rejected."""
     return {"dontschedule": Strategy((Rule("", "", unusable=why),))}
 
@@ -169,32 +169,32 @@ class _PolicyParser:
         if "labeling" in strategies and len(name) > _MAX_LABELING_NAME:
             wanted = f"at most {_MAX_LABELING_NAME}, because it is part of label keys; no label is set"
             self.add_problem("metadata.name", f"{len(name)} characters", wanted)
-        if "deschedule" in strategies and not is_label_part(name):
+        if "deschedule" in strategies and not is_valid_label_part(name):
             self.add_problem("metadata.name", shown(name), "letters, digits, - and . for a label's key")
         for strategy in strategies.values():
             if not strategy.rules:
                 self.add_problem("spec.strategies", "a strategy without rules", "at least one rule")
 
     def parse_strategies(self, spec: Any) -> dict[str, Strategy]:
-        mapping = self._mapping("spec", {} if spec is None else spec)
+        mapping = self._parse_mapping("spec", {} if spec is None else spec)
         value = mapping.get("strategies")
-        listed = self._mapping("spec.strategies", {} if value is None else value)
+        listed = self._parse_mapping("spec.strategies", {} if value is None else value)
         if self.problems:
-            return _unusable(str(self.problems[0]))
+            return _unusable_policy_strategies(str(self.problems[0]))
         if not listed:
             self.add_problem("spec.strategies", "none", " or ".join(STRATEGIES))
-        self._unknown("spec", mapping, ("strategies",))
-        self._unknown("spec.strategies", listed, STRATEGIES, "an unknown strategy")
-        read = {name: self._strategy(name, listed[name]) for name in STRATEGIES if name in listed}
-        return read | _unusable(self.unknown) if self.unknown else read
+        self._report_unknown_keys("spec", mapping, ("strategies",))
+        self._report_unknown_keys("spec.strategies", listed, STRATEGIES, "an unknown strategy")
+        read = {name: self._parse_strategy(name, listed[name]) for name in STRATEGIES if name in listed}
+        return read | _unusable_policy_strategies(self.unknown) if self.unknown else read
 
-    def _strategy(self, name: str, value: Any) -> Strategy:
+    def _parse_strategy(self, name: str, value: Any) -> Strategy:
         path = f"spec.strategies.{name}"
-        strategy = self._mapping(path, value)
+        strategy = self._parse_mapping(path, value)
         logical = strategy.get("logicalOperator", "")
         if logical not in ("", "anyOf", "allOf", None):
             self.add_problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
-        if why := self._unknown(path, strategy, _STRATEGY_FIELDS):
+        if why := self._report_unknown_keys(path, strategy, _STRATEGY_FIELDS):
             return Strategy((Rule("", "", unusable=why),))
         rules = strategy.get("rules")
         if not isinstance(rules, Sequence) or isinstance(rules, str):
@@ -203,19 +203,21 @@ class _PolicyParser:
         if len(rules) > MAX_RULES:
             why = self.add_problem(f"{path}.rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
             return Strategy((Rule("", "", unusable=why),))
-        read = tuple(self._rule(f"{path}.rules[{number}]", rule, name) for number, rule in enumerate(rules))
+        read = tuple(
+            self._parse_rule(f"{path}.rules[{number}]", rule, name) for number, rule in enumerate(rules)
+        )
         return Strategy(read, all_of=logical == "allOf")
 
-    def _rule(self, path: str, value: Any, strategy: str) -> Rule:
+    def _parse_rule(self, path: str, value: Any, strategy: str) -> Rule:
         before = len(self.problems)
-        rule = self._mapping(path, value)
+        rule = self._parse_mapping(path, value)
         broken = len(self.problems) > before
-        metric, is_metric = self._metric(f"{path}.metricname", rule.get("metricname"))
+        metric, is_metric = self._parse_metric_name(f"{path}.metricname", rule.get("metricname"))
         broken = broken or not is_metric
-        operator = self._operator(f"{path}.operator", rule.get("operator"), strategy)
+        operator = self._parse_operator(f"{path}.operator", rule.get("operator"), strategy)
         broken = broken or (operator not in OPERATORS and strategy != "scheduleonmetric")
         values, invalid = self._optional_fields(path, rule)
-        broken = bool(self._unknown(path, rule, _RULE_FIELDS)) or broken or bool(invalid)
+        broken = bool(self._report_unknown_keys(path, rule, _RULE_FIELDS)) or broken or bool(invalid)
         is_healthy = values["empty_means"] == "healthy"
         if is_healthy and not values["query"] and "query" not in invalid:
             self.add_problem(
@@ -225,7 +227,7 @@ class _PolicyParser:
             metric=metric,
             operator=operator,
             target=values["target"],
-            labels=self._labels(f"{path}.labels", rule.get("labels")),
+            labels=self._parse_rule_labels(f"{path}.labels", rule.get("labels")),
             when_missing=values["when_missing"],
             max_age_s=values["max_age"],
             query=values["query"],
@@ -234,7 +236,7 @@ class _PolicyParser:
             unusable=str(self.problems[before]) if broken else "",
         )
 
-    def _labels(self, path: str, value: Any) -> tuple[str, ...]:
+    def _parse_rule_labels(self, path: str, value: Any) -> tuple[str, ...]:
         """The valid labels; the others are problems and do not affect them."""
         listed = [] if value is None else value
         if not isinstance(listed, Sequence) or isinstance(listed, str):
@@ -246,27 +248,27 @@ class _PolicyParser:
         valid: list[str] = []
         for number, text in enumerate(listed):
             name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")
-            if separator and is_label_part(name) and (not value or is_label_part(value)):
+            if separator and is_valid_label_part(name) and (not value or is_valid_label_part(value)):
                 valid.append(text)
             else:
                 self.add_problem(f"{path}[{number}]", shown(text), "name=value, both valid for a label")
         return tuple(valid)
 
-    def _unknown(
+    def _report_unknown_keys(
         self, path: str, value: Mapping[str, Any], valid: Sequence[str], what: str = "an unknown field"
     ) -> str:
         """Add a problem for each key that is not valid. Returns the first message; empty if there is none."""
         first = ""
         for name in sorted(value.keys() - set(valid)):
             # suggestions cost time, and only the first problems are shown
-            hint = suggestion(name, valid) if len(self.problems) < _MAX_PROBLEMS else ""
+            hint = did_you_mean(name, valid) if len(self.problems) < _MAX_PROBLEMS else ""
             field = name if _LABEL_PART.fullmatch(name) else shown(name)
             text = self.add_problem(f"{path}.{field}", what, ", ".join(valid) + hint)
             first = first or text
         self.unknown = self.unknown or first
         return first
 
-    def _operator(self, path: str, value: Any, strategy: str) -> str:
+    def _parse_operator(self, path: str, value: Any, strategy: str) -> str:
         operator = value if isinstance(value, str) else ""
         if operator not in OPERATORS:
             self.add_problem(path, shown(value), " or ".join(OPERATORS))
@@ -274,13 +276,13 @@ class _PolicyParser:
             self.add_problem(path, shown(value), "LessThan or GreaterThan, because this one gives no order")
         return operator
 
-    def _mapping(self, path: str, value: Any) -> Mapping[str, Any]:
+    def _parse_mapping(self, path: str, value: Any) -> Mapping[str, Any]:
         if isinstance(value, Mapping):
             return value
         self.add_problem(path, shown(value), "an object")
         return {}
 
-    def _text(self, path: str, value: Any) -> str:
+    def _parse_text(self, path: str, value: Any) -> str:
         if isinstance(value, str) and 0 < len(value) <= _MAX_METRIC_NAME:
             return value
         self.add_problem(path, shown(value), f"a name of at most {_MAX_METRIC_NAME} characters")
@@ -289,21 +291,21 @@ class _PolicyParser:
     def _optional_fields(self, path: str, rule: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """The values, with defaults for absent and invalid ones, and the names of the invalid fields."""
         values = {
-            field: self._optional(f"{path}.{field}", rule.get(field), parse, default)
+            field: self._parse_optional_field(f"{path}.{field}", rule.get(field), parse, default)
             for field, (parse, default) in _OPTIONAL_FIELDS.items()
         }
         invalid = [field for field, value in values.items() if value is _INVALID]
         return values | {field: _OPTIONAL_FIELDS[field][1] for field in invalid}, invalid
 
-    def _metric(self, path: str, value: Any) -> tuple[str, bool]:
+    def _parse_metric_name(self, path: str, value: Any) -> tuple[str, bool]:
         """The name of the metric, and whether it is valid."""
-        metric = self._text(path, value)
+        metric = self._parse_text(path, value)
         is_valid = _METRIC_NAME.fullmatch(metric) is not None
         if metric and not is_valid:
             self.add_problem(path, shown(metric), "letters, digits, _ and -")
         return metric, is_valid
 
-    def _optional(self, path: str, value: Any, parse: Callable[[Any], Any], default: Any) -> Any:
+    def _parse_optional_field(self, path: str, value: Any, parse: Callable[[Any], Any], default: Any) -> Any:
         """The parsed field, the default if it is absent, or `_INVALID`."""
         if value is None or value == "":
             return default
@@ -311,7 +313,7 @@ class _PolicyParser:
             return parse(value)
         except ValueError as error:
             # problems are shown in events of pods, which must not reveal the query
-            seen = f"{len(str(value))} characters" if parse is _query else shown(value)
+            seen = f"{len(str(value))} characters" if parse is _parse_query else shown(value)
             self.add_problem(path, seen, str(error))
             return _INVALID
 
@@ -319,7 +321,7 @@ class _PolicyParser:
 _LABEL_PART: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
-def is_label_part(text: str) -> bool:
+def is_valid_label_part(text: str) -> bool:
     """Whether a text can be a label's name or value (apimachinery v0.36 `pkg/util/validation`)."""
     return _LABEL_PART.fullmatch(text) is not None
 
@@ -327,7 +329,7 @@ def is_label_part(text: str) -> bool:
 _INVALID: Final = object()
 
 
-def _target(value: Any) -> int:
+def _parse_target(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(quantity.EXPECTED)  # noqa: TRY004 - the caller catches ValueError only
     try:
@@ -336,7 +338,7 @@ def _target(value: Any) -> int:
         raise ValueError(quantity.EXPECTED) from None
 
 
-def _duration(value: Any) -> float:
+def _parse_duration(value: Any) -> float:
     try:
         seconds = clock.parse_duration(str(value))
     except ValueError:
@@ -346,36 +348,36 @@ def _duration(value: Any) -> float:
     return seconds
 
 
-def _when_missing(value: Any) -> str:
+def _parse_when_missing(value: Any) -> str:
     if value not in ("pass", "reject"):
         raise ValueError("pass or reject")
     return str(value)
 
 
-def _aggregate(value: Any) -> str:
+def _parse_aggregate(value: Any) -> str:
     if value not in AGGREGATIONS:
         raise ValueError(" or ".join(AGGREGATIONS))
     return str(value)
 
 
-def _empty_means(value: Any) -> str:
+def _parse_empty_means(value: Any) -> str:
     if value != "healthy":
         raise ValueError("healthy")
     return "healthy"
 
 
-def _query(value: Any) -> str:
+def _parse_query(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _MAX_QUERY:
         raise ValueError(f"an expression of at most {_MAX_QUERY} characters")
     return value
 
 
 _OPTIONAL_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], Any]]] = {
-    "target": (_target, 0),
-    "max_age": (_duration, None),
-    "when_missing": (_when_missing, ""),
-    "query": (_query, ""),
-    "aggregate": (_aggregate, ""),
-    "empty_means": (_empty_means, ""),
+    "target": (_parse_target, 0),
+    "max_age": (_parse_duration, None),
+    "when_missing": (_parse_when_missing, ""),
+    "query": (_parse_query, ""),
+    "aggregate": (_parse_aggregate, ""),
+    "empty_means": (_parse_empty_means, ""),
 }
 """The parser of each optional field of a rule, and its default."""

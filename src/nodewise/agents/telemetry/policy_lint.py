@@ -15,8 +15,8 @@ import msgspec
 
 from nodewise import yaml_loader
 from nodewise.agents.telemetry import policy as policies
-from nodewise.agents.telemetry.policy import PolicyObject, is_label_part
-from nodewise.errors import Problem, shown, suggestion
+from nodewise.agents.telemetry.policy import PolicyObject, is_valid_label_part
+from nodewise.errors import Problem, did_you_mean, shown
 
 API_VERSION: Final = "telemetry.intel.com/v1alpha1"
 KEYWORDS: Final = frozenset(
@@ -51,11 +51,11 @@ def lint(policy: bytes) -> list[Problem]:
     refused = problems(whole)
     known = {problem.field for problem in refused}
     read = policies.parse_policy(msgspec.json.decode(policy, type=PolicyObject)).problems
-    others = [problem for problem in (*read, *_without_effect(whole)) if problem.field not in known]
+    others = [problem for problem in (*read, *_rules_without_effect(whole)) if problem.field not in known]
     return [*refused, *others]
 
 
-def _without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
+def _rules_without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of rules that the API server accepts and that have no effect."""
     for name in ("dontschedule", "deschedule", "labeling"):
         for number, rule in enumerate(_rules(policy, name)):
@@ -78,15 +78,15 @@ def _rules(policy: Mapping[str, Any], strategy: str) -> list[Mapping[str, Any]]:
 
 def problems(policy: Mapping[str, Any]) -> list[Problem]:
     """Everything in the API version, the metadata and the spec of a policy that the API server refuses."""
-    refused = list(_metadata(policy.get("metadata")))
+    refused = list(_metadata_problems(policy.get("metadata")))
     if policy.get("apiVersion") != API_VERSION:
         refused.append(Problem("apiVersion", shown(policy.get("apiVersion")), API_VERSION))
     if policy.get("spec") is not None:
-        refused += _value("spec", policy["spec"], spec())
+        refused += _value_problems("spec", policy["spec"], spec())
     return refused
 
 
-def _metadata(metadata: Any) -> Iterator[Problem]:
+def _metadata_problems(metadata: Any) -> Iterator[Problem]:
     if not isinstance(metadata, Mapping):
         yield Problem("metadata", shown(metadata), "an object with a name")
         return
@@ -98,10 +98,10 @@ def _metadata(metadata: Any) -> Iterator[Problem]:
     if space and not (_is_subdomain(space) and "." not in space and len(space) <= _MAX_LABEL):
         yield Problem("metadata.namespace", shown(space), "at most 63 lower-case letters, digits and -")
     for field in ("labels", "annotations"):
-        yield from _keys(f"metadata.{field}", metadata.get(field), are_labels=field == "labels")
+        yield from _label_key_problems(f"metadata.{field}", metadata.get(field), are_labels=field == "labels")
 
 
-def _keys(path: str, pairs: Any, *, are_labels: bool) -> Iterator[Problem]:
+def _label_key_problems(path: str, pairs: Any, *, are_labels: bool) -> Iterator[Problem]:
     """The problems of labels or annotations."""
     if pairs is None:
         return
@@ -110,13 +110,13 @@ def _keys(path: str, pairs: Any, *, are_labels: bool) -> Iterator[Problem]:
         return
     for key, value in pairs.items():
         prefix, slash, name = key.rpartition("/")
-        if not is_label_part(name) or (slash and not _is_subdomain(prefix)):
+        if not is_valid_label_part(name) or (slash and not _is_subdomain(prefix)):
             yield Problem(f"{path}.{key[:80]}", shown(key), "a key such as example.com/name")
         if value is None:
             continue
         if not isinstance(value, str):
             yield Problem(f"{path}.{key[:80]}", shown(value), f'a string, such as "{shown(value)}"')
-        elif are_labels and value and not is_label_part(value):
+        elif are_labels and value and not is_valid_label_part(value):
             yield Problem(f"{path}.{key[:80]}", shown(value), "at most 63 letters, digits, -, _ and .")
 
 
@@ -124,24 +124,24 @@ def _is_subdomain(text: Any) -> bool:
     return isinstance(text, str) and len(text) <= _MAX_SUBDOMAIN and bool(_SUBDOMAIN.fullmatch(text))
 
 
-def _value(path: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Problem]:
+def _value_problems(path: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Problem]:
     """The problems of a value, by the keywords of structural schemas (`KEYWORDS`)."""
     if schema.get("x-kubernetes-int-or-string"):
         if not isinstance(value, str) and not _is_integer(value):
-            yield Problem(path, shown(value), f"{_INTEGER_OR_STRING}{_quoted(value)}")
+            yield Problem(path, shown(value), f"{_INTEGER_OR_STRING}{_quoted_fraction_hint(value)}")
             return
     elif not isinstance(value, _TYPES[schema["type"]]):
         yield Problem(path, shown(value), _TYPE_NAMES[schema["type"]])
         return
     if isinstance(value, str):
-        yield from _text(path, value, schema)
+        yield from _text_problems(path, value, schema)
     elif isinstance(value, list):
-        yield from _list(path, value, schema)
+        yield from _list_problems(path, value, schema)
     elif isinstance(value, dict):
-        yield from _object(path, value, schema)
+        yield from _object_problems(path, value, schema)
 
 
-def _quoted(value: Any) -> str:
+def _quoted_fraction_hint(value: Any) -> str:
     """How to write a fraction so that the API server accepts it."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f' such as "{value}"' if is_number else ""
@@ -155,9 +155,9 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and -_INT64_LIMIT <= value < _INT64_LIMIT
 
 
-def _text(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
+def _text_problems(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
     if "enum" in schema and text not in schema["enum"]:
-        yield Problem(path, shown(text), " or ".join(schema["enum"]) + suggestion(text, schema["enum"]))
+        yield Problem(path, shown(text), " or ".join(schema["enum"]) + did_you_mean(text, schema["enum"]))
     if len(text) > schema.get("maxLength", len(text)):
         yield Problem(path, f"{len(text)} characters", f"at most {schema['maxLength']}")
     pattern = schema.get("pattern", "")
@@ -166,15 +166,15 @@ def _text(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(path, shown(text), f"a text that matches {pattern}")
 
 
-def _list(path: str, items: list[Any], schema: Mapping[str, Any]) -> Iterator[Problem]:
+def _list_problems(path: str, items: list[Any], schema: Mapping[str, Any]) -> Iterator[Problem]:
     if len(items) > schema.get("maxItems", len(items)):
         yield Problem(path, f"{len(items)} entries", f"at most {schema['maxItems']}")
         return
     for number, item in enumerate(items):
-        yield from _value(f"{path}[{number}]", item, schema["items"])
+        yield from _value_problems(f"{path}[{number}]", item, schema["items"])
 
 
-def _object(path: str, value: dict[str, Any], schema: Mapping[str, Any]) -> Iterator[Problem]:
+def _object_problems(path: str, value: dict[str, Any], schema: Mapping[str, Any]) -> Iterator[Problem]:
     # the API server drops null fields that are not nullable before it validates
     fields = {name: field for name, field in value.items() if field is not None}
     if len(fields) > schema.get("maxProperties", len(fields)):
@@ -187,4 +187,4 @@ def _object(path: str, value: dict[str, Any], schema: Mapping[str, Any]) -> Iter
     for name, field in fields.items():
         inner = known.get(name) or schema.get("additionalProperties")
         if inner:
-            yield from _value(f"{path}.{name}", field, inner)
+            yield from _value_problems(f"{path}.{name}", field, inner)

@@ -38,7 +38,7 @@ def update_history(
     A rule is suspended if more than half of the nodes that had a fresh value within `max_age_s` before the last
     evaluation have none now. While it is suspended, every node that ever had a value counts.
     """
-    before = _align(nodes, history)
+    before = _align_history_to_index(nodes, history)
     fresh = evaluation.known
     since = -np.inf if before.suspended else before.evaluated_at - max_age_s
     had_value = (before.fresh_at >= since) & (before.fresh_at > -np.inf)
@@ -47,7 +47,7 @@ def update_history(
     return RuleHistory(nodes, now, fresh_at, np.where(fresh, evaluation.broken, before.broken), suspended)
 
 
-def with_held_verdicts(evaluation: RuleEvaluation, history: RuleHistory) -> RuleEvaluation:
+def hold_last_verdicts(evaluation: RuleEvaluation, history: RuleHistory) -> RuleEvaluation:
     """The evaluation, with the last known results in place of missing values if the rule is suspended."""
     if not history.suspended:
         return evaluation
@@ -57,7 +57,7 @@ def with_held_verdicts(evaluation: RuleEvaluation, history: RuleHistory) -> Rule
     )
 
 
-def _align(nodes: NodeIndex, history: RuleHistory | None) -> RuleHistory:
+def _align_history_to_index(nodes: NodeIndex, history: RuleHistory | None) -> RuleHistory:
     """The history by the node numbers of another index: new nodes have none, deleted nodes are dropped."""
     size = len(nodes) + 1
     if history is None:

@@ -110,7 +110,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             yield from self._update_column(metric_request, cluster_state)
             yield
         for key, policy in policies_.items():
-            agent_state[key] = yield from self._decide(policy, cluster_state, evaluated)
+            agent_state[key] = yield from self._evaluate_policy(policy, cluster_state, evaluated)
             yield
         self._histories = {rule: history for rule, history in self._histories.items() if rule in evaluated}
         self._columns = {
@@ -118,7 +118,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         }
         return agent_state
 
-    def _decide(
+    def _evaluate_policy(
         self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Rule, RuleEvaluation]
     ) -> Generator[None, None, PolicyState]:
         filter_rules = yield from self._evaluate_all(policy.rules("dontschedule"), cluster_state, evaluated)
@@ -209,7 +209,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     ) -> Generator[None, None, RuleEvaluation]:
         """Evaluate a rule over all nodes; equal rules of several policies are computed once."""
         if rule not in evaluated:
-            column = self._column(rule.metric_request().key, cluster_state)
+            column = self._metric_column(rule.metric_request().key, cluster_state)
             evaluation = rule_evaluation.evaluate(
                 rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
             )
@@ -227,7 +227,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             before, evaluation, cluster_state.nodes, cluster_state.now, max_age_s
         )
         self._histories[rule] = history
-        return rule_suspension.with_held_verdicts(evaluation, history)
+        return rule_suspension.hold_last_verdicts(evaluation, history)
 
     def _unfetched_metrics(self, policy: Policy, cluster_state: ClusterState) -> dict[str, str]:
         """The metrics of the policy that count as never fetched, by key, with the cause."""
@@ -265,10 +265,10 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         elif known is None or known.series is not series or known.nodes is not cluster_state.nodes:
             column = yield from columns.build_column(series, cluster_state.nodes)
             is_healthy = metric_request.empty_is_healthy and not (series.samples or series.invalid)
-            cause = "" if is_healthy else missing_cause(series, cluster_state.nodes, column)
+            cause = "" if is_healthy else missing_metric_cause(series, cluster_state.nodes, column)
             self._columns[metric] = _MetricColumn(series, cluster_state.nodes, column, cause)
 
-    def _column(self, metric: str, cluster_state: ClusterState) -> Column:
+    def _metric_column(self, metric: str, cluster_state: ClusterState) -> Column:
         return (
             self._columns[metric].column
             if metric in self._columns
@@ -282,7 +282,7 @@ def _rules(policy: Policy) -> list[Rule]:
     return list(dict.fromkeys(rule for rule in rules if not rule.unusable))
 
 
-def missing_cause(series: Series, nodes: NodeIndex, column: Column) -> str:
+def missing_metric_cause(series: Series, nodes: NodeIndex, column: Column) -> str:
     """Why no node has a value; empty if a node has one, or if there is no node."""
     if not len(nodes) or (column.initial_states == ValueState.FRESH).any():
         return ""

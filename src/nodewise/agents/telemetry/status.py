@@ -33,7 +33,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
     violating_nodes: int = 0
     missing_metrics: list[str] = []
 
-    def by_type(self) -> dict[str, PolicyCondition]:
+    def conditions_by_type(self) -> dict[str, PolicyCondition]:
         return {condition.type: condition for condition in self.conditions}
 
 
@@ -52,10 +52,10 @@ def desired_status(
 
     A condition whose status did not change keeps its time. Conditions that are optional and were never bad are omitted.
     """
-    known = before.by_type()
+    known = before.conditions_by_type()
     conditions = [
-        _timed(condition, known.get(condition.type), generation, now)
-        for condition in _conditions(state, conflict)
+        _with_transition_time(condition, known.get(condition.type), generation, now)
+        for condition in _policy_conditions(state, conflict)
         if condition.type in _ALWAYS or condition.status == "True" or condition.type in known
     ]
     return PolicyStatus(conditions, generation, violating_count(state), sorted(state.unfetched))
@@ -72,22 +72,24 @@ GOOD: Final[Mapping[str, str]] = {
 """The status of each condition in a healthy policy."""
 
 
-def _conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCondition]:
+def _policy_conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCondition]:
     problems = "; ".join(map(str, state.policy.problems))
-    yield _of("Valid", not problems, "FieldProblem", problems, "every field can be used")
+    yield _make_condition("Valid", not problems, "FieldProblem", problems, "every field can be used")
     waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in state.unfetched.items())
     text = f"never fetched: {waits}; no node passes dontschedule until each of its metrics has a value"
-    yield _of("MetricsFetched", not waits, "NeverFetched", text, "every metric is available")
+    yield _make_condition("MetricsFetched", not waits, "NeverFetched", text, "every metric is available")
     held = ", ".join(reasons.rule_text(rule) for rule in state.suspended)
     text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
-    yield _of("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
-    yield _of("LabelConflict", bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
+    yield _make_condition("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
+    yield _make_condition(
+        "LabelConflict", bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels"
+    )
     not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"
-    yield _of("NotTrusted", bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
+    yield _make_condition("NotTrusted", bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
 
 
-def _of(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> PolicyCondition:
+def _make_condition(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> PolicyCondition:
     status = "True" if is_true else "False"
     if GOOD[kind] == status:
         return PolicyCondition(kind, status, "AllWell", good)
@@ -96,7 +98,7 @@ def _of(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> Polic
     )
 
 
-def _timed(
+def _with_transition_time(
     condition: PolicyCondition, before: PolicyCondition | None, generation: int, now: str
 ) -> PolicyCondition:
     kept = before.last_transition_time if before and before.status == condition.status else now
@@ -112,7 +114,7 @@ def violating_count(state: PolicyState) -> int:
     return int(np.any(masks, axis=0).sum()) if masks else 0
 
 
-def apply_body(
+def status_apply_body(
     api_version: str, kind: str, metadata: Mapping[str, Any], status: PolicyStatus
 ) -> dict[str, Any]:
     """The body of a server-side apply to the status, which owns these fields only."""

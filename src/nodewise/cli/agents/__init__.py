@@ -52,11 +52,11 @@ def list_agents(output: str) -> None:
     for row in rows:
         package = "" if row["package"] == "nodewise" else f"{row['package']} {row['version']}"
         description = f"broken: {row['broken']}" if row["broken"] else row["summary"]
-        table.add_row(*map(_escaped, (row["name"], description, package.strip())))
+        table.add_row(*map(_escape_markup, (row["name"], description, package.strip())))
     Console(highlight=False).print(table)
 
 
-def _escaped(text: str) -> Text:
+def _escape_markup(text: str) -> Text:
     """Text of another package, without markup and control characters."""
     return Text(visible(text))
 
@@ -64,7 +64,7 @@ def _escaped(text: str) -> Text:
 def _agent_row(agent: agents.InstalledAgent) -> dict[str, str]:
     name, package, version = agent.origin
     summary = agent.kind.summary if agent.kind else ""
-    broken = agent_kinds.find_conflict(agent.kind, GROUPS) if agent.kind else agent.why
+    broken = agent_kinds.find_settings_conflict(agent.kind, GROUPS) if agent.kind else agent.why
     return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 
@@ -100,11 +100,11 @@ def show_agent(name: str, output: str) -> None:
         )
         return
     console = Console(highlight=False)
-    console.print(_escaped(f"{kind.name}: {kind.summary}"))
-    console.print(_escaped(f"reads: {', '.join(reads)}"))
+    console.print(_escape_markup(f"{kind.name}: {kind.summary}"))
+    console.print(_escape_markup(f"reads: {', '.join(reads)}"))
     table = Table("OPTION", "DEFAULT", "MEANING", box=box.SIMPLE, header_style="")
     for row in rows:
-        table.add_row(*map(_escaped, (row["flag"], row["default"], row["help"])))
+        table.add_row(*map(_escape_markup, (row["flag"], row["default"], row["help"])))
     console.print(table)
 
 
@@ -125,10 +125,10 @@ def new_agent(name: str, folder: Path | None) -> None:
       1  the folder cannot be written
       2  NAME is invalid, or the folder exists
     """
-    scaffold.check_name(name)
+    scaffold.check_new_agent_name(name)
     chosen = folder or Path(f"nodewise-{name}")
-    scaffold.write_package(name, chosen)
-    module = f"src/{scaffold.package_name(name)}/agent.py"
+    scaffold.write_agent_package(name, chosen)
+    module = f"src/{scaffold.agent_package_name(name)}/agent.py"
     click.echo(
         f"{chosen}: an agent {name!r} that lets every node pass; change it in {module}\n"
         f"next: cd {chosen} && pip install --editable . && pytest && nodewise agents show {name}"

@@ -17,7 +17,7 @@ RESERVED: Final = frozenset(
 """Names with another meaning in paths and options, or in the template itself."""
 
 
-def check_name(name: str) -> None:
+def check_new_agent_name(name: str) -> None:
     """Raises `BadSettings` if an agent cannot have this name, or if one already has it."""
     expected = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}, such as my-agent"
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
@@ -28,30 +28,31 @@ def check_name(name: str) -> None:
         raise BadSettings("agents new", [Problem("NAME", f"there is an agent {name!r}", "another name")])
 
 
-def package_name(name: str) -> str:
+def agent_package_name(name: str) -> str:
     """The name of an agent's Python package."""
     return "nodewise_" + name.replace("-", "_")
 
 
-def render_files(name: str) -> Mapping[str, str]:
+def render_agent_package(name: str) -> Mapping[str, str]:
     """The text of each file of the package, by its path in the new folder."""
     rest = TEMPLATE / "package"
     paths = {f"src/nodewise_template/{path.name}": path for path in TEMPLATE.glob("*.py")}
     paths |= {str(path.relative_to(rest)): path for path in rest.rglob("*") if path.suffix in _SUFFIXES}
     return {
-        _replace_name(to, name): _replace_name(path.read_text(), name) for to, path in sorted(paths.items())
+        _replace_template_name(to, name): _replace_template_name(path.read_text(), name)
+        for to, path in sorted(paths.items())
     }
 
 
 _SUFFIXES: Final = {".py", ".toml", ".md"}
 
 
-def _replace_name(text: str, name: str) -> str:
+def _replace_template_name(text: str, name: str) -> str:
     """The template's text with another name, in each form in which the template's name occurs."""
     identifier = name.replace("-", "_")
     forms = {
-        "nodewise.agents.template": package_name(name),
-        "nodewise_template": package_name(name),
+        "nodewise.agents.template": agent_package_name(name),
+        "nodewise_template": agent_package_name(name),
         "test_template": f"test_{identifier}",
         "template_": f"{identifier}_",
         "Template": "".join(part.capitalize() for part in name.split("-")),
@@ -60,7 +61,7 @@ def _replace_name(text: str, name: str) -> str:
     return re.sub("|".join(map(re.escape, forms)), lambda match: forms[match[0]], text)
 
 
-def write_package(name: str, folder: Path) -> None:
+def write_agent_package(name: str, folder: Path) -> None:
     """Write the package into a new folder. `BadSettings` if the folder exists or cannot be created."""
     try:
         folder.mkdir(parents=True)
@@ -68,7 +69,7 @@ def write_package(name: str, folder: Path) -> None:
         raise BadSettings("agents new", [Problem("--folder", f"{folder} exists", "a new one")]) from error
     except OSError as error:
         raise BadSettings("agents new", [Problem("--folder", str(error), "a folder to be made")]) from error
-    for path, text in render_files(name).items():
+    for path, text in render_agent_package(name).items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

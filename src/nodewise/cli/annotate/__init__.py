@@ -38,7 +38,9 @@ class _AnnotateCommand(SectionedCommand):
     """Accepts the environment variables of the older annotators, too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [*older_variables.translate_variables(os.environ, args), *args])
+        return super().parse_args(
+            ctx, [*older_variables.translate_annotator_variables(os.environ, args), *args]
+        )
 
 
 def run(command_line: CommandLine) -> None:
@@ -75,14 +77,14 @@ def run(command_line: CommandLine) -> None:
 def _print_result(result: AnnotationResult, output: str) -> int:
     """Print the result of one run. Returns the exit code."""
     plan, written, is_sampled = result
-    for note in report.list_notes(plan, one_sample=is_sampled):
+    for note in report.list_failure_notes(plan, one_sample=is_sampled):
         terminal.print_message(note)
     if output == "json":
-        click.echo(report.encode_json(plan, written))
+        click.echo(report.encode_annotation_plan(plan, written))
     elif written is None:
         report.print_nodes(plan)
     else:
-        click.echo(report.format_summary(plan, written))
+        click.echo(report.format_patch_summary(plan, written))
     if written is not None and written.error:
         terminal.print_message(written.error)
     return exit_codes.DONE if result.is_complete else exit_codes.FAILED

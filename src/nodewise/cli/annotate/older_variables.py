@@ -34,7 +34,7 @@ def _parse_period(text: str) -> Flags | None:
     return ("--period", f"{int(text)}s")
 
 
-def _switch_parser(flag: str) -> Callable[[str], Flags | None]:
+def _make_switch_parser(flag: str) -> Callable[[str], Flags | None]:
     def read(text: str) -> Flags | None:
         return {"true": (flag,), "false": ()}.get(text.strip().lower())
 
@@ -54,22 +54,25 @@ def _parse_exporter_port(text: str) -> Flags | None:
 VARIABLES: Final[Mapping[str, AnnotatorVariable]] = {
     "ANNOTATE_FREQ": AnnotatorVariable("--period", _parse_period, f"whole seconds, {MIN_PERIOD_S:g} or more"),
     "USE_FORECAST": AnnotatorVariable(
-        "--annotate-forecast", _switch_parser("--annotate-forecast"), "true or false"
+        "--annotate-forecast", _make_switch_parser("--annotate-forecast"), "true or false"
     ),
     "USE_REQ": AnnotatorVariable(
-        "--annotate-use-requests", _switch_parser("--annotate-use-requests"), "true or false"
+        "--annotate-use-requests", _make_switch_parser("--annotate-use-requests"), "true or false"
     ),
     "CLUSTER_CONF": AnnotatorVariable("--kubeconfig", _parse_cluster, "in-cluster or out-of-cluster"),
     "NODE_EXP_PORT": AnnotatorVariable("--exporter-matchers", _parse_exporter_port, "a port"),
 }
 
 
-def translate_variables(environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+def translate_annotator_variables(environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
     """The flags for the variables that are set and that no flag or variable of nodewise overrides."""
-    return [*_translate_table(environment, arguments), *_translate_prometheus_address(environment, arguments)]
+    return [
+        *_translate_variables_by_table(environment, arguments),
+        *_translate_prometheus_address(environment, arguments),
+    ]
 
 
-def _translate_table(environment: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]:
+def _translate_variables_by_table(environment: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]:
     for name, variable in VARIABLES.items():
         text = environment.get(name, "")
         if not text or _is_set(variable.flag, environment, arguments):

@@ -29,7 +29,9 @@ _COLUMNS: Final = (
 def print_nodes(plan: AnnotationPlan) -> None:
     """Print one line for each node: free and requested resources, and the number of annotations to write."""
     patches = plan.patches
-    rows = [[node.name, *_cells(node.desired), _format_patch(node)] for node in patches.nodes]
+    rows = [
+        [node.name, *_annotation_table_cells(node.desired), _format_patch(node)] for node in patches.nodes
+    ]
     rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in patches.not_ready]
     shown = tables.TableData(["NODE", *(head for head, *_ in _COLUMNS), "TO WRITE"], sorted(rows))
     for head, *_ in _COLUMNS:
@@ -37,7 +39,7 @@ def print_nodes(plan: AnnotationPlan) -> None:
     tables.print_table(*shown)
 
 
-def encode_json(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
+def encode_annotation_plan(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
     """The same as JSON, with the annotations themselves; `written` is None for a dry run."""
     patches = plan.patches
     body: dict[str, Any] = {
@@ -54,7 +56,7 @@ def encode_json(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
     return msgspec.json.encode(body)
 
 
-def format_summary(plan: AnnotationPlan, written: WriteResult) -> str:
+def format_patch_summary(plan: AnnotationPlan, written: WriteResult) -> str:
     """One line about a burst of patches."""
     patches = plan.patches
     counts = (
@@ -69,7 +71,7 @@ def format_summary(plan: AnnotationPlan, written: WriteResult) -> str:
     return f"nodes: {', '.join(parts)}"
 
 
-def list_notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
+def list_failure_notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
     """Failures, and a hint if the values come from a single sample."""
     yield from plan.failures
     if one_sample and any(node.desired.get(keys.MEAN_FREE_CPU) for node in plan.patches.nodes):
@@ -79,7 +81,7 @@ def list_notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
         )
 
 
-def _cells(annotations: Mapping[str, str | None]) -> Iterator[str]:
+def _annotation_table_cells(annotations: Mapping[str, str | None]) -> Iterator[str]:
     for _, key, deviation in _COLUMNS:
         value = _format_statistic(key, annotations.get(key))
         spread = _format_statistic(deviation, annotations.get(deviation)) if deviation else "-"

@@ -111,10 +111,10 @@ class _Components(NamedTuple):
 async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bool) -> AnnotationResult:
     """Read all nodes once, and write the annotations that changed, unless it is a `dry` run."""
     async with AsyncExitStack() as stack:
-        access = _connect(kube, stack)
+        access = _open_api_client(kube, stack)
         progress = stack.enter_context(Progress())
         stores = []
-        for target in _targets(_config(settings)):
+        for target in _annotation_targets(_create_annotator_config(settings)):
             progress.say(f"reading {target.resource.plural}")
             stores.append(await list_all.list_objects(access.api, target, access.registry, lambda _: None))
         components = _create_components(settings, stores, access)
@@ -135,10 +135,10 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
 async def annotate_until_signal(settings: SettingsByGroup, kube: KubeOptions) -> None:
     """Write the annotations that changed once per period, until a signal arrives."""
     async with AsyncExitStack() as stack:
-        access = _connect(kube, stack)
+        access = _open_api_client(kube, stack)
         reflectors = [
             Reflector(access.api, target, access.clock, access.registry, random.random)
-            for target in _targets(_config(settings))
+            for target in _annotation_targets(_create_annotator_config(settings))
         ]
         components = _create_components(settings, [reflector.store for reflector in reflectors], access)
         for close in components.closers:
@@ -156,13 +156,13 @@ async def annotate_until_signal(settings: SettingsByGroup, kube: KubeOptions) ->
         await admin.start()
         tasks = [asyncio.create_task(reflector.run()) for reflector in reflectors]
         tasks.append(asyncio.create_task(_annotate_periodically(components, reflectors, access.api)))
-        stack.push_async_callback(_cancel, tasks)
+        stack.push_async_callback(_cancel_tasks, tasks)
         logs.emit("started", address="", health=admin.url)
         await ended.wait()
         logs.emit("stopping")
 
 
-def _connect(kube: KubeOptions, stack: AsyncExitStack) -> _ClusterAccess:
+def _open_api_client(kube: KubeOptions, stack: AsyncExitStack) -> _ClusterAccess:
     clock, registry = SystemClock(), MetricsRegistry()
     api = connect(kube, registry)
     stack.push_async_callback(api.close)
@@ -173,12 +173,12 @@ def _patch_client(api: HttpApi) -> HttpApi:
     return api.with_rate_limit(patch_writer.QPS, patch_writer.BURST)
 
 
-def _config(settings: SettingsByGroup) -> AnnotatorConfig:
+def _create_annotator_config(settings: SettingsByGroup) -> AnnotatorConfig:
     own: AnnotateOptions = settings[AnnotateOptions]
-    return annotator_options.build_config(own, own.what, own.period_s)
+    return annotator_options.build_annotator_config(own, own.what, own.period_s)
 
 
-def _targets(config: AnnotatorConfig) -> list[ReflectorTarget[Any]]:
+def _annotation_targets(config: AnnotatorConfig) -> list[ReflectorTarget[Any]]:
     pods = [ReflectorTarget(PODS, POD, selectors=pod_requests.HOLDING_SELECTORS)] if config.needs_pods else []
     return [ReflectorTarget(NODES, _NODE), *pods]
 
@@ -190,7 +190,7 @@ def _create_components(
     own: AnnotateOptions = settings[AnnotateOptions]
     window: WindowOptions = settings[WindowOptions]
     prometheus: PrometheusOptions = settings[PrometheusOptions]
-    config = _config(settings)
+    config = _create_annotator_config(settings)
     nodes, *rest = stores
     dependencies = SourceDependencies(
         api,
@@ -201,7 +201,7 @@ def _create_components(
         registry,
     )
     sources = (
-        data_sources.create_sources([_usage_source(own, prometheus)], (), dependencies)
+        data_sources.create_sources([_usage_source_name(own, prometheus)], (), dependencies)
         if config.usage
         else []
     )
@@ -215,7 +215,7 @@ def _create_components(
     return _Components(annotator, nodes, rest[0] if rest else None, closers)
 
 
-def _usage_source(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
+def _usage_source_name(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
     """The name of the source of usage, as `data_sources.create_sources` accepts it."""
     has_url = bool(prometheus.prometheus_url)
     chosen = own.usage_from
@@ -250,7 +250,7 @@ async def _annotate_periodically(
         await asyncio.sleep(_TICK_S)
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -81,7 +81,7 @@ def run(command_line: CommandLine) -> None:
     elif options.systemd:
         folder = str(Path(options.host_dir).absolute())
         certificate_files.check_folder(Path(folder))
-        click.echo(certificate_objects.render_systemd_units(_daily_command(folder), folder), nl=False)
+        click.echo(certificate_objects.render_systemd_units(_daily_renewal_command(folder), folder), nl=False)
     elif options.signer_name:
         asyncio.run(_sign_client_certificate(options, spec))
     elif options.host_dir:
@@ -89,7 +89,9 @@ def run(command_line: CommandLine) -> None:
     elif options.apply or options.check:
         asyncio.run(_renew_secrets(options, spec))
     else:
-        made = certificate_renewal.apply_step(ConnectionCertificates(), "make", spec, datetime.now(UTC))
+        made = certificate_renewal.apply_renewal_step(
+            ConnectionCertificates(), "make", spec, datetime.now(UTC)
+        )
         _print_objects(
             certificate_objects.build_secrets(made, options.namespace, _secret_location(options).names),
             options.output,
@@ -109,7 +111,7 @@ def _certificate_spec(options: CertsOptions) -> CertificateSpec:
         timedelta(seconds=options.settle_s),
         options.renew,
     )
-    certificate_renewal.check_spec(spec)
+    certificate_renewal.check_certificate_spec(spec)
     return spec
 
 
@@ -128,7 +130,7 @@ def _plan_next_step(
     plan = certificate_renewal.plan_renewal(before, spec, now)
     if plan.step == "clock":
         raise Unavailable("nothing was changed", [Problem("", plan.reasons[0], "")])
-    return certificate_renewal.after_restart(plan, spec, now) if options.restarted else plan
+    return certificate_renewal.plan_after_scheduler_restart(plan, spec, now) if options.restarted else plan
 
 
 def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
@@ -137,7 +139,7 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
     try:
         certificate_files.check_folder(folder)
         if options.check:
-            _print_check(
+            _print_next_step_and_exit(
                 options,
                 certificate_renewal.plan_renewal(
                     certificate_files.read_certificates(folder).certificates, spec, now
@@ -150,7 +152,7 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
             elif existing.foreign:
                 spec = spec._replace(is_forced=True)
             plan = _plan_next_step(options, existing.certificates, spec, now)
-            after = certificate_renewal.apply_step(existing.certificates, plan.step, spec, now)
+            after = certificate_renewal.apply_renewal_step(existing.certificates, plan.step, spec, now)
             if after != existing.certificates:
                 certificate_files.write_certificates(folder, after)
     except OSError as error:
@@ -169,7 +171,9 @@ async def _renew_secrets(options: CertsOptions, spec: CertificateSpec) -> None:
     try:
         if options.check:
             existing = await certificate_secrets.read_secrets(api, location)
-            _print_check(options, certificate_renewal.plan_renewal(existing.certificates, spec, now))
+            _print_next_step_and_exit(
+                options, certificate_renewal.plan_renewal(existing.certificates, spec, now)
+            )
         plan, after = await _apply_to_secrets(api, options, spec, now)
     finally:
         await api.close()
@@ -194,7 +198,7 @@ async def _apply_to_secrets(
         if options.replace:
             before = before._replace(client=before.client._replace(signer=""))
         plan = _plan_next_step(options, before, spec, now)
-        after = certificate_renewal.apply_step(before, plan.step, spec, now)
+        after = certificate_renewal.apply_renewal_step(before, plan.step, spec, now)
         try:
             await certificate_secrets.write_secrets(api, location, existing, after)
         except Conflict:
@@ -214,7 +218,7 @@ async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec)
             api, signer
         )
         if options.apply:
-            _check_signing(options, await certificate_secrets.read_secrets(api, location))
+            _check_signing_preconditions(options, await certificate_secrets.read_secrets(api, location))
         leaf = await _request_certificate(api, options, spec)
         if options.apply:
             await _write_signed_certificate(api, options, spec, leaf, authorities)
@@ -232,7 +236,7 @@ async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec)
     )
 
 
-def _check_signing(options: CertsOptions, existing: StoredSecrets) -> None:
+def _check_signing_preconditions(options: CertsOptions, existing: StoredSecrets) -> None:
     """BadInput if a Secret of others exists, or if nodewise has no certificate of its own yet."""
     if not options.replace:
         certificate_secrets.check_ownership(_secret_location(options), existing)
@@ -249,7 +253,7 @@ async def _request_certificate(
 ) -> certificate_issuer.SignedCertificate:
     """Request a certificate; the result includes its key. BadInput if it is not a client certificate."""
     made = certificate_issuer.certificate_request(spec.client_name)
-    name = _object_name(f"{spec.client_name[:40]}-{secrets.token_hex(4)}")
+    name = _make_object_name(f"{spec.client_name[:40]}-{secrets.token_hex(4)}")
     request = SigningRequest(name, options.signer_name, made.cert, spec.lifetime)
     cert = await certificate_secrets.request_certificate(
         api,
@@ -304,13 +308,13 @@ def _read_signer_ca(path: str) -> bytes:
     return pem
 
 
-def _object_name(text: str) -> str:
+def _make_object_name(text: str) -> str:
     """A valid object name made from a text."""
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text.lower())
     return plain.strip("-")
 
 
-def _daily_command(folder: str) -> list[str]:
+def _daily_renewal_command(folder: str) -> list[str]:
     """The current command line with the absolute folder and without flags for a single run."""
     program = shutil.which("nodewise") or sys.argv[0]
     arguments = iter(sys.argv[sys.argv.index("certs") + 1 :])
@@ -340,7 +344,7 @@ def _print_approval_command(request: SigningRequest, timeout_s: float) -> None:
     )
 
 
-def _print_check(options: CertsOptions, plan: RenewalPlan) -> NoReturn:
+def _print_next_step_and_exit(options: CertsOptions, plan: RenewalPlan) -> NoReturn:
     """Print the next step with its time and exit with the code of --check."""
     if options.output == "json":
         click.echo(msgspec.json.encode(_plan_document(plan)))

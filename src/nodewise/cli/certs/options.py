@@ -127,7 +127,7 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
 
 def check_options(options: CertsOptions) -> None:
     """`BadSettings` for options that contradict each other, and for options without effect."""
-    problems = [*_exclusive(options), *_without_target(options)]
+    problems = [*_exclusive_option_problems(options), *_no_target_option_problems(options)]
     if options.signer_name and (options.host_dir or options.cert_manager or options.check):
         expected = "alone, or with --apply"
         problems.append(Problem("--signer-name", "with --host, --cert-manager or --check", expected))
@@ -137,7 +137,7 @@ def check_options(options: CertsOptions) -> None:
         raise BadSettings("settings", problems)
 
 
-def _exclusive(options: CertsOptions) -> list[Problem]:
+def _exclusive_option_problems(options: CertsOptions) -> list[Problem]:
     targets = {
         "--apply": options.apply,
         "--host": bool(options.host_dir),
@@ -147,7 +147,7 @@ def _exclusive(options: CertsOptions) -> list[Problem]:
     return [Problem(" ".join(flags), "given together", "one of them")] if len(flags) > 1 else []
 
 
-def _without_target(options: CertsOptions) -> list[Problem]:
+def _no_target_option_problems(options: CertsOptions) -> list[Problem]:
     """Problems of options that have an effect only if something is written."""
     problems = []
     if options.systemd and not options.host_dir:

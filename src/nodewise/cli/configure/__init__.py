@@ -9,7 +9,7 @@ import msgspec
 
 from nodewise.cli import agent_kinds, older_flags
 from nodewise.cli.configure import host, platforms
-from nodewise.cli.configure.options import HOST, ConfigureOptions, check_mode
+from nodewise.cli.configure.options import HOST, ConfigureOptions, check_options_of_mode
 from nodewise.cli.main import CommandTable
 from nodewise.cli.options import CommandLine, SectionedCommand, make_command, parameters
 from nodewise.errors import BadSettings, Problem
@@ -33,7 +33,7 @@ class _ConfigureCommand(CommandTable, SectionedCommand):
         for flag, word in itertools.pairwise(args):
             if flag in {"-dry-run", "--dry-run"} and word.lower() in {"true", "false", "t", "f", "0", "1"}:
                 raise click.UsageError(f"{flag} {word}: say {flag}={word}", ctx)
-        return super().parse_args(ctx, older_flags.translate(args, older_flags.CONFIGURATOR))
+        return super().parse_args(ctx, older_flags.translate_older_flags(args, older_flags.CONFIGURATOR))
 
 
 def run(command_line: CommandLine) -> None:
@@ -67,18 +67,21 @@ def run(command_line: CommandLine) -> None:
         return
     logs.configure("warning")
     options = command_line.settings(ConfigureOptions)
-    _check_names(options)
+    _check_object_names(options)
     older = {"tas": "telemetry", "gas": "gpu", "both": "telemetry,gpu"}
     if options.extender == "both":
         options = msgspec.structs.replace(options, one_entry_per_agent=True)
     names = options.agents or older.get(options.extender or "", "telemetry")
-    roles = [agent_kinds.extender_role(kind, kind.options()) for kind in agent_kinds.parse_agents(names)]
-    weights = agent_kinds.parse_weights(options.entry_weights)
-    check_mode(options)
+    roles = [
+        agent_kinds.agent_role_in_extender_entry(kind, kind.options())
+        for kind in agent_kinds.parse_agents(names)
+    ]
+    weights = agent_kinds.parse_agent_weights(options.entry_weights)
+    check_options_of_mode(options)
     if options.mode != HOST:
         platforms.run(options, roles, weights)
         return
-    host.check_mounts(options)
+    host.check_container_mounts(options)
     ctx.exit(host.run(options, roles, weights))
 
 
@@ -104,7 +107,7 @@ _NAMES: Final = {
 }
 
 
-def _check_names(options: ConfigureOptions) -> None:
+def _check_object_names(options: ConfigureOptions) -> None:
     """`BadSettings` for names that are not valid in objects and addresses."""
     names = {"namespace": options.namespace, "scheduler_name": options.scheduler_name, "image": options.image}
     problems = [

@@ -103,9 +103,9 @@ def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
     )
     is_json = options.output == "json"
     click.echo(
-        msgspec.json.encode(other_hosts.describe_run(run_elsewhere))
+        msgspec.json.encode(other_hosts.encode_repeat_document(run_elsewhere))
         if is_json
-        else other_hosts.render_script(run_elsewhere),
+        else other_hosts.render_repeat_script(run_elsewhere),
         nl=is_json,
     )
     return exit_codes.DONE
@@ -172,7 +172,7 @@ def _recover_interrupted_run(request: HostRequest) -> None:
         os.path.dirname(request.manifest),
         *map(os.path.dirname, request.deployments),
     ]
-    host_files.remove_staged([os.path.realpath(folder) for folder in folders])
+    host_files.remove_temporary_files([os.path.realpath(folder) for folder in folders])
 
 
 _RECOVERY_MESSAGES: Final = {
@@ -264,7 +264,7 @@ def _builtin_configuration(
     return configuration
 
 
-def check_mounts(options: ConfigureOptions) -> None:
+def check_container_mounts(options: ConfigureOptions) -> None:
     """BadInput, in a container of our image, for folders that are lost with the container: the scheduler would not
     start.
     """

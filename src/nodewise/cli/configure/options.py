@@ -214,7 +214,7 @@ _CONTRADICTIONS: Final = (
 _SETTINGS: Final = {setting.field: setting for setting in list_settings(ConfigureOptions)}
 
 
-def check_mode(options: ConfigureOptions) -> None:
+def check_options_of_mode(options: ConfigureOptions) -> None:
     """`BadSettings` for options that the mode does not have."""
     if options.mode == HOST:
         problems = [
@@ -251,10 +251,10 @@ def repeated_flags(options: ConfigureOptions, *, template: str) -> Iterator[str]
         yield f"--template={template}"
     for setting in _SETTINGS.values():
         if setting.field not in _OF_THIS_RUN:
-            yield from _repeated_flag(setting, getattr(options, setting.field))
+            yield from _flag_to_repeat_run(setting, getattr(options, setting.field))
 
 
-def _repeated_flag(setting: Setting, value: str | bool | None) -> Iterator[str]:
+def _flag_to_repeat_run(setting: Setting, value: str | bool | None) -> Iterator[str]:
     if value == setting.default or value in (None, False):
         return
     if value is True:

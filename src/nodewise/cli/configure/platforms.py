@@ -50,7 +50,7 @@ def _print_second_scheduler(
     configuration = scheduler_configuration.build_configuration(roles, scheduler_options) | {
         "apiVersion": version.api_version
     }
-    objects = second_scheduler.build_objects(
+    objects = second_scheduler.build_second_scheduler_objects(
         second_scheduler.SecondSchedulerOptions(
             name,
             options.service_namespace,
@@ -76,7 +76,7 @@ def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
         whole = text.removeprefix("v")
         return version, f"v{whole}" if whole.count(".") > 1 else f"v{whole}.0"
     try:
-        server_version = asyncio.run(_server_version())
+        server_version = asyncio.run(_cluster_kubernetes_version())
     except NodewiseError as error:
         expected = (
             "the version of the cluster, which could not be read: kube-scheduler must have the same version"
@@ -86,7 +86,7 @@ def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
     return scheduler_versions.parse_version(tag), tag
 
 
-async def _server_version() -> str:
+async def _cluster_kubernetes_version() -> str:
     api = connect(KubeOptions(), MetricsRegistry())
     try:
         response = msgspec.json.decode(await api.get("/version", timeout_s=5.0))
@@ -117,7 +117,7 @@ def _print_platform_files(
     for entry in configuration["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
-    _output_files(options, platform_files.render_files(platform, configuration))
+    _print_or_write_files(options, platform_files.render_platform_files(platform, configuration))
     click.echo(_INSTRUCTIONS[options.mode].format(platform), err=True)
 
 
@@ -131,7 +131,7 @@ def _scheduler_options(options: ConfigureOptions, weights: Mapping[str, int], ur
     )
 
 
-def _output_files(options: ConfigureOptions, texts: Mapping[str, str]) -> None:
+def _print_or_write_files(options: ConfigureOptions, texts: Mapping[str, str]) -> None:
     if options.output == "json":
         click.echo(msgspec.json.encode(texts))
         return

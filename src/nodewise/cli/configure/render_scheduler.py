@@ -86,7 +86,7 @@ def run(command_line: CommandLine) -> None:
     logs.configure("warning")
     render_options = command_line.settings(RenderSchedulerOptions)
     roles = [
-        agent_kinds.extender_role(kind, command_line.agent_options(kind))
+        agent_kinds.agent_role_in_extender_entry(kind, command_line.agent_options(kind))
         for kind in agent_kinds.parse_agents(render_options.agents)
     ]
     scheduler_options = SchedulerOptions(
@@ -96,7 +96,7 @@ def run(command_line: CommandLine) -> None:
         render_options.whole_nodes,
         render_options.filter_all_pods,
         render_options.one_entry_per_agent,
-        agent_kinds.parse_weights(render_options.entry_weights),
+        agent_kinds.parse_agent_weights(render_options.entry_weights),
         render_options.scheduler_name,
         render_options.scheduler_kubeconfig,
     )
@@ -113,6 +113,8 @@ def run(command_line: CommandLine) -> None:
 command = options.make_command(
     "render-scheduler",
     run,
-    options.parameters(RenderSchedulerOptions, kinds=agent_kinds.usable_kinds(*GROUPS), known=GROUPS),
+    options.parameters(
+        RenderSchedulerOptions, kinds=agent_kinds.agents_without_conflicts(*GROUPS), known=GROUPS
+    ),
     short_help="Print a configuration of kube-scheduler.",
 )

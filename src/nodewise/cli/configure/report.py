@@ -50,7 +50,7 @@ def print_changes(options: ConfigureOptions, request: HostRequest, plan: ChangeP
     """Print the change of each file. Keys and certificates are not shown."""
     colour = sys.stdout.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
     for change in plan.changes:
-        kind = _file_kind(request, change)
+        kind = _describe_file_kind(request, change)
         if kind == "Certs" and change.is_unchanged:
             continue
         print_message(_HEADINGS.get(kind, 'Changes of "{}":').format(change.path))
@@ -76,7 +76,7 @@ _HEADINGS: Final = {
 }
 
 
-def _file_kind(request: HostRequest, change: FileChange) -> str:
+def _describe_file_kind(request: HostRequest, change: FileChange) -> str:
     if change.path == request.manifest:
         return "Manifest"
     if change.path in request.deployments:
@@ -93,10 +93,11 @@ def print_result(request: HostRequest, plan: ChangePlan, backup: Backup | None) 
     if backup is not None and plan.effective_changes:
         print_message(f'Backups written to folder "{backup.path}"')
     _print_certificates_result(
-        request, [change for change in plan.effective_changes if _file_kind(request, change) == "Certs"]
+        request,
+        [change for change in plan.effective_changes if _describe_file_kind(request, change) == "Certs"],
     )
     for change in plan.changes:
-        kind = _file_kind(request, change)
+        kind = _describe_file_kind(request, change)
         if kind == "Certs":
             continue
         if change.is_unchanged:

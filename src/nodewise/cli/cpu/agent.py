@@ -77,16 +77,16 @@ def run(options: AgentOptions) -> None:
       1  it cannot run here, or not listen
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     registry, proc = MetricsRegistry(), common_options.proc(options)
-    _check_process_ids(proc)
+    _check_host_pid_namespace(proc)
     if not LEAST_INTERVAL_S <= options.interval < float("inf"):
         problem = Problem("--interval", f"{options.interval:g}s", f"at least {LEAST_INTERVAL_S:g}s")
         raise BadSettings("settings", [problem])
     limits = ConnectionLimits(options.max_connections, options.max_per_pod)
-    _allow_files(limits.connections + _SPARE_FILES)
+    _raise_open_file_limit(limits.connections + _SPARE_FILES)
     with ExitStack() as stack:
-        node_agent = _agent(options, proc, limits, registry, stack)
+        node_agent = _create_node_agent(options, proc, limits, registry, stack)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: node_agent.stop())
         url = stack.enter_context(serve_admin_port(node_agent.waiting_for, options.admin, registry))
@@ -95,15 +95,15 @@ def run(options: AgentOptions) -> None:
         logs.emit("stopping")
 
 
-def _check_process_ids(proc: Path) -> None:
+def _check_host_pid_namespace(proc: Path) -> None:
     try:
-        thread_affinity.check_namespace(proc)
+        thread_affinity.check_pid_namespace(proc)
     except BadSettings as error:
         remedy = "run the node agent with hostPID: true"
         raise BadSettings("the node agent cannot tell who asks", error.problems, remedy=remedy) from error
 
 
-def _allow_files(wanted: int) -> None:
+def _raise_open_file_limit(wanted: int) -> None:
     """Raise the limit of open files as needed; BadSettings if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted <= hard or hard == resource.RLIM_INFINITY:
@@ -113,7 +113,7 @@ def _allow_files(wanted: int) -> None:
         raise BadSettings("settings", [problem])
 
 
-def _agent(
+def _create_node_agent(
     options: AgentOptions,
     proc: Path,
     limits: ConnectionLimits,
@@ -121,19 +121,19 @@ def _agent(
     stack: ExitStack,
 ) -> NodeAgent:
     store = common_options.store(options)
-    cluster = _cluster(options)
+    cluster = _create_cluster_node(options)
     pods = PodRequests(cluster.api, cluster.node) if cluster else None
     if pods is None or options.allow_unrequested:
         why = "--allow-unrequested" if pods else "there is no API server (--conf-dir)"
         logs.emit("cpu_unchecked", why=why)
-    read_machine = partial(_machine, options, cluster)
+    read_machine = partial(_read_machine, options, cluster)
     machine_at_start = read_machine()
-    enforcer = _enforcer(options, machine_at_start, proc, stack)
+    enforcer = _create_cpu_enforcer(options, machine_at_start, proc, stack)
     collector = TaskGarbageCollector(store, proc, registry, partial(execution.recover, store, proc))
     node = AgentNode(
         store,
         proc,
-        procfs.read_boot(proc),
+        procfs.read_boot_id(proc),
         Path(options.sysfs),
         machine_at_start.fast,
         most_tasks=options.max_per_pod,
@@ -148,11 +148,11 @@ def _agent(
         enforcer,
         reconfiguring.answer,
     )
-    active = _publishers(options, store, proc, cluster, enforcer)
+    active = _create_report_publishers(options, store, proc, cluster, enforcer)
     return NodeAgent(service, active, limits, options.interval, registry)
 
 
-def _cluster(options: AgentOptions) -> ClusterNode | None:
+def _create_cluster_node(options: AgentOptions) -> ClusterNode | None:
     """The node in its cluster; None for a directory without a cluster."""
     if not options.is_in_cluster:
         return None
@@ -160,12 +160,12 @@ def _cluster(options: AgentOptions) -> ClusterNode | None:
     return ClusterNode(api, common_options.node(options, api), options.namespace)
 
 
-def _machine(options: AgentOptions, cluster: ClusterNode | None) -> PoolInputs:
+def _read_machine(options: AgentOptions, cluster: ClusterNode | None) -> PoolInputs:
     labels = machine.fetch_labels(cluster.api, cluster.node) if cluster else machine.NO_LABELS
     return machine.read(Path(options.sysfs), labels)
 
 
-def _enforcer(
+def _create_cpu_enforcer(
     options: AgentOptions, node_machine: PoolInputs, proc: Path, stack: ExitStack
 ) -> CpusetEnforcer | None:
     if options.enforce == "none":
@@ -175,7 +175,7 @@ def _enforcer(
     return CpusetEnforcer(runtime, node_machine.topology, proc)
 
 
-def _publishers(
+def _create_report_publishers(
     options: AgentOptions,
     store: AllocationStore,
     proc: Path,

@@ -10,7 +10,7 @@ import click
 
 from nodewise.cli import exit_codes, tables, terminal
 from nodewise.cli.cpu import common_options, setup_options
-from nodewise.cli.cpu.webhook import is_set, is_true
+from nodewise.cli.cpu.webhook import is_set, parse_boolean_word
 from nodewise.cpu.api_client import ApiClient, Object
 from nodewise.cpu.cluster import agent_daemonset, api_versions, object_writer, removal, setup
 from nodewise.cpu.cluster import setup_objects as pods
@@ -66,13 +66,13 @@ def run(options: ClusterInitOptions) -> None:
       1  something failed on some node; the report names it
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     commands = pods.parse_commands(options.cmk_cmd_list)
     pods_options = setup_options.build(options, pull_secret=options.pull_secret, taint=not options.no_taint)
     if bool(options.host_list) == options.all_hosts:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
     api = common_options.api(options)
-    features = api_versions.fetch(api)
+    features = api_versions.fetch_features(api)
     plan = SetupPlan(
         hosts(options, api),
         commands,
@@ -113,7 +113,7 @@ def webhook(
     """The webhook's objects, if the API server supports webhooks. A valid certificate is kept."""
     if features.webhooks == "none":
         return ()
-    mutual = not is_true(options.insecure, "--insecure") and is_set("insecure", "cafile")
+    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_set("insecure", "cafile")
     if not mutual:
         terminal.print_message(_ANYBODY)
     installation = WebhookInstallation(
@@ -140,11 +140,15 @@ def show(report: SetupReport, output: str) -> None:
         return
     parts = [(node.node, node) for node in report.nodes]
     parts += [("(agent)", report.agent), ("(webhook)", report.shared)]
-    rows = [(name, "failed" if part.error else "ready", _detail(part)) for name, part in parts if part.steps]
+    rows = [
+        (name, "failed" if part.error else "ready", _node_detail_text(part))
+        for name, part in parts
+        if part.steps
+    ]
     tables.print_table(["NODE", "RESULT", "DETAIL"], rows)
 
 
-def _detail(node: PreparedNode) -> str:
+def _node_detail_text(node: PreparedNode) -> str:
     return node.error or ", ".join(f"{step.name} {step.outcome}" for step in node.steps)
 
 

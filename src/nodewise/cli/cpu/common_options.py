@@ -201,7 +201,7 @@ def parameters(*names: str) -> list[click.Parameter]:
     return [_OPTIONS[name]() for name in names]
 
 
-def start_logs(environ: Mapping[str, str] = os.environ) -> None:
+def start_cmk_logging(environ: Mapping[str, str] = os.environ) -> None:
     """Log at the level of `CMK_LOG_LEVEL`, in any case. An unknown level is logged, and means info."""
     word = environ.get(cmk_names.LOG_LEVEL, "").strip() or "info"
     if word.lower() not in _LEVELS:
@@ -223,7 +223,7 @@ def api(options: ApiServerOptions) -> BlockingApiClient:
 def store(options: StoreOptions) -> AllocationStore:
     """The node's store: the directory of `--conf-dir`, else the node's ConfigMap."""
     if options.conf_dir:
-        return DirectoryStore(Path(options.conf_dir), lock_timeout_s())
+        return DirectoryStore(Path(options.conf_dir), lock_timeout_from_environment())
     client = api(options)
     return ConfigMapStore(client, options.namespace, node(options, client))
 
@@ -234,7 +234,7 @@ def publish(options: NodeOptions, kind: reports.ReportKind, report: Mapping[str,
     reports.publish(client, kind, node(options, client), options.namespace, report)
 
 
-def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
+def lock_timeout_from_environment(environ: Mapping[str, str] = os.environ) -> float:
     """How long to wait for another process that writes to the same directory (`CMK_LOCK_TIMEOUT`)."""
     text = environ.get(cmk_names.LOCK_TIMEOUT, "30")
     try:
@@ -340,6 +340,6 @@ def run_at_interval(operation: Callable[[], None], interval_s: int) -> None:
         stopped.wait(interval_s)
 
 
-def pause_before_retry(attempt: int) -> None:
+def sleep_before_store_retry(attempt: int) -> None:
     """Wait before an attempt of `allocation_store.update`, with jitter."""
     time.sleep(random.uniform(0, min(1.0, 0.05 * attempt)))  # noqa: S311 - no secret

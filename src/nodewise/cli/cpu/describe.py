@@ -36,26 +36,26 @@ def run(options: DescribeOptions) -> None:
       1  the state cannot be read
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     stored = common_options.store(options).read()
     if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
         path = {"path": options.conf_dir} if options.conf_dir else {}
-        common_options.print_json({**path, **_describe(stored)})
+        common_options.print_json({**path, **_node_pools_document(stored)})
         return
     head = ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
-    tables.print_table(*tables.drop_empty_columns(["POD", "CONTAINER"], head, list(_rows(stored))))
+    tables.print_table(*tables.drop_empty_columns(["POD", "CONTAINER"], head, list(_pool_table_rows(stored))))
     if stored.intent:
         click.echo(
             f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}", err=True
         )
 
 
-def _describe(stored: StoredAllocations) -> dict[str, Any]:
+def _node_pools_document(stored: StoredAllocations) -> dict[str, Any]:
     description = pool_allocations.as_description(stored.allocations)
     return {**description, "reconfiguring": stored.intent.as_dict()} if stored.intent else description
 
 
-def _rows(stored: StoredAllocations) -> Iterator[Sequence[str]]:
+def _pool_table_rows(stored: StoredAllocations) -> Iterator[Sequence[str]]:
     for pool in stored.allocations.pools.values():
         for socket, cpu_lists in pool.sockets.items():
             for cpu_list in cpu_lists:

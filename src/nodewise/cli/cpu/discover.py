@@ -33,7 +33,7 @@ def run(options: DiscoverOptions) -> None:
       1  the state cannot be read, or the node not be written
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     counts = node_advertisement.resource_counts(common_options.store(options).read().allocations)
     api = common_options.api(options)
     node = common_options.node(options, api)

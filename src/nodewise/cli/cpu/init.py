@@ -32,7 +32,7 @@ def run(options: InitOptions) -> None:
       1  it cannot have them, or has others
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     root = Path(options.sysfs)
     machine.log_huge_pages(root)
     logs.emit("cpu_cores_asked", exclusive=options.pools.exclusive, shared=options.pools.shared)

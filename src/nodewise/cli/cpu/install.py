@@ -73,14 +73,14 @@ def command(
       1  it cannot be built, or not be written
       2  the command line or a setting is wrong
     """  # fmt: skip
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     if build_only is not None:
         click.echo(f"{bundle.build(build_only, modules())}: ready to be installed")
         return
     if not mount_path.is_absolute():
         raise BadSettings("cannot install", [Problem("--mount-path", str(mount_path), "an absolute path")])
-    with _bundle(ready or _existing_bundle()) as folder:
-        done = installation.install(folder, install_dir, mount_path, _proc(proc_fs))
+    with _find_or_build_bundle(ready or _existing_bundle()) as folder:
+        done = installation.install(folder, install_dir, mount_path, _host_proc_path(proc_fs))
     click.echo(f"{done.program}: {'installed' if done.changed else 'already there'} ({done.version})")
     for version in done.removed:
         click.echo(f"{install_dir / version}: removed, nobody runs it any more")
@@ -89,7 +89,7 @@ def command(
 
 
 @contextmanager
-def _bundle(folder: Path | None) -> Iterator[Path]:
+def _find_or_build_bundle(folder: Path | None) -> Iterator[Path]:
     """The existing bundle, or one that is built now, for which containers need a writable folder."""
     if folder is not None:
         yield folder
@@ -109,7 +109,7 @@ def _existing_bundle() -> Path | None:
     return own if getattr(sys, "frozen", False) else _READY if _READY.is_dir() else None
 
 
-def _proc(proc_fs: str) -> Path | None:
+def _host_proc_path(proc_fs: str) -> Path | None:
     try:
         return common_options.proc(ProcessOptions(proc_fs=proc_fs))
     except BadSettings:

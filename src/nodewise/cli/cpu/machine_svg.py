@@ -63,30 +63,34 @@ class _Box(NamedTuple):
     body: str
 
 
-def draw(machine: Topology, plan: PoolPlan | None = None) -> str:
+def draw_machine_svg(machine: Topology, plan: PoolPlan | None = None) -> str:
     """Draw the machine; with a plan, in the colours of pools. A core without a pool has a dashed outline."""
-    pool_of = _pools(machine, plan) if plan else {}
-    sockets = [_socket(socket, machine, pool_of) for socket in machine.sockets]
+    pool_of = _pool_by_core(machine, plan) if plan else {}
+    sockets = [_draw_socket(socket, machine, pool_of) for socket in machine.sockets]
     offline = [cpu.cpu for cpu in machine.cpus if not cpu.online]
-    parts = [_head(machine), _legend(machine, pool_of), _best_grid(sockets)]
-    parts += [_offline(offline)] if offline else []
-    whole = _padded(_stacked(parts))
-    title = f"{_counts(machine)}; {_describe_pools(pool_of)}" if pool_of else _counts(machine)
+    parts = [_svg_title_text(machine), _draw_legend(machine, pool_of), _best_grid(sockets)]
+    parts += [_draw_offline_cpus(offline)] if offline else []
+    whole = _pad_box(_stack_boxes(parts))
+    title = (
+        f"{_describe_machine_counts(machine)}; {_describe_pools(pool_of)}"
+        if pool_of
+        else _describe_machine_counts(machine)
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{whole.width}" '
         f'height="{whole.height}" viewBox="0 0 {whole.width} {whole.height}">\n'
-        f"<title>{title}</title>\n<style>\n{_style()}</style>\n"
+        f"<title>{title}</title>\n<style>\n{_svg_style_sheet()}</style>\n"
         f'<rect class="bg" width="{whole.width}" height="{whole.height}"/>\n{whole.body}</svg>\n'
     )
 
 
-def _style() -> str:
+def _svg_style_sheet() -> str:
     light = " ".join(f"{name} {{ {what}: {colour}; }}" for name, (what, colour, _) in _PAINT.items())
     dark = " ".join(f"{name} {{ {what}: {colour}; }}" for name, (what, _, colour) in _PAINT.items())
     return f"{_FORM}{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n"
 
 
-def _pools(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
+def _pool_by_core(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
     """The pool of each core, by number."""
     pool_of_cpu = {
         cpu: pool
@@ -98,7 +102,7 @@ def _pools(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
     return {core.core: pool_of_cpu.get(core.cpus[0], _UNUSED) for core in machine.cores}
 
 
-def _counts(machine: Topology) -> str:
+def _describe_machine_counts(machine: Topology) -> str:
     numbers = {"socket": len(machine.sockets), "core": len(machine.cores), "CPU": len(machine.online)}
     return ", ".join(
         f"{count} {name}" if count == 1 else f"{count} {name}s" for name, count in numbers.items()
@@ -110,16 +114,19 @@ def _describe_pools(pool_of: Mapping[int, str]) -> str:
     return ", ".join(f"{cores[pool]} {pool}" for pool in _POOL_CLASSES if cores[pool])
 
 
-def _head(machine: Topology) -> _Box:
-    text = _counts(machine)
+def _svg_title_text(machine: Topology) -> _Box:
+    text = _describe_machine_counts(machine)
     return _Box(len(text) * (_LETTER_W + 2), _LINE + 4, f'<text class="h" y="15">{text}</text>\n')
 
 
-def _legend(machine: Topology, pool_of: Mapping[int, str]) -> _Box:
+def _draw_legend(machine: Topology, pool_of: Mapping[int, str]) -> _Box:
     """A line with the colours and marks, and the number of cores of each."""
     cores = Counter(pool_of.values())
     entries = [
-        (f'<rect class="{name}" y="2" width="16" height="14" rx="3"/>', f"{pool}: {_cores(cores[pool])}")
+        (
+            f'<rect class="{name}" y="2" width="16" height="14" rx="3"/>',
+            f"{pool}: {_format_core_count(cores[pool])}",
+        )
         for pool, name in _POOL_CLASSES.items()
         if cores[pool]
     ]
@@ -132,11 +139,11 @@ def _legend(machine: Topology, pool_of: Mapping[int, str]) -> _Box:
     return _Box(left, _LINE if entries else 0, body)
 
 
-def _cores(count: int) -> str:
+def _format_core_count(count: int) -> str:
     return "1 core" if count == 1 else f"{count} cores"
 
 
-def _socket(socket: int, machine: Topology, pool_of: Mapping[int, str]) -> _Box:
+def _draw_socket(socket: int, machine: Topology, pool_of: Mapping[int, str]) -> _Box:
     """A socket with a frame for each of its NUMA nodes, and for each kind of core if there are several."""
     place_of = {cpu.cpu: cpu for cpu in machine.cpus}
     several = len({cpu.kind for cpu in machine.cpus if cpu.online}) > 1
@@ -148,14 +155,14 @@ def _socket(socket: int, machine: Topology, pool_of: Mapping[int, str]) -> _Box:
     for (numa, kind), cores in groups.items():
         names = [] if numa is None else [f"NUMA node {numa}"]
         names += [] if kind is None else [f"{kind} cores"]
-        boxes = [_core(core, machine, pool_of.get(core.core)) for core in cores]
-        panels.append(_framed(_best_grid(boxes), ", ".join(names)))
-    return _framed(_best_grid(panels), f"Socket {socket}")
+        boxes = [_draw_core(core, machine, pool_of.get(core.core)) for core in cores]
+        panels.append(_frame_box_with_title(_best_grid(boxes), ", ".join(names)))
+    return _frame_box_with_title(_best_grid(panels), f"Socket {socket}")
 
 
-def _core(core: Core, machine: Topology, pool: str | None) -> _Box:
-    cells = [_cell(cpu, isolated=cpu in machine.isolated) for cpu in core.cpus]
-    inner = _grid(cells, min(len(cells), _THREADS))
+def _draw_core(core: Core, machine: Topology, pool: str | None) -> _Box:
+    cells = [_draw_cpu_cell(cpu, isolated=cpu in machine.isolated) for cpu in core.cpus]
+    inner = _arrange_boxes_in_grid(cells, min(len(cells), _THREADS))
     width, height = inner.width + 2 * _GAP, inner.height + 2 * _GAP + 14
     name = _POOL_CLASSES[pool] if pool else "in"
     tooltip = f"core {core.core}, CPUs {core.text}" + (f", {pool}" if pool else "")
@@ -163,12 +170,12 @@ def _core(core: Core, machine: Topology, pool: str | None) -> _Box:
         f"<g><title>{tooltip}</title>"
         f'<rect class="{name}" width="{width}" height="{height}" rx="5"/>'
         f'<text x="{_GAP + 1}" y="13" class="c">{core.core}</text>\n'
-        f"{_moved(inner, _GAP, 14 + _GAP)}</g>\n"
+        f"{_move_box(inner, _GAP, 14 + _GAP)}</g>\n"
     )
     return _Box(width, height, body)
 
 
-def _cell(cpu: int, *, isolated: bool = False, name: str = "cell") -> _Box:
+def _draw_cpu_cell(cpu: int, *, isolated: bool = False, name: str = "cell") -> _Box:
     mark = f'<circle class="mark" cx="{_CPU_W - 5}" cy="5" r="2"/>' if isolated else ""
     body = (
         f'<rect class="{name}" width="{_CPU_W}" height="{_CPU_H}" rx="3"/>'
@@ -177,39 +184,41 @@ def _cell(cpu: int, *, isolated: bool = False, name: str = "cell") -> _Box:
     return _Box(_CPU_W, _CPU_H, body)
 
 
-def _offline(cpus: Sequence[int]) -> _Box:
-    return _framed(_best_grid([_cell(cpu, name="off") for cpu in cpus]), "Offline CPUs")
+def _draw_offline_cpus(cpus: Sequence[int]) -> _Box:
+    return _frame_box_with_title(
+        _best_grid([_draw_cpu_cell(cpu, name="off") for cpu in cpus]), "Offline CPUs"
+    )
 
 
-def _framed(box: _Box, title: str) -> _Box:
+def _frame_box_with_title(box: _Box, title: str) -> _Box:
     top = _PAD + (_LINE if title else 0)
     width = max(box.width, len(title) * _LETTER_W) + 2 * _PAD
     height = box.height + top + _PAD
     text = f'<text class="dim" x="{_PAD}" y="{_PAD + 10}">{title}</text>\n' if title else ""
     frame = f'<rect class="frame" width="{width}" height="{height}" rx="7"/>\n'
-    return _Box(width, height, frame + text + _moved(box, _PAD, top))
+    return _Box(width, height, frame + text + _move_box(box, _PAD, top))
 
 
-def _padded(box: _Box) -> _Box:
-    return _Box(box.width + 4 * _PAD, box.height + 4 * _PAD, _moved(box, 2 * _PAD, 2 * _PAD))
+def _pad_box(box: _Box) -> _Box:
+    return _Box(box.width + 4 * _PAD, box.height + 4 * _PAD, _move_box(box, 2 * _PAD, 2 * _PAD))
 
 
-def _stacked(boxes: Iterable[_Box]) -> _Box:
-    return _grid([box for box in boxes if box.height], 1)
+def _stack_boxes(boxes: Iterable[_Box]) -> _Box:
+    return _arrange_boxes_in_grid([box for box in boxes if box.height], 1)
 
 
 def _best_grid(boxes: Sequence[_Box]) -> _Box:
     """The grid with a number of columns that makes it about as wide as a page, and leaves few places empty."""
 
     def badness(columns: int) -> float:
-        box = _grid(boxes, columns)
+        box = _arrange_boxes_in_grid(boxes, columns)
         empty = -len(boxes) % columns / len(boxes)
         return abs(math.log(box.width / box.height / _SHAPE)) + empty
 
-    return _grid(boxes, min(range(1, len(boxes) + 1), key=badness))
+    return _arrange_boxes_in_grid(boxes, min(range(1, len(boxes) + 1), key=badness))
 
 
-def _grid(boxes: Sequence[_Box], columns: int) -> _Box:
+def _arrange_boxes_in_grid(boxes: Sequence[_Box], columns: int) -> _Box:
     """The boxes in rows of this length. Each column is as wide as its widest box."""
     rows = [boxes[at : at + columns] for at in range(0, len(boxes), columns)]
     widths = [max(box.width for box in boxes[at::columns]) for at in range(columns)]
@@ -217,11 +226,11 @@ def _grid(boxes: Sequence[_Box], columns: int) -> _Box:
     for row in rows:
         left = 0
         for box, width in zip(row, widths, strict=False):
-            body += _moved(box, left, top)
+            body += _move_box(box, left, top)
             left += width + _GAP
         top += max(box.height for box in row) + _GAP
     return _Box(sum(widths) + _GAP * (columns - 1), top - _GAP, body)
 
 
-def _moved(box: _Box, x: int, y: int) -> str:
+def _move_box(box: _Box, x: int, y: int) -> str:
     return f'<g transform="translate({x},{y})">\n{box.body}</g>\n'

@@ -36,7 +36,7 @@ def run(options: NodeReportOptions) -> None:
       1  the report could not be made or published
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     store = common_options.store(options)
 
     def once() -> None:

@@ -53,23 +53,26 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
       1  the machine has too few cores for it, or cannot be read
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     machine = common_options.machine(MachineOptions(sysfs=sysfs))
-    fast = _cpus("--sst-bf", sst_bf, machine)
+    fast = _parse_online_cpu_list("--sst-bf", sst_bf, machine)
     pool_plan = pools.plan(
-        machine, PoolCounts(**counts).pools, fast, _preferences(sst_cp, machine) if sst_cp else None
+        machine,
+        PoolCounts(**counts).pools,
+        fast,
+        _energy_preferences_by_cpu(sst_cp, machine) if sst_cp else None,
     )
     for problem in pool_plan.warnings:
         terminal.print_message(str(problem))
     if output == "json":
         click.echo(json.dumps(pool_plan.as_dict()))
     elif output == "svg":
-        click.echo(machine_svg.draw(machine, pool_plan), nl=False)
+        click.echo(machine_svg.draw_machine_svg(machine, pool_plan), nl=False)
     else:
-        tables.print_table(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _rows(pool_plan))
+        tables.print_table(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _pool_plan_rows(pool_plan))
 
 
-def _rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
+def _pool_plan_rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
     return [
         (pool, str(socket), str(len(cpulist.parse_list(",".join(lists)))), " ".join(lists) or "-")
         for pool, sockets in pool_plan.pools.items()
@@ -77,7 +80,7 @@ def _rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
     ]
 
 
-def _cpus(option: str, text: str, machine: Topology) -> frozenset[int]:
+def _parse_online_cpu_list(option: str, text: str, machine: Topology) -> frozenset[int]:
     """The CPUs of a list; BadSettings if it is invalid, or names CPUs that are not online."""
     try:
         cpus = frozenset(cpulist.parse_list(text, option, max(machine.online)))
@@ -89,10 +92,10 @@ def _cpus(option: str, text: str, machine: Topology) -> frozenset[int]:
     return cpus
 
 
-def _preferences(text: str, machine: Topology) -> Mapping[int, str]:
+def _energy_preferences_by_cpu(text: str, machine: Topology) -> Mapping[int, str]:
     """The energy performance preference of each CPU according to the option."""
     if not re.search("[=:]", text):
-        cpus = _cpus("--sst-cp", text, machine)
+        cpus = _parse_online_cpu_list("--sst-cp", text, machine)
         return {cpu: speed_select.CLASSES[0] if cpu in cpus else _REST for cpu in machine.online}
     names: dict[int, str] = {}
     for piece in (piece.strip() for piece in text.split(";") if piece.strip()):
@@ -100,5 +103,5 @@ def _preferences(text: str, machine: Topology) -> Mapping[int, str]:
         if not match or match["name"] not in speed_select.CLASSES:
             wanted = f"CLASS=LIST with a class of {', '.join(speed_select.CLASSES)}"
             raise BadSettings("cannot plan", [Problem("--sst-cp", shown(piece), wanted)])
-        names |= dict.fromkeys(_cpus("--sst-cp", match["cpus"], machine), match["name"])
+        names |= dict.fromkeys(_parse_online_cpu_list("--sst-cp", match["cpus"], machine), match["name"])
     return names

@@ -39,7 +39,7 @@ def run(options: ReconcileOptions) -> None:
       1  the state could not be read or written
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     proc = common_options.proc(options)
     store = common_options.store(options)
     known: KnownProcesses | None = None
@@ -47,10 +47,12 @@ def run(options: ReconcileOptions) -> None:
 
     def once() -> None:
         nonlocal known
-        collection = garbage_collection.collect_garbage(store, proc, known, common_options.pause_before_retry)
+        collection = garbage_collection.collect_garbage(
+            store, proc, known, common_options.sleep_before_store_retry
+        )
         known = collection.known
         if collection.stored.intent:
-            _recover(store, proc, collection.stored.intent, known)
+            _roll_back_ended_reconfiguration(store, proc, collection.stored.intent, known)
         log.log(collection)
         common_options.print_json(collection.as_report())
         if options.publish:
@@ -59,7 +61,9 @@ def run(options: ReconcileOptions) -> None:
     common_options.run_at_interval(once, options.interval)
 
 
-def _recover(store: AllocationStore, proc: Path, intent: Intent, known: KnownProcesses) -> None:
+def _roll_back_ended_reconfiguration(
+    store: AllocationStore, proc: Path, intent: Intent, known: KnownProcesses
+) -> None:
     """Roll back a reconfiguration whose process has ended. Without permission this is logged."""
     try:
         if execution.recover(store, proc, known=known):

@@ -56,13 +56,13 @@ def run(options: ReconfigureOptions) -> None:
       1  it cannot be done, or failed; all is as it was
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     request = ReconfigureRequest(options.pools, options.check)
     agent = Path(options.agent)
     uses_agent = not options.direct and not options.conf_dir and agent.exists()
-    moves = _request_agent(agent, request) if uses_agent else None
+    moves = _reconfigure_by_agent(agent, request) if uses_agent else None
     if moves is None:
-        moves = _reconfigure(request, options)
+        moves = _reconfigure_without_agent(request, options)
     values = [
         {
             "pid": move.task.pid,
@@ -74,7 +74,7 @@ def run(options: ReconfigureOptions) -> None:
     common_options.print_json({"moves": values, "done": not options.check})
 
 
-def _request_agent(path: Path, request: ReconfigureRequest) -> Sequence[Move] | None:
+def _reconfigure_by_agent(path: Path, request: ReconfigureRequest) -> Sequence[Move] | None:
     """The moves that the agent made; None if no agent listens. Unavailable if it does not respond."""
     with socket.socket(socket.AF_UNIX) as connected:
         connected.settimeout(_RESPONSE_S)
@@ -84,28 +84,28 @@ def _request_agent(path: Path, request: ReconfigureRequest) -> Sequence[Move] | 
             terminal.print_message(f"nobody listens at {path}: doing it without the node agent")
             return None
         except OSError as error:
-            raise _no_response(path, str(error)) from error
+            raise _no_agent_response_error(path, str(error)) from error
         try:
             connected.sendall(agent_messages.encode_reconfigure_request(request))
             with connected.makefile("rb") as answer:
                 line = answer.readline()
         except OSError as error:
-            raise _no_response(path, str(error)) from error
+            raise _no_agent_response_error(path, str(error)) from error
     if not line:
-        raise _no_response(path, "hung up")
-    return agent_messages.parse_reconfigure_response(agent_messages.decode(line))
+        raise _no_agent_response_error(path, "hung up")
+    return agent_messages.parse_reconfigure_response(agent_messages.decode_line(line))
 
 
-def _no_response(path: Path, why: str) -> Unavailable:
+def _no_agent_response_error(path: Path, why: str) -> Unavailable:
     return Unavailable("the node agent does not answer", [Problem(str(path), why, "")])
 
 
-def _reconfigure(request: ReconfigureRequest, options: ReconfigureOptions) -> Sequence[Move]:
+def _reconfigure_without_agent(request: ReconfigureRequest, options: ReconfigureOptions) -> Sequence[Move]:
     """Reconfigure without an agent. A terminating signal rolls back."""
     proc = common_options.proc(options)
     store = common_options.store(options)
     if options.is_in_cluster:
-        api_versions.check(api_versions.fetch(common_options.api(options)))
+        api_versions.check(api_versions.fetch_features(common_options.api(options)))
     node_machine = machine.read(Path(options.sysfs), common_options.labels(options))
     plan = node_machine.plan(request.pools)
     machine.log_plan(node_machine, plan)

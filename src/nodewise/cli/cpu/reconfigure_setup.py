@@ -39,7 +39,7 @@ def run(options: ReconfigureSetupOptions) -> None:
       1  it cannot be done on some node, or failed on one
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     pods_options = setup_options.build(options)
     api = common_options.api(options)
 

@@ -32,30 +32,30 @@ def command(output: str, sysfs: str) -> None:
       1  the machine cannot be read
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     machine = common_options.machine(MachineOptions(sysfs=sysfs))
     for problem in machine.unread:
         terminal.print_message(str(problem))
     if output == "json":
         click.echo(json.dumps(machine.as_dict()))
     elif output == "svg":
-        click.echo(machine_svg.draw(machine), nl=False)
+        click.echo(machine_svg.draw_machine_svg(machine), nl=False)
     else:
-        tables.print_table(*_table(machine))
+        tables.print_table(*_cpu_table(machine))
 
 
-def _table(machine: Topology) -> tables.TableData:
+def _cpu_table(machine: Topology) -> tables.TableData:
     head = ["CPU", "CORE", "SOCKET", "NUMA", "KIND", "ONLINE", "ISOLATED", "SIBLINGS"]
-    return tables.drop_empty_columns("KIND", head, [_row(cpu) for cpu in machine.cpus])
+    return tables.drop_empty_columns("KIND", head, [_cpu_table_row(cpu) for cpu in machine.cpus])
 
 
-def _row(cpu: Cpu) -> list[str]:
+def _cpu_table_row(cpu: Cpu) -> list[str]:
     siblings = ",".join(map(str, cpu.siblings)) or "-"
-    places = [_format(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.kind)]
-    return [*places, _format(cpu.online), _format(cpu.isolated), siblings]
+    places = [_format_table_cell(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.kind)]
+    return [*places, _format_table_cell(cpu.online), _format_table_cell(cpu.isolated), siblings]
 
 
-def _format(value: int | str | bool | None) -> str:
+def _format_table_cell(value: int | str | bool | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else str(value)

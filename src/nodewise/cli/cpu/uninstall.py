@@ -61,20 +61,20 @@ def run(options: UninstallOptions) -> None:
       1  something runs in a pool, or something could not be removed
       2  the command line or a setting is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     api = common_options.api(options)
-    features = api_versions.fetch(api)
+    features = api_versions.fetch_features(api)
     steps: list[RemovalStep] = []
     try:
         if options.scope != "cluster":
-            _leave_node(options, api, features, steps.append)
+            _uninstall_from_node(options, api, features, steps.append)
         if options.scope != "node":
-            _leave_cluster(options, api, features, steps.append)
+            _uninstall_from_cluster(options, api, features, steps.append)
     finally:
-        _show(steps, options.output)
+        _print_uninstall_steps(steps, options.output)
 
 
-def _leave_node(
+def _uninstall_from_node(
     options: UninstallOptions,
     api: ApiClient,
     features: ApiFeatures,
@@ -83,12 +83,12 @@ def _leave_node(
     name = common_options.node(options, api)
     store = common_options.store(dataclasses.replace(options, node_name=name))
     proc = common_options.proc(options)
-    is_here = removal.boot_id_of(api, name) in {"", procfs.read_boot(proc)}
+    is_here = removal.boot_id_of(api, name) in {"", procfs.read_boot_id(proc)}
     if not is_here:
         terminal.print_message(f"not on node {name}: tasks that are over are not known as such")
 
     def collect() -> None:
-        garbage_collection.collect_garbage(store, proc, None, common_options.pause_before_retry)
+        garbage_collection.collect_garbage(store, proc, None, common_options.sleep_before_store_retry)
 
     node = RemovedNode(name, options.namespace, store, collect if is_here else None)
     removal.remove_from_node(api, node, features, Deadline(options.timeout_s), report_progress)
@@ -96,27 +96,31 @@ def _leave_node(
     if not is_here:
         report_progress(RemovalStep(program, f"not looked for: this is not node {name}"))
         return
-    report_progress(RemovalStep(program, _word(was_there=installation.remove(Path(options.install_dir)))))
+    report_progress(
+        RemovalStep(program, _confirmation_word(was_there=installation.remove(Path(options.install_dir))))
+    )
     socket = Path(DEFAULT_SOCKET)
-    report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _remove_socket(socket)))
+    report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _remove_agent_socket(socket)))
     file = nfd_feature.FOLDER / nfd_feature.FILE
     report_progress(
-        RemovalStep(f"feature file {file}", _word(was_there=nfd_feature.write(nfd_feature.FOLDER, ())))
+        RemovalStep(
+            f"feature file {file}", _confirmation_word(was_there=nfd_feature.write(nfd_feature.FOLDER, ()))
+        )
     )
 
 
-def _remove_socket(socket: Path) -> str:
+def _remove_agent_socket(socket: Path) -> str:
     try:
-        return _word(was_there=socket_file.clear(socket, enforcer.DEFAULT_ORIGINALS))
+        return _confirmation_word(was_there=socket_file.clear(socket, enforcer.DEFAULT_ORIGINALS))
     except NodewiseError as error:
         return f"left: {error}"
 
 
-def _word(*, was_there: bool) -> str:
+def _confirmation_word(*, was_there: bool) -> str:
     return "removed" if was_there else "not there"
 
 
-def _leave_cluster(
+def _uninstall_from_cluster(
     options: UninstallOptions,
     api: ApiClient,
     features: ApiFeatures,
@@ -133,7 +137,7 @@ def _leave_cluster(
     )
 
 
-def _show(steps: list[RemovalStep], output: str) -> None:
+def _print_uninstall_steps(steps: list[RemovalStep], output: str) -> None:
     if output == "json":
         click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, indent=2, sort_keys=True))
     elif steps:

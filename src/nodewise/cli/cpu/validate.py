@@ -52,16 +52,16 @@ def run(options: ValidateOptions) -> None:
       2  the command line or a setting is wrong
       3  something is wrong
     """
-    common_options.start_logs()
+    common_options.start_cmk_logging()
     name = options.name
     store_options = StoreOptions(
         kubeconfig=options.kubeconfig, namespace=options.namespace, node_name=name, conf_dir=options.conf_dir
     )
     api, store = common_options.api(options), common_options.store(store_options)
     target = ValidationTarget(name, options.namespace, not options.no_taint, options.pod_namespace)
-    checks = [*validation.validate(api, store, target, api_versions.fetch(api))]
+    checks = [*validation.validate(api, store, target, api_versions.fetch_features(api))]
     if len(checks) > 1:
-        checks.append(_program(api, name, options))
+        checks.append(_check_installed_program(api, name, options))
     is_well = all(check.ok is not False for check in checks)
     if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
         common_options.print_json(
@@ -75,11 +75,11 @@ def run(options: ValidateOptions) -> None:
     click.get_current_context().exit(exit_codes.DONE if is_well else exit_codes.NO)
 
 
-def _program(api: ApiClient, name: str, options: ValidateOptions) -> ValidationCheck:
+def _check_installed_program(api: ApiClient, name: str, options: ValidateOptions) -> ValidationCheck:
     """Whether the program is installed, if this is the node."""
     file = Path(options.install_dir) / "cmk"
     try:
-        is_here = removal.boot_id_of(api, name) == procfs.read_boot(Path(options.proc_fs or "/proc"))
+        is_here = removal.boot_id_of(api, name) == procfs.read_boot_id(Path(options.proc_fs or "/proc"))
     except NodewiseError:
         is_here = False
     if not is_here:

@@ -75,17 +75,17 @@ def run(options: WebhookOptions) -> None:
       1  it cannot serve, or cannot write
       2  the command line or a setting is wrong
     """
-    any_client = is_true(options.insecure, "--insecure")
+    any_client = parse_boolean_word(options.insecure, "--insecure")
     if options.print_admission_config:
         _print_admission(options)
     elif options.print_manifests:
         _print_manifests(options)
     else:
-        common_options.start_logs()
-        asyncio.run(_serve(options, any_client=any_client))
+        common_options.start_cmk_logging()
+        asyncio.run(_serve_webhook(options, any_client=any_client))
 
 
-def is_true(word: str, option: str) -> bool:
+def parse_boolean_word(word: str, option: str) -> bool:
     """The value of a word that means true or false. BadSettings for any other."""
     value = _WORDS.get(word.strip().lower())
     if value is None:
@@ -112,14 +112,14 @@ def _print_admission(options: WebhookOptions) -> None:
 
 
 def _print_manifests(options: WebhookOptions) -> None:
-    mutual = not is_true(options.insecure, "--insecure") and is_set("insecure", "cafile")
+    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_set("insecure", "cafile")
     installation = WebhookInstallation(
         namespace=options.namespace,
         image=options.image,
         install_dir=options.install_dir,
         cafile=options.cafile if mutual else "",
         failure_policy=options.failure_policy,
-        selector=dict(_label(text) for text in options.namespace_selector),
+        selector=dict(_parse_label_option(text) for text in options.namespace_selector),
     )
     made = (
         certificates.create(installation.namespace, datetime.now(UTC)) if options.with_certificate else None
@@ -138,14 +138,14 @@ def is_set(*parameters: str) -> bool:
     )
 
 
-def _label(text: str) -> tuple[str, str]:
+def _parse_label_option(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise BadSettings("settings", [Problem("--namespace-selector", shown(text), "LABEL=VALUE")])
     return key, value
 
 
-async def _serve(options: WebhookOptions, *, any_client: bool) -> None:
+async def _serve_webhook(options: WebhookOptions, *, any_client: bool) -> None:
     registry = MetricsRegistry()
     file = webhook_config.parse_server(options.conf_file)
     mutations = webhook_config.LiveMutations(file.mutations, registry)
@@ -179,7 +179,7 @@ async def _serve(options: WebhookOptions, *, any_client: bool) -> None:
         await server.stop()
 
 
-def _serving() -> list[click.Parameter]:
+def _server_parameters() -> list[click.Parameter]:
     """The parameters of the server and its clients."""
     option = click.Option
     admin = cli_options.parameters(AdminOptions, has_file=False)
@@ -196,7 +196,7 @@ def _serving() -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-def _printing() -> list[click.Parameter]:
+def _manifest_parameters() -> list[click.Parameter]:
     """The parameters for printing manifests instead of serving."""
     option = click.Option
     return [
@@ -230,5 +230,5 @@ command = common_options.make_command(
     run,
     WebhookOptions,
     "Serve the admission webhook for pods.",
-    [*_serving(), *_printing()],
+    [*_server_parameters(), *_manifest_parameters()],
 )

@@ -21,7 +21,7 @@ from rich.console import Console
 
 import nodewise
 from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.cluster import LABEL, NAMESPACE, DemoCluster, demo_cluster, example, pod_like
+from nodewise.cli.demo.cluster import LABEL, NAMESPACE, DemoCluster, create_example_pod, demo_cluster, example
 from nodewise.cli.demo.extender_process import ExtenderProcess
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.connection_settings import connect
@@ -35,7 +35,7 @@ _CALLS: Final = 200
 _console = Console(highlight=False, soft_wrap=True)
 
 
-def say(text: str = "") -> None:
+def print_demo_text(text: str = "") -> None:
     _console.print(text)
 
 
@@ -53,18 +53,20 @@ def command() -> None:
       1  the extender did not start
     """
     with tempfile.TemporaryDirectory(prefix="nodewise-demo-") as folder, demo_cluster(Path(folder)) as stage:
-        with serving(stage) as served:
-            say(f"[bold]nodewise {nodewise.__version__}[/]: the real extender at {served.url}, called as")
-            say("kube-scheduler does, by a simulated scheduler that passes the same tests.\n")
+        with run_demo_extender(stage) as served:
+            print_demo_text(
+                f"[bold]nodewise {nodewise.__version__}[/]: the real extender at {served.url}, called as"
+            )
+            print_demo_text("kube-scheduler does, by a simulated scheduler that passes the same tests.\n")
             show_placements(stage, served)
             show_requeueing(stage, served)
             show_extender_crash(stage, served)
         show_latency(Path(folder))
-    say(f"\nnext: [bold]{next_command()}[/]")
+    print_demo_text(f"\nnext: [bold]{suggest_next_command()}[/]")
 
 
 @contextlib.contextmanager
-def serving(stage: DemoCluster, port: str = "0") -> Iterator[ExtenderProcess]:
+def run_demo_extender(stage: DemoCluster, port: str = "0") -> Iterator[ExtenderProcess]:
     """Run an extender with the API server of the demo; it is ready."""
     arguments = [f"--kubeconfig={stage.kubeconfig}", "--sync-period=200ms", f"--port={port}"]
     with extender_process.extender(arguments) as served:
@@ -86,7 +88,7 @@ def entry(served: ExtenderProcess, **fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def without_opt_in(pod: dict[str, Any]) -> dict[str, Any]:
+def pod_without_opt_in(pod: dict[str, Any]) -> dict[str, Any]:
     """The pod without its opt-in to nodewise: it requests CPU and memory, and names no policy."""
     requests = {"cpu": "1", "memory": "2Gi"}
     spec = {"containers": [{"name": "main", "image": "none", "resources": {"requests": requests}}]}
@@ -96,7 +98,7 @@ def without_opt_in(pod: dict[str, Any]) -> dict[str, Any]:
 
 def rejected_nodes(served: ExtenderProcess, nodes: list[str]) -> dict[str, str]:
     """The nodes that the extender rejects for a pod like those of the example, with reasons."""
-    body = {"Pod": pod_like("probe"), "NodeNames": nodes}
+    body = {"Pod": create_example_pod("probe"), "NodeNames": nodes}
     answer = httpx2.post(f"{served.url}/scheduler/filter", json=body).json()
     failed: dict[str, str] = answer["FailedNodes"] or {}
     return failed
@@ -122,22 +124,24 @@ def place(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, list[str]]:
 def show_placements(stage: DemoCluster, served: ExtenderProcess) -> None:
     """Show where the same pods go by requests alone and with nodewise."""
     with Cluster(stage.nodes) as alone, Cluster(stage.nodes, [entry(served)]) as aware:
-        by_requests = place(alone, [without_opt_in(pod) for pod in stage.pods])
+        by_requests = place(alone, [pod_without_opt_in(pod) for pod in stage.pods])
         by_us = place(aware, stage.pods)
     bad = rejected_nodes(served, stage.names)
-    say(f"[bold]{'NODE':9} {'health_metric':15} {'BY REQUESTS ALONE':20} BY NODEWISE[/]")
+    print_demo_text(f"[bold]{'NODE':9} {'health_metric':15} {'BY REQUESTS ALONE':20} BY NODEWISE[/]")
     for node, value in stage.values.items():
         mark = "[red]✗ failing[/]    " if node in bad else "[green]✓[/]" + " " * 12
         alone_names, our_names = (
-            _names(nodes_by_node.get(node, [])) for nodes_by_node in (by_requests, by_us)
+            _format_pod_names(nodes_by_node.get(node, [])) for nodes_by_node in (by_requests, by_us)
         )
-        say(f"{node:9} {value} {mark} {alone_names:20} {our_names}")
+        print_demo_text(f"{node:9} {value} {mark} {alone_names:20} {our_names}")
     wait_until(lambda: bool(stage.labels().get("rack1-b")))
     for node, why in bad.items():
-        say(f"[red]{node}[/] rejected: {why}; labelled {LABEL}=violating, so a descheduler drains it")
+        print_demo_text(
+            f"[red]{node}[/] rejected: {why}; labelled {LABEL}=violating, so a descheduler drains it"
+        )
 
 
-def _names(pods: list[str]) -> str:
+def _format_pod_names(pods: list[str]) -> str:
     return ", ".join(name.removeprefix("demo-") for name in pods) or "-"
 
 
@@ -145,29 +149,33 @@ def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
     """Show the message of a pod without a feasible node, and its requeueing after the metric recovers."""
     stage.measure(dict.fromkeys(stage.names, 1))
     wait_until(lambda: len(rejected_nodes(served, stage.names)) == len(stage.names))
-    say("\n[bold]Every disk fails.[/] kubectl describe pod demo-app-5:")
+    print_demo_text("\n[bold]Every disk fails.[/] kubectl describe pod demo-app-5:")
     with Cluster(stage.nodes, [entry(served)]) as cluster:
-        pod = pod_like("demo-app-5")
+        pod = create_example_pod("demo-app-5")
         waiting = cluster.submit(pod)
-        say(f"  [yellow]Warning  FailedScheduling[/]  {cluster.event(f'{NAMESPACE}/demo-app-5')}")
+        print_demo_text(f"  [yellow]Warning  FailedScheduling[/]  {cluster.event(f'{NAMESPACE}/demo-app-5')}")
         stage.put_waiting(pod, waiting.message)
         recovered = time.monotonic()
         stage.measure({"rack1-a": 1, "rack1-b": 2, "rack2-a": 0})
         node = _node_after_requeueing(stage, cluster, f"{NAMESPACE}/demo-app-5")
         took_ms = (time.monotonic() - recovered) * 1000
         stage.remove_pod("demo-app-5")
-    say(f"rack2-a recovers, nodewise requeues waiting pods: bound to [green]{node}[/] after {took_ms:.0f} ms")
-    say("  (without nodewise: up to 300 s, because a recovered metric is no event for kube-scheduler)")
+    print_demo_text(
+        f"rack2-a recovers, nodewise requeues waiting pods: bound to [green]{node}[/] after {took_ms:.0f} ms"
+    )
+    print_demo_text(
+        "  (without nodewise: up to 300 s, because a recovered metric is no event for kube-scheduler)"
+    )
 
 
 def _node_after_requeueing(stage: DemoCluster, cluster: Cluster, pod: str) -> str:
     """The node of a waiting pod after nodewise has updated a node, which is an event for the scheduler."""
     wait_until(lambda: stage.requeued_by() is not None)
     cluster.touch(stage.requeued_by() or "")
-    return _bound(cluster, pod)
+    return _node_of_bound_pod(cluster, pod)
 
 
-def _bound(cluster: Cluster, pod: str) -> str:
+def _node_of_bound_pod(cluster: Cluster, pod: str) -> str:
     def is_bound() -> bool:
         cluster.settle()
         return cluster.outcome(pod).node is not None
@@ -181,23 +189,23 @@ def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
     port = served.url.rpartition(":")[2]
     labels = stage.label_changes()
     served.kill()
-    say("\n[bold]The extender is killed.[/] What kube-scheduler does then:")
+    print_demo_text("\n[bold]The extender is killed.[/] What kube-scheduler does then:")
     strict_entry, lax_entry = entry(served), entry(served, ignorable=True)
     with Cluster(stage.nodes, [strict_entry]) as strict, Cluster(stage.nodes, [lax_entry]) as lax:
-        strict.submit(pod_like("demo-app-6"))
-        say("  ignorable: false  demo-app-6 waits until the extender runs again")
-        other_node = strict.submit(without_opt_in(pod_like("plain"))).node
-        say(f"  without opt-in    {other_node}: not affected")
-        unfiltered_node = lax.submit(pod_like("demo-app-6")).node
-        say(f"  ignorable: true   {unfiltered_node}: placed without nodewise - not recommended")
+        strict.submit(create_example_pod("demo-app-6"))
+        print_demo_text("  ignorable: false  demo-app-6 waits until the extender runs again")
+        other_node = strict.submit(pod_without_opt_in(create_example_pod("plain"))).node
+        print_demo_text(f"  without opt-in    {other_node}: not affected")
+        unfiltered_node = lax.submit(create_example_pod("demo-app-6")).node
+        print_demo_text(f"  ignorable: true   {unfiltered_node}: placed without nodewise - not recommended")
         began = time.monotonic()
-        with serving(stage, port):
+        with run_demo_extender(stage, port):
             strict.touch(stage.names[0])
-            node = _bound(strict, f"{NAMESPACE}/demo-app-6")
+            node = _node_of_bound_pod(strict, f"{NAMESPACE}/demo-app-6")
     took_ms = (time.monotonic() - began) * 1000
-    say(f"  started again     demo-app-6 on [green]{node}[/] {took_ms:.0f} ms later")
+    print_demo_text(f"  started again     demo-app-6 on [green]{node}[/] {took_ms:.0f} ms later")
     moved = stage.label_changes() - labels
-    say(f"  labels            {moved or 'none'} changed between the kill and the restart")
+    print_demo_text(f"  labels            {moved or 'none'} changed between the kill and the restart")
 
 
 def show_latency(folder: Path) -> None:
@@ -212,11 +220,11 @@ def show_latency(folder: Path) -> None:
     (many / "metrics.csv").write_text(
         "".join(f"{name},health_metric,{n % 2}\n" for n, name in enumerate(names))
     )
-    body = json.dumps({"Pod": pod_like("probe"), "NodeNames": names}).encode()
+    body = json.dumps({"Pod": create_example_pod("probe"), "NodeNames": names}).encode()
     with extender_process.extender([f"--objects-from={many}"]) as served:
         served.wait_ready()
         filter_ms, prioritize_ms = (_median_ms(f"{served.url}/scheduler/{verb}", body) for verb in _VERBS)
-    say(
+    print_demo_text(
         f"\n[bold]At {_SCALE:,} nodes[/] on this machine: filter {filter_ms:.1f} ms, prioritize"
         f" {prioritize_ms:.1f} ms (median of {_CALLS} calls, names, plain HTTP)"
     )
@@ -236,7 +244,7 @@ def _median_ms(url: str, body: bytes) -> float:
     return statistics.median(times)
 
 
-def next_command() -> str:
+def suggest_next_command() -> str:
     """The next command to try: on the user's cluster if it responds."""
     with contextlib.suppress(NodewiseError):
         asyncio.run(_cluster_answers())

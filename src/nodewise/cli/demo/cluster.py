@@ -38,7 +38,7 @@ def objects(group: str, kind: str) -> list[Object]:
     return [json.loads(entry.data) for entry in object_files.read([example()]).entries(group, kind)]
 
 
-def pod_like(name: str) -> Object:
+def create_example_pod(name: str) -> Object:
     """A pod like those of the example, with another name."""
     pod = objects("", PODS.kind)[0]
     return pod | {"metadata": pod["metadata"] | {"name": name}}

@@ -21,11 +21,11 @@ class ExtenderProcess:
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
         self._log = log
-        self.url, self.health_url = self._addresses()
+        self.url, self.health_url = self._read_listen_addresses()
 
-    def _addresses(self) -> tuple[str, str]:
+    def _read_listen_addresses(self) -> tuple[str, str]:
         """Read the addresses from the event `started` in the log."""
-        for _ in _poll(30.0):
+        for _ in _poll_until_deadline(30.0):
             for line in self._log.read_bytes().splitlines():
                 if b'"started"' in line:
                     event = json.loads(line)
@@ -37,7 +37,7 @@ class ExtenderProcess:
     def wait_ready(self, within_s: float = 60.0) -> float:
         """Wait until the extender is ready; return the waiting time in seconds."""
         began = time.monotonic()
-        for _ in _poll(within_s):
+        for _ in _poll_until_deadline(within_s):
             with contextlib.suppress(httpx2.TransportError):
                 if httpx2.get(f"{self.health_url}/readyz").is_success:
                     return time.monotonic() - began
@@ -54,7 +54,7 @@ def extender(arguments: Sequence[str]) -> Iterator[ExtenderProcess]:
     """Run `nodewise extender` with these arguments on free loopback ports until the block ends."""
     with tempfile.TemporaryDirectory(prefix="nodewise-") as folder:
         log = Path(folder, "log")
-        with log.open("wb") as out, _started(arguments, out) as process:
+        with log.open("wb") as out, _find_started_event(arguments, out) as process:
             try:
                 yield ExtenderProcess(process, log)
             finally:
@@ -62,14 +62,14 @@ def extender(arguments: Sequence[str]) -> Iterator[ExtenderProcess]:
                 process.wait()
 
 
-def _started(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+def _find_started_event(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
     plain = ["--unsafe", "--log-format=json", "--shutdown-delay=0s"]
     command = [sys.executable, "-m", "nodewise", "extender", *plain, *arguments]
     ports = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]
     return subprocess.Popen([*command, *ports, "--health-port=0"], stdout=out, stderr=out)  # noqa: S603
 
 
-def _poll(within_s: float) -> Iterator[None]:
+def _poll_until_deadline(within_s: float) -> Iterator[None]:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         yield

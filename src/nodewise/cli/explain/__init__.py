@@ -104,7 +104,7 @@ def run(command_line: CommandLine) -> None:
     """
     logs.configure("error")
     own = command_line.settings(ExplainOptions)
-    pod_explanation = asyncio.run(_explain(_build_request(own, command_line)))
+    pod_explanation = asyncio.run(_run_explain_query(_build_request(own, command_line)))
     rendering.PRINTERS[own.output](pod_explanation, every_node=own.every_node)
     if pod_explanation.explanation is None:
         click.get_current_context().exit(exit_codes.NO)
@@ -129,8 +129,8 @@ def _build_request(own: ExplainOptions, command_line: CommandLine) -> ExplainReq
     )
 
 
-async def _explain(query: ExplainRequest) -> PodExplanation:
-    api = _connect(query)
+async def _run_explain_query(query: ExplainRequest) -> PodExplanation:
+    api = _open_api_client(query)
     try:
         return await _query_and_explain(query, api)
     finally:
@@ -138,7 +138,7 @@ async def _explain(query: ExplainRequest) -> PodExplanation:
             await api.close()
 
 
-def _connect(query: ExplainRequest) -> HttpApi | None:
+def _open_api_client(query: ExplainRequest) -> HttpApi | None:
     """The API server's client; None if none is configured and --server names the replicas."""
     try:
         return connect(query.kube, MetricsRegistry())
@@ -157,9 +157,9 @@ async def _query_and_explain(query: ExplainRequest, api: HttpApi | None) -> PodE
         progress.say(f"asking {len(targets)} of them about pod {namespace}/{query.pod}")
         responses, lookup = await asyncio.gather(
             replicas.query_replicas(targets, query.certificate, namespace, query.pod, query.timeout_s),
-            _look_up_pod(api, namespace, query),
+            _read_pod_state(api, namespace, query),
         )
-    _report_failures(responses, lookup)
+    _print_replica_failures(responses, lookup)
     known = [decision for response in responses for decision in response.decisions]
     uid = lookup.state.uid if lookup.state else ""
     attempt = attempt_explanation.last_attempt(known, uid) or attempt_explanation.last_attempt(known)
@@ -171,7 +171,7 @@ async def _query_and_explain(query: ExplainRequest, api: HttpApi | None) -> PodE
 
 async def _find_replicas(query: ExplainRequest, api: HttpApi | None) -> list[ReplicaEndpoint]:
     if query.servers:
-        return [ReplicaEndpoint(_check_url(server), query.server_name) for server in query.servers]
+        return [ReplicaEndpoint(_check_replica_url(server), query.server_name) for server in query.servers]
     assert api is not None, "without --server there is an API server, or an error was raised"
     if not query.certificate.cert:
         remedy = (
@@ -184,7 +184,7 @@ async def _find_replicas(query: ExplainRequest, api: HttpApi | None) -> list[Rep
     return [ReplicaEndpoint(endpoint.url, query.server_name or endpoint.host) for endpoint in endpoints]
 
 
-def _check_url(server: str) -> str:
+def _check_replica_url(server: str) -> str:
     if server.startswith(("http://", "https://")):
         return server
     raise BadSettings(
@@ -192,18 +192,18 @@ def _check_url(server: str) -> str:
     )
 
 
-async def _look_up_pod(api: HttpApi | None, namespace: str, query: ExplainRequest) -> PodReadResult:
+async def _read_pod_state(api: HttpApi | None, namespace: str, query: ExplainRequest) -> PodReadResult:
     """The pod's state in the cluster, if there is a cluster and it responds."""
     if api is None:
         return PodReadResult(None)
     try:
-        state = await pods.read_state(api, namespace, query.pod, query.timeout_s)
+        state = await pods.read_pod_state(api, namespace, query.pod, query.timeout_s)
     except NodewiseError as error:
         return PodReadResult(None, error=str(error))
     return PodReadResult(state, gone=state is None)
 
 
-def _report_failures(responses: Sequence[ReplicaResponse], lookup: PodReadResult) -> None:
+def _print_replica_failures(responses: Sequence[ReplicaResponse], lookup: PodReadResult) -> None:
     """Print failures to stderr. Raises `Unavailable` if no replica responded."""
     silent = [response for response in responses if response.page is None]
     if len(silent) == len(responses):

@@ -49,28 +49,28 @@ def label_warning(pod_explanation: PodExplanation) -> str:
     state = pod_explanation.lookup.state
     if state is None or (pod_explanation.explanation is not None and state.policy is not None):
         return ""
-    return missing_decision.label_problem(state)
+    return missing_decision.policy_label_problem(state)
 
 
-def to_document(pod_explanation: PodExplanation) -> dict[str, Any]:
+def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
     """The explanation as a JSON document."""
     state = pod_explanation.lookup.state
     return {
         "pod": pod_explanation.pod,
         "state": state._asdict() if state else None,
         "gone": pod_explanation.lookup.gone,
-        "replicas": [_replica(response) for response in pod_explanation.responses],
+        "replicas": [_replica_document(response) for response in pod_explanation.responses],
         "tries": pod_explanation.tries,
         "since": pod_explanation.since,
-        "attempt": _attempt(pod_explanation.explanation) if pod_explanation.explanation else None,
+        "attempt": _attempt_document(pod_explanation.explanation) if pod_explanation.explanation else None,
         "warning": label_warning(pod_explanation) or None,
         "why_none": None
         if pod_explanation.explanation
-        else missing_decision.find_causes(pod_explanation.lookup, pod_explanation.responses),
+        else missing_decision.find_missing_decision_causes(pod_explanation.lookup, pod_explanation.responses),
     }
 
 
-def _replica(response: ReplicaResponse) -> dict[str, Any]:
+def _replica_document(response: ReplicaResponse) -> dict[str, Any]:
     page = response.page
     return {
         "url": response.replica.url,
@@ -81,7 +81,7 @@ def _replica(response: ReplicaResponse) -> dict[str, Any]:
     }
 
 
-def _attempt(explanation: Explanation) -> dict[str, Any]:
+def _attempt_document(explanation: Explanation) -> dict[str, Any]:
     judged, preempted, bound = (
         explanation.attempt.main_decision,
         explanation.attempt.preempted,
@@ -95,42 +95,42 @@ def _attempt(explanation: Explanation) -> dict[str, Any]:
         "asked": len(judged.names),
         "passing": int(judged.feasible().sum()),
         "held": explanation.held,
-        "nodes": [_node(node) for node in explanation.findings],
-        "groups": [_group(group) for group in explanation.groups],
-        "changes": [_change(change) for change in explanation.changes],
+        "nodes": [_node_document(node) for node in explanation.findings],
+        "groups": [_node_group_document(group) for group in explanation.groups],
+        "changes": [_needed_change_document(change) for change in explanation.changes],
         "preempt": None
         if preempted is None
         else {
             "feasible": preempted.names[preempted.feasible()].tolist(),
             "rejected": decision_document.rejection_reasons(preempted),
         },
-        "bind": None if bound is None else _bind(bound),
+        "bind": None if bound is None else _bind_result_document(bound),
     }
 
 
-def _bind(bound: Decision) -> dict[str, Any]:
+def _bind_result_document(bound: Decision) -> dict[str, Any]:
     why = decision_document.rejection_reasons(bound).get(bound.names[0], [])
     return {"node": bound.names[0], "told": bound.description, "refused": why[0]["reason"] if why else None}
 
 
-def _node(node: NodeExplanation) -> dict[str, Any]:
+def _node_document(node: NodeExplanation) -> dict[str, Any]:
     return {
         "node": node.node,
         "passes": not node.reasons,
         "score": node.score,
         "reasons": [{"agent": agent, "reason": reason.text()} for agent, reason in node.reasons],
-        "measured": [_measured(measured) for measured in node.measured],
+        "measured": [_measured_value_document(measured) for measured in node.measured],
         **({"details": dict(node.details)} if node.details else {}),
         **({"numbers": node.numbers} if node.numbers else {}),
-        **({"parts": {part.label: _part(part) for part in node.parts}} if node.parts else {}),
+        **({"parts": {part.label: _score_part_document(part) for part in node.parts}} if node.parts else {}),
     }
 
 
-def _part(part: ScorePart) -> dict[str, Any]:
+def _score_part_document(part: ScorePart) -> dict[str, Any]:
     return {"weight": part.weight, "score": part.points}
 
 
-def _measured(measured: MeasuredRule) -> dict[str, Any]:
+def _measured_value_document(measured: MeasuredRule) -> dict[str, Any]:
     return {
         "metric": measured.metric,
         "operator": measured.operator,
@@ -142,7 +142,7 @@ def _measured(measured: MeasuredRule) -> dict[str, Any]:
     }
 
 
-def _group(group: RejectionGroup) -> dict[str, Any]:
+def _node_group_document(group: RejectionGroup) -> dict[str, Any]:
     return {
         "agent": group.agent,
         "reason": group.reason.text(),
@@ -152,7 +152,7 @@ def _group(group: RejectionGroup) -> dict[str, Any]:
     }
 
 
-def _change(change: RuleChange) -> dict[str, Any]:
+def _needed_change_document(change: RuleChange) -> dict[str, Any]:
     return {
         "agent": change.agent,
         "rule": change.number,

@@ -11,16 +11,16 @@ from nodewise.cli.explain.replicas import ReplicaResponse
 _MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 
 
-def find_causes(lookup: PodReadResult, responses: Sequence[ReplicaResponse]) -> list[str]:
+def find_missing_decision_causes(lookup: PodReadResult, responses: Sequence[ReplicaResponse]) -> list[str]:
     """The possible causes, one sentence each, the most likely one first."""
     causes = [
-        *(_causes_in_state(lookup.state) if lookup.state else _causes_without_state(lookup)),
+        *(_causes_in_pod_state(lookup.state) if lookup.state else _causes_without_pod_state(lookup)),
         *_causes_in_replicas(lookup.state, responses),
     ]
     return causes or ["kube-scheduler has not asked about it yet"]
 
 
-def label_problem(state: PodState) -> str:
+def policy_label_problem(state: PodState) -> str:
     """Why the pod's policy has no effect, with or without a decision; empty if it may have one."""
     if state.misspelt:
         return (
@@ -36,7 +36,7 @@ def label_problem(state: PodState) -> str:
     return ""
 
 
-def _causes_without_state(lookup: PodReadResult) -> Iterator[str]:
+def _causes_without_pod_state(lookup: PodReadResult) -> Iterator[str]:
     if lookup.gone:
         yield "there is no such pod now"
         return
@@ -46,11 +46,11 @@ def _causes_without_state(lookup: PodReadResult) -> Iterator[str]:
     )
 
 
-def _causes_in_state(state: PodState) -> Iterator[str]:
+def _causes_in_pod_state(state: PodState) -> Iterator[str]:
     if state.gates:
         gates = ", ".join(state.gates)
         yield f"it has scheduling gates ({gates}): no scheduler tries to place it until they are removed"
-    mislabelled = label_problem(state)
+    mislabelled = policy_label_problem(state)
     if mislabelled:
         yield mislabelled
     elif not state.asks:

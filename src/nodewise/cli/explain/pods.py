@@ -87,16 +87,16 @@ class _Pod(msgspec.Struct, frozen=True):
     status: _Status = _Status()
 
 
-async def read_state(api: Api, namespace: str, name: str, timeout_s: float) -> PodState | None:
+async def read_pod_state(api: Api, namespace: str, name: str, timeout_s: float) -> PodState | None:
     """The current state of a pod; None if it does not exist."""
     try:
         body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
     except NotFound:
         return None
-    return parse_state(body)
+    return parse_pod_state(body)
 
 
-def parse_state(body: bytes) -> PodState:
+def parse_pod_state(body: bytes) -> PodState:
     """The state in a Pod's JSON. `BadInput` if it is not a Pod."""
     try:
         pod = msgspec.json.decode(body, type=_Pod)

@@ -31,13 +31,17 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
         terminal.print_line(f"{pod_explanation.pod}: {replicas} asked, none knows a decision")
         _print_lines(
             f"  {reason}"
-            for reason in missing_decision.find_causes(pod_explanation.lookup, pod_explanation.responses)
+            for reason in missing_decision.find_missing_decision_causes(
+                pod_explanation.lookup, pod_explanation.responses
+            )
         )
         return
     findings = pod_explanation.explanation.findings
     _print_lines(_heading_lines(pod_explanation))
     _print_warning(pod_explanation)
-    if every_node or (len(findings) <= MAX_LISTED and not _has_general_failure(pod_explanation.explanation)):
+    if every_node or (
+        len(findings) <= MAX_LISTED and not _is_failure_of_all_nodes(pod_explanation.explanation)
+    ):
         rows = [
             [
                 node.node,
@@ -59,12 +63,12 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
 def print_wide(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print a row for each node and rule: value, age, threshold. Of many nodes, only the most relevant."""
     if pod_explanation.explanation is None or (
-        not every_node and _has_general_failure(pod_explanation.explanation)
+        not every_node and _is_failure_of_all_nodes(pod_explanation.explanation)
     ):
         print_text(pod_explanation, every_node=every_node)
         return
     findings = pod_explanation.explanation.findings
-    shown = findings if every_node or len(findings) <= MAX_LISTED else _select_nodes(findings)
+    shown = findings if every_node or len(findings) <= MAX_LISTED else _select_nodes_to_list(findings)
     _print_lines(_heading_lines(pod_explanation))
     _print_warning(pod_explanation)
     rows = (row for node in shown for row in _node_rows(node))
@@ -74,7 +78,7 @@ def print_wide(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     _print_lines(_closing_lines(pod_explanation.explanation))
 
 
-def _has_general_failure(explanation: Explanation) -> bool:
+def _is_failure_of_all_nodes(explanation: Explanation) -> bool:
     """Whether all nodes are rejected by a failure that has nothing to do with them, so that one line is enough."""
     return bool(explanation.groups) and explanation.groups[0].reason.is_failure
 
@@ -95,7 +99,7 @@ def _heading_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     assert pod_explanation.explanation is not None
     judged = pod_explanation.explanation.attempt.main_decision
     total, passing = len(judged.names), int(judged.feasible().sum())
-    yield f"{pod_explanation.pod} {_format_placement(pod_explanation)}: {_format_passing(passing, total)}"
+    yield f"{pod_explanation.pod} {_format_placement(pod_explanation)}: {_format_passing_node_count(passing, total)}"
     known = (
         f"; {pod_explanation.tries} attempts since {pod_explanation.since}"
         if pod_explanation.tries > 1
@@ -103,7 +107,7 @@ def _heading_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     )
     ago = format_age(max(pod_explanation.now - judged.at, 0.0))
     yield f"last attempt {clock.format_rfc3339(judged.at)}, {ago} ago{known}"
-    yield from _remark_lines(pod_explanation, judged)
+    yield from _explanation_remark_lines(pod_explanation, judged)
     yield ""
 
 
@@ -114,7 +118,7 @@ def _format_placement(pod_explanation: PodExplanation) -> str:
     return f"is on {state.node}" if state.node else "waits"
 
 
-def _format_passing(passing: int, total: int) -> str:
+def _format_passing_node_count(passing: int, total: int) -> str:
     """How many of the requested nodes pass."""
     if total == 1:
         return f"the one node asked about {'passes' if passing else 'is rejected'}"
@@ -122,14 +126,14 @@ def _format_passing(passing: int, total: int) -> str:
     return f"{many} of the {total:,} nodes asked about {'pass' if passing > 1 else 'passes'}"
 
 
-def _remark_lines(pod_explanation: PodExplanation, judged: Decision) -> Iterator[str]:
+def _explanation_remark_lines(pod_explanation: PodExplanation, judged: Decision) -> Iterator[str]:
     state = pod_explanation.lookup.state
     if state and state.message:
         yield f"kube-scheduler: {state.message}"
     if state and state.uid and judged.pod.uid not in {"", state.uid}:
         yield "this attempt was about an earlier pod of that name"
     elif state and state.node:
-        yield _format_chosen_node(pod_explanation, state.node)
+        yield _format_reason_for_chosen_node(pod_explanation, state.node)
     preempted = pod_explanation.explanation.attempt.preempted if pod_explanation.explanation else None
     if preempted is not None:
         left, total = int(preempted.feasible().sum()), len(preempted.names)
@@ -147,7 +151,7 @@ def _format_bind(bound: Decision) -> str:
     )
 
 
-def _format_chosen_node(pod_explanation: PodExplanation, node: str) -> str:
+def _format_reason_for_chosen_node(pod_explanation: PodExplanation, node: str) -> str:
     """Why the pod is on this node, as far as nodewise knows."""
     assert pod_explanation.explanation is not None
     findings = pod_explanation.explanation.findings
@@ -193,7 +197,7 @@ def _format_first_nodes(nodes: Sequence[NodeExplanation], *, rejecting: bool) ->
     return "; ".join([*texts, *(["…"] if len(nodes) > _CLOSEST else [])])
 
 
-def _select_nodes(findings: Sequence[NodeExplanation]) -> Sequence[NodeExplanation]:
+def _select_nodes_to_list(findings: Sequence[NodeExplanation]) -> Sequence[NodeExplanation]:
     """At most `MAX_LISTED` nodes: half of them pass, the others are closest to passing."""
     passing = [node for node in findings if not node.reasons]
     best = passing[: max(MAX_LISTED // 2, MAX_LISTED - (len(findings) - len(passing)))]
@@ -220,7 +224,7 @@ def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
     elif node.details:
         rules.append([_format_details(node), "-", "-", "-"])
     further_texts = filter(
-        None, (agent_values.format_score_parts(node.parts), agent_values.format_values(node.numbers))
+        None, (agent_values.format_score_parts(node.parts), agent_values.format_agent_values(node.numbers))
     )
     rules += [[text, "-", "-", "-"] for text in further_texts]
     for number, rule in enumerate(rules):
@@ -281,14 +285,14 @@ def _closing_lines(explanation: Explanation) -> Iterator[str]:
     if explanation.attempt.bound is not None:
         yield ""
         yield _format_bind(explanation.attempt.bound)
-    lines = [*_change_lines(explanation.changes), *_remedy_lines(explanation)]
+    lines = [*_needed_change_lines(explanation.changes), *_remedy_lines(explanation)]
     if lines:
         yield ""
         yield "What would have changed it:"
         yield from (f"  {line}" for line in dict.fromkeys(lines))
 
 
-def _change_lines(changes: Sequence[RuleChange]) -> Iterator[str]:
+def _needed_change_lines(changes: Sequence[RuleChange]) -> Iterator[str]:
     for change in changes:
         rule = change.rule
         target = quantity.to_text(rule.target or 0)
@@ -321,7 +325,7 @@ def _remedy_lines(explanation: Explanation) -> Iterator[str]:
 
 
 def _print_json(pod_explanation: PodExplanation, *, every_node: bool) -> None:  # noqa: ARG001 - always all
-    click.echo(decision_document.encode(explanations.to_document(pod_explanation)))
+    click.echo(decision_document.encode(explanations.explanation_document(pod_explanation)))
 
 
 PRINTERS: Final[dict[str, Callable[..., None]]] = {

@@ -121,14 +121,14 @@ def parse_endpoint_slices(body: bytes, service: ReplicaService) -> list[ReplicaE
 
 
 def _endpoint_urls(endpoint_slice: _Slice) -> Iterator[str]:
-    port = _select_port(endpoint_slice.ports or ())
+    port = _select_https_port(endpoint_slice.ports or ())
     for endpoint in endpoint_slice.endpoints or ():
         if endpoint.conditions.ready is not False and port:
             for address in endpoint.addresses[:1]:
                 yield f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
 
 
-def _select_port(ports: Iterable[_Port]) -> int | None:
+def _select_https_port(ports: Iterable[_Port]) -> int | None:
     """The port named https, else the default port, else the first."""
     numbers = {port.port: port.name for port in ports if port.port}
     named = [number for number, name in numbers.items() if name == "https"]
@@ -149,20 +149,24 @@ async def query_replicas(
     # reading the system's CAs takes longer than a replica's response
     context = certificate.context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     async with httpx2.AsyncClient(verify=context, timeout=timeout_s, trust_env=False) as client:
-        return list(await asyncio.gather(*(_query_replica(client, replica, query) for replica in replicas)))
+        return list(
+            await asyncio.gather(*(_query_replica_or_error(client, replica, query) for replica in replicas))
+        )
 
 
-async def _query_replica(
+async def _query_replica_or_error(
     client: httpx2.AsyncClient, replica: ReplicaEndpoint, query: Mapping[str, str]
 ) -> ReplicaResponse:
     try:
-        page, decisions = decision_endpoint.decode_page(await _get(client, replica, query))
+        page, decisions = decision_endpoint.decode_page(await _request_decisions(client, replica, query))
     except NodewiseError as error:
         return ReplicaResponse(replica, None, (), str(error))
     return ReplicaResponse(replica, page, decisions)
 
 
-async def _get(client: httpx2.AsyncClient, replica: ReplicaEndpoint, query: Mapping[str, str]) -> bytes:
+async def _request_decisions(
+    client: httpx2.AsyncClient, replica: ReplicaEndpoint, query: Mapping[str, str]
+) -> bytes:
     parameters = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
     url = f"{replica.url.rstrip('/')}/decisions?{parameters}"
     names = {"sni_hostname": replica.host} if replica.host else {}
@@ -170,7 +174,9 @@ async def _get(client: httpx2.AsyncClient, replica: ReplicaEndpoint, query: Mapp
         response = await client.get(url, extensions=names)
     except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError, OSError) as error:
         reason = str(error) or type(error).__name__
-        raise Unavailable("no answer", [Problem("", reason, "")], remedy=_remedy(replica, reason)) from error
+        raise Unavailable(
+            "no answer", [Problem("", reason, "")], remedy=_replica_failure_remedy(replica, reason)
+        ) from error
     if not response.is_success:
         raise Refused(
             f"HTTP status {response.status_code}", remedy=_STATUS_REMEDIES.get(response.status_code, "")
@@ -183,7 +189,7 @@ _STATUS_REMEDIES: Final = {
 }
 
 
-def _remedy(replica: ReplicaEndpoint, reason: str) -> str:
+def _replica_failure_remedy(replica: ReplicaEndpoint, reason: str) -> str:
     if urlsplit(replica.url).scheme != "https":
         return "is kubectl port-forward still running?"
     if "certificate" in reason.lower() or "ssl" in reason.lower():

@@ -79,13 +79,13 @@ def replay(command_line: CommandLine) -> None:
     """
     logs.configure("error")
     own = command_line.settings(ReplayOptions)
-    result = _replayed(Path(own.file), own.policies, _explicit(command_line), own.limit)
+    result = _replay_recording(Path(own.file), own.policies, _values_of_given_flags(command_line), own.limit)
     replay_report.FORMATS[own.output](result)
     if result.tally.different:
         click.get_current_context().exit(exit_codes.NO)
 
 
-def _explicit(command_line: CommandLine) -> dict[str, Any]:
+def _values_of_given_flags(command_line: CommandLine) -> dict[str, Any]:
     """Values of the flags on the command line, by field."""
     source = click.get_current_context().get_parameter_source
     return {
@@ -95,17 +95,19 @@ def _explicit(command_line: CommandLine) -> dict[str, Any]:
     }
 
 
-def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limit: int) -> Replayed:
+def _replay_recording(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limit: int) -> Replayed:
     try:
         with path.open("rb") as file:
             records = recording_file.read(file)
             header = cast("Header", next(records).entry)
-            kinds = agent_kinds.load_kinds((agent.name for agent in header.agents), RecordedOptions)
-            agent_options, own, changed = _settings(header, kinds, chosen)
-            objects = _objects(policy, data_sources.watched_objects(kinds, agent_options))
+            kinds = agent_kinds.load_agents_by_name((agent.name for agent in header.agents), RecordedOptions)
+            agent_options, own, changed = _replay_settings(header, kinds, chosen)
+            objects = _read_replacing_objects(policy, data_sources.watched_objects(kinds, agent_options))
             chain = ChainOptions(weights=own.weights)
             player = Player(ReplayAgents(kinds, agent_options, own.sync_period_s, objects, chain))
-            differences = _played(player, _shown(records, file, path.stat().st_size), limit)
+            differences = _play_all_records(
+                player, _with_progress_bar(records, file, path.stat().st_size), limit
+            )
     except OSError as error:
         raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
     return Replayed(header, changed, player.tally, player.unrecorded(), differences)
@@ -118,27 +120,31 @@ class RecordedOptions(ChainOptions, frozen=True, kw_only=True):
     """Interval of metric fetches; the maximum age of metrics follows from it."""
 
 
-def _settings(
+def _replay_settings(
     header: Header, kinds: Sequence[AgentKind], chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], RecordedOptions, list[str]]:
     """The options of each agent, the general options, and descriptions of those that differ from the recorded ones."""
     recorded = {agent.name: agent.options for agent in header.agents}
-    agent_options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in kinds}
+    agent_options = {
+        kind.name: _build_replay_settings(kind.options, recorded[kind.name], chosen) for kind in kinds
+    }
     general = {"sync_period_s": header.sync_period_s, "weights": header.weights}
-    own = _built(RecordedOptions, general, chosen)
-    changed = _changed(RecordedOptions, general, own)
+    own = _build_replay_settings(RecordedOptions, general, chosen)
+    changed = _describe_changed_settings(RecordedOptions, general, own)
     for kind in kinds:
-        changed += _changed(kind.options, recorded[kind.name], agent_options[kind.name])
+        changed += _describe_changed_settings(kind.options, recorded[kind.name], agent_options[kind.name])
     return agent_options, own, changed
 
 
-def _built(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
+def _build_replay_settings(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
     """Recorded settings, overridden by the chosen ones; a setting that is newer than the recording has its default."""
     defaults = {setting.field: setting.default for setting in list_settings(group)}
     return options.build_group(group, {**defaults, **recorded, **chosen})
 
 
-def _changed(group: type[msgspec.Struct], recorded: Mapping[str, Any], built: msgspec.Struct) -> list[str]:
+def _describe_changed_settings(
+    group: type[msgspec.Struct], recorded: Mapping[str, Any], built: msgspec.Struct
+) -> list[str]:
     after = msgspec.json.decode(msgspec.json.encode(built))
     return [
         f"{setting.flag}: {recorded[setting.field]} -> {after[setting.field]}"
@@ -147,7 +153,9 @@ def _changed(group: type[msgspec.Struct], recorded: Mapping[str, Any], built: ms
     ]
 
 
-def _objects(paths: Sequence[str], watched: Sequence[Watched]) -> dict[str, dict[ObjectKey, Any]]:
+def _read_replacing_objects(
+    paths: Sequence[str], watched: Sequence[Watched]
+) -> dict[str, dict[ObjectKey, Any]]:
     """Objects that replace recorded ones, by the name in `Watched`. BadInput if the files contain none."""
     if not paths:
         return {}
@@ -162,7 +170,7 @@ def _objects(paths: Sequence[str], watched: Sequence[Watched]) -> dict[str, dict
     return objects
 
 
-def _played(player: Player, records: Iterator[Record], limit: int) -> list[Difference]:
+def _play_all_records(player: Player, records: Iterator[Record], limit: int) -> list[Difference]:
     """Replay all records; return the first `limit` differences."""
     differences: list[Difference] = []
     for record in records:
@@ -172,7 +180,7 @@ def _played(player: Player, records: Iterator[Record], limit: int) -> list[Diffe
     return differences
 
 
-def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterator[Record]:
+def _with_progress_bar(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterator[Record]:
     """Yield the records; on a terminal, with a progress bar of the file."""
     hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
@@ -182,10 +190,10 @@ def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterat
             progress.update(bar, completed=file.tell())
 
 
-def _parameters() -> list[click.Parameter]:
+def _replay_parameters() -> list[click.Parameter]:
     """Settings default to the recorded values, so environment variables and configuration files do not apply."""
     recorded = options.parameters(
-        RecordedOptions, kinds=agent_kinds.usable_kinds(RecordedOptions), has_file=False
+        RecordedOptions, kinds=agent_kinds.agents_without_conflicts(RecordedOptions), has_file=False
     )
     for option in recorded:
         assert isinstance(option, click.Option)
@@ -200,7 +208,7 @@ command.add_command(
     options.make_command(
         "replay",
         replay,
-        [*options.parameters(ReplayOptions), *_parameters()],
+        [*options.parameters(ReplayOptions), *_replay_parameters()],
         short_help="Answer a recording's requests again.",
     )
 )

@@ -40,20 +40,20 @@ def reads_pods_only(kind: AgentKind) -> bool:
     return all(watched.resource.plural == PODS for watched in kind.watched(kind.options()))
 
 
-def _known() -> list[AgentKind]:
-    return [kind for kind in agent_kinds.usable_kinds(ChainOptions) if reads_pods_only(kind)]
+def _known_agent_names() -> list[AgentKind]:
+    return [kind for kind in agent_kinds.agents_without_conflicts(ChainOptions) if reads_pods_only(kind)]
 
 
-def default_agents() -> tuple[str, ...]:
+def default_agent_groups() -> tuple[str, ...]:
     """No agent, each agent that scores by load, and the first complete one with all that score one aspect."""
-    scorers = [kind for kind in _known() if kind.load_scoring != "none"]
+    scorers = [kind for kind in _known_agent_names() if kind.load_scoring != "none"]
     whole = [kind.name for kind in scorers if kind.load_scoring == "whole"]
     aspects = [kind.name for kind in scorers if kind.load_scoring == "aspect"]
     combined = [",".join([whole[0], *aspects])] if whole and aspects else []
     return (NONE, *(kind.name for kind in scorers), *combined)
 
 
-DEFAULT_AGENT_GROUPS: Final = default_agents()
+DEFAULT_AGENT_GROUPS: Final = default_agent_groups()
 
 
 class BurstOptions(CommandOptions, frozen=True, kw_only=True):
@@ -117,11 +117,11 @@ def run(command_line: CommandLine) -> None:
     logs.configure("error")
     own = command_line.settings(BurstOptions)
     if own.svg is not None:
-        plots.check()
+        plots.check_matplotlib_installed()
     window_s = command_line.settings(WindowOptions).statistics_window_s
     scenario = Scenario(nodes=own.nodes, hours=own.hours, window_s=window_s)
-    agents = [_agent_group(names, own, command_line) for names in dict.fromkeys(own.agents)]
-    runs = _runs(scenario, agents, range(own.seed, own.seed + own.runs))
+    agents = [_create_agent_group(names, own, command_line) for names in dict.fromkeys(own.agents)]
+    runs = _execute_burst_runs(scenario, agents, range(own.seed, own.seed + own.runs))
     means = {
         entry.name: bursts_simulation.mean([run for run in runs if run.agents == entry.name])
         for entry in agents
@@ -132,19 +132,22 @@ def run(command_line: CommandLine) -> None:
     if own.output == "text":
         _print_table(means)
     else:
-        click.echo(_json(runs, means) if own.output == "json" else _csv(runs), nl=own.output == "json")
+        click.echo(
+            _encode_burst_runs_json(runs, means) if own.output == "json" else _encode_burst_runs_csv(runs),
+            nl=own.output == "json",
+        )
 
 
-def _agent_group(names: str, own: BurstOptions, command_line: CommandLine) -> AgentGroup:
+def _create_agent_group(names: str, own: BurstOptions, command_line: CommandLine) -> AgentGroup:
     """A group of agents, with the extender entry that `configure render-scheduler` prints."""
     if names.strip() == NONE:
         return AgentGroup(NONE, (), {})
-    chosen = agent_kinds.load_kinds((name.strip() for name in names.split(",")), ChainOptions)
+    chosen = agent_kinds.load_agents_by_name((name.strip() for name in names.split(",")), ChainOptions)
     if others := [kind.name for kind in chosen if not reads_pods_only(kind)]:
         wanted = "agents that read nodes and pods only"
         raise BadSettings("settings", [Problem("--agents", ", ".join(others), wanted)])
     agent_options = {kind.name: command_line.agent_options(kind) for kind in chosen}
-    roles = [agent_kinds.extender_role(kind, agent_options[kind.name]) for kind in chosen]
+    roles = [agent_kinds.agent_role_in_extender_entry(kind, agent_options[kind.name]) for kind in chosen]
     scheduler_options = SchedulerOptions(
         URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight}
     )
@@ -153,7 +156,9 @@ def _agent_group(names: str, own: BurstOptions, command_line: CommandLine) -> Ag
     return AgentGroup(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
 
 
-def _runs(scenario: Scenario, agents: Sequence[AgentGroup], seeds: Sequence[int]) -> list[BurstsResult]:
+def _execute_burst_runs(
+    scenario: Scenario, agents: Sequence[AgentGroup], seeds: Sequence[int]
+) -> list[BurstsResult]:
     """Execute all runs; on a terminal, with a progress bar."""
     hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
@@ -167,10 +172,10 @@ def _runs(scenario: Scenario, agents: Sequence[AgentGroup], seeds: Sequence[int]
 
 def _print_table(means: Mapping[str, Mapping[str, Any]]) -> None:
     head = ["AGENTS", "NODE-MINUTES", "SHARE", "CPU", "MEMORY", "RESTARTS", "UNPLACED", "WAITED"]
-    tables.print_table(head, [_row(name, run_means) for name, run_means in means.items()])
+    tables.print_table(head, [_burst_table_row(name, run_means) for name, run_means in means.items()])
 
 
-def _row(name: str, means: Mapping[str, Any]) -> list[str]:
+def _burst_table_row(name: str, means: Mapping[str, Any]) -> list[str]:
     share = means["node_minutes"] / means["all_node_minutes"]
     counts = ("cpu_node_minutes", "memory_node_minutes", "restarts", "unplaced_pods")
     texts = [f"{means[key]:.0f}" for key in counts]
@@ -183,11 +188,11 @@ def _row(name: str, means: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _json(runs: Sequence[BurstsResult], means: Mapping[str, Any]) -> str:
+def _encode_burst_runs_json(runs: Sequence[BurstsResult], means: Mapping[str, Any]) -> str:
     return json.dumps({"mean": means, "runs": msgspec.to_builtins(runs)}, indent=1)
 
 
-def _csv(runs: Sequence[BurstsResult]) -> str:
+def _encode_burst_runs_csv(runs: Sequence[BurstsResult]) -> str:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["agents", "seed", "minute", "nodes"])
@@ -199,6 +204,6 @@ def _csv(runs: Sequence[BurstsResult]) -> str:
 command = options.make_command(
     "bursts",
     run,
-    options.parameters(BurstOptions, ChainOptions, WindowOptions, kinds=_known()),
+    options.parameters(BurstOptions, ChainOptions, WindowOptions, kinds=_known_agent_names()),
     short_help="Place bursty pods with scoring agents.",
 )

@@ -35,7 +35,7 @@ _FROM_PCT: Final = 80
 """Below this share every placement allocates all requested GPUs."""
 
 
-def check() -> None:
+def check_matplotlib_installed() -> None:
     """Raise BadSettings if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise BadSettings("--svg", [Problem("matplotlib", "not installed", "pip install 'nodewise[plots]'")])
@@ -52,14 +52,14 @@ def draw_allocation(ours: Mapping[str, Curve], published: Mapping[str, Curve], p
         axes.set_title("Allocated GPUs")
         axes.set_xlabel("requested so far, % of all GPUs")
         axes.set_ylabel("allocated, % of all GPUs")
-        _lines(axes, ours, "-", "")
-        _lines(axes, published, ":", "published: ")
-        _clip(axes, [*ours.values(), *published.values()])
+        _plot_curves(axes, ours, "-", "")
+        _plot_curves(axes, published, ":", "published: ")
+        _limit_axes_to_differences(axes, [*ours.values(), *published.values()])
         axes.legend(frameon=False, loc="lower right")
-        _save(figure, path)
+        _save_svg_figure(figure, path)
 
 
-def _lines(axes: "Axes", curves: Mapping[str, Curve], style: str, prefix: str) -> None:
+def _plot_curves(axes: "Axes", curves: Mapping[str, Curve], style: str, prefix: str) -> None:
     for number, (name, curve) in enumerate(curves.items()):
         points = sorted(curve.items())
         marker = "o" if prefix else ""
@@ -75,7 +75,7 @@ def _lines(axes: "Axes", curves: Mapping[str, Curve], style: str, prefix: str) -
         )
 
 
-def _clip(axes: "Axes", curves: "list[Curve]") -> None:
+def _limit_axes_to_differences(axes: "Axes", curves: "list[Curve]") -> None:
     """Limit the axes to the range where the curves differ, if they reach it."""
     shown = [allocated for curve in curves for pct, allocated in curve.items() if pct >= _FROM_PCT]
     if shown:
@@ -98,10 +98,10 @@ def draw_bursts(nodes_by_minute: Mapping[str, Sequence[float]], path: Path) -> N
             hours = [minute / 60 for minute in range(1, len(nodes) + 1)]
             axes.plot(hours, list(accumulate(nodes)), linewidth=2, label=name)
         axes.legend(frameon=False, loc="upper left")
-        _save(figure, path)
+        _save_svg_figure(figure, path)
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def _save_svg_figure(figure: "Figure", path: Path) -> None:
     try:
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     except OSError as error:

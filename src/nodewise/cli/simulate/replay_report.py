@@ -30,7 +30,7 @@ class Replayed(NamedTuple):
     """The first differences, up to the limit."""
 
 
-def _notes(replayed: Replayed) -> list[str]:
+def _replay_completeness_notes(replayed: Replayed) -> list[str]:
     """Notes about the completeness of the replay."""
     tally, by = replayed.tally, replayed.header.nodewise
     lost = tally.lost
@@ -50,12 +50,12 @@ def _notes(replayed: Replayed) -> list[str]:
     ]
 
 
-def _json(replayed: Replayed) -> None:
+def _encode_replay_json(replayed: Replayed) -> None:
     tally = replayed.tally
     document = {
         "recording": replayed.header,
         "changed": replayed.changed,
-        "notes": _notes(replayed),
+        "notes": _replay_completeness_notes(replayed),
         "worlds": tally.cluster_states,
         "requests": tally.requests,
         "same": tally.same,
@@ -64,17 +64,17 @@ def _json(replayed: Replayed) -> None:
         "lost": {"requests": tally.lost.requests, "worlds": tally.lost.snapshots},
         "end": tally.end,
         "pods": tally.pods,
-        "differences": [_document(difference) for difference in replayed.differences],
+        "differences": [_difference_document(difference) for difference in replayed.differences],
     }
     click.echo(msgspec.json.encode(document))
 
 
-def _document(difference: Difference) -> dict[str, Any]:
+def _difference_document(difference: Difference) -> dict[str, Any]:
     nodes = [change._asdict() for change in difference.nodes]
     return {**msgspec.structs.asdict(difference), "nodes": nodes}
 
 
-def _text(replayed: Replayed) -> None:
+def _format_replay_text(replayed: Replayed) -> None:
     header, tally = replayed.header, replayed.tally
     names = ", ".join(agent.name for agent in header.agents)
     click.echo(
@@ -83,7 +83,7 @@ def _text(replayed: Replayed) -> None:
     )
     for setting in replayed.changed:
         terminal.print_line(f"changed: {setting}")
-    for note in _notes(replayed):
+    for note in _replay_completeness_notes(replayed):
         terminal.print_line(f"note: {note}")
     if not tally.different:
         click.echo(f"all {tally.same} responses are equal, byte for byte")
@@ -93,13 +93,13 @@ def _text(replayed: Replayed) -> None:
     tables.print_table(["POD", "RESPONSES", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
     for difference in replayed.differences:
         click.echo()
-        for line in _lines(difference):
+        for line in _difference_lines(difference):
             terminal.print_line(line)
     if len(replayed.differences) < tally.different:
         click.echo(f"\n{tally.different - len(replayed.differences)} more: --limit")
 
 
-def _lines(difference: Difference) -> Iterator[str]:
+def _difference_lines(difference: Difference) -> Iterator[str]:
     """Describe a difference; nodes with the same change share a line."""
     at, pod = clock.format_rfc3339(difference.at), difference.pod or "an unreadable pod"
     yield f"{at} {difference.path} {pod}, snapshot {difference.snapshot}"
@@ -110,13 +110,14 @@ def _lines(difference: Difference) -> Iterator[str]:
         alike.setdefault((before, after), []).append(node)
     for (before, after), nodes in alike.items():
         more = f" and {len(nodes) - _MAX_NAMED_NODES} more" if len(nodes) > _MAX_NAMED_NODES else ""
-        yield f"  {', '.join(nodes[:_MAX_NAMED_NODES])}{more}: {_describe(before)} -> {_describe(after)}"
+        change = f"{_format_setting_description(before)} -> {_format_setting_description(after)}"
+        yield f"  {', '.join(nodes[:_MAX_NAMED_NODES])}{more}: {change}"
 
 
-def _describe(description: NodeResult) -> str:
+def _format_setting_description(description: NodeResult) -> str:
     if description is None:
         return "not named"
     return f"score {description}" if isinstance(description, int) else description
 
 
-FORMATS: Final = {"text": _text, "json": _json}
+FORMATS: Final = {"text": _format_replay_text, "json": _encode_replay_json}

@@ -87,9 +87,11 @@ def run(command_line: CommandLine) -> None:
     """
     own = command_line.settings(TraceOptions)
     if own.svg is not None:
-        plots.check()
-    known = _published(own.published, Path(own.pods_file).stem) if own.published else {}
-    runs = _runs(own, Trace(gpu_trace_files.nodes(own.nodes_file), gpu_trace_files.pods(own.pods_file)))
+        plots.check_matplotlib_installed()
+    known = _read_published_means(own.published, Path(own.pods_file).stem) if own.published else {}
+    runs = _execute_trace_runs(
+        own, Trace(gpu_trace_files.nodes(own.nodes_file), gpu_trace_files.pods(own.pods_file))
+    )
     means: dict[str, Any] = {
         name: gpu_trace.mean([run for run in runs if run.placement == name]) for name in own.placements
     }
@@ -97,10 +99,12 @@ def run(command_line: CommandLine) -> None:
         plots.draw_allocation(
             {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}, known, Path(own.svg)
         )
-    click.echo(_json(runs, means) if own.output == "json" else _text(means, known))
+    click.echo(
+        _encode_trace_runs_json(runs, means) if own.output == "json" else _format_trace_table(means, known)
+    )
 
 
-def _runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
+def _execute_trace_runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
     """Execute all runs; on a terminal, with a progress bar."""
     placements = list(dict.fromkeys(own.placements))
     hidden = not sys.stderr.isatty()
@@ -114,13 +118,15 @@ def _runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
         ]
 
 
-def _json(runs: Sequence[TraceResult], means: Mapping[str, Any]) -> str:
+def _encode_trace_runs_json(runs: Sequence[TraceResult], means: Mapping[str, Any]) -> str:
     """A single run, or several runs with their means."""
     document: Any = runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}
     return json.dumps(msgspec.to_builtins(document, str_keys=True), indent=1)
 
 
-def _text(means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[int, float]]) -> str:
+def _format_trace_table(
+    means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[int, float]]
+) -> str:
     """A table of allocated shares, by placement and requested share."""
     rows = {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}
     rows |= {f"published: {name}": curve for name, curve in known.items()}
@@ -138,7 +144,7 @@ def _text(means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[in
     return "\n".join(lines)
 
 
-def _published(path: str, pods: str) -> dict[str, dict[int, float]]:
+def _read_published_means(path: str, pods: str) -> dict[str, dict[int, float]]:
     """Published means by policy and requested per cent, for this list of pods."""
     wanted = '{"<pod list>": {"<policy>": {"<per cent>": {"mean": 95.2}}}}'
     try:

@@ -90,7 +90,7 @@ class NodeAgent:
         with socket_file.opened(path) as listening:
             server = SocketServer(
                 listening,
-                self._identify,
+                self._identify_peer,
                 self._service.answer,
                 self._on_disconnect,
                 self._limits,
@@ -105,7 +105,7 @@ class NodeAgent:
                 server.stop()
                 thread.join()
 
-    def _identify(self, connected: socket) -> PeerProcess:
+    def _identify_peer(self, connected: socket) -> PeerProcess:
         return peer_credentials.identify(connected, self._service.node.proc, self._service.node.boot)
 
     def _on_disconnect(self, peer: PeerProcess) -> None:
@@ -117,10 +117,10 @@ class NodeAgent:
         while not self._stopped:
             if not serving.is_alive():
                 raise Unavailable("the node agent's socket is no longer served, by a defect of ours")
-            self._run_round()
-            self._wait()
+            self._collect_and_publish()
+            self._wait_for_next_collection()
 
-    def _wait(self) -> None:
+    def _wait_for_next_collection(self) -> None:
         """Until the next collection is due, or the connection of a task ends."""
         time.sleep(min(_MIN_GAP_S, self._interval_s))
         if self._wake.wait(max(0.0, self._interval_s - _MIN_GAP_S)):
@@ -131,23 +131,23 @@ class NodeAgent:
             patience_s = _END_OF_PROCESS_S / len(disconnected)
             garbage_collector.wait_for_end(self._service.node.proc, task, patience_s)
 
-    def _run_round(self) -> None:
+    def _collect_and_publish(self) -> None:
         collections: list[CollectionRound] = []
         # metrics and readiness have called this operation a sweep since the first release
-        self._attempt("sweep", lambda: collections.append(self._collect()))
+        self._run_and_log_error_changes("sweep", lambda: collections.append(self._collect_garbage()))
         for collection in collections:
             for publisher in self._publishers:
                 if not self._stopped:
-                    self._attempt(publisher.name, partial(publisher.publish, collection))
+                    self._run_and_log_error_changes(publisher.name, partial(publisher.publish, collection))
 
-    def _collect(self) -> CollectionRound:
+    def _collect_garbage(self) -> CollectionRound:
         begin_s = time.monotonic()
         collection = self._service.collector.collect()
         self._collected_s = time.monotonic()
         self._registry.observe("cpu_sweep_seconds", self._collected_s - begin_s)
         return collection
 
-    def _attempt(self, name: str, operation: Callable[[], None]) -> None:
+    def _run_and_log_error_changes(self, name: str, operation: Callable[[], None]) -> None:
         """Run an operation. Log its error if it is a new one, and its recovery."""
         try:
             operation()

@@ -88,8 +88,8 @@ class AllocationService:
 
     def answer(self, peer: PeerProcess, line: bytes) -> SocketResponse:
         """The response to a line of `agent_messages`. Raises a `NodewiseError` for an error response."""
-        fields = agent_messages.decode(line)
-        peer = self._identify_again(peer)
+        fields = agent_messages.decode_line(line)
+        peer = self._check_peer_is_same_process(peer)
         match fields.get("do"):
             case agent_messages.CLAIM:
                 return self._answer_allocate(peer, agent_messages.parse_allocate_request(fields))
@@ -100,7 +100,7 @@ class AllocationService:
         wanted = f"{agent_messages.CLAIM}, {agent_messages.RELEASE} or {agent_messages.RECONFIGURE}"
         raise BadInput("cannot read a message", [Problem("do", shown(fields.get("do")), wanted)])
 
-    def _identify_again(self, peer: PeerProcess) -> PeerProcess:
+    def _check_peer_is_same_process(self, peer: PeerProcess) -> PeerProcess:
         """Refused if the process that connected has ended and its id is reused; the connection may be passed on."""
         task = peer_credentials.read_task(self.node.proc, peer.task.pid, self.node.boot)
         if task.start != peer.task.start:
@@ -136,32 +136,36 @@ class AllocationService:
 
     def _allocate(self, task: Task, message: AllocateRequest) -> AllocateResponse:
         allocations = self.node.store.read().allocations
-        request = self._request(allocations, message)
-        allowed = self._allowed(allocations, request, task)
+        request = self._make_allocation_request(allocations, message)
+        allowed = self._max_lists_of_container(allocations, request, task)
         try:
             result = self._store_allocation(request, task, allowed)
         except Unavailable:
             # tasks that have ended may hold the lists, or a collection released them just now
             self.collector.collect()
             result = self._store_allocation(request, task, allowed)
-        self._confine(task)
+        self._confine_container(task)
         environment = allocator.task_environment(result.allocations, result.cpu_lists, task)
         return AllocateResponse(result.cpus, environment, task)
 
-    def _request(self, allocations: Allocations, message: AllocateRequest) -> AllocationRequest:
+    def _make_allocation_request(
+        self, allocations: Allocations, message: AllocateRequest
+    ) -> AllocationRequest:
         avoid = allocations.cpus - online_cpus(self.node.sysfs) if message.affinity else frozenset[int]()
         return AllocationRequest(
             message.pool, message.lists, message.socket, avoid=avoid, prefer=self.node.fast
         )
 
-    def _allowed(self, allocations: Allocations, request: AllocationRequest, task: Task) -> int | None:
+    def _max_lists_of_container(
+        self, allocations: Allocations, request: AllocationRequest, task: Task
+    ) -> int | None:
         """How many lists of the pool the task's container may hold; None for any number."""
         pool = allocations.pools.get(request.pool)
         if pool is None or not pool.is_exclusive or self._requested is None:
             return None
         if existing_allocation(allocations, request, task):
             return None
-        wanted = _held_by_container(allocations, request, task) + request.lists
+        wanted = _count_lists_of_container(allocations, request, task) + request.lists
         return self._requested.allowed(request.pool, task, wanted)
 
     def _store_allocation(
@@ -173,7 +177,7 @@ class AllocationService:
             result = existing_allocation(stored.allocations, request, task)
             if result is None:
                 self._check_task_count(stored.allocations, task)
-                _check_allowed(stored.allocations, request, task, allowed)
+                _check_container_limit(stored.allocations, request, task, allowed)
                 result = allocator.allocate(stored.allocations, request, task, draw)
             return result.allocations, result
 
@@ -186,7 +190,7 @@ class AllocationService:
             who = f"pod {task.pod}" if task.pod else "processes outside of pods"
             raise Refused(WHAT, [Problem(who, f"{count} tasks", f"at most {self.node.most_tasks} at a time")])
 
-    def _confine(self, task: Task) -> None:
+    def _confine_container(self, task: Task) -> None:
         """Set the cpuset of the task's container. If that fails the allocation is released."""
         if self._containers is None or not task.container:
             return
@@ -225,7 +229,7 @@ class AllocationService:
         return SocketResponse(agent_messages.encode({"released": True}))
 
 
-def _held_by_container(allocations: Allocations, request: AllocationRequest, task: Task) -> int:
+def _count_lists_of_container(allocations: Allocations, request: AllocationRequest, task: Task) -> int:
     """How many lists of the pool the task's container holds."""
     return sum(
         (other.pod, other.container) == (task.pod, task.container)
@@ -234,12 +238,12 @@ def _held_by_container(allocations: Allocations, request: AllocationRequest, tas
     )
 
 
-def _check_allowed(
+def _check_container_limit(
     allocations: Allocations, request: AllocationRequest, task: Task, allowed: int | None
 ) -> None:
     if allowed is None:
         return
-    held = _held_by_container(allocations, request, task)
+    held = _count_lists_of_container(allocations, request, task)
     if held + request.lists > allowed:
         seen = f"{held} held and {request.lists} more wanted" if held else f"{request.lists} wanted"
         wanted = f"at most {allowed}, which its container requests"

@@ -41,7 +41,7 @@ class TaskGarbageCollector:
     ) -> None:
         self._store = store
         self._proc = proc
-        self._boot = procfs.read_boot(proc)
+        self._boot = procfs.read_boot_id(proc)
         self._registry = registry
         self._recover = recover
         self._lock = threading.Lock()

@@ -51,9 +51,9 @@ class PodRequests:
             problem = Problem("", seen, f"a container that requests {resource or 'one'}")
             raise Refused(WHAT, [problem])
         deadline = time.monotonic() + self._patience_s
-        pods = self._list(self._age_s)
+        pods = self._list_pods(self._age_s)
         while True:
-            count = _allowed(pods.get(task.pod), resource, task.container, wanted)
+            count = _requested_units(pods.get(task.pod), resource, task.container, wanted)
             if count is not None:
                 return count
             if time.monotonic() >= deadline:
@@ -65,23 +65,23 @@ class PodRequests:
                 )
                 raise Unavailable(WHAT, [Problem(where, seen, f"a container that requests {resource}")])
             time.sleep(min(self._age_s, 0.5))
-            pods = self._list(0.5)
+            pods = self._list_pods(0.5)
 
     def pod(self, uid: str) -> Object | None:
         """A pod of this node, or None. Unavailable if the API server does not respond."""
-        return self._list(self._age_s).get(uid) or self._list(0.5).get(uid)
+        return self._list_pods(self._age_s).get(uid) or self._list_pods(0.5).get(uid)
 
-    def _list(self, age_s: float) -> Mapping[str, Object]:
+    def _list_pods(self, age_s: float) -> Mapping[str, Object]:
         """The pods by uid, at most `age_s` old."""
         with self._lock:
             if time.monotonic() - self._listed_s > age_s:
                 answer = self._api.get(PODS.path(), self._params)
-                self._pods = _by_uid(answer.get("items") or ())
+                self._pods = _pods_by_uid(answer.get("items") or ())
                 self._listed_s = time.monotonic()
             return self._pods
 
 
-def _by_uid(pods: Iterable[Object]) -> Mapping[str, Object]:
+def _pods_by_uid(pods: Iterable[Object]) -> Mapping[str, Object]:
     """The pods by the uids in the names of their cgroups.
 
     A mirror pod has the uid of its static pod in an annotation, which any creator of pods may write. So it does not
@@ -90,17 +90,17 @@ def _by_uid(pods: Iterable[Object]) -> Mapping[str, Object]:
     mirrors: dict[str, Object] = {}
     own = {pod["metadata"]["uid"]: pod for pod in pods}
     for pod in sorted(own.values(), key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
-        if static_uid := _static_uid(pod):
+        if static_uid := _static_pod_uid(pod):
             mirrors.setdefault(static_uid, pod)
     return {**mirrors, **own}
 
 
-def _static_uid(pod: Object) -> str:
+def _static_pod_uid(pod: Object) -> str:
     """The uid that the kubelet gave to a static pod, if this is its mirror pod."""
     return str((pod["metadata"].get("annotations") or {}).get("kubernetes.io/config.mirror", ""))
 
 
-def _allowed(pod: Object | None, resource: str, container: str, wanted: int) -> int | None:
+def _requested_units(pod: Object | None, resource: str, container: str, wanted: int) -> int | None:
     """How many units the container requests.
 
     While it is unknown which of the pod's containers it is: `wanted` if all of them request that many, the largest
@@ -115,7 +115,7 @@ def _allowed(pod: Object | None, resource: str, container: str, wanted: int) -> 
             for status in pod.get("status", {}).get(statuses) or ()
         }
         for spec in pod["spec"].get(specs) or ():
-            count = _count(spec, resource)
+            count = _container_request(spec, resource)
             if ids.get(spec["name"], "").rpartition("//")[2] == container:
                 return count
             counts[spec["name"]] = count
@@ -125,7 +125,7 @@ def _allowed(pod: Object | None, resource: str, container: str, wanted: int) -> 
     return wanted if least >= wanted else None
 
 
-def _count(container: Object, resource: str) -> int:
+def _container_request(container: Object, resource: str) -> int:
     """The request, or the limit without a request, which is the API server's rule."""
     resources: Mapping[str, Any] = container.get("resources") or {}
     for kind in ("requests", "limits"):

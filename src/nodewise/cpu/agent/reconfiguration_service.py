@@ -79,11 +79,16 @@ class ReconfigurationService:
         lists = self._read_machine().plan(request.pools).pools
         known = self._collector.collect().known
         reconfiguration = execution.reconfigure(
-            self._store, lists, self._proc, known=known, widen=self._widen, only_check=request.only_check
+            self._store,
+            lists,
+            self._proc,
+            known=known,
+            widen=self._widen_cpusets,
+            only_check=request.only_check,
         )
         return agent_messages.encode_reconfigure_response(reconfiguration.moves)
 
-    def _widen(self, cpus: Mapping[Task, Cpus]) -> None:
+    def _widen_cpusets(self, cpus: Mapping[Task, Cpus]) -> None:
         """Widen the cpusets before tasks are moved. The next garbage collection narrows them again."""
         if self._containers is not None:
             self._containers.widen(self._store.read, cpus.keys())

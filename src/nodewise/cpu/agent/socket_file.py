@@ -26,8 +26,8 @@ def opened(path: Path, patience_s: float = 10.0) -> Iterator[socket.socket]:
     BadSettings if there can be no socket, or others may write to the folder; Unavailable if another agent still serves
     the path after `patience_s`.
     """
-    _make_folder(path.parent)
-    with _exclusive(path, patience_s), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+    _make_socket_folder(path.parent)
+    with _hold_path_lock(path, patience_s), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         try:
             path.unlink(missing_ok=True)
             listening.bind(str(path))
@@ -48,20 +48,20 @@ def clear(path: Path, *others: Path, patience_s: float = 10.0) -> bool:
     Unavailable if an agent still serves the path after `patience_s`: then nothing is removed.
     """
     trusted_files.check_folder(path.parent)
-    files = (path, _lock_file(path), *others)
+    files = (path, _lock_file_path(path), *others)
     if not any(file.exists() for file in files):
         return False
-    with _exclusive(path, patience_s):
+    with _hold_path_lock(path, patience_s):
         for file in files:
             file.unlink(missing_ok=True)
     return True
 
 
-def _lock_file(path: Path) -> Path:
+def _lock_file_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
-def _make_folder(folder: Path) -> None:
+def _make_socket_folder(folder: Path) -> None:
     try:
         trusted_files.check_folder(folder)
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -74,11 +74,11 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path, patience_s: float) -> Iterator[None]:
+def _hold_path_lock(path: Path, patience_s: float) -> Iterator[None]:
     """Hold the lock of a path. The kernel releases it when the process ends."""
     deadline = time.monotonic() + patience_s
     try:
-        lock = os.open(_lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.open(_lock_file_path(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         problem = Problem("--socket", str(path), f"a folder that can be written to ({error})")
         raise BadSettings("the node agent cannot listen", [problem]) from error

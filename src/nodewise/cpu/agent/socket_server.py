@@ -123,7 +123,7 @@ class SocketServer:
     def run(self) -> None:
         """Serve until `stop`; then send the responses to requests in progress."""
         self._listening.setblocking(False)
-        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._accept_connections)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._send_responses)
         check_s = 0.0
         while not (self._ending and self._is_done()):
@@ -133,7 +133,7 @@ class SocketServer:
                 self._close_overdue()
                 check_s = time.monotonic() + _CHECK_S
         for connection in list(self._connections):
-            self._close(connection)
+            self._close_connection(connection)
         self._workers.stop(0.0)
         self._selector.close()
         os.close(self._wake_fd)
@@ -166,7 +166,7 @@ class SocketServer:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(self._listening)
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         """Accept many connections at once: clients may connect faster than once per round."""
         for _ in range(_ACCEPTS):
             try:
@@ -177,27 +177,27 @@ class SocketServer:
                 logs.emit("accept_failed", error=str(error))
                 time.sleep(_PAUSE_S)
                 return
-            self._admit(socket)
+            self._register_connection(socket)
 
-    def _admit(self, socket: socket.socket) -> None:
+    def _register_connection(self, socket: socket.socket) -> None:
         socket.setblocking(False)
         try:
             peer = self._identify(socket)
         except NodewiseError as error:
-            self._refuse(socket, "peer", "", error)
+            self._reject_connection(socket, "peer", "", error)
             return
         connection = _Connection(socket, peer, time.monotonic() + self._limits.idle_s)
         if not self._has_room(connection.owner):
             wanted = f"at most {self._limits.of_one} of one pod, {self._limits.connections} in all"
             problem = Problem("connections", "too many", wanted)
             busy = Unavailable("the node agent is busy", [problem])
-            self._refuse(socket, "too_many", connection.owner, busy)
+            self._reject_connection(socket, "too_many", connection.owner, busy)
             return
         self._connections.add(connection)
         self._registry.set("cpu_connections", len(self._connections))
         self._selector.register(socket, selectors.EVENT_READ, partial(self._receive, connection))
 
-    def _refuse(self, socket: socket.socket, reason: str, peer: str, error: NodewiseError) -> None:
+    def _reject_connection(self, socket: socket.socket, reason: str, peer: str, error: NodewiseError) -> None:
         """Close a new connection. The error is sent if that does not block."""
         self._close_reasons.record(reason, peer, str(error))
         with socket, contextlib.suppress(OSError):
@@ -222,7 +222,7 @@ class SocketServer:
         ]
         if not idle:
             return False
-        self._end(
+        self._end_connection(
             max(idle, key=lambda item: (not item.holds, counts[item.owner], -item.deadline_s)), "too_many"
         )
         return True
@@ -235,14 +235,14 @@ class SocketServer:
         except OSError:
             received = b""
         if not received:
-            self._close(connection)
+            self._close_connection(connection)
             return
         if not connection.received:
             connection.deadline_s = time.monotonic() + self._limits.line_s
         connection.received += received
-        self._take_line(connection)
+        self._dispatch_line(connection)
 
-    def _take_line(self, connection: _Connection) -> None:
+    def _dispatch_line(self, connection: _Connection) -> None:
         """Hand the next line to a worker, if it is complete."""
         line, newline, rest = connection.received.partition(b"\n")
         if len(line) > MAX_LINE_BYTES:
@@ -250,7 +250,7 @@ class SocketServer:
             connection.unsent = agent_messages.encode_error(BadInput("cannot read a message", [problem]))
             with contextlib.suppress(OSError):
                 connection.socket.send(connection.unsent)
-            self._end(connection, "line_size")
+            self._end_connection(connection, "line_size")
         elif newline and not self._ending:
             connection.received = rest
             connection.is_busy = True
@@ -277,7 +277,7 @@ class SocketServer:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._close(connection)
+            self._close_connection(connection)
             return
         connection.unsent = connection.unsent[sent:]
         key = self._selector.get_map().get(connection.socket)
@@ -292,7 +292,7 @@ class SocketServer:
         self._selector.register(connection.socket, selectors.EVENT_READ, partial(self._receive, connection))
         connection.deadline_s = self._next_deadline_s(connection)
         if connection.received:
-            self._take_line(connection)
+            self._dispatch_line(connection)
 
     def _next_deadline_s(self, connection: _Connection) -> float:
         if connection.received:
@@ -303,13 +303,13 @@ class SocketServer:
         now_s = time.monotonic()
         for connection in list(self._connections):
             if connection.deadline_s < now_s and not connection.is_busy:
-                self._end(connection, connection.reason)
+                self._end_connection(connection, connection.reason)
 
-    def _end(self, connection: _Connection, reason: str) -> None:
+    def _end_connection(self, connection: _Connection, reason: str) -> None:
         self._close_reasons.record(reason, connection.owner)
-        self._close(connection)
+        self._close_connection(connection)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close_connection(self, connection: _Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
         connection.socket.close()

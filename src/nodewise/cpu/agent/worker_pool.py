@@ -21,7 +21,7 @@ class FairWorkerPool:
         self._busy_owners: set[str] = set()
         self._stopped = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"answers-{number}", daemon=True)
+            threading.Thread(target=self._run_jobs, name=f"answers-{number}", daemon=True)
             for number in range(threads)
         ]
         for thread in self._threads:
@@ -43,14 +43,14 @@ class FairWorkerPool:
         for thread in self._threads:
             thread.join(grace_s)
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._next_owner() is not None)
                 owner = self._next_owner()
                 if owner is None:
                     return
-                job = self._take(owner)
+                job = self._take_job(owner)
             job()
             with self._changed:
                 self._busy_owners.remove(owner)
@@ -59,7 +59,7 @@ class FairWorkerPool:
     def _next_owner(self) -> str | None:
         return next((owner for owner in self._queues if owner not in self._busy_owners), None)
 
-    def _take(self, owner: str) -> Job:
+    def _take_job(self, owner: str) -> Job:
         """The owner's oldest job. An owner with more jobs goes to the end."""
         jobs = self._queues.pop(owner)
         job = jobs.popleft()

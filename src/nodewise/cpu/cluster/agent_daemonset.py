@@ -39,7 +39,7 @@ def daemon_set(options: SetupOptions, features: ApiFeatures) -> Object:
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
             "template": {
                 "metadata": {"labels": labels, **_annotations(features)},
-                "spec": _pod(options, features),
+                "spec": _pod_template(options, features),
             },
         },
     }
@@ -51,7 +51,7 @@ def _annotations(features: ApiFeatures) -> Object:
     return {"annotations": {f"container.apparmor.security.beta.kubernetes.io/{_CONTAINER}": "unconfined"}}
 
 
-def _pod(options: SetupOptions, features: ApiFeatures) -> Object:
+def _pod_template(options: SetupOptions, features: ApiFeatures) -> Object:
     # older API servers allow pods of that class in kube-system only
     priority = {} if features.webhooks == "v1beta1" else {"priorityClassName": "system-node-critical"}
     folders = {"socket": _FOLDER, "features": _FEATURES}
@@ -113,7 +113,9 @@ def is_customized(daemon_set: Object, wanted: Object) -> bool:
     if setup_objects.MADE_FROM in (about.get("annotations") or {}):
         return False
     current_spec, other = (_without_image(made["spec"]) for made in (daemon_set, wanted))
-    is_same = setup_objects.matches(current_spec, other) and setup_objects.matches(other, current_spec)
+    is_same = setup_objects.matches_common_keys(current_spec, other) and setup_objects.matches_common_keys(
+        other, current_spec
+    )
     return _MANAGED in (about.get("labels") or {}) or not is_same
 
 
@@ -129,10 +131,14 @@ def _without_image(spec: Mapping[str, Any]) -> Object:
 def pods_of(pods: Iterable[Object], daemon_set: Object, node: str) -> list[Object]:
     """The node's pods that were created from the current template of the DaemonSet."""
     template = daemon_set["spec"]["template"]["spec"]
-    return [pod for pod in pods if _node(pod) == node and setup_objects.matches(pod["spec"], template)]
+    return [
+        pod
+        for pod in pods
+        if _node_of_pod(pod) == node and setup_objects.matches_common_keys(pod["spec"], template)
+    ]
 
 
-def _node(pod: Object) -> str:
+def _node_of_pod(pod: Object) -> str:
     """The node of a pod. Before the pod is scheduled, the DaemonSet controller's node affinity names it."""
     spec = pod["spec"]
     if spec.get("nodeName"):
@@ -145,7 +151,7 @@ def _node(pod: Object) -> str:
     return str(names[0]) if names else ""
 
 
-def apply_command(namespace: str) -> str:
+def kubectl_apply_command(namespace: str) -> str:
     """The command that creates the agent's account and rights."""
     if namespace == MANIFEST_NAMESPACE:
         return f"kubectl apply -f {MANIFEST}"

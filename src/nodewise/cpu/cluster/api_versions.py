@@ -65,7 +65,7 @@ def features_of(version: Version) -> ApiFeatures:
     return next(row for row in reversed(TABLE) if row.since <= version)
 
 
-def fetch(api: ApiClient) -> ApiFeatures:
+def fetch_features(api: ApiClient) -> ApiFeatures:
     """The features of the API server that responds."""
     answer = api.get("/version")
     return features_of(parse(answer.get("gitVersion") if isinstance(answer, Mapping) else answer))

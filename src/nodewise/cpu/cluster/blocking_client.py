@@ -35,24 +35,24 @@ class BlockingClient:
         self._thread.start()
 
     def get(self, path: str, params: Mapping[str, str] = NO_PARAMS) -> Any:
-        return self._value(path, lambda: self._api.get(path, params))
+        return self._decoded_response(path, lambda: self._api.get(path, params))
 
     def create(self, path: str, body: Object) -> Any:
-        return self._value(path, lambda: self._api.create(path, body))
+        return self._decoded_response(path, lambda: self._api.create(path, body))
 
     def replace(self, path: str, body: Object) -> Any:
-        return self._value(path, lambda: self._api.replace(path, body))
+        return self._decoded_response(path, lambda: self._api.replace(path, body))
 
     def patch(self, path: str, body: Any, kind: Patch, params: Mapping[str, str] = NO_PARAMS) -> Any:
-        return self._value(path, lambda: self._api.patch(path, body, kind, params))
+        return self._decoded_response(path, lambda: self._api.patch(path, body, kind, params))
 
     def delete(self, path: str, body: Object | None = None) -> Any:
-        return self._value(path, lambda: self._api.delete(path, b"" if body is None else body))
+        return self._decoded_response(path, lambda: self._api.delete(path, b"" if body is None else body))
 
     def close(self) -> None:
         """Close all connections; calls in progress end with `Unavailable`."""
         if self._thread.is_alive():
-            self._run(self._end)
+            self._run_call(self._close_and_stop_loop)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_END_S)
             self._loop.close()
@@ -65,18 +65,18 @@ class BlockingClient:
     ) -> None:
         self.close()
 
-    async def _end(self) -> None:
+    async def _close_and_stop_loop(self) -> None:
         await self._api.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    def _value(self, path: str, call: Callable[[], Coroutine[Any, Any, bytes]]) -> Any:
+    def _decoded_response(self, path: str, call: Callable[[], Coroutine[Any, Any, bytes]]) -> Any:
         if not self._thread.is_alive():
             raise Unavailable(f"{self._server}{path}", [Problem("", "the connection was closed by us", "")])
         try:
-            answer = self._run(call)
+            answer = self._run_call(call)
         except asyncio.CancelledError as error:
             problem = Problem("", "the connection was closed by us", "")
             raise Unavailable(f"{self._server}{path}", [problem]) from error
@@ -86,7 +86,7 @@ class BlockingClient:
             problem = Problem("answer", shown(answer), "JSON")
             raise Unavailable(f"{self._server}{path}", [problem]) from error
 
-    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def _run_call(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run a call. It has its own deadline; this one is for a loop that a signal handler keeps from ending."""
         future = asyncio.run_coroutine_threadsafe(call(), self._loop)
         try:

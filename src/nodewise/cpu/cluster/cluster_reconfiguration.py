@@ -106,14 +106,14 @@ class _Pods:
         made: dict[str, Object] = {}
         for node in names:
             try:
-                made[node] = self._create(node)
+                made[node] = self._create_pod(node)
             except NodewiseError as error:
                 errors[node] = str(error)
                 if not self._checks:
                     break
-        return errors | self._await(made)
+        return errors | self._await_pods(made)
 
-    def _create(self, node: str) -> Object:
+    def _create_pod(self, node: str) -> Object:
         """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
         wanted = setup_objects.reconfiguration_pod(node, self._wish, checks=self._checks)
         existing = object_writer.find(self._api, object_writer.path(wanted))
@@ -130,27 +130,27 @@ class _Pods:
         made: Object = object_writer.ensure(self._api, wanted, self._deadline).current
         return made
 
-    def _await(self, waiting: dict[str, Object]) -> dict[str, str]:
+    def _await_pods(self, waiting: dict[str, Object]) -> dict[str, str]:
         errors: dict[str, str] = {}
         for node, pod in waiting.items():
-            progress = self._await_end(node, pod)
+            progress = self._await_pod_end(node, pod)
             if progress.is_done:
-                self._remove(pod)
+                self._remove_pod(pod)
             else:
                 errors[node] = progress.why
         return errors
 
-    def _remove(self, pod: Object) -> None:
+    def _remove_pod(self, pod: Object) -> None:
         """Remove a pod. An error is only reported: the next run replaces the pod."""
         try:
             object_writer.remove(self._api, pod, self._deadline, pod)
         except NodewiseError as error:
             self._report_progress(str(error))
 
-    def _await_end(self, node: str, made: Object) -> PodProgress:
+    def _await_pod_end(self, node: str, made: Object) -> PodProgress:
         """The progress of a pod at its end or at the deadline."""
         while True:
-            progress = self._progress(made)
+            progress = self._pod_progress(made)
             if progress.is_done or progress.has_failed:
                 self._deadline.reset_pause()
                 return progress
@@ -161,7 +161,7 @@ class _Pods:
             self._report_progress(f"waiting for node {node}: {progress.why}")
             self._deadline.pause()
 
-    def _progress(self, made: Object) -> PodProgress:
+    def _pod_progress(self, made: Object) -> PodProgress:
         try:
             pod = object_writer.find(self._api, object_writer.path(made))
         except Unavailable as error:

@@ -54,12 +54,12 @@ def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> 
         return ValidationCheck(
             "webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs"
         )
-    return _dry_run(api, wanted)
+    return _create_pod_dry_run(api, wanted)
 
 
-def _dry_run(api: ApiClient, wanted: ValidationTarget) -> ValidationCheck:
+def _create_pod_dry_run(api: ApiClient, wanted: ValidationTarget) -> ValidationCheck:
     try:
-        pod = api.create(f"{PODS.path(wanted.pods)}?dryRun=All", _pod(wanted))
+        pod = api.create(f"{PODS.path(wanted.pods)}?dryRun=All", _probe_pod(wanted))
     except Refused as error:
         return ValidationCheck(
             "webhook", ok=None, seen=str(error), remedy="the right to create pods, for a dry run"
@@ -88,7 +88,7 @@ def _dry_run(api: ApiClient, wanted: ValidationTarget) -> ValidationCheck:
     return ValidationCheck("webhook", ok=True, seen="a pod that asks for a core gets what it needs")
 
 
-def _pod(wanted: ValidationTarget) -> dict[str, Any]:
+def _probe_pod(wanted: ValidationTarget) -> dict[str, Any]:
     resources = {kind: {EXCLUSIVE_CORES: "1"} for kind in ("requests", "limits")}
     container = {"name": "main", "image": "none", "command": ["true"], "resources": resources}
     return {

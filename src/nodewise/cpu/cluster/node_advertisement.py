@@ -56,7 +56,7 @@ def advertise(
     except for exclusive cores. Refused if the API server supports no such resources; Conflict if others change the node
     before every attempt.
     """
-    features = features or api_versions.fetch(api)
+    features = features or api_versions.fetch_features(api)
     api_versions.check(features)
 
     def status(node_object: Object) -> Object:
@@ -65,24 +65,26 @@ def advertise(
     def labelled(node_object: Object) -> Object:
         taints = read_taints(node_object, features)
         whole = [existing for existing in taints if existing.get("key") != TAINT] + [OURS]
-        has_all = not taint or any(is_ours(existing) for existing in taints)
-        return _merge(_label_patch(node_object, "true"), {} if has_all else taints_patch(whole, features))
+        has_all = not taint or any(is_cpu_manager_taint(existing) for existing in taints)
+        return _merge_objects(
+            _label_patch(node_object, "true"), {} if has_all else taints_patch(whole, features)
+        )
 
-    return _change(api, node, {"status": status, "": labelled})
+    return _patch_node(api, node, {"status": status, "": labelled})
 
 
 def withdraw(api: ApiClient, node: str, *, features: ApiFeatures | None = None) -> bool:
     """Remove the resources, the taint and the label. Returns whether the node changed."""
-    features = features or api_versions.fetch(api)
+    features = features or api_versions.fetch_features(api)
     steps = {
         "": lambda node_object: _taint_removal_patch(node_object, features),
         "status": lambda node_object: _capacity_patch(node_object, features, None),
     }
-    changed = _change(api, node, steps)
-    return _change(api, node, {"": lambda node_object: _label_patch(node_object, None)}) or changed
+    changed = _patch_node(api, node, steps)
+    return _patch_node(api, node, {"": lambda node_object: _label_patch(node_object, None)}) or changed
 
 
-def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Object]]) -> bool:
+def _patch_node(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Object]]) -> bool:
     """Apply patches, by subresource. Each is made from the current node, again after a conflict."""
     changed = False
     for subresource, plan in steps.items():
@@ -95,7 +97,7 @@ def _change(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object], Ob
             try:
                 api.patch(
                     NODES.path(name=node, subresource=subresource),
-                    _merge({"metadata": version}, patch),
+                    _merge_objects({"metadata": version}, patch),
                     "merge",
                     _MANAGER,
                 )
@@ -116,7 +118,7 @@ def _capacity_patch(node: Object, features: ApiFeatures, wanted: Mapping[str, in
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
     patch: dict[str, dict[str, str | None]] = {"capacity": {}, "allocatable": {}}
     for resource, name in features.resources.items():
-        quantity = _quantity(resource, wanted)
+        quantity = _advertised_quantity(resource, wanted)
         if quantity is not None:
             if str(capacity.get(name)) != quantity:
                 patch["capacity"][name] = quantity
@@ -128,7 +130,7 @@ def _capacity_patch(node: Object, features: ApiFeatures, wanted: Mapping[str, in
     return {"status": filled} if filled else {}
 
 
-def _quantity(resource: str, wanted: Mapping[str, int] | None) -> str | None:
+def _advertised_quantity(resource: str, wanted: Mapping[str, int] | None) -> str | None:
     """How much of the resource the node advertises; None if it does not advertise the resource."""
     count = 0 if wanted is None else wanted.get(resource, 0)
     return str(count) if count or (wanted is not None and resource == EXCLUSIVE_CORES) else None
@@ -139,7 +141,7 @@ def _label_patch(node: Object, value: str | None) -> Object:
     return {} if labels.get(LABEL) == value else {"metadata": {"labels": {LABEL: value}}}
 
 
-def is_ours(taint: Mapping[str, Any]) -> bool:
+def is_cpu_manager_taint(taint: Mapping[str, Any]) -> bool:
     """Whether this is the CPU manager's taint."""
     return all(taint.get(name) == value for name, value in OURS.items())
 
@@ -172,7 +174,7 @@ def _taint_removal_patch(node: Object, features: ApiFeatures) -> Object:
     return taints_patch(others, features) if len(others) < len(taints) else {}
 
 
-def _merge(base: Object, other: Object) -> dict[str, Any]:
+def _merge_objects(base: Object, other: Object) -> dict[str, Any]:
     """Both objects in one. Values for the same key are objects, which are merged as well."""
-    both = {name: _merge(base[name], other[name]) for name in base.keys() & other.keys()}
+    both = {name: _merge_objects(base[name], other[name]) for name in base.keys() & other.keys()}
     return {**base, **other, **both}

@@ -124,43 +124,43 @@ def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     A failed pod is replaced; one that succeeded stays, and is not run again. Conflict if others keep changing it;
     raises any other error of the API server.
     """
-    wanted = wanted if _is_stamped(wanted) else setup_objects.with_template_digest(wanted)
+    wanted = wanted if _has_template_digest(wanted) else setup_objects.with_template_digest(wanted)
     for _ in range(_TRIES - 1):
         try:
-            return _ensured(api, wanted, deadline)
+            return _create_or_replace_object(api, wanted, deadline)
         except Conflict:
             deadline.pause()
-    return _ensured(api, wanted, deadline)
+    return _create_or_replace_object(api, wanted, deadline)
 
 
-def _is_stamped(wanted: Object) -> bool:
+def _has_template_digest(wanted: Object) -> bool:
     return setup_objects.MADE_FROM in wanted["metadata"].get("annotations", {})
 
 
-def _ensured(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
+def _create_or_replace_object(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     at = path(wanted)
     current = find(api, at)
     if current is None:
-        return EnsureResult(_created(api, wanted), "created")
+        return EnsureResult(_create_object(api, wanted), "created")
     if _is_usable(current) and setup_objects.is_current(current, wanted):
         return EnsureResult(current, "unchanged")
     if wanted["kind"] == "Pod":
         remove(api, wanted, deadline, current=current)
-        return EnsureResult(_created(api, wanted), "replaced")
+        return EnsureResult(_create_object(api, wanted), "replaced")
     try:
-        return EnsureResult(_replaced(api, at, current, wanted), "replaced")
+        return EnsureResult(_replace_object(api, at, current, wanted), "replaced")
     except NotFound as error:
         raise Conflict(f"{title(wanted)} was deleted meanwhile") from error
 
 
-def _replaced(api: ApiClient, at: str, current: Object, wanted: Object) -> Any:
+def _replace_object(api: ApiClient, at: str, current: Object, wanted: Object) -> Any:
     if wanted["kind"] == "Service":  # keeps the address that the API server chose
         change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
         return api.patch(at, change, "merge")
-    return api.replace(at, _replacement(current, wanted))
+    return api.replace(at, _replacement_body(current, wanted))
 
 
-def _created(api: ApiClient, wanted: Object) -> Any:
+def _create_object(api: ApiClient, wanted: Object) -> Any:
     metadata = wanted["metadata"]
     return api.create(resource(wanted).path(metadata.get("namespace", "")), wanted)
 
@@ -170,7 +170,7 @@ def _is_usable(current: Object) -> bool:
     return not leaving and (current["kind"] != "Pod" or phase(current) != "Failed")
 
 
-def _replacement(current: Object, wanted: Object) -> Object:
+def _replacement_body(current: Object, wanted: Object) -> Object:
     """The wanted object as a replacement of this version, with the annotations and labels of others."""
     before, own = current["metadata"], wanted["metadata"]
     kept = {key: {**(before.get(key) or {}), **own.get(key, {})} for key in ("annotations", "labels")}

@@ -29,10 +29,10 @@ def completion_progress(pod: Object | None) -> PodProgress:
     if current == "Failed":
         name = pod["metadata"]["name"]
         return PodProgress(
-            has_failed=True, why="; ".join([f"pod {name} went into Failed state", *find_problem(pod)])
+            has_failed=True, why="; ".join([f"pod {name} went into Failed state", *find_pod_problem(pod)])
         )
     return PodProgress(
-        is_done=current == "Succeeded", why="; ".join(find_problem(pod)) or current or "Pending"
+        is_done=current == "Succeeded", why="; ".join(find_pod_problem(pod)) or current or "Pending"
     )
 
 
@@ -63,7 +63,7 @@ class PodWatch:
             if status.get("ready") and "running" in status.get("state", {})
         }
         if phase(pod) != "Running" or running != names:
-            return PodProgress(why="; ".join(find_problem(pod)) or phase(pod) or "Pending")
+            return PodProgress(why="; ".join(find_pod_problem(pod)) or phase(pod) or "Pending")
         key = (pod["metadata"]["uid"], sum(int(status.get("restartCount", 0)) for status in statuses))
         since = self._since.setdefault(key, now)
         return PodProgress(is_done=now - since >= SETTLED_S, why="it has just started")
@@ -78,14 +78,16 @@ def pods_owned_by(pods: Iterable[Object], uid: str) -> Iterator[Object]:
     )
 
 
-def find_problem(pod: Object) -> list[str]:
+def find_pod_problem(pod: Object) -> list[str]:
     """The problems of a pod that its status reports."""
     status = pod.get("status", {})
     containers = [
         item for key in ("initContainerStatuses", "containerStatuses") for item in status.get(key) or ()
     ]
     problems = [
-        f"container {status['name']}: {problem}" for status in containers if (problem := _problem(status))
+        f"container {status['name']}: {problem}"
+        for status in containers
+        if (problem := _container_problem(status))
     ]
     whole = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
     conditions = [
@@ -98,7 +100,7 @@ def find_problem(pod: Object) -> list[str]:
     return [*([whole[:_MAX_CHARACTERS]] if whole else []), *problems, *conditions]
 
 
-def _problem(container: Mapping[str, Any]) -> str:
+def _container_problem(container: Mapping[str, Any]) -> str:
     state, last = container.get("state") or {}, container.get("lastState") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or last.get("terminated") or {}

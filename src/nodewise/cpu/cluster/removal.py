@@ -69,12 +69,12 @@ def remove_from_node(
 ) -> None:
     """Remove everything but the program from a node. Unavailable if tasks are running: then nothing has changed."""
     _await_no_tasks(node, deadline, _own_pods(api, node), spares_infra=True)
-    for reference in _own(api, node, features):
-        _remove(api, reference, deadline, report_progress)
+    for reference in _objects_of_node(api, node, features):
+        _remove_object(api, reference, deadline, report_progress)
     _remove_state(node, deadline, report_progress)
     if not features.resources:
         report_progress(RemovalStep("resources", "not supported by Kubernetes 1.8.0: left as they are"))
-    _withdraw(api, node, features, deadline, report_progress)
+    _withdraw_advertisement(api, node, features, deadline, report_progress)
     _remove_reports(api, node, features, report_progress)
     gone = Resource("", "v1", "configmaps", "ConfigMap").path(node.namespace, f"cmk-reconfigure-{node.name}")
     _delete(api, gone, f"ConfigMap cmk-reconfigure-{node.name}", report_progress)
@@ -89,10 +89,12 @@ def remove_from_cluster(
     report_progress: ProgressReporter,
 ) -> None:
     """Remove the objects that all nodes share, such as the webhook; the first of `shared` first."""
-    samples = [_named("Pod", "v1", name, namespace) for name in _SHARED_PODS]
-    samples += [_named("DaemonSet", features.daemon_sets, name, namespace) for name in _SHARED_DAEMON_SETS]
+    samples = [_object_reference("Pod", "v1", name, namespace) for name in _SHARED_PODS]
+    samples += [
+        _object_reference("DaemonSet", features.daemon_sets, name, namespace) for name in _SHARED_DAEMON_SETS
+    ]
     for reference in (*samples, *shared):
-        _remove(api, reference, deadline, report_progress)
+        _remove_object(api, reference, deadline, report_progress)
 
 
 def definition_references(features: ApiFeatures) -> Sequence[Object]:
@@ -106,7 +108,7 @@ def agent_references(
     """The node agent's DaemonSet; none, with a progress message, if any node still has pools."""
     if features.webhooks == "none":
         return ()
-    made = _named("DaemonSet", features.daemon_sets, agent_daemonset.NAME, namespace)
+    made = _object_reference("DaemonSet", features.daemon_sets, agent_daemonset.NAME, namespace)
     left = [node["metadata"]["name"] for node in setup.list_node_objects(api, f"{LABEL}=true")]
     if not left:
         return [made]
@@ -125,20 +127,20 @@ def webhook_references(namespace: str, features: ApiFeatures) -> Sequence[Object
         return ()
     group = f"admissionregistration.k8s.io/{features.webhooks}"
     return [
-        _named("MutatingWebhookConfiguration", group, "cmk-webhook-config", ""),
-        _named("Secret", "v1", "cmk-webhook-certs", namespace),
-        _named("ConfigMap", "v1", "cmk-webhook-configmap", namespace),
-        _named("Service", "v1", "cmk-webhook-service", namespace),
-        _named("Deployment", "apps/v1", "cmk-webhook-deployment", namespace),
+        _object_reference("MutatingWebhookConfiguration", group, "cmk-webhook-config", ""),
+        _object_reference("Secret", "v1", "cmk-webhook-certs", namespace),
+        _object_reference("ConfigMap", "v1", "cmk-webhook-configmap", namespace),
+        _object_reference("Service", "v1", "cmk-webhook-service", namespace),
+        _object_reference("Deployment", "apps/v1", "cmk-webhook-deployment", namespace),
     ]
 
 
-def _named(kind: str, version: str, name: str, namespace: str) -> Object:
+def _object_reference(kind: str, version: str, name: str, namespace: str) -> Object:
     about = {"name": name} | ({"namespace": namespace} if namespace else {})
     return {"apiVersion": version, "kind": kind, "metadata": about}
 
 
-def _own(api: ApiClient, node: RemovedNode, features: ApiFeatures) -> list[Object]:
+def _objects_of_node(api: ApiClient, node: RemovedNode, features: ApiFeatures) -> list[Object]:
     """The pods and DaemonSets that were created for this node, whatever their commands are."""
     command = f"(?:{'|'.join(setup_objects.ALLOWED)})"
     name = re.escape(node.name)
@@ -151,7 +153,7 @@ def _own(api: ApiClient, node: RemovedNode, features: ApiFeatures) -> list[Objec
         ("DaemonSet", features.daemon_sets): Resource(group, version, _DAEMON_SETS, "").path(node.namespace),
     }
     return [
-        _named(kind, version, item["metadata"]["name"], node.namespace)
+        _object_reference(kind, version, item["metadata"]["name"], node.namespace)
         for (kind, version), folder in folders.items()
         for item in setup.list_all(api, folder, {})
         if form.fullmatch(item["metadata"]["name"])
@@ -165,7 +167,9 @@ def _own_pods(api: ApiClient, node: RemovedNode) -> frozenset[str]:
     return frozenset(pod["metadata"]["uid"] for pod in there if form.fullmatch(pod["metadata"]["name"]))
 
 
-def _remove(api: ApiClient, made: Object, deadline: Deadline, report_progress: ProgressReporter) -> None:
+def _remove_object(
+    api: ApiClient, made: Object, deadline: Deadline, report_progress: ProgressReporter
+) -> None:
     """Remove an object; with a DaemonSet also wait for its pods, which are tasks of the pool infra."""
     was_there = object_writer.remove(api, made, deadline)
     if made["kind"] == "DaemonSet":
@@ -180,7 +184,7 @@ def _remove_pods(api: ApiClient, made: Object, deadline: Deadline) -> None:
         object_writer.remove(api, {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}, deadline)
 
 
-def _running(allocations: Allocations, spared: Callable[[str, str], bool]) -> Iterator[Problem]:
+def _running_tasks(allocations: Allocations, spared: Callable[[str, str], bool]) -> Iterator[Problem]:
     for pool, cpu_list in allocations.cpu_lists:
         for task in cpu_list.tasks:
             if not spared(pool.name, task.pod):
@@ -203,10 +207,10 @@ def _await_no_tasks(
 
     end = deadline.now() + TASKS_S
     while True:
-        stored = _swept(node)
+        stored = _remove_ended_tasks(node)
         if stored is None:
             return None
-        running = list(_running(stored.allocations, spared))
+        running = list(_running_tasks(stored.allocations, spared))
         if not running:
             return stored
         if deadline.now() >= end:
@@ -215,7 +219,7 @@ def _await_no_tasks(
         deadline.pause()
 
 
-def _swept(node: RemovedNode) -> StoredAllocations | None:
+def _remove_ended_tasks(node: RemovedNode) -> StoredAllocations | None:
     """The store's content without ended tasks; None without a store. Unavailable during a reconfiguration."""
     try:
         if node.sweep:
@@ -224,7 +228,7 @@ def _swept(node: RemovedNode) -> StoredAllocations | None:
     except NotFound:
         return None
     if stored.intent:
-        raise allocation_store.under_reconfiguration(node.store.place, stored.intent)
+        raise allocation_store.under_reconfiguration_error(node.store.place, stored.intent)
     return stored
 
 
@@ -260,7 +264,7 @@ def _delete(api: ApiClient, path: str, title: str, report_progress: ProgressRepo
         report_progress(RemovalStep(title, "removed"))
 
 
-def _withdraw(
+def _withdraw_advertisement(
     api: ApiClient,
     node: RemovedNode,
     features: ApiFeatures,

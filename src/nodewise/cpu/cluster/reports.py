@@ -52,7 +52,7 @@ _TEXT: Final = {"type": "string"}
 _CPUS: Final = {"type": "array", "items": {"type": "integer"}}
 
 
-def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+def _object_schema(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
     """A schema of an object, which keeps unknown fields."""
     requirement = {"required": list(required)} if required else {}
     return {
@@ -63,35 +63,37 @@ def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]
     }
 
 
-def _list_of(item: Mapping[str, Any]) -> dict[str, Any]:
+def _array_schema(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": item}
 
 
-def _by_name(value: Mapping[str, Any]) -> dict[str, Any]:
+def _map_schema(value: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": value}
 
 
-_POOL: Final = _object(
+_POOL: Final = _object_schema(
     ("cpuLists", "exclusive", "name"),
     name=_TEXT,
     exclusive={"type": "boolean"},
-    cpuLists=_by_name(_object(("cpus", "tasks"), cpus=_TEXT, tasks=_list_of(_TEXT))),
+    cpuLists=_map_schema(_object_schema(("cpus", "tasks"), cpus=_TEXT, tasks=_array_schema(_TEXT))),
 )
-_CPU: Final = _object(
+_CPU: Final = _object_schema(
     ("id", "isolated"), id={"type": "integer"}, isolated={"type": "boolean"}, sst_bf={"type": "boolean"}
 )
-_CORE: Final = _object(("id", "cpus"), id={"type": "integer"}, cpus=_list_of(_CPU))
-_CHECK: Final = _object(("ok", "errors"), ok={"type": "boolean"}, errors=_list_of(_TEXT))
+_CORE: Final = _object_schema(("id", "cpus"), id={"type": "integer"}, cpus=_array_schema(_CPU))
+_CHECK: Final = _object_schema(("ok", "errors"), ok={"type": "boolean"}, errors=_array_schema(_TEXT))
 
 NODE_REPORT: Final = ReportKind(
     "cmk-nodereport",
     "cmk-nr",
     "Nodereport",
-    _object(
+    _object_schema(
         ("checks", "topology"),
-        checks=_by_name(_CHECK),
-        description={**_object(pools=_by_name(_POOL)), "nullable": True},
-        topology=_object(sockets=_by_name(_object(id={"type": "integer"}, cores=_list_of(_CORE)))),
+        checks=_map_schema(_CHECK),
+        description={**_object_schema(pools=_map_schema(_POOL)), "nullable": True},
+        topology=_object_schema(
+            sockets=_map_schema(_object_schema(id={"type": "integer"}, cores=_array_schema(_CORE)))
+        ),
     ),
     {"Pools": ("boolean", ".checks.configDirectory.ok"), "Kubelet": ("boolean", ".checks.kubelet.ok")},
 )
@@ -100,10 +102,10 @@ RECONCILE_REPORT: Final = ReportKind(
     "cmk-reconcilereport",
     "cmk-rr",
     "Reconcilereport",
-    _object(
+    _object_schema(
         ("reclaimedCpuLists",),
-        reclaimedCpuLists=_list_of(_object(("cpus", "pid", "pool"), **_TASK)),
-        mismatchedCpuMasks=_list_of(_object(("cpus", "pid", "pool"), actualCpus=_CPUS, **_TASK)),
+        reclaimedCpuLists=_array_schema(_object_schema(("cpus", "pid", "pool"), **_TASK)),
+        mismatchedCpuMasks=_array_schema(_object_schema(("cpus", "pid", "pool"), actualCpus=_CPUS, **_TASK)),
     ),
     {
         "Reclaimed": ("string", ".reclaimedCpuLists[*].cpus"),
@@ -141,9 +143,9 @@ def definition(kind: ReportKind, features: ApiFeatures) -> dict[str, Any]:
     }
     spec: dict[str, Any] = {"group": GROUP, "scope": "Namespaced", "names": names}
     if features.reports == "v1":
-        schema = {"type": "object", "properties": {"spec": _object(("report",), report=kind.schema)}}
+        schema = {"type": "object", "properties": {"spec": _object_schema(("report",), report=kind.schema)}}
         version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-        spec["versions"] = [{**version, "additionalPrinterColumns": _columns(kind)}]
+        spec["versions"] = [{**version, "additionalPrinterColumns": _printer_columns(kind)}]
     else:
         spec["version"] = "v1"
     return {
@@ -154,7 +156,7 @@ def definition(kind: ReportKind, features: ApiFeatures) -> dict[str, Any]:
     }
 
 
-def _columns(kind: ReportKind) -> list[dict[str, str]]:
+def _printer_columns(kind: ReportKind) -> list[dict[str, str]]:
     columns = [
         {"name": name, "type": type_, "jsonPath": f".spec.report{path}"}
         for name, (type_, path) in kind.columns.items()
@@ -175,14 +177,14 @@ def publish(
     A missing definition of the kind is created if permitted. Unavailable without a response, Refused without the right.
     """
     name = report_name(node)
-    features = features or api_versions.fetch(api)
+    features = features or api_versions.fetch_features(api)
     resource = kind.old_resource if features.reports == "third-party" else kind.resource
-    body = _body(resource, name, report)
+    body = _report_object(resource, name, report)
     for is_last in (False, True):
         try:
-            _put(api, resource, namespace, body)
+            _create_or_replace_report(api, resource, namespace, body)
         except NotFound as error:
-            if not is_last and define(api, kind, features):
+            if not is_last and create_report_crd(api, kind, features):
                 continue
             logs.emit("cpu_report_skipped", kind=resource.kind, name=name, why=str(error))
             return False
@@ -193,7 +195,7 @@ def publish(
     return False
 
 
-def _body(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str, Any]:
+def _report_object(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str, Any]:
     head = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}}
     if resource.group == _OLD_GROUP:
         now = datetime.now(UTC).isoformat()
@@ -201,7 +203,9 @@ def _body(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str,
     return {**head, "spec": {"report": report}}
 
 
-def _put(api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any]) -> None:
+def _create_or_replace_report(
+    api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any]
+) -> None:
     """Create the object, or replace the existing one; NotFound if its kind is unknown."""
     path = resource.path(namespace, body["metadata"]["name"])
     for number in range(_TRIES):
@@ -224,7 +228,7 @@ def _put(api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any
         return
 
 
-def define(api: ApiClient, kind: ReportKind, features: ApiFeatures) -> bool:
+def create_report_crd(api: ApiClient, kind: ReportKind, features: ApiFeatures) -> bool:
     """Define a kind, and wait until the API server serves it; False without the right, or at the timeout."""
     body = definition(kind, features)
     third_party = features.reports == "third-party"

@@ -121,25 +121,25 @@ def prepare(
 
     Refused before anything is changed if the node agent has no account.
     """
-    _check_names(plan)
-    _check_account(api, plan)
+    _check_unique_node_names(plan)
+    _check_service_account_exists(api, plan)
     preparing = _NodeSetup(api, plan, features, deadline, report_progress)
     preparing.run_once([command for command in plan.commands if command in ONCE])
     preparing.run_always([command for command in plan.commands if command in ALWAYS])
     agent = PreparedNode("", tuple(preparing.run_agent()))
     is_wanted = not agent.error and (preparing.ready() or not plan.nodes)
-    shared = _share(api, plan.shared, deadline, report_progress) if is_wanted else ()
+    shared = _create_shared_objects(api, plan.shared, deadline, report_progress) if is_wanted else ()
     nodes = [PreparedNode(node, tuple(preparing.steps[node])) for node in plan.nodes]
     return SetupReport(nodes, agent, PreparedNode("", tuple(shared)))
 
 
-def _check_names(plan: SetupPlan) -> None:
+def _check_unique_node_names(plan: SetupPlan) -> None:
     """The names of nodes must be unique, so that the names of their objects are."""
     if len(set(plan.nodes)) != len(plan.nodes):
         raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
 
 
-def _check_account(api: ApiClient, plan: SetupPlan) -> None:
+def _check_service_account_exists(api: ApiClient, plan: SetupPlan) -> None:
     """Refused without the agent's account, for which pods are never created. Its rights need an administrator."""
     if plan.agent is None:
         return
@@ -150,7 +150,7 @@ def _check_account(api: ApiClient, plan: SetupPlan) -> None:
         problem = Problem(
             f"ServiceAccount {namespace}/{agent_daemonset.NAME}", "not there", "the node agent's"
         )
-        remedy = f"{agent_daemonset.apply_command(namespace)}; or do without the agent: --no-agent"
+        remedy = f"{agent_daemonset.kubectl_apply_command(namespace)}; or do without the agent: --no-agent"
         raise Refused("nothing was changed", [problem], remedy=remedy)
 
 
@@ -178,7 +178,9 @@ class _NodeSetup:
 
     def run_once(self, commands: Sequence[str]) -> None:
         make = setup_objects.preparation_pod
-        made = self._make(commands, lambda node: make(commands, node, self._plan.options, self._features))
+        made = self._create_on_ready_nodes(
+            commands, lambda node: make(commands, node, self._plan.options, self._features)
+        )
         looked_up = PODS.path(self._plan.options.namespace)
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
@@ -191,7 +193,7 @@ class _NodeSetup:
         self._wait(made, look)
 
     def run_always(self, commands: Sequence[str]) -> None:
-        made = self._make(
+        made = self._create_on_ready_nodes(
             commands,
             lambda node: setup_objects.daemon_set(commands, node, self._plan.options, self._features),
         )
@@ -201,7 +203,7 @@ class _NodeSetup:
             there, now = list_all(self._api, looked_up, {}), self._deadline.now()
             return {
                 node: watched.steady(
-                    pod_progress.pods_owned_by(there, pod["metadata"]["uid"]), _stamp(pod), now
+                    pod_progress.pods_owned_by(there, pod["metadata"]["uid"]), _template_digest(pod), now
                 )
                 for node, pod in waiting.items()
             }
@@ -221,7 +223,7 @@ class _NodeSetup:
                 made, outcome = existing, "left as somebody made it"
             else:
                 made, outcome = object_writer.ensure(self._api, wanted, self._deadline)
-            waiting = self._awaited(made)
+            waiting = self._nodes_awaiting_agent(made)
         except NodewiseError as error:
             return [SetupStep(title, "failed", str(error))]
         looked_up, watched = PODS.path(self._plan.options.namespace), PodWatch()
@@ -234,7 +236,7 @@ class _NodeSetup:
         self._wait(waiting, look)
         return [SetupStep(title, outcome)]
 
-    def _awaited(self, made: Object) -> dict[str, Object]:
+    def _nodes_awaiting_agent(self, made: Object) -> dict[str, Object]:
         """The ready nodes that get an agent pod: those with the label, which `discover` sets."""
         labelled = {
             node["metadata"]["name"] for node in list_node_objects(self._api, f"{cmk_names.LABEL}=true")
@@ -250,7 +252,9 @@ class _NodeSetup:
                 self.steps[node].append(step._replace(outcome="failed", error=why))
         return waiting
 
-    def _make(self, commands: Sequence[str], wanted: Callable[[str], Object]) -> dict[str, Object]:
+    def _create_on_ready_nodes(
+        self, commands: Sequence[str], wanted: Callable[[str], Object]
+    ) -> dict[str, Object]:
         """Create one object for each node that is still ready; returns them by node."""
         made: dict[str, Object] = {}
         for node in self.ready() if commands else ():
@@ -269,21 +273,25 @@ class _NodeSetup:
     ) -> None:
         """Wait until all are done or failed, or until the deadline."""
         while waiting:
-            progress = self._look(waiting, look)
+            progress = self._read_progress(waiting, look)
             for node in [node for node, status in progress.items() if status.is_done or status.has_failed]:
                 self._deadline.reset_pause()
                 del waiting[node]
                 if progress[node].has_failed:
-                    self._fail(node, progress[node].why)
+                    self._record_failure(node, progress[node].why)
             if waiting and self._deadline.is_over:
                 for node in waiting:
-                    self._fail(node, f"not ready after {self._deadline.timeout_s:g} s: {progress[node].why}")
+                    self._record_failure(
+                        node, f"not ready after {self._deadline.timeout_s:g} s: {progress[node].why}"
+                    )
                 return
             if waiting:
-                self._report_progress(f"waiting for {_some(waiting)}: {progress[next(iter(waiting))].why}")
+                self._report_progress(
+                    f"waiting for {_abbreviated_node_names(waiting)}: {progress[next(iter(waiting))].why}"
+                )
                 self._deadline.pause()
 
-    def _look(
+    def _read_progress(
         self,
         waiting: Mapping[str, Object],
         look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]],
@@ -296,20 +304,20 @@ class _NodeSetup:
         except NodewiseError as error:
             return dict.fromkeys(waiting, PodProgress(has_failed=True, why=str(error)))
 
-    def _fail(self, node: str, why: str) -> None:
+    def _record_failure(self, node: str, why: str) -> None:
         self.steps[node][-1] = self.steps[node][-1]._replace(error=why)
 
 
-def _stamp(made: Object) -> str:
+def _template_digest(made: Object) -> str:
     return str(made["metadata"]["annotations"][setup_objects.MADE_FROM])
 
 
-def _some(nodes: Iterable[str]) -> str:
+def _abbreviated_node_names(nodes: Iterable[str]) -> str:
     first, *others = nodes
     return f"{len(others) + 1} nodes, {first} among them" if others else f"node {first}"
 
 
-def _share(
+def _create_shared_objects(
     api: ApiClient, wanted: Sequence[Object], deadline: Deadline, report_progress: ProgressReporter
 ) -> list[SetupStep]:
     """Create the shared objects, up to the first failure."""

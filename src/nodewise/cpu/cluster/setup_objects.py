@@ -78,14 +78,14 @@ def parse_commands(text: str) -> tuple[str, ...]:
     ]
     if INIT in commands[1:]:
         wrong.append(Problem("--cmk-cmd-list", shown(text), "init must be first"))
-    _raise(wrong)
+    _raise_bad_settings(wrong)
     return commands
 
 
 def parse_count(text: str, option: str) -> int:
     """A number of cores; BadSettings if it is not a whole number of 0 or more."""
     if not _NUMBER.fullmatch(text.strip()):
-        _raise([Problem(option, shown(text), "a positive integer, or 0")])
+        _raise_bad_settings([Problem(option, shown(text), "a positive integer, or 0")])
     return int(text)
 
 
@@ -107,16 +107,16 @@ def check(options: SetupOptions) -> None:
     ]
     if options.pull_policy not in PULL_POLICIES:
         wrong.append(Problem("--cmk-img-pol", shown(options.pull_policy), ", ".join(PULL_POLICIES)))
-    _raise(wrong)
+    _raise_bad_settings(wrong)
 
 
 def check_node(name: str, option: str = "--host-list") -> None:
     """BadSettings if the text cannot be a node's name."""
     if not _DOMAIN.fullmatch(name):
-        _raise([Problem(option, shown(name), "names of nodes, separated by commas")])
+        _raise_bad_settings([Problem(option, shown(name), "names of nodes, separated by commas")])
 
 
-def _raise(problems: Sequence[Problem]) -> None:
+def _raise_bad_settings(problems: Sequence[Problem]) -> None:
     if problems:
         raise BadSettings("settings", problems)
 
@@ -138,16 +138,16 @@ def preparation_pod(
 ) -> Object:
     """The pod whose containers prepare a node, one after the other."""
     ordered = [command for command in ONCE if command in commands]
-    containers = [_container(name, _line(name, options), options) for name in ordered]
+    containers = [_container(name, _command_line(name, options), options) for name in ordered]
     first, last = containers[:-1], containers[-1:]
-    return _pod(pod_name(commands, node), node, options, _with_first(features, last, first))
+    return _pod(pod_name(commands, node), node, options, _with_init_containers(features, last, first))
 
 
 def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
     """The DaemonSet of a single node, whose containers maintain it."""
     name = daemon_set_name(commands, node)
-    containers = [_container(command, _line(command, options), options) for command in commands]
-    spec = _spec(node, options, {"containers": containers, "restartPolicy": "Always"})
+    containers = [_container(command, _command_line(command, options), options) for command in commands]
+    spec = _pod_spec(node, options, {"containers": containers, "restartPolicy": "Always"})
     if features.taints == "spec":
         spec["tolerations"] = [{"operator": "Exists"}]
     labels = {"app": label(name)}
@@ -190,7 +190,7 @@ def label(name: str) -> str:
     return f"{name[: _LONGEST_LABEL - 11]}-{digest}"
 
 
-def _line(command: str, options: SetupOptions) -> str:
+def _command_line(command: str, options: SetupOptions) -> str:
     """The command line of a container, exactly as CMK had it."""
     namespace = f"--namespace={options.namespace}"
     forever = (
@@ -228,13 +228,13 @@ def _container(name: str, line: str, options: SetupOptions) -> dict[str, Any]:
             {"name": PROC_FS, "value": "/host/proc"},
             {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
-        "securityContext": _rights(name),
+        "securityContext": _security_context(name),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"volumeMounts": mounts} if mounts else {}),
     }
 
 
-def _rights(name: str) -> Mapping[str, Any]:
+def _security_context(name: str) -> Mapping[str, Any]:
     """The least rights that each command needs. Reading the environment of other users' processes takes SYS_PTRACE."""
     if name == INSTALL:
         return {
@@ -254,7 +254,7 @@ def _rights(name: str) -> Mapping[str, Any]:
     }
 
 
-def _with_first(
+def _with_init_containers(
     features: ApiFeatures, containers: Sequence[Object], first: Sequence[Object]
 ) -> Mapping[str, Mapping[str, Any]]:
     """Containers and init containers in the form of this API server: spec and annotations."""
@@ -276,11 +276,11 @@ def _pod(name: str, node: str, options: SetupOptions, parts: Mapping[str, Mappin
         "namespace": options.namespace,
         "annotations": dict(parts.get("annotations", {})),
     }
-    spec = _spec(node, options, {"restartPolicy": "Never", **parts["spec"]})
+    spec = _pod_spec(node, options, {"restartPolicy": "Never", **parts["spec"]})
     return with_template_digest({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
 
-def _spec(node: str, options: SetupOptions, parts: Mapping[str, Any]) -> dict[str, Any]:
+def _pod_spec(node: str, options: SetupOptions, parts: Mapping[str, Any]) -> dict[str, Any]:
     program = {"name": "cmk-install-dir", "hostPath": {"path": options.install_dir}}
     return {
         "nodeName": node,
@@ -308,14 +308,15 @@ def is_current(existing: Object, wanted: Object) -> bool:
     stamp = wanted["metadata"]["annotations"][MADE_FROM]
     same = (existing["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp
     return same and all(
-        matches(existing.get(key), wanted[key]) for key in wanted.keys() - {"metadata", "apiVersion"}
+        matches_common_keys(existing.get(key), wanted[key])
+        for key in wanted.keys() - {"metadata", "apiVersion"}
     )
 
 
-def matches(actual: object, wanted: object) -> bool:
+def matches_common_keys(actual: object, wanted: object) -> bool:
     """Whether the values for common keys are equal: API servers add defaults, and drop unknown fields."""
     if isinstance(wanted, Mapping) and isinstance(actual, Mapping):
-        return all(matches(actual[key], wanted[key]) for key in wanted if key in actual)
+        return all(matches_common_keys(actual[key], wanted[key]) for key in wanted if key in actual)
     if isinstance(wanted, list | tuple) and isinstance(actual, list):
-        return all(any(matches(item, other) for item in actual) for other in wanted)
+        return all(any(matches_common_keys(item, other) for item in actual) for other in wanted)
     return actual == wanted

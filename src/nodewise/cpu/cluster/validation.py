@@ -32,32 +32,32 @@ def validate(
     except NotFound as error:
         yield ValidationCheck("node", ok=False, seen=str(error), remedy="name one of `kubectl get nodes`")
         return
-    yield _label(node, wanted)
-    yield _taint(node, wanted, features)
-    stored, check = _pools(store, wanted)
+    yield _check_node_label(node, wanted)
+    yield _check_taint(node, wanted, features)
+    stored, check = _check_pools(store, wanted)
     yield check
-    yield from _resources(node, stored, wanted, features)
-    yield from _processes(api, stored, wanted)
-    yield _report(api, stored, wanted, features)
+    yield from _check_extended_resources(node, stored, wanted, features)
+    yield from _check_tasks_and_collector(api, stored, wanted)
+    yield _check_node_report(api, stored, wanted, features)
     yield dry_run.webhook(api, wanted, features)
 
 
-def _label(node: Object, wanted: ValidationTarget) -> ValidationCheck:
+def _check_node_label(node: Object, wanted: ValidationTarget) -> ValidationCheck:
     seen = (node["metadata"].get("labels") or {}).get(LABEL)
     return ValidationCheck(
         "label",
         seen == "true",
         f"{LABEL}={seen}" if seen else f"no {LABEL}",
-        _discover(wanted, seen != "true"),
+        _discover_remedy(wanted, seen != "true"),
     )
 
 
-def _discover(wanted: ValidationTarget, is_wrong: bool) -> str:
+def _discover_remedy(wanted: ValidationTarget, is_wrong: bool) -> str:
     remedy = f"nodewise cpu discover --node-name {wanted.node} --namespace {wanted.namespace}"
     return remedy if is_wrong else ""
 
 
-def _taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) -> ValidationCheck:
+def _check_taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) -> ValidationCheck:
     try:
         ours = [
             taint
@@ -66,14 +66,14 @@ def _taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) -> Val
         ]
     except NodewiseError as error:
         return ValidationCheck("taint", ok=False, seen=str(error), remedy="mend the node's annotation")
-    is_there = any(node_advertisement.is_ours(taint) for taint in ours)
+    is_there = any(node_advertisement.is_cpu_manager_taint(taint) for taint in ours)
     seen = "cmk=true:NoSchedule" if is_there else f"{ours[0]}" if ours else "no taint cmk"
     if not wanted.taint and not is_there:
         return ValidationCheck("taint", ok=None, seen=seen)
-    return ValidationCheck("taint", is_there, seen, _discover(wanted, not is_there))
+    return ValidationCheck("taint", is_there, seen, _discover_remedy(wanted, not is_there))
 
 
-def _pools(
+def _check_pools(
     store: AllocationStore, wanted: ValidationTarget
 ) -> tuple[StoredAllocations | None, ValidationCheck]:
     try:
@@ -96,7 +96,7 @@ def _pools(
     return stored, ValidationCheck("pools", ok=True, seen=f"{store.place}: {lists}")
 
 
-def _resources(
+def _check_extended_resources(
     node: Object, stored: StoredAllocations | None, wanted: ValidationTarget, features: ApiFeatures
 ) -> Iterator[ValidationCheck]:
     """Check that the node advertises as many of each resource as its pools have, and that pods may use them."""
@@ -121,14 +121,16 @@ def _resources(
         has, gives = (str((status.get(part) or {}).get(name, "none")) for part in ("capacity", "allocatable"))
         remedy = ""
         if has != str(count):
-            remedy = f"{_discover(wanted, is_wrong=True)}; the node agent does it after a kubelet's restart"
+            remedy = (
+                f"{_discover_remedy(wanted, is_wrong=True)}; the node agent does it after a kubelet's restart"
+            )
         elif gives != has:
             remedy = "the kubelet gives what the node has within seconds: is it running?"
         seen = f"capacity {has}, allocatable {gives}; the pool has {count}"
         yield ValidationCheck(name, not remedy, seen, remedy)
 
 
-def _processes(
+def _check_tasks_and_collector(
     api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget
 ) -> Iterator[ValidationCheck]:
     """Check that a garbage collector is running, and that the tasks belong to pods of the node."""
@@ -137,12 +139,12 @@ def _processes(
     except Refused as error:
         yield ValidationCheck("agent", ok=None, seen=str(error), remedy="the right to list pods")
         return
-    yield _agent([pod for pod in pods if _SWEEPERS.search(_commands(pod))])
+    yield _check_agent_pod([pod for pod in pods if _SWEEPERS.search(_container_commands(pod))])
     if stored is not None:
-        yield _tasks(stored.allocations, pods)
+        yield _check_task_pods(stored.allocations, pods)
 
 
-def _agent(sweepers: Sequence[Object]) -> ValidationCheck:
+def _check_agent_pod(sweepers: Sequence[Object]) -> ValidationCheck:
     """Check that one of the pods that release the CPUs of ended tasks is ready."""
     if not sweepers:
         remedy = "kubectl apply -f deploy/cpu-agent.yaml"
@@ -156,7 +158,7 @@ def _agent(sweepers: Sequence[Object]) -> ValidationCheck:
     return ValidationCheck("agent", ok=True, seen=f"ready: {names}")
 
 
-def _commands(pod: Object) -> str:
+def _container_commands(pod: Object) -> str:
     parts = [
         [*(container.get("command") or ()), *(container.get("args") or ())]
         for container in pod["spec"].get("containers") or ()
@@ -171,7 +173,7 @@ def _is_ready(pod: Object) -> bool:
     )
 
 
-def _tasks(allocations: Allocations, pods: Sequence[Object]) -> ValidationCheck:
+def _check_task_pods(allocations: Allocations, pods: Sequence[Object]) -> ValidationCheck:
     tasks = {task for _, cpu_list in allocations.cpu_lists for task in cpu_list.tasks}
     known = {pod["metadata"]["uid"] for pod in pods}
     strays = sorted(str(task.pid) for task in tasks if task.pod and task.pod not in known)
@@ -181,7 +183,7 @@ def _tasks(allocations: Allocations, pods: Sequence[Object]) -> ValidationCheck:
     return ValidationCheck("tasks", ok=True, seen=f"{len(tasks)} running")
 
 
-def _report(
+def _check_node_report(
     api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget, features: ApiFeatures
 ) -> ValidationCheck:
     kind = reports.NODE_REPORT
@@ -197,7 +199,7 @@ def _report(
     report = (stored_object if is_old else stored_object.get("spec") or {}).get("report") or {}
     if wrong := _report_errors(report):
         return ValidationCheck(kind.name, ok=False, seen="; ".join(wrong), remedy="mend what it names")
-    if stored is not None and _lists(report.get("description")) != _lists(
+    if stored is not None and _count_cpu_lists(report.get("description")) != _count_cpu_lists(
         pool_allocations.as_description(stored.allocations)
     ):
         return ValidationCheck(kind.name, ok=False, seen="it tells of other pools: it is old", remedy=remedy)
@@ -213,6 +215,6 @@ def _report_errors(report: Mapping[str, Any]) -> Sequence[str]:
     ]
 
 
-def _lists(description: Mapping[str, Any] | None) -> Mapping[str, set[str]]:
+def _count_cpu_lists(description: Mapping[str, Any] | None) -> Mapping[str, set[str]]:
     pools = (description or {}).get("pools") or {}
     return {name: set(pool.get("cpuLists") or ()) for name, pool in pools.items()}

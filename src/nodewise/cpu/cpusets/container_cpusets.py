@@ -54,7 +54,7 @@ class CpusetRuntime(Protocol):
         ...
 
 
-def parse(cpus: str, mems: str, field: str) -> Cpuset:
+def parse_cpuset(cpus: str, mems: str, field: str) -> Cpuset:
     """A cpuset from two lists in the kernel's form. BadInput names `field`."""
     return Cpuset(*(frozenset(cpulist.parse_list(text, field)) for text in (cpus, mems)))
 
@@ -67,7 +67,7 @@ def read_cpuset(proc: Path, pid: int) -> Cpuset:
     except OSError as error:
         raise Unavailable("cannot tell what a container has", [Problem(str(file), str(error), "")]) from error
     lists = dict(re.findall(r"^(Cpus|Mems)_allowed_list:[ \t]*([^ \t\n]+)", text, re.MULTILINE))
-    return parse(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))
+    return parse_cpuset(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))
 
 
 def list_processes(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]:
@@ -89,7 +89,7 @@ def load_originals(file: Path) -> dict[str, Cpuset]:
         trusted_files.check_folder(file.parent)
         originals = json.loads(trusted_files.read_bytes(file))
         return {
-            container: parse(cpuset["cpus"], cpuset["mems"], f"{file}: {container}")
+            container: parse_cpuset(cpuset["cpus"], cpuset["mems"], f"{file}: {container}")
             for container, cpuset in originals.items()
         }
     except FileNotFoundError:

@@ -90,27 +90,27 @@ class ContainerRuntime:
 
     def version(self) -> str:
         """Name and version: `containerd 1.7.24`."""
-        response = self._call("Version", {"version": "v1"})
+        response = self._call_cri("Version", {"version": "v1"})
         return f"{response.runtime_name} {response.runtime_version}"
 
     def find(self, container: str) -> ContainerCpuset | None:
         try:
-            response = self._call("ContainerStatus", {"container_id": container, "verbose": True})
+            response = self._call_cri("ContainerStatus", {"container_id": container, "verbose": True})
         except _NotFoundError:
             return None
         if response.status.state != _RUNNING:
             return None
-        info = _info(response, container)
+        info = _verbose_info(response, container)
         linux = response.status.resources.linux
         cpus, mems = linux.cpuset_cpus, linux.cpuset_mems
         if not response.status.HasField("resources"):
             # containerd before 1.7 has the resources only in the verbose information
             cpus, mems = (
-                str(_at(info, "runtimeSpec", "linux", "resources", "cpu").get(key, ""))
+                str(_nested_object(info, "runtimeSpec", "linux", "resources", "cpu").get(key, ""))
                 for key in ("cpus", "mems")
             )
-        configured = container_cpusets.parse(cpus, mems, f"cpuset of container {container}")
-        return ContainerCpuset(configured, self._inherited(str(info.get("sandboxID", ""))))
+        configured = container_cpusets.parse_cpuset(cpus, mems, f"cpuset of container {container}")
+        return ContainerCpuset(configured, self._sandbox_cpuset(str(info.get("sandboxID", ""))))
 
     def confine(self, container: str, cpuset: Cpuset) -> None:
         linux = {
@@ -118,24 +118,24 @@ class ContainerRuntime:
             for name, numbers in (("cpuset_cpus", cpuset.cpus), ("cpuset_mems", cpuset.mems))
         }
         try:
-            self._call("UpdateContainerResources", {"container_id": container, "linux": linux})
+            self._call_cri("UpdateContainerResources", {"container_id": container, "linux": linux})
         except _NotFoundError:
             return
         except Refused:
             if self.find(container) is not None:
                 raise
 
-    def _inherited(self, sandbox: str) -> Cpuset:
+    def _sandbox_cpuset(self, sandbox: str) -> Cpuset:
         """The cpuset that containers inherit from their pod: that of the sandbox's process, which is never confined."""
         pid = _FIRST_PROCESS
         if sandbox:
             with contextlib.suppress(_NotFoundError):
-                response = self._call("PodSandboxStatus", {"pod_sandbox_id": sandbox, "verbose": True})
+                response = self._call_cri("PodSandboxStatus", {"pod_sandbox_id": sandbox, "verbose": True})
                 # some runtimes have no such process
-                pid = int(_info(response, sandbox).get("pid") or _FIRST_PROCESS)
+                pid = int(_verbose_info(response, sandbox).get("pid") or _FIRST_PROCESS)
         return container_cpusets.read_cpuset(self._proc, pid)
 
-    def _call(self, method: str, fields: Mapping[str, Any]) -> Any:
+    def _call_cri(self, method: str, fields: Mapping[str, Any]) -> Any:
         import grpc
 
         call = self._channel.unary_unary(
@@ -146,9 +146,9 @@ class ContainerRuntime:
         try:
             return call(self._messages[f"{method}Request"](**fields), timeout=self._timeout_s)
         except grpc.RpcError as error:
-            raise self._error(method, error) from error
+            raise self._error_of_grpc_status(method, error) from error
 
-    def _error(self, method: str, error: Any) -> NodewiseError:
+    def _error_of_grpc_status(self, method: str, error: Any) -> NodewiseError:
         """The `NodewiseError` for a status code of gRPC."""
         code = error.code().name
         problem = Problem(f"{method} at {self._socket}", f"{code}: {error.details()}", "")
@@ -163,7 +163,7 @@ class _NotFoundError(Refused):
     """There is no such container or sandbox (any more)."""
 
 
-def _info(response: Any, of: str) -> Mapping[str, Any]:
+def _verbose_info(response: Any, of: str) -> Mapping[str, Any]:
     """The verbose information: JSON of a form that depends on the runtime, under one key."""
     text = response.info.get("info", "{}")
     try:
@@ -178,7 +178,7 @@ def _info(response: Any, of: str) -> Mapping[str, Any]:
     return info
 
 
-def _at(value: Any, *path: str) -> Mapping[str, Any]:
+def _nested_object(value: Any, *path: str) -> Mapping[str, Any]:
     """The object at this path; an empty one if there is none."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None

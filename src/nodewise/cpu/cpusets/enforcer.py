@@ -105,7 +105,7 @@ class CpusetEnforcer:
     """Sets the cpusets of one node's containers. Its methods may be called from several threads.
 
     `originals` is the file with the original cpusets; it outlives the agent. `proc` is the host's, and the agent has to
-    be in the host's namespace of process ids (`thread_affinity.check_namespace`).
+    be in the host's namespace of process ids (`thread_affinity.check_pid_namespace`).
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class CpusetEnforcer:
         with self._lock:
             stored, originals = read(), container_cpusets.load_originals(self._originals)
             node = self._read_node(stored, originals, self._find_processes(stored, known), [container])
-            return any(self._enforce(target, node, originals) for target in node.targets)
+            return any(self._enforce_container(target, node, originals) for target in node.targets)
 
     def widen(self, read: Read, tasks: Collection[Task]) -> None:
         """Allow these tasks all CPUs that the reconfiguration in progress needs. Raises the error that prevents it."""
@@ -135,7 +135,7 @@ class CpusetEnforcer:
             known = self._find_processes(stored, None)
             node = self._read_node(stored, originals, known, [task.container for task in tasks])
             for container in node.targets:
-                self._enforce(container, node, originals)
+                self._enforce_container(container, node, originals)
 
     def check(self, read: Read, known: KnownProcesses | None = None) -> EnforcementResult:
         """Set the cpusets of all containers. A failure is reported and does not stop the others.
@@ -151,7 +151,7 @@ class CpusetEnforcer:
             node = self._read_node(stored, originals, known)
             for container, target in node.targets.items():
                 try:
-                    if self._enforce(container, node, originals):
+                    if self._enforce_container(container, node, originals):
                         changed[container] = target
                 except NodewiseError as error:
                     problems.append(Problem(f"container {container}", str(error), str(target)))
@@ -181,10 +181,10 @@ class CpusetEnforcer:
 
     def _find_processes(self, stored: StoredAllocations, earlier: KnownProcesses | None) -> KnownProcesses:
         """The processes of each task as they are now."""
-        boot, table = procfs.read_boot(self._proc), procfs.read_processes(self._proc)
+        boot, table = procfs.read_boot_id(self._proc), procfs.read_processes(self._proc)
         return ended_tasks.remove_ended_tasks(stored.allocations, table.processes, boot, earlier).known
 
-    def _enforce(self, container: str, node: _NodeState, originals: dict[str, Cpuset]) -> bool:
+    def _enforce_container(self, container: str, node: _NodeState, originals: dict[str, Cpuset]) -> bool:
         """Set one container's cpuset and the affinities of its threads, if they differ. Returns whether they did."""
         current = self._containers.find(container)
         changes = current is not None and self._confine(container, current.effective, node, originals)

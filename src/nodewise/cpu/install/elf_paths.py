@@ -56,22 +56,24 @@ def _path_offsets(program: bytes) -> tuple[int, int]:
     """The offsets of the two paths, each with space behind it."""
     order = _ORDERS.get(program[5]) if len(program) >= _HEADER_BYTES and program.startswith(_MAGIC) else None
     if order is None:
-        raise _bad(shown(program[:8]), "a 64-bit ELF executable")
+        raise _unsupported_elf_error(shown(program[:8]), "a 64-bit ELF executable")
     segments: dict[int, list[_Segment]] = {_LOAD: [], _DYNAMIC: [], _INTERPRETER: []}
     entries: dict[int, int] = {}
     try:
         for segment in _segments(program, order):
             segments.setdefault(segment.kind, []).append(segment)
         for segment in segments[_DYNAMIC]:
-            entries.update(_entries(program, order, segment))
+            entries.update(_dynamic_entries(program, order, segment))
     except struct.error as error:
-        raise _bad("cut off", "a whole file") from error
+        raise _unsupported_elf_error("cut off", "a whole file") from error
     if not segments[_INTERPRETER] or not {_RPATH, _STRINGS} <= entries.keys():
-        raise _bad("no path of a loader or of libraries", "a program that `install --build` made")
+        raise _unsupported_elf_error(
+            "no path of a loader or of libraries", "a program that `install --build` made"
+        )
     loader = segments[_INTERPRETER][0].offset
     libraries = _file_offset(entries[_STRINGS] + entries[_RPATH], segments[_LOAD])
-    if libraries is None or not all(_has_room(program, at) for at in (loader, libraries)):
-        raise _bad("no room for paths", "a program that `install --build` made")
+    if libraries is None or not all(_has_reserved_space(program, at) for at in (loader, libraries)):
+        raise _unsupported_elf_error("no room for paths", "a program that `install --build` made")
     return loader, libraries
 
 
@@ -83,7 +85,7 @@ def _file_offset(address: int, loaded: Iterable[_Segment]) -> int | None:
     return None
 
 
-def _has_room(program: bytes, at: int) -> bool:
+def _has_reserved_space(program: bytes, at: int) -> bool:
     """Whether there is a path, padded with zeros to the reserved space."""
     path, _, rest = program[at : at + LONGEST_PATH + 1].partition(b"\0")
     return len(path) + len(rest) == LONGEST_PATH and not rest.strip(b"\0")
@@ -96,7 +98,7 @@ def _segments(program: bytes, order: str) -> Iterator[_Segment]:
         yield _Segment(*struct.unpack_from(f"{order}IIQQQQQQ", program, table + number * size))
 
 
-def _entries(program: bytes, order: str, segment: _Segment) -> Iterator[tuple[int, int]]:
+def _dynamic_entries(program: bytes, order: str, segment: _Segment) -> Iterator[tuple[int, int]]:
     """Tag and value of each entry of the dynamic section."""
     for at in range(segment.offset, segment.offset + segment.stored, 16):
         tag, value = struct.unpack_from(f"{order}QQ", program, at)
@@ -105,5 +107,5 @@ def _entries(program: bytes, order: str, segment: _Segment) -> Iterator[tuple[in
         yield tag, value
 
 
-def _bad(seen: str, wanted: str) -> BadInput:
+def _unsupported_elf_error(seen: str, wanted: str) -> BadInput:
     return BadInput("cannot relocate the program", [Problem("executable", seen, wanted)])

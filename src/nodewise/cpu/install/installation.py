@@ -58,15 +58,15 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
     """
     trusted_files.check_tree(folder)
     trusted_files.check_folder(into)
-    loader = _loader(folder)
+    loader = _find_loader_name(folder)
     version = _VERSION + _digest(folder, str(mount))
     try:
         into.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with _lock(into):
+        with _hold_installation_lock(into):
             for path in into.glob(f"{_VERSION}*{_UNFINISHED}"):
-                _remove(path)
-            changed = _place(folder, into / version, mount / version / LIBRARIES / loader)
-            changed |= _link(into, version)
+                _remove_tree(path)
+            changed = _place_version(folder, into / version, mount / version / LIBRARIES / loader)
+            changed |= _update_version_link(into, version)
             removed, kept = _remove_unused(into, version, proc)
     except OSError as error:
         problem = Problem(str(error.filename or into), error.strerror or str(error), "")
@@ -86,10 +86,10 @@ def remove(into: Path) -> bool:
     try:
         if not link.is_symlink() and not link.exists() and not list(into.glob(f"{_VERSION}*")):
             return False
-        with _lock(into):
+        with _hold_installation_lock(into):
             link.unlink(missing_ok=True)
             for path in into.glob(f"{_VERSION}*"):
-                _remove(path)
+                _remove_tree(path)
         (into / _LOCK).unlink(missing_ok=True)
     except OSError as error:
         problem = Problem(str(error.filename or into), error.strerror or str(error), "")
@@ -97,7 +97,7 @@ def remove(into: Path) -> bool:
     return True
 
 
-def _loader(folder: Path) -> str:
+def _find_loader_name(folder: Path) -> str:
     """The file name of the loader in a bundle."""
     libraries = folder / LIBRARIES
     names = sorted(path.name for path in libraries.glob("ld-linux*.so.*")) + sorted(
@@ -130,7 +130,7 @@ def _digest(folder: Path, mount: str) -> str:
 
 
 @contextmanager
-def _lock(into: Path) -> Iterator[None]:
+def _hold_installation_lock(into: Path) -> Iterator[None]:
     """Hold the lock against concurrent installations. The kernel releases it when its owner ends."""
     lock = os.open(into / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
@@ -140,29 +140,29 @@ def _lock(into: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _place(folder: Path, target: Path, loader: Path) -> bool:
+def _place_version(folder: Path, target: Path, loader: Path) -> bool:
     """Place the version. Returns whether it was written; a damaged one is put aside."""
     mount = str(loader.parent.parent.parent)
     if target.is_dir():
-        if _is_whole(target, mount):
+        if _is_version_intact(target, mount):
             return False
         target.rename(target.with_name(f"{target.name}-damaged-{time.time_ns()}{_UNFINISHED}"))
     unfinished = target.with_name(target.name + _UNFINISHED)
     try:
-        _copy(folder, unfinished)
+        _copy_bundle_files(folder, unfinished)
         program = unfinished / PROGRAM
-        _write(program, relocate(program.read_bytes(), str(loader), str(loader.parent)), runs=True)
+        _write_and_flush(program, relocate(program.read_bytes(), str(loader), str(loader.parent)), runs=True)
         for path in (unfinished, *(path for path in unfinished.rglob("*") if not path.is_symlink())):
-            _flush(path)
+            _fsync_path(path)
         unfinished.rename(target)
-        _flush(target.parent)
+        _fsync_path(target.parent)
     except BaseException:
-        _remove(unfinished)
+        _remove_tree(unfinished)
         raise
     return True
 
 
-def _is_whole(target: Path, mount: str) -> bool:
+def _is_version_intact(target: Path, mount: str) -> bool:
     try:
         trusted_files.check_tree(target)
         return target.name == _VERSION + _digest(target, mount)
@@ -170,7 +170,7 @@ def _is_whole(target: Path, mount: str) -> bool:
         return False
 
 
-def _copy(folder: Path, target: Path) -> None:
+def _copy_bundle_files(folder: Path, target: Path) -> None:
     """Copy the files, readable for everybody: containers run as any user."""
     target.mkdir()
     target.chmod(0o755)
@@ -179,18 +179,18 @@ def _copy(folder: Path, target: Path) -> None:
         if path.is_symlink():
             copy.symlink_to(path.readlink())
         elif path.is_dir():
-            _copy(path, copy)
+            _copy_bundle_files(path, copy)
         else:
             shutil.copyfile(path, copy)
             copy.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
 
 
-def _write(path: Path, content: bytes, *, runs: bool) -> None:
+def _write_and_flush(path: Path, content: bytes, *, runs: bool) -> None:
     path.write_bytes(content)
     path.chmod(0o755 if runs else 0o644)
 
 
-def _flush(path: Path) -> None:
+def _fsync_path(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -198,7 +198,7 @@ def _flush(path: Path) -> None:
         os.close(file)
 
 
-def _link(into: Path, version: str) -> bool:
+def _update_version_link(into: Path, version: str) -> bool:
     """Update the link, and return whether it changed. It is relative: containers have the folder at another path."""
     link, wanted = into / PROGRAM, f"{version}/{PROGRAM}"
     if link.is_symlink() and str(link.readlink()) == wanted:
@@ -210,7 +210,7 @@ def _link(into: Path, version: str) -> bool:
     except OSError:
         fresh.unlink()
         raise
-    _flush(into)
+    _fsync_path(into)
     return True
 
 
@@ -223,9 +223,9 @@ def _remove_unused(into: Path, version: str, proc: Path | None) -> tuple[tuple[s
     running = _running_programs(proc)
     if running is None:
         return (), tuple(older)
-    removed = [name for name in older if _identity(into / name / PROGRAM) not in running]
+    removed = [name for name in older if _device_and_inode(into / name / PROGRAM) not in running]
     for name in removed:
-        _remove(into / name)
+        _remove_tree(into / name)
     return tuple(removed), tuple(name for name in older if name not in removed)
 
 
@@ -258,7 +258,7 @@ def _name(process: Path) -> str:
         return ""
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _device_and_inode(path: Path) -> tuple[int, int] | None:
     """Device and inode; None if the file does not exist."""
     try:
         status = path.stat()
@@ -267,7 +267,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _remove(path: Path) -> None:
+def _remove_tree(path: Path) -> None:
     if path.is_symlink():
         path.unlink()
     else:

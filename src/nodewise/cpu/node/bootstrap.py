@@ -31,17 +31,17 @@ def create_pools(store: AllocationStore, plan: PoolPlan) -> bool:
             stored = store.read().allocations  # another process created them first
         else:
             return True
-    _check_equal(store.place, stored, planned)
+    _check_pools_equal(store.place, stored, planned)
     return False
 
 
-def _check_equal(place: str, stored: Allocations, planned: Allocations) -> None:
+def _check_pools_equal(place: str, stored: Allocations, planned: Allocations) -> None:
     old, new = cpu_sets(stored), cpu_sets(planned)
     names = dict.fromkeys([*stored.pools, *planned.pools])
     problems = [
-        Problem(f"pool {name}", _describe(stored, name), _describe(planned, name))
+        Problem(f"pool {name}", _describe_cpu_lists(stored, name), _describe_cpu_lists(planned, name))
         for name in names
-        if _of_pool(old, name) != _of_pool(new, name)
+        if _sets_of_pool(old, name) != _sets_of_pool(new, name)
     ]
     if problems:
         raise Conflict(f"there are other pools already in {place}", problems, remedy=_REMEDY)
@@ -57,11 +57,11 @@ def cpu_sets(allocations: Allocations) -> CpuSets:
     }
 
 
-def _of_pool(sets: CpuSets, name: str) -> CpuSets:
+def _sets_of_pool(sets: CpuSets, name: str) -> CpuSets:
     return {(pool, socket): lists for (pool, socket), lists in sets.items() if pool == name}
 
 
-def _describe(allocations: Allocations, name: str) -> str:
+def _describe_cpu_lists(allocations: Allocations, name: str) -> str:
     """The lists of a pool: `2 CPU lists (0,4 1,5)`."""
     pool = allocations.pools.get(name)
     texts = [cpu_list.text for cpu_list in pool.cpu_lists] if pool else []

@@ -37,7 +37,7 @@ def collect_garbage(
 
     Raises the errors of the store, and Unavailable if `proc` cannot be read. The result is stored on return.
     """
-    boot = procfs.read_boot(proc)
+    boot = procfs.read_boot_id(proc)
 
     def decide(stored: StoredAllocations) -> tuple[Allocations, CollectionRound]:
         # read after the store, so that the processes of every stored task had been started before
@@ -50,7 +50,7 @@ def collect_garbage(
         }
         reclaimed = tuple(item for item in result.reclaimed if item.task not in uncertain)
         left = stored.allocations.mapped(_remaining_tasks(result, uncertain))
-        mismatched = ended_tasks.mismatches(left, _allowed_cpus(left, proc))
+        mismatched = ended_tasks.tasks_on_wrong_cpus(left, _allowed_cpus(left, proc))
         stored_left = stored._replace(allocations=left)
         return left, CollectionRound(
             reclaimed, mismatched, tuple(sorted(uncertain)), result.known, stored_left
@@ -76,7 +76,7 @@ def _allowed_cpus(allocations: Allocations, proc: Path) -> Mapping[int, frozense
     allowed = {}
     for pid in {task.pid for task in allocations.tasks}:
         try:
-            cpus = procfs.read_allowed(proc, pid)
+            cpus = procfs.read_allowed_cpus(proc, pid)
         except NodewiseError:
             continue
         if cpus is not None:

@@ -67,11 +67,11 @@ class KubeletState(NamedTuple):
 
 def read(folder: Path = DEFAULT_FOLDER) -> KubeletState | None:
     """The state in the checkpoints; None if there is none. Unavailable or BadInput if it cannot be read."""
-    cpu, memory = _text(folder / CPU_STATE), _text(folder / MEMORY_STATE)
-    return None if cpu is None else parse(cpu, memory)
+    cpu, memory = _read_checkpoint(folder / CPU_STATE), _read_checkpoint(folder / MEMORY_STATE)
+    return None if cpu is None else parse_checkpoints(cpu, memory)
 
 
-def _text(file: Path) -> str | None:
+def _read_checkpoint(file: Path) -> str | None:
     try:
         with file.open("rb") as opened:
             trusted_files.check_open(opened.fileno(), file)
@@ -84,19 +84,19 @@ def _text(file: Path) -> str | None:
         ) from error
 
 
-def parse(cpu: str, memory: str | None = None) -> KubeletState:
+def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
     """The state in the texts of the two checkpoints. The CPU manager's may be of any of its three versions."""
-    cpu_state = _object(cpu, CPU_STATE)
-    memory_state = _object(memory, MEMORY_STATE) if memory is not None else {}
+    cpu_state = _parse_json_object(cpu, CPU_STATE)
+    memory_state = _parse_json_object(memory, MEMORY_STATE) if memory is not None else {}
     return KubeletState(
         str(cpu_state.get("policyName", "none")),
-        _cpus(cpu_state.get("defaultCpuSet", ""), f"{CPU_STATE}: defaultCpuSet"),
+        _parse_cpus(cpu_state.get("defaultCpuSet", ""), f"{CPU_STATE}: defaultCpuSet"),
         tuple(_allocations(cpu_state)),
         str(memory_state.get("policyName", "None")),
     )
 
 
-def _object(text: str, field: str) -> Mapping[str, Any]:
+def _parse_json_object(text: str, field: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except (RecursionError, ValueError):
@@ -107,25 +107,25 @@ def _object(text: str, field: str) -> Mapping[str, Any]:
 
 
 def _allocations(cpu_state: Mapping[str, Any]) -> Iterator[KubeletAllocation]:
-    for pod, entry in _mapping(cpu_state.get("entries"), "entries").items():
+    for pod, entry in _check_mapping(cpu_state.get("entries"), "entries").items():
         if isinstance(entry, str):
             # version 1 has containers by id, without their pods
-            yield KubeletAllocation("", pod, _cpus(entry, f"entries.{pod}"))
+            yield KubeletAllocation("", pod, _parse_cpus(entry, f"entries.{pod}"))
             continue
-        for container, text in _mapping(entry, f"entries.{pod}").items():
-            yield KubeletAllocation(pod, container, _cpus(text, f"entries.{pod}.{container}"))
-    for pod, entry in _mapping(cpu_state.get("podEntries"), "podEntries").items():
-        text = _mapping(entry, f"podEntries.{pod}").get("cpuSet", "")
-        yield KubeletAllocation(pod, "", _cpus(text, f"podEntries.{pod}.cpuSet"))
+        for container, text in _check_mapping(entry, f"entries.{pod}").items():
+            yield KubeletAllocation(pod, container, _parse_cpus(text, f"entries.{pod}.{container}"))
+    for pod, entry in _check_mapping(cpu_state.get("podEntries"), "podEntries").items():
+        text = _check_mapping(entry, f"podEntries.{pod}").get("cpuSet", "")
+        yield KubeletAllocation(pod, "", _parse_cpus(text, f"podEntries.{pod}.cpuSet"))
 
 
-def _mapping(value: object, field: str) -> Mapping[str, Any]:
+def _check_mapping(value: object, field: str) -> Mapping[str, Any]:
     if value is None or isinstance(value, dict):
         return value or {}
     raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(value), "an object")])
 
 
-def _cpus(text: object, field: str) -> frozenset[int]:
+def _parse_cpus(text: object, field: str) -> frozenset[int]:
     if not isinstance(text, str):
         raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(text), "a CPU list")])
     return frozenset(cpulist.parse_list(text, field))

@@ -37,7 +37,7 @@ def make_report(
         ]
     checks = {"configDirectory": check(errors)}
     checks |= check_kubelet(kubelet_dir, stored.allocations if stored else Allocations({}))
-    return {"checks": checks, "description": description, "topology": as_topology(machine)}
+    return {"checks": checks, "description": description, "topology": as_cmk_topology(machine)}
 
 
 def check(errors: list[str]) -> Check:
@@ -70,7 +70,7 @@ def offline_lists(allocations: Allocations, topology: Topology) -> list[str]:
     ]
 
 
-def as_topology(machine: PoolInputs) -> dict[str, Any]:
+def as_cmk_topology(machine: PoolInputs) -> dict[str, Any]:
     """CMK's form: the sockets by number, their cores, and the online CPUs of each core."""
     topology = machine.topology
     cpus = {cpu.cpu: cpu for cpu in topology.cpus}
@@ -79,7 +79,7 @@ def as_topology(machine: PoolInputs) -> dict[str, Any]:
             str(socket): {
                 "id": socket,
                 "cores": [
-                    {"id": core.core, "cpus": [_cpu(cpus[cpu], machine) for cpu in core.cpus]}
+                    {"id": core.core, "cpus": [_cpu_as_dict(cpus[cpu], machine) for cpu in core.cpus]}
                     for core in topology.cores
                     if core.socket == socket
                 ],
@@ -89,6 +89,6 @@ def as_topology(machine: PoolInputs) -> dict[str, Any]:
     }
 
 
-def _cpu(cpu: Cpu, machine: PoolInputs) -> dict[str, Any]:
+def _cpu_as_dict(cpu: Cpu, machine: PoolInputs) -> dict[str, Any]:
     fast = {"sst_bf": True} if cpu.cpu in machine.fast else {}
     return {"id": cpu.cpu, "isolated": cpu.isolated, **fast}

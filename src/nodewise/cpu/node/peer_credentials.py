@@ -48,15 +48,15 @@ def identify(connected: socket.socket, proc: Path, boot: str) -> PeerProcess:
             [Problem("peer", seen, "")],
             remedy="run the node agent with hostPID: true",
         )
-    with _liveness(connected, pid) as is_alive:
+    with _make_liveness_check(connected, pid) as is_alive:
         task = read_task(proc, pid, boot)
         if not is_alive():
-            raise _gone(pid, "is over")
+            raise _process_gone_error(pid, "is over")
     return PeerProcess(task, user)
 
 
 @contextmanager
-def _liveness(connected: socket.socket, pid: int) -> Iterator[Callable[[], bool]]:
+def _make_liveness_check(connected: socket.socket, pid: int) -> Iterator[Callable[[], bool]]:
     """A check whether the process that connected is still alive, so that its id is not another process's.
 
     It needs a descriptor of the process, which the kernel has since Linux 6.5; before, it is always true.
@@ -65,7 +65,7 @@ def _liveness(connected: socket.socket, pid: int) -> Iterator[Callable[[], bool]
         answer = connected.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD, _NUMBER.size)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
-            raise _gone(pid, error.strerror or str(error)) from error
+            raise _process_gone_error(pid, error.strerror or str(error)) from error
         yield lambda: True
         return
     (descriptor,) = _NUMBER.unpack(answer)
@@ -78,7 +78,7 @@ def _liveness(connected: socket.socket, pid: int) -> Iterator[Callable[[], bool]
         os.close(descriptor)
 
 
-def _gone(pid: int, seen: str) -> Unavailable:
+def _process_gone_error(pid: int, seen: str) -> Unavailable:
     return Unavailable("cannot tell who asks", [Problem(f"process {pid}", seen, "one that runs")])
 
 
@@ -91,5 +91,5 @@ def read_task(proc: Path, pid: int, boot: str) -> Task:
     except OSError as error:
         raise Unavailable("cannot tell who asks", [Problem(f"process {pid}", str(error), "")]) from error
     if stat.process_has_ended:
-        raise _gone(pid, "is over")
+        raise _process_gone_error(pid, "is over")
     return Task(pid, stat.start, boot, owner.pod, owner.container)

@@ -32,9 +32,9 @@ class Thread(NamedTuple):
         return f"{self.tid}-{self.start}"
 
 
-def check_namespace(proc: Path) -> None:
+def check_pid_namespace(proc: Path) -> None:
     """BadSettings if the process ids below `proc` are not those of this process's namespace."""
-    pid_in_proc = procfs.read_self(proc).pid
+    pid_in_proc = procfs.read_own_process(proc).pid
     if pid_in_proc != os.getpid():
         seen = f"we are {os.getpid()} here and {pid_in_proc} in {proc}"
         raise BadSettings(
@@ -77,14 +77,16 @@ def set_affinity(thread: Thread, cpus: frozenset[int]) -> None:
         why = (
             "none of them is online and in its cpuset" if error.errno == errno.EINVAL else str(error.strerror)
         )
-        raise _refused(thread, f"cannot use CPUs {cpulist.format_ranges(cpus)}: {why}", "") from error
+        raise _affinity_refused_error(
+            thread, f"cannot use CPUs {cpulist.format_ranges(cpus)}: {why}", ""
+        ) from error
     if actual != cpus:
         with suppress(OSError):
             os.sched_setaffinity(thread.tid, thread.cpus)
         seen = f"may use CPUs {cpulist.format_ranges(actual) or 'none'} only"
-        raise _refused(thread, seen, cpulist.format_ranges(cpus))
+        raise _affinity_refused_error(thread, seen, cpulist.format_ranges(cpus))
 
 
-def _refused(thread: Thread, seen: str, wanted: str) -> Refused:
+def _affinity_refused_error(thread: Thread, seen: str, wanted: str) -> Refused:
     problem = Problem(f"process {thread.pid}, thread {thread.tid}", seen, wanted)
     return Refused("cannot move a process", [problem])

@@ -56,14 +56,14 @@ def reconfigure(
     store does not respond; if it stops responding at the end, the intent stays and `recover` rolls back.
     """
     if only_check:
-        return _attempt(store, lists, proc, known, widen, only_check=True)
-    thread_affinity.check_namespace(proc)
+        return _try_reconfigure(store, lists, proc, known, widen, only_check=True)
+    thread_affinity.check_pid_namespace(proc)
     with _LOCK:
         _recover(store, proc, known)
-        return _attempt(store, lists, proc, known, widen)
+        return _try_reconfigure(store, lists, proc, known, widen)
 
 
-def _attempt(
+def _try_reconfigure(
     store: AllocationStore,
     lists: Lists,
     proc: Path,
@@ -74,10 +74,10 @@ def _attempt(
 ) -> Reconfiguration:
     """Plan and execute, again if the store changed meanwhile."""
     for attempt in range(allocation_store.MAX_ATTEMPTS):
-        _pause(attempt)
+        _pause_before_attempt(attempt)
         stored = store.read()
         if stored.intent and (not only_check or _is_alive(stored.intent.by, proc)):
-            raise allocation_store.under_reconfiguration(store.place, stored.intent)
+            raise allocation_store.under_reconfiguration_error(store.place, stored.intent)
         trees = ProcessTrees(proc, stored.allocations, known)
         plan = reconfiguration_plan.plan(trees.allocations, lists)
         if only_check:
@@ -105,7 +105,7 @@ def _execute(
     widen: Widen,
 ) -> None:
     """Store the intent, move all tasks, and store the new allocations."""
-    by = _self(trees.proc)
+    by = _read_own_process(trees.proc)
     trees.await_wrappers(plan.moves, _WRAPPER_PATIENCE_S)
     deviating = trees.deviating_threads(plan.moves)
     intent = Intent(plan.allocations, by, datetime.now(UTC).isoformat(), plan.moves, deviating)
@@ -120,11 +120,11 @@ def _execute(
     try:
         widen(mover.all_cpus())
         mover.move_forward()
-        _commit(store, intent, trees.allocations)
+        _store_new_allocations(store, intent, trees.allocations)
     except _UnknownOutcome as error:
         raise error.cause from error
     except BaseException as error:
-        _undo(store, intent, mover, error)
+        _undo_moves(store, intent, mover, error)
         raise
 
 
@@ -136,7 +136,7 @@ class _UnknownOutcome(Exception):
         self.cause = cause
 
 
-def _commit(store: AllocationStore, intent: Intent, before: Allocations) -> None:
+def _store_new_allocations(store: AllocationStore, intent: Intent, before: Allocations) -> None:
     """Store the new allocations, without tasks that ended meanwhile. Conflict if the intent was removed."""
     moved = before.tasks
 
@@ -150,20 +150,20 @@ def _commit(store: AllocationStore, intent: Intent, before: Allocations) -> None
         return intent.target.mapped(lambda _, cpu_list: (task for task in cpu_list.tasks if task in living))
 
     try:
-        stored = _finish(store, intent, without_ended)
+        stored = _store_without_intent(store, intent, without_ended)
     except Unavailable as error:
         raise _UnknownOutcome(error) from error
-    if stored and _lists(stored.allocations) != _lists(intent.target):
+    if stored and _cpu_lists_by_pool(stored.allocations) != _cpu_lists_by_pool(intent.target):
         raise Conflict(
             "somebody took the reconfiguration back", [Problem(store.place, "other pools", "ours")]
         )
 
 
-def _undo(store: AllocationStore, intent: Intent, mover: TaskMover, why: BaseException) -> None:
+def _undo_moves(store: AllocationStore, intent: Intent, mover: TaskMover, why: BaseException) -> None:
     """Undo the moves and remove the intent. Refused if that fails: then the intent stays for `recover`."""
     try:
         mover.move_back()
-        _finish(store, intent, lambda stored: stored.allocations)
+        _store_without_intent(store, intent, lambda stored: stored.allocations)
     except NodewiseError as error:
         remedy = "nobody gets a core until a later try undoes it: nodewise cpu reconfigure, or the node agent"
         problems = [Problem("", str(why), ""), Problem("", str(error), "")]
@@ -190,9 +190,9 @@ def _recover(store: AllocationStore, proc: Path, known: KnownProcesses) -> bool:
     intent = stored.intent
     if intent is None or _is_alive(intent.by, proc):
         return False
-    if intent.by.boot == procfs.read_boot(proc):
-        thread_affinity.check_namespace(proc)
-    taken_over = intent._replace(by=_self(proc))
+    if intent.by.boot == procfs.read_boot_id(proc):
+        thread_affinity.check_pid_namespace(proc)
+    taken_over = intent._replace(by=_read_own_process(proc))
     try:
         store.replace(stored.version, stored.allocations, taken_over)
     except Conflict:
@@ -200,17 +200,17 @@ def _recover(store: AllocationStore, proc: Path, known: KnownProcesses) -> bool:
     if intent.by.boot == taken_over.by.boot:
         trees = ProcessTrees(proc, stored.allocations, known)
         TaskMover(trees, intent.moves, intent.threads).move_back()
-    _finish(store, taken_over, lambda stored: stored.allocations)
+    _store_without_intent(store, taken_over, lambda stored: stored.allocations)
     return True
 
 
-def _finish(
+def _store_without_intent(
     store: AllocationStore, intent: Intent, decide: Callable[[StoredAllocations], Allocations]
 ) -> StoredAllocations | None:
     """Store allocations without the intent. Returns the content if it no longer has this intent."""
     why: NodewiseError | None = None
     for attempt in range(allocation_store.MAX_ATTEMPTS):
-        _pause(attempt)
+        _pause_before_attempt(attempt)
         try:
             stored = store.read()
             if stored.intent is None or (stored.intent.by, stored.intent.since) != (intent.by, intent.since):
@@ -228,22 +228,22 @@ def _finish(
     raise Unavailable(f"cannot write {store.place}", [Problem("", str(why), "")])
 
 
-def _self(proc: Path) -> Task:
-    stat = procfs.read_self(proc)
-    return Task(stat.pid, stat.start, procfs.read_boot(proc))
+def _read_own_process(proc: Path) -> Task:
+    stat = procfs.read_own_process(proc)
+    return Task(stat.pid, stat.start, procfs.read_boot_id(proc))
 
 
 def _is_alive(by: Task, proc: Path) -> bool:
     """Whether the process that carries out the reconfiguration is another one that is alive."""
     process = procfs.read_processes(proc).processes.get(by.pid)
-    is_running = process is not None and process.start == by.start and by.boot == procfs.read_boot(proc)
-    return is_running and by.pid != procfs.read_self(proc).pid
+    is_running = process is not None and process.start == by.start and by.boot == procfs.read_boot_id(proc)
+    return is_running and by.pid != procfs.read_own_process(proc).pid
 
 
-def _lists(allocations: Allocations) -> frozenset[tuple[str, str]]:
+def _cpu_lists_by_pool(allocations: Allocations) -> frozenset[tuple[str, str]]:
     return frozenset((pool.name, cpu_list.text) for pool, cpu_list in allocations.cpu_lists)
 
 
-def _pause(attempt: int) -> None:
+def _pause_before_attempt(attempt: int) -> None:
     """Wait before an attempt; not before the first one, which is 0."""
     time.sleep(min(0.05 * attempt, 1.0))

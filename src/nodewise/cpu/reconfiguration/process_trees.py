@@ -33,16 +33,16 @@ class ProcessTrees:
     def __init__(self, proc: Path, allocations: Allocations, known: KnownProcesses) -> None:
         """`allocations` as stored; `known` from an earlier collection. Refused if a process cannot be assigned."""
         self.proc = proc
-        self._boot = procfs.read_boot(proc)
+        self._boot = procfs.read_boot_id(proc)
         self._wrappers: Mapping[int, int] = {}
         """The wrapper that each process is named after, by process id."""
         self.allocations, self._known = allocations, known
-        self.allocations = self._update()
+        self.allocations = self._refresh_process_trees()
         """The allocations without tasks that have ended, and with the start of the others."""
 
-    def _update(self) -> Allocations:
+    def _refresh_process_trees(self) -> Allocations:
         table = procfs.read_processes(self.proc)
-        _check_readable(self.allocations, table, self._boot, self.proc)
+        _check_processes_readable(self.allocations, table, self._boot, self.proc)
         result = ended_tasks.remove_ended_tasks(self.allocations, table.processes, self._boot, self._known)
         self._known = result.known
         self._wrappers = {pid: process.wrapper for pid, process in table.processes.items()}
@@ -50,7 +50,7 @@ class ProcessTrees:
 
     def threads(self, task: Task) -> Iterator[Thread]:
         """The threads of all processes of the task, as they are now."""
-        self._update()
+        self._refresh_process_trees()
         for pid in sorted(self._pids().get(task, ())):
             yield from thread_affinity.read(self.proc, pid)
 
@@ -96,7 +96,7 @@ class ProcessTrees:
         }
 
 
-def _check_readable(allocations: Allocations, table: ProcessTable, boot: str, proc: Path) -> None:
+def _check_processes_readable(allocations: Allocations, table: ProcessTable, boot: str, proc: Path) -> None:
     """Refused if an unreadable process may belong to a task whose wrapper has ended."""
     processes = table.processes
     without_wrapper = {
@@ -128,18 +128,18 @@ class TaskMover:
     def move_forward(self) -> None:
         """Execute all moves, in order. Refused if the kernel does not allow an affinity."""
         for move in self._moves:
-            self._place(move.task, move.after)
+            self._set_task_affinity(move.task, move.after)
 
     def move_back(self) -> None:
         """Undo all moves in reverse order, whichever were executed. Tasks that were not moved are not touched."""
-        moved = {task for task, path in self._paths.items() if self._misplaced(task, path[0])}
+        moved = {task for task, path in self._paths.items() if self._misplaced_threads(task, path[0])}
         for move in reversed(self._moves):
             if move.task in moved:
-                self._place(move.task, move.before)
+                self._set_task_affinity(move.task, move.before)
 
-    def _place(self, task: Task, cpus: Cpus) -> None:
+    def _set_task_affinity(self, task: Task, cpus: Cpus) -> None:
         for _ in range(_MAX_ROUNDS):
-            misplaced = self._misplaced(task, cpus)
+            misplaced = self._misplaced_threads(task, cpus)
             if not misplaced:
                 return
             for thread, affinity in misplaced:
@@ -147,7 +147,7 @@ class TaskMover:
         seen = f"still starts threads elsewhere after {_MAX_ROUNDS} rounds"
         raise Refused("cannot move a task", [Problem(f"task {task.pid}", seen, "")])
 
-    def _misplaced(self, task: Task, cpus: Cpus) -> Sequence[tuple[Thread, Cpus]]:
+    def _misplaced_threads(self, task: Task, cpus: Cpus) -> Sequence[tuple[Thread, Cpus]]:
         """The threads with another affinity than they should have when the task is on `cpus`, and that affinity."""
         path = self._paths[task]
         misplaced = []

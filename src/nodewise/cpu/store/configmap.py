@@ -108,7 +108,7 @@ class ConfigMapStore:
         self._await_owner(version)
         patch = {"metadata": {"resourceVersion": version, "annotations": {cmk_names.OWNER: ""}}}
         config_map = self._api.patch(self._path, _with_allocations(patch, new, intent), "merge")
-        self._owners = {_version(config_map): ""}
+        self._owners = {_resource_version(config_map): ""}
 
     def delete(self, version: str) -> None:
         self._await_owner(version)
@@ -120,12 +120,12 @@ class ConfigMapStore:
         if not isinstance(config, str):
             raise BadInput(f"cannot read {self.place}", [Problem(f"data.{KEY}", shown(config), "YAML")])
         texts = ConfigMapTexts(config, annotations.get(IDENTITIES) or "{}")
-        self._owners = {_version(config_map): annotations.get(cmk_names.OWNER) or ""}
+        self._owners = {_resource_version(config_map): annotations.get(cmk_names.OWNER) or ""}
         with _with_place(f"cannot read {self.place}"):
             allocations = parse_texts(texts)
         with _with_place(f"cannot read {self.place}: annotation {cmk_names.INTENT}"):
             intent = allocation_store.load_intent(annotations.get(cmk_names.INTENT), cmk_names.INTENT)
-        return StoredAllocations(allocations, _version(config_map), intent)
+        return StoredAllocations(allocations, _resource_version(config_map), intent)
 
     def _await_owner(self, version: str) -> None:
         """Wait while CMK holds the lock on this version. Conflict as soon as the version is no longer the newest."""
@@ -133,7 +133,7 @@ class ConfigMapStore:
         since = self._clock.now()
         while owner and self._clock.now() - since < LEASE_S:
             self._clock.sleep(_POLL_S)
-            if _version(self._api.get(self._path)) != version:
+            if _resource_version(self._api.get(self._path)) != version:
                 raise Conflict(
                     "cannot write the pools", [Problem(self.place, "changed since it was read", "")]
                 )
@@ -152,7 +152,7 @@ def _with_place(what: str) -> Iterator[None]:
         raise BadInput(what, error.problems, remedy=error.remedy) from error
 
 
-def _version(config_map: Any) -> str:
+def _resource_version(config_map: Any) -> str:
     return str(config_map["metadata"]["resourceVersion"])
 
 

@@ -51,7 +51,7 @@ def parse_files(files: Files) -> Allocations:
         for path in files
         if _WITHOUT_SOCKET.fullmatch(path)
     ]
-    config = _config(files)
+    config = _parse_pools(files)
     flags = {}
     for name in config:
         flag = files.get(f"pools/{name}/exclusive")
@@ -72,7 +72,7 @@ def parse_files(files: Files) -> Allocations:
     return Allocations({pool.name: pool for pool in renamed})
 
 
-def _config(files: Files) -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
+def _parse_pools(files: Files) -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
     """The pools in the form of the ConfigMap."""
     config: dict[str, dict[str, dict[str, list[str]]]] = {}
     for path, text in files.items():
@@ -127,7 +127,7 @@ class DirectoryStore:
                 "there are no pools", [Problem(self.place, "no folder pools", "nodewise cpu init")]
             )
         intent = allocation_store.load_intent(files.get(INTENT), INTENT)
-        return StoredAllocations(parse_files(files), _version(files), intent)
+        return StoredAllocations(parse_files(files), _content_digest(files), intent)
 
     def create(self, first: Allocations) -> None:
         with suppress(OSError):  # taking the lock reports the reason
@@ -153,7 +153,7 @@ class DirectoryStore:
     def _read_version(self, version: str) -> Files:
         """The files. Conflict if they are not of this version."""
         files = self._directory.read()
-        if _version(files) != version:
+        if _content_digest(files) != version:
             raise Conflict("cannot write the pools", [Problem(self.place, "changed since it was read", "")])
         return files
 
@@ -162,6 +162,6 @@ def _has_pools(files: Files) -> bool:
     return any(path.startswith("pools/") for path in files)
 
 
-def _version(files: Files) -> str:
+def _content_digest(files: Files) -> str:
     """The content of all files: CMK changes files without a version number."""
     return json.dumps(sorted(files.items()))

@@ -47,11 +47,11 @@ class TransactionalDirectory:
             for attempt in range(_READ_ATTEMPTS):
                 if attempt:
                     time.sleep(_PAUSE_S)
-                if (journal := self._text(JOURNAL)) is not None:
+                if (journal := self._read_text(JOURNAL)) is not None:
                     return _parse_journal(self.root / JOURNAL, journal)
-                serial = self._text(SERIAL)
-                files = self._files()
-                if self._text(JOURNAL) is None and self._text(SERIAL) == serial:
+                serial = self._read_text(SERIAL)
+                files = self._read_files()
+                if self._read_text(JOURNAL) is None and self._read_text(SERIAL) == serial:
                     return files
         raise Unavailable(
             "cannot read a directory", [Problem(str(self.root), "others write all the time", "")]
@@ -66,10 +66,10 @@ class TransactionalDirectory:
         target = {**files, SERIAL: str(int(serial) + 1 if serial.isdecimal() else 1)}
         with _file_errors(self.root):
             # a journal that an interrupted write left behind: the files do not match it yet
-            before = self._files() if (self.root / JOURNAL).exists() else current
+            before = self._read_files() if (self.root / JOURNAL).exists() else current
             self._write_file(JOURNAL, json.dumps(target))
         with suppress(OSError):
-            _sync(self.root)
+            _fsync_folder(self.root)
             self._update(target, before)
             (self.root / JOURNAL).unlink()
 
@@ -109,17 +109,17 @@ class TransactionalDirectory:
         except (BlockingIOError, FileNotFoundError):
             return False
 
-    def _text(self, path: str) -> str | None:
+    def _read_text(self, path: str) -> str | None:
         try:
             return trusted_files.read_bytes(self.root / path).decode("utf-8", "replace")
         except FileNotFoundError:
             return None
 
-    def _files(self) -> dict[str, str | None]:
+    def _read_files(self) -> dict[str, str | None]:
         """The files of this directory as they are now, whether or not there is a journal."""
         files = dict(self._files_below(self._tree)) if (self.root / self._tree).is_dir() else {}
         for name in self._top:
-            if (text := self._text(name)) is not None:
+            if (text := self._read_text(name)) is not None:
                 files[name] = text
         return files
 
@@ -134,7 +134,7 @@ class TransactionalDirectory:
             inner = f"{path}/{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from self._files_below(inner)
-            elif entry.name in self._names and (text := self._text(inner)) is not None:
+            elif entry.name in self._names and (text := self._read_text(inner)) is not None:
                 yield inner, text
 
     def _update(self, target: Files, before: Files) -> None:
@@ -150,10 +150,10 @@ class TransactionalDirectory:
                 self._write_file(path, text)
         for path in sorted(before.keys() - target.keys(), reverse=True):
             changed_folders.add((self.root / path).parent)
-            _remove(self.root / path)
+            _remove_file(self.root / path)
         for folder in changed_folders:
             if folder.is_dir():
-                _sync(folder)
+                _fsync_folder(folder)
         # last, so that a reader without the lock that saw some of the changes reads again
         self._write_file(SERIAL, target[SERIAL] or "")
 
@@ -185,7 +185,7 @@ def _parse_journal(path: Path, text: str) -> Files:
         ) from error
 
 
-def _remove(path: Path) -> None:
+def _remove_file(path: Path) -> None:
     if path.is_dir():
         import shutil  # takes as long to import as the rest of this program, and folders are seldom removed
 
@@ -194,7 +194,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -52,16 +52,16 @@ def respond(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
 
     BadInput if the body is not a review, or has no UID. BadSettings if the mutations do not fit the pod.
     """
-    review, request = _read(body)
+    review, request = _decode_review(body)
     try:
-        return _decided(review, request, mutations)
+        return _decide_review(review, request, mutations)
     except BadInput as error:
         status = {"code": 400, "reason": "BadRequest", "message": f"nodewise: {error}"}
         response = {"uid": request.uid, "allowed": False, "status": status}
         return ReviewResponse(_encoded(review, response), "refused", str(error))
 
 
-def _read(body: bytes) -> tuple[_Review, _Request]:
+def _decode_review(body: bytes) -> tuple[_Review, _Request]:
     try:
         review = _REVIEW.decode(body)
     except UNREADABLE as error:
@@ -77,7 +77,7 @@ def _read(body: bytes) -> tuple[_Review, _Request]:
     return review, review.request
 
 
-def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutations]) -> ReviewResponse:
+def _decide_review(review: _Review, request: _Request, mutations: Callable[[], Mutations]) -> ReviewResponse:
     allowed = {"uid": request.uid, "allowed": True}
     if request.operation != "CREATE":
         return ReviewResponse(_encoded(review, allowed), "untouched")
@@ -87,7 +87,7 @@ def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutatio
     if pod == b"null":
         raise BadInput(_WHAT, [Problem(_OBJECT, "missing", "a pod")])
     try:
-        operations = _operations(pod, mutations)
+        operations = _patch_operations(pod, mutations)
     except BadInput as error:
         problems = [
             problem._replace(field=f"{_OBJECT}.{problem.field}".rstrip(".")) for problem in error.problems
@@ -100,7 +100,7 @@ def _decided(review: _Review, request: _Request, mutations: Callable[[], Mutatio
     return ReviewResponse(_encoded(review, response), "mutated", request.namespace)
 
 
-def _operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[json_objects.Operation]:
+def _patch_operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[json_objects.Operation]:
     if not pod_mutation.is_requested(pod):
         return []
     try:

@@ -38,7 +38,7 @@ class ApiServerCertificate(NamedTuple):
     key: str = "/etc/kubernetes/pki/apiserver-kubelet-client.key"
 
 
-def service_names(namespace: str) -> tuple[str, str, str]:
+def service_dns_names(namespace: str) -> tuple[str, str, str]:
     """The host names of the webhook's Service."""
     return SERVICE, f"{SERVICE}.{namespace}", f"{SERVICE}.{namespace}.svc"
 
@@ -46,8 +46,8 @@ def service_names(namespace: str) -> tuple[str, str, str]:
 def create(namespace: str, now: datetime) -> WebhookCertificate:
     """A certificate for the Service, signed by an authority that signs nothing else and whose key is not kept."""
     issuer = CertificateIssuer("cmk-webhook-ca", now, VALID)
-    host = service_names(namespace)[-1]
-    leaf = issuer.server(service_names(namespace), host if len(host) <= _MAX_COMMON_NAME else SERVICE)
+    host = service_dns_names(namespace)[-1]
+    leaf = issuer.server(service_dns_names(namespace), host if len(host) <= _MAX_COMMON_NAME else SERVICE)
     return WebhookCertificate(leaf.cert, leaf.key, issuer.cert)
 
 
@@ -58,7 +58,7 @@ def is_valid(cert: bytes, authorities: bytes, namespace: str, now: datetime) -> 
         alternative = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return False
-    has_names = set(service_names(namespace)) <= set(alternative.get_values_for_type(x509.DNSName))
+    has_names = set(service_dns_names(namespace)) <= set(alternative.get_values_for_type(x509.DNSName))
     lasts = leaf.not_valid_before_utc <= now and now + _RENEW_BEFORE <= leaf.not_valid_after_utc
     return has_names and lasts and any(is_issued_by(leaf, authority) for authority in trusted)
 
@@ -90,7 +90,7 @@ def admission_files(folder: str, namespace: str, client: ApiServerCertificate) -
         "kind": "AdmissionConfiguration",
         "plugins": [{"name": "MutatingAdmissionWebhook", "configuration": webhook}],
     }
-    host = service_names(namespace)[-1]
+    host = service_dns_names(namespace)[-1]
     user = {"client-certificate": client.certificate, "client-key": client.key}
     config = {"apiVersion": "v1", "kind": "Config", "users": [{"name": host, "user": user}]}
     comment = f"# kube-apiserver --admission-control-config-file={folder}/{ADMISSION_CONFIGURATION}\n"

@@ -57,13 +57,13 @@ def _merge_list(whole: list[Any], partial: list[Any], path: str) -> list[Any]:
     keys = _KEYS.get(path.rpartition(".")[2], ("name",))
     merged = whole
     for entry in partial:
-        identity = _identity(entry, keys)
-        if not any(_identity(other, keys) == identity for other in merged):
+        identity = _merge_key_values(entry, keys)
+        if not any(_merge_key_values(other, keys) == identity for other in merged):
             merged = [*merged, entry]
     return merged
 
 
-def _identity(entry: Any, keys: tuple[str, ...]) -> tuple[bool, Any]:
+def _merge_key_values(entry: Any, keys: tuple[str, ...]) -> tuple[bool, Any]:
     if isinstance(entry, dict) and keys[0] in entry:
         return True, tuple(entry.get(key) for key in keys)
     return False, entry
@@ -86,9 +86,9 @@ def json_patch(before: Any, after: Any, at: str = "") -> Iterator[Operation]:
 
 def _patch_mapping(before: dict[str, Any], after: dict[str, Any], at: str) -> Iterator[Operation]:
     for key in before.keys() - after.keys():
-        yield {"op": "remove", "path": f"{at}/{_escaped(key)}"}
+        yield {"op": "remove", "path": f"{at}/{_escape_pointer_token(key)}"}
     for key, value in after.items():
-        path = f"{at}/{_escaped(key)}"
+        path = f"{at}/{_escape_pointer_token(key)}"
         if key in before:
             yield from json_patch(before[key], value, path)
         else:
@@ -105,5 +105,5 @@ def _patch_list(before: list[Any], after: list[Any], at: str) -> Iterator[Operat
         yield {"op": "add", "path": f"{at}/-", "value": value}
 
 
-def _escaped(key: str) -> str:
+def _escape_pointer_token(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")

@@ -69,15 +69,15 @@ def valid_certificate(
     secret: Object | None, registration: Object | None, namespace: str, now: datetime
 ) -> WebhookCertificate:
     """The cluster's certificate if it is valid; else a new one, with the previous authority trusted as well."""
-    cert, key = (_decoded(((secret or {}).get("data") or {}).get(name)) for name in (_CERT, _KEY))
-    trusted = _decoded(_client(registration).get("caBundle"))
+    cert, key = (_decode_base64(((secret or {}).get("data") or {}).get(name)) for name in (_CERT, _KEY))
+    trusted = _decode_base64(_client_config(registration).get("caBundle"))
     if key and certificates.is_valid(cert, trusted, namespace, now):
         return WebhookCertificate(cert, key, trusted)
     made = certificates.create(namespace, now)
     return made._replace(authorities=certificates.trust_bundle(made, trusted, now))
 
 
-def _decoded(text: Any) -> bytes:
+def _decode_base64(text: Any) -> bytes:
     try:
         return base64.b64decode(text or "", validate=True)
     except (TypeError, ValueError):
@@ -93,7 +93,7 @@ def objects(installation: WebhookInstallation, certificate: WebhookCertificate |
         _config_map(installation),
         _service(installation),
         _deployment(installation),
-        _registration(installation, certificate),
+        _webhook_configuration(installation, certificate),
     ]
     return parts if certificate is None else [_secret(installation, certificate), *parts]
 
@@ -106,13 +106,13 @@ def in_creation_order(created: Sequence[Object], existing: Object | None) -> Seq
     webhook presents it.
     """
     *others, registration = created
-    had, wanted = _client(existing), _client(registration)
+    had, wanted = _client_config(existing), _client_config(registration)
     renews = bool(had.get("caBundle")) and had["caBundle"] != wanted.get("caBundle")
     is_here = (had.get("service") or {}).get("namespace") == wanted["service"]["namespace"]
     return [registration, *others] if renews and is_here else created
 
 
-def _client(registration: Object | None) -> Mapping[str, Any]:
+def _client_config(registration: Object | None) -> Mapping[str, Any]:
     hooks = (registration or {}).get("webhooks") or [{}]
     return hooks[0].get("clientConfig") or {}
 
@@ -134,17 +134,19 @@ def format_yaml(made: Sequence[Object]) -> str:
     return yaml.dump_all(made, Dumper=_Blocks, sort_keys=False)
 
 
-def _object(version: str, kind: str, name: str, installation: WebhookInstallation, **parts: Any) -> Object:
+def _make_object(
+    version: str, kind: str, name: str, installation: WebhookInstallation, **parts: Any
+) -> Object:
     metadata = {"name": name, "namespace": installation.namespace, "labels": dict(_LABELS)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
 
 
 def _secret(installation: WebhookInstallation, certificate: WebhookCertificate) -> Object:
-    data = {_CERT: _encoded(certificate.cert), _KEY: _encoded(certificate.key)}
-    return _object("v1", "Secret", SECRET, installation, type="Opaque", data=data)
+    data = {_CERT: _encode_base64(certificate.cert), _KEY: _encode_base64(certificate.key)}
+    return _make_object("v1", "Secret", SECRET, installation, type="Opaque", data=data)
 
 
-def _encoded(text: bytes) -> str:
+def _encode_base64(text: bytes) -> str:
     return base64.b64encode(text).decode()
 
 
@@ -161,12 +163,12 @@ def _config_map(installation: WebhookInstallation) -> Object:
         "server.yaml": yaml.safe_dump({"server": server}),
         "mutations.yaml": yaml.safe_dump({"mutations": {"perPod": per_pod, "perContainer": per_container}}),
     }
-    return _object("v1", "ConfigMap", CONFIG_MAP, installation, data=data)
+    return _make_object("v1", "ConfigMap", CONFIG_MAP, installation, data=data)
 
 
 def _service(installation: WebhookInstallation) -> Object:
     spec = {"selector": dict(_LABELS), "ports": [{"name": "https", "port": 443, "targetPort": _PORT}]}
-    return _object("v1", "Service", SERVICE, installation, spec=spec)
+    return _make_object("v1", "Service", SERVICE, installation, spec=spec)
 
 
 def _deployment(installation: WebhookInstallation) -> Object:
@@ -174,12 +176,12 @@ def _deployment(installation: WebhookInstallation) -> Object:
         "replicas": installation.replicas,
         "selector": {"matchLabels": dict(_LABELS)},
         "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": _pod(installation)},
+        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": _pod_template(installation)},
     }
-    return _object("apps/v1", "Deployment", DEPLOYMENT, installation, spec=spec)
+    return _make_object("apps/v1", "Deployment", DEPLOYMENT, installation, spec=spec)
 
 
-def _pod(installation: WebhookInstallation) -> Object:
+def _pod_template(installation: WebhookInstallation) -> Object:
     volumes = [
         {"name": "config", "configMap": {"name": CONFIG_MAP}},
         {"name": "certs", "secret": {"secretName": SECRET}},
@@ -239,17 +241,19 @@ def _container(installation: WebhookInstallation) -> Object:
     }
 
 
-def _registration(installation: WebhookInstallation, certificate: WebhookCertificate | None) -> Object:
+def _webhook_configuration(
+    installation: WebhookInstallation, certificate: WebhookCertificate | None
+) -> Object:
     service = {"name": SERVICE, "namespace": installation.namespace, "path": PATH}
-    trusted = {"caBundle": _encoded(certificate.authorities)} if certificate else {}
+    trusted = {"caBundle": _encode_base64(certificate.authorities)} if certificate else {}
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
     hook = {
         "name": NAME,
         "clientConfig": {"service": service, **trusted},
         "rules": [rule],
         "failurePolicy": installation.failure_policy,
-        "namespaceSelector": _selector(installation),
-        **(_newer() if installation.version == "v1" else {}),
+        "namespaceSelector": _object_selector(installation),
+        **(_newer_api_fields() if installation.version == "v1" else {}),
     }
     version = f"admissionregistration.k8s.io/{installation.version}"
     metadata = {"name": REGISTRATION, "labels": dict(_LABELS)}
@@ -261,7 +265,7 @@ def _registration(installation: WebhookInstallation, certificate: WebhookCertifi
     }
 
 
-def _selector(installation: WebhookInstallation) -> Object:
+def _object_selector(installation: WebhookInstallation) -> Object:
     if installation.selector:
         return {"matchLabels": dict(installation.selector)}
     if installation.version == "v1beta1":
@@ -270,7 +274,7 @@ def _selector(installation: WebhookInstallation) -> Object:
     return {"matchExpressions": [not_ours]}
 
 
-def _newer() -> Object:
+def _newer_api_fields() -> Object:
     """The fields that the first API version did not have.
 
     The webhook's own pods are excluded, because none could start while none is running. Of other pods only those that

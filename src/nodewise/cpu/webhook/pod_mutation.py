@@ -73,8 +73,8 @@ def default_mutations(install_dir: str = cmk_names.DEFAULT_INSTALL_DIR) -> Mutat
     socket_dir = cmk_names.DEFAULT_SOCKET.rpartition("/")[0]
     volumes = [
         # the pod waits on a node that is not prepared yet; the agent may start after the pod
-        _host_path(program, install_dir, "Directory"),
-        _host_path(socket, socket_dir, "DirectoryOrCreate"),
+        _host_path_volume(program, install_dir, "Directory"),
+        _host_path_volume(socket, socket_dir, "DirectoryOrCreate"),
     ]
     mounts = [
         {"name": program, "mountPath": cmk_names.DEFAULT_INSTALL_DIR, "readOnly": True},
@@ -90,7 +90,7 @@ def default_mutations(install_dir: str = cmk_names.DEFAULT_INSTALL_DIR) -> Mutat
     )
 
 
-def _host_path(name: str, path: str, kind: str) -> dict[str, Any]:
+def _host_path_volume(name: str, path: str, kind: str) -> dict[str, Any]:
     return {"name": name, "hostPath": {"path": path, "type": kind}}
 
 
@@ -101,7 +101,7 @@ def is_requested(pod: bytes) -> bool:
         raise BadInput(_WHAT, [Problem("", f"{parts} objects and lists", f"at most {_MOST_PARTS}")])
     decoded = _decoded(pod)
     return _is_annotated(decoded) or any(
-        _count(container.resources, f"spec.{kind}[{index}]")
+        _count_requested_lists(container.resources, f"spec.{kind}[{index}]")
         for kind, containers in zip(_KINDS, _containers(decoded), strict=True)
         for index, container in enumerate(containers)
     )
@@ -133,7 +133,7 @@ def _is_annotated(pod: _Pod) -> bool:
     return annotations.get(cmk_names.MUTATE) in _WORDS
 
 
-def _count(resources: _Resources | None, path: str) -> int:
+def _count_requested_lists(resources: _Resources | None, path: str) -> int:
     """The number of lists that a container requests, of the first pool that it requests any of."""
     amounts_of = resources or _Resources()
     for name in (cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES):
@@ -160,13 +160,13 @@ def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
     BadSettings if the mutations do not fit the pod.
     """
     merged: dict[str, Any] = merge(dict(pod), dict(mutations.per_pod))
-    looked = _convert(merged, _Pod, "perPod")
+    looked = _decode_merged_part(merged, _Pod, "perPod")
     everywhere = _is_annotated(looked)
     for kind, containers in zip(_KINDS, _containers(looked), strict=True):
         whole = merged["spec"][kind] if containers else []
         treated = [
             _mutate_container(original, mutations.per_container, f"spec.{kind}[{index}]")
-            if everywhere or _count(container.resources, f"spec.{kind}[{index}]")
+            if everywhere or _count_requested_lists(container.resources, f"spec.{kind}[{index}]")
             else original
             for index, (original, container) in enumerate(zip(whole, containers, strict=True))
         ]
@@ -177,8 +177,8 @@ def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
 
 def _mutate_container(container: dict[str, Any], mutation: Mapping[str, Any], path: str) -> dict[str, Any]:
     merged: dict[str, Any] = merge(container, dict(mutation))
-    looked = _convert(merged, _Container, "perContainer")
-    lists = _count(looked.resources, path)
+    looked = _decode_merged_part(merged, _Container, "perContainer")
+    lists = _count_requested_lists(looked.resources, path)
     env = merged.get("env") or []
     if not isinstance(env, list):
         raise BadInput(_WHAT, [Problem(f"{path}.env", shown(env), "a list")])
@@ -187,7 +187,7 @@ def _mutate_container(container: dict[str, Any], mutation: Mapping[str, Any], pa
     return merged | {"env": [*env, {"name": NUM_CORES, "value": str(lists)}]}
 
 
-def _convert(merged: Mapping[str, Any], kind: type[T], source: str) -> T:
+def _decode_merged_part(merged: Mapping[str, Any], kind: type[T], source: str) -> T:
     """Decode a part of the merged pod. The pod was valid, so an error is one of the mutations."""
     try:
         return msgspec.convert(merged, kind)

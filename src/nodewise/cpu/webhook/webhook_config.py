@@ -48,7 +48,7 @@ Contents = Mapping[str, bytes]
 def read_files(source: str) -> Contents:
     """The content of the files. BadSettings if there is no file, or one cannot be read."""
     try:
-        documents = {str(path): path.read_bytes() for path in _paths(source)}
+        documents = {str(path): path.read_bytes() for path in _config_paths(source)}
     except OSError as error:
         seen = f"{error.filename or source}: {error.strerror or error}"
         raise BadSettings(_WHAT, [Problem("", seen, "a readable YAML file")]) from error
@@ -57,7 +57,7 @@ def read_files(source: str) -> Contents:
     return documents
 
 
-def _paths(source: str) -> list[Path]:
+def _config_paths(source: str) -> list[Path]:
     path = Path(source)
     if path.is_dir():
         return sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
@@ -66,7 +66,7 @@ def _paths(source: str) -> list[Path]:
     return sorted(map(Path, glob.glob(source)))  # noqa: PTH207 - an absolute pattern, as the file has it
 
 
-def _merged(held: Contents) -> dict[str, Any]:
+def _merge_mutations(held: Contents) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for path, text in held.items():
         try:
@@ -83,7 +83,7 @@ def _merged(held: Contents) -> dict[str, Any]:
 
 def parse_server(source: str) -> ServerFile:
     """The settings of the server. BadSettings names every missing and every invalid key."""
-    server = _merged(read_files(source)).get("server")
+    server = _merge_mutations(read_files(source)).get("server")
     if not isinstance(server, dict):
         seen = "missing" if server is None else shown(server)
         raise BadSettings(_WHAT, [Problem(f"{source}: server", seen, "a mapping")])
@@ -101,7 +101,7 @@ def parse_server(source: str) -> ServerFile:
 def parse_mutations(held: Contents) -> Mutations:
     """The mutations of pods. BadSettings names everything that cannot be merged into a pod."""
     source = ", ".join(held)
-    mutations = _merged(held).get("mutations")
+    mutations = _merge_mutations(held).get("mutations")
     if not isinstance(mutations, dict):
         seen = "missing" if mutations is None else shown(mutations)
         raise BadSettings(_WHAT, [Problem(f"{source}: mutations", seen, "perPod and perContainer")])
@@ -125,7 +125,7 @@ def _invalid_parts(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[
     except BadSettings as error:
         yield from error.problems
         return
-    for name, texts in _texts(value):
+    for name, texts in _texts_in(value):
         yield from (
             Problem(f"{path}.{name}.{key}", shown(text), "a text in quotes")
             for key, text in texts.items()
@@ -139,7 +139,7 @@ def _invalid_parts(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[
             yield Problem(f"{path}.env[{index}].value", shown(variable["value"]), "a text in quotes")
 
 
-def _texts(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _texts_in(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in _TEXTS:
         value: Any = part
         for key in name.split("."):
@@ -168,19 +168,19 @@ class LiveMutations:
             seen = read_files(self._source)
             if seen != self._tried:
                 self._tried = seen
-                self._take(parse_mutations(seen))
+                self._apply_new_files(parse_mutations(seen))
         except BadSettings as error:
             self._tried = seen
-            self._fail(str(error))
+            self._log_failure(str(error))
         return self._value
 
-    def _take(self, fresh: Mutations) -> None:
+    def _apply_new_files(self, fresh: Mutations) -> None:
         self._value = fresh
         self._trouble = ""
         self._metrics_registry.set("cpu_mutations_failing", 0)
         logs.emit("cpu_mutations_read", files=", ".join(self._tried))
 
-    def _fail(self, trouble: str) -> None:
+    def _log_failure(self, trouble: str) -> None:
         if trouble == self._trouble:
             return
         self._trouble = trouble

@@ -37,12 +37,12 @@ class AgentClient:
         """Send one line (`agent_messages.py`) and return the fields of the response, which may be an error."""
         deadline = time.monotonic() + self._timeout_s
         try:
-            connected = self._connected(deadline)
+            connected = self._ensure_connected(deadline)
             with suppress(
                 BrokenPipeError
             ):  # the agent may have sent an error before it closed the connection
                 connected.sendall(line)
-            return agent_messages.decode(self._read_line(connected, deadline))
+            return agent_messages.decode_line(self._read_line(connected, deadline))
         except OSError as error:
             self.close()
             raise self._connection_error(error) from error
@@ -69,7 +69,7 @@ class AgentClient:
         except (BadInput, Unavailable):
             self.close()
             response = self.request(agent_messages.encode_release_request(task))
-        agent_messages.raise_error(response)
+        agent_messages.raise_response_error(response)
         if response.get("released") is False:
             problem = Problem("processes", shown(response.get("processes")), "all of them ended")
             raise Unavailable("the CPUs are still held", [problem])
@@ -93,7 +93,7 @@ class AgentClient:
     ) -> None:
         self.close()
 
-    def _connected(self, deadline: float) -> socket.socket:
+    def _ensure_connected(self, deadline: float) -> socket.socket:
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._connect(self._socket, deadline)

@@ -100,7 +100,7 @@ def help_or_version(words: Sequence[str]) -> str:
             break
         options: dict[str, str] = {}
         with suppress(BadSettings):  # help is shown even if other options are invalid
-            _take(_SHORT.get(word, word), left, options)
+            _take_option(_SHORT.get(word, word), left, options)
         if requested := options.keys() & _INFORMATION:
             return requested.pop()
     return ""
@@ -108,16 +108,16 @@ def help_or_version(words: Sequence[str]) -> str:
 
 def parse(words: Sequence[str]) -> IsolateArguments:
     """The arguments in these words. BadSettings names all that are invalid."""
-    options, command = _split(words)
+    options, command = _split_command_line(words)
     problems = [] if "--pool" in options else [Problem("--pool", "not given", "a pool, such as exclusive")]
     if not command:
         problems.append(Problem("command", "not given", "a command, such as `-- sleep 10`"))
     if problems:
-        raise _unusable(problems)
+        raise _bad_arguments_error(problems)
     return IsolateArguments(
         tuple(command),
         options["--pool"],
-        _socket(options.get("--socket-id", "-1")),
+        _parse_socket_number(options.get("--socket-id", "-1")),
         "--no-affinity" not in options,
         parse_duration("--wait", options.get("--wait", "0")),
         options.get("--agent-socket", ""),
@@ -130,7 +130,7 @@ def parse(words: Sequence[str]) -> IsolateArguments:
     )
 
 
-def _split(words: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:
+def _split_command_line(words: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:
     """The options with their values, and the command with its arguments."""
     options: dict[str, str] = {}
     command: list[str] = []
@@ -143,24 +143,24 @@ def _split(words: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:
         if not word.startswith("-") or word == "-" or (command and is_information):
             command.append(word)
         else:
-            _take(word, left, options)
+            _take_option(word, left, options)
     return options, command
 
 
-def _take(word: str, left: list[str], options: dict[str, str]) -> None:
+def _take_option(word: str, left: list[str], options: dict[str, str]) -> None:
     """Add one option to `options`, with its value from the word or from those that are left."""
     prefix, equals, value = word.partition("=")
-    option = _option(prefix)
+    option = _find_option(prefix)
     if not option.metavar and equals:
-        raise _unusable([Problem(option.name, shown(value), "no value")])
+        raise _bad_arguments_error([Problem(option.name, shown(value), "no value")])
     if option.metavar and not equals:
         if not left:
-            raise _unusable([Problem(option.name, "nothing after it", option.metavar)])
+            raise _bad_arguments_error([Problem(option.name, "nothing after it", option.metavar)])
         value = left.pop(0)
     options[option.name] = value
 
 
-def _option(prefix: str) -> IsolateOption:
+def _find_option(prefix: str) -> IsolateOption:
     """The option of this name, or the only one whose name begins with it."""
     if prefix in _KNOWN:
         return _KNOWN[prefix]
@@ -171,15 +171,17 @@ def _option(prefix: str) -> IsolateOption:
     if len(matches) != 1:
         wanted = " or ".join(option.name for option in matches)
         wanted = wanted or "an option of isolate (the command's own ones stand after --)"
-        raise _unusable([Problem(prefix, "not one option" if matches else "no such option", wanted)])
+        raise _bad_arguments_error(
+            [Problem(prefix, "not one option" if matches else "no such option", wanted)]
+        )
     return matches[0]
 
 
-def _socket(text: str) -> int | None:
+def _parse_socket_number(text: str) -> int | None:
     if text.strip() == "-1":
         return None
     if not re.fullmatch(r"\s*\d{1,9}\s*", text, re.ASCII):
-        raise _unusable([Problem("--socket-id", shown(text), "a number, or -1 for any socket")])
+        raise _bad_arguments_error([Problem("--socket-id", shown(text), "a number, or -1 for any socket")])
     return int(text)
 
 
@@ -187,11 +189,11 @@ def parse_duration(field: str, text: str) -> float:
     """Seconds of `1.5`, `30s`, `5m`. BadSettings names `field`."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip(), re.ASCII)
     if not match:
-        raise _unusable([Problem(field, shown(text), "a duration, such as 30s or 5m")])
+        raise _bad_arguments_error([Problem(field, shown(text), "a duration, such as 30s or 5m")])
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _unusable(problems: Sequence[Problem]) -> BadSettings:
+def _bad_arguments_error(problems: Sequence[Problem]) -> BadSettings:
     return BadSettings("cannot read the command line", problems, remedy="isolate --help tells what there is")
 
 

@@ -92,8 +92,8 @@ class CommandRunner:
         while True:
             signal_info = signal.sigwaitinfo(_FORWARDED | {signal.SIGCHLD})
             if signal_info.si_signo != signal.SIGCHLD:
-                _forward(signal_info, child)
-            elif (code := _reap(child)) is not None:
+                _forward_signal(signal_info, child)
+            elif (code := _reap_children(child)) is not None:
                 return CommandResult(code, _has_children())
 
 
@@ -104,7 +104,7 @@ def _prctl(option: int, value: int | bytes) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _forward(signal_info: signal.struct_siginfo, child: int) -> None:
+def _forward_signal(signal_info: signal.struct_siginfo, child: int) -> None:
     """Send a signal to the command, unless a terminal has sent it to the process group of both already."""
     try:
         in_same_group = os.getpgid(child) == os.getpgrp()
@@ -115,7 +115,7 @@ def _forward(signal_info: signal.struct_siginfo, child: int) -> None:
         return
 
 
-def _reap(child: int) -> int | None:
+def _reap_children(child: int) -> int | None:
     """Wait for all ended children; returns the command's exit code if it ended. Stops if the command stopped."""
     code = None
     while True:
@@ -128,13 +128,13 @@ def _reap(child: int) -> int | None:
         if pid != child:
             continue
         if os.WIFSTOPPED(status):
-            _stop(os.WSTOPSIG(status))
+            _stop_own_process(os.WSTOPSIG(status))
         else:
             exit_code = os.waitstatus_to_exitcode(status)
             code = exit_code if exit_code >= 0 else BY_SIGNAL - exit_code
 
 
-def _stop(number: int) -> None:
+def _stop_own_process(number: int) -> None:
     """Stop this process, as the shell that started the job expects. SIGCONT continues it, and is passed on."""
     if number in {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -34,8 +34,8 @@ class DirectAllocator:
         self._store = store
         self._sleep = sleep
         self._random = random.Random()  # noqa: S311 - which of several lists is no secret
-        stat = procfs.read_self(proc)
-        self.task: Final = Task(stat.pid, stat.start, procfs.read_boot(proc))
+        stat = procfs.read_own_process(proc)
+        self.task: Final = Task(stat.pid, stat.start, procfs.read_boot_id(proc))
 
     def allocate(self, request: AllocateRequest, pin: Callable[[AllocateResponse], None]) -> AllocateResponse:
         """Allocate CPUs, on which `pin` makes this process run.
@@ -46,7 +46,7 @@ class DirectAllocator:
         draw = self._random.random()
 
         def decide(stored: StoredAllocations) -> tuple[Allocations, AllocateResponse]:
-            avoid = _offline(stored.allocations) if request.affinity else frozenset[int]()
+            avoid = _offline_cpus(stored.allocations) if request.affinity else frozenset[int]()
             # an earlier attempt may have been stored although its response was lost
             released = allocator.release(stored.allocations, self.task)
             result = allocator.allocate(
@@ -60,14 +60,14 @@ class DirectAllocator:
             pin(response)
             return result.allocations, response
 
-        return allocation_store.update(self._store, decide, self._pause)
+        return allocation_store.update(self._store, decide, self._pause_before_attempt)
 
     def release(self, task: Task) -> None:
         """Release the task's CPUs, also during a reconfiguration."""
         allocation_store.update(
             self._store,
             lambda stored: (allocator.release(stored.allocations, task), None),
-            self._pause,
+            self._pause_before_attempt,
             during_reconfiguration=True,
         )
 
@@ -77,12 +77,12 @@ class DirectAllocator:
     def close(self) -> None:
         """Nothing to do: nothing is open."""
 
-    def _pause(self, attempt: int) -> None:
+    def _pause_before_attempt(self, attempt: int) -> None:
         """Wait before an attempt: longer each time, with jitter."""
         self._sleep(min(_PAUSE_S * 2.0**attempt, _MAX_PAUSE_S) * self._random.random())
 
 
-def _offline(allocations: Allocations) -> frozenset[int]:
+def _offline_cpus(allocations: Allocations) -> frozenset[int]:
     """The CPUs of the pools that are offline; none if the kernel's file cannot be read."""
     try:
         online = cpulist.parse_list(read_text(_ONLINE), str(_ONLINE))
@@ -100,14 +100,14 @@ def host_proc(configured: str) -> Path:
     if path:
         return Path(path)
     own = Path("/proc")
-    if _pid_namespace(own) != INITIAL_PID_NAMESPACE:
+    if _read_pid_namespace(own) != INITIAL_PID_NAMESPACE:
         seen = "not set, and /proc is a container's own"
         problem = Problem(cmk_names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
         raise BadSettings("cannot see the host's processes", [problem])
     return own
 
 
-def _pid_namespace(proc: Path) -> str:
+def _read_pid_namespace(proc: Path) -> str:
     try:
         return (proc / "self/ns/pid").readlink().name
     except OSError:

@@ -51,7 +51,7 @@ def main(words: Sequence[str], program: str = "cmk") -> int:
         if option := arguments.help_or_version(words):
             print(arguments.format_help(program) if option == "--help" else f"nodewise {__version__}")  # noqa: T201
             return 0
-        return _isolate(arguments.parse(words), CommandRunner())
+        return _run_isolated(arguments.parse(words), CommandRunner())
     except SignalBeforeStart as terminated:
         return terminated.code
     except NodewiseError as error:
@@ -66,15 +66,19 @@ def log(level: str, text: str) -> None:
         print(f"nodewise: {visible(text)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _isolate(options: IsolateArguments, runner: CommandRunner) -> int:
-    request = AllocateRequest(options.pool, _count(options.pool), options.socket, options.affinity)
+def _run_isolated(options: IsolateArguments, runner: CommandRunner) -> int:
+    request = AllocateRequest(
+        options.pool, _requested_list_count(options.pool), options.socket, options.affinity
+    )
     deadline = time.monotonic() + options.wait_s
     pause_s = 0.05
     while True:
         cpu_allocator = None
         try:
             cpu_allocator = _open_allocator(options, runner)
-            response = cpu_allocator.allocate(request, _pin if options.affinity else _log_unpinned)
+            response = cpu_allocator.allocate(
+                request, _pin_to_allocation if options.affinity else _log_unpinned
+            )
             break
         except Unavailable as error:
             if cpu_allocator is not None:
@@ -85,10 +89,10 @@ def _isolate(options: IsolateArguments, runner: CommandRunner) -> int:
             log("debug", f"trying again: {error}")
             runner.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-    return _run(options, runner, cpu_allocator, response)
+    return _run_on_allocated_cpus(options, runner, cpu_allocator, response)
 
 
-def _run(
+def _run_on_allocated_cpus(
     options: IsolateArguments, runner: CommandRunner, cpu_allocator: CpuAllocator, response: AllocateResponse
 ) -> int:
     has_ended = True
@@ -100,7 +104,7 @@ def _run(
         return code
     finally:
         if has_ended:
-            _release(cpu_allocator, response)
+            _release_or_log(cpu_allocator, response)
         else:
             cpu_allocator.leave(response.task)
             cpus = cpulist.format_ranges(response.cpus)
@@ -111,7 +115,7 @@ def _run(
         cpu_allocator.close()
 
 
-def _release(cpu_allocator: CpuAllocator, response: AllocateResponse) -> None:
+def _release_or_log(cpu_allocator: CpuAllocator, response: AllocateResponse) -> None:
     try:
         cpu_allocator.release(response.task)
     except NodewiseError as error:
@@ -119,7 +123,7 @@ def _release(cpu_allocator: CpuAllocator, response: AllocateResponse) -> None:
         log("warning", f"CPUs {cpus} are not given back now, the next sweep frees them: {error}")
 
 
-def _count(pool: str) -> int:
+def _requested_list_count(pool: str) -> int:
     """The number of requested lists. Only exclusive pools have more than one; unknown pools may be exclusive."""
     if not IS_EXCLUSIVE.get(pool, True):
         return 1
@@ -157,7 +161,7 @@ def _lock_timeout_s() -> float:
     return arguments.parse_duration(cmk_names.LOCK_TIMEOUT, text) if text else 30.0
 
 
-def _pin(response: AllocateResponse) -> None:
+def _pin_to_allocation(response: AllocateResponse) -> None:
     set_affinity(response.cpus)
 
 

@@ -85,7 +85,7 @@ class ServiceAccountClient:
     ) -> Any:
         what = f"{verb} {self.server}{path}"
         try:
-            status, data = self._exchange(verb, path, body, params, kind)
+            status, data = self._send_request(verb, path, body, params, kind)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(what, [Problem("", str(error) or type(error).__name__, "")]) from error
         try:
@@ -93,12 +93,12 @@ class ServiceAccountClient:
         except (RecursionError, ValueError):
             value = None
         if status >= http.client.BAD_REQUEST:
-            raise _error(what, status, value, data)
+            raise _response_error(what, status, value, data)
         if value is None:
             raise Unavailable(what, [Problem("answer", shown(data), "JSON")])
         return value
 
-    def _exchange(
+    def _send_request(
         self, verb: str, path: str, body: Any, params: Mapping[str, str], kind: str
     ) -> tuple[int, bytes]:
         headers = {
@@ -124,7 +124,7 @@ _ERRORS: Final[Mapping[int, type[NodewiseError]]] = {404: NotFound, 409: Conflic
 _INTERNAL: Final = 500
 
 
-def _error(what: str, status: int, value: Any, data: bytes) -> NodewiseError:
+def _response_error(what: str, status: int, value: Any, data: bytes) -> NodewiseError:
     """The error of a response, with the server's message."""
     message = value.get("message") if isinstance(value, dict) else None
     problem = Problem(str(status), message if isinstance(message, str) else shown(data), "")
@@ -142,7 +142,7 @@ def open_store(options: IsolateArguments) -> AllocationStore:
         api = BlockingApiClient(KubeOptions(kubeconfig=options.kubeconfig))
         node = options.node_name or os.environ.get(cmk_names.NODE_NAME, "")
         if not node:
-            raise _unknown_node("not told")
+            raise _unknown_node_error("not told")
     else:
         api = ServiceAccountClient()
         node = options.node_name or os.environ.get(cmk_names.NODE_NAME, "") or _node_of_pod(api)
@@ -153,16 +153,16 @@ def _node_of_pod(api: ServiceAccountClient) -> str:
     """The node of this pod. The pod's name is its host name, unless its manifest sets another one."""
     pod = os.environ.get("HOSTNAME", "")
     if not pod:
-        raise _unknown_node("HOSTNAME is not set")
+        raise _unknown_node_error("HOSTNAME is not set")
     try:
         node = api.get(PODS.path(api.namespace, pod)).get("spec", {}).get("nodeName")
     except Refused as error:
-        raise _unknown_node(f"pod {pod}: {error}") from error
+        raise _unknown_node_error(f"pod {pod}: {error}") from error
     if not node:
-        raise _unknown_node(f"pod {pod} is on no node")
+        raise _unknown_node_error(f"pod {pod} is on no node")
     return str(node)
 
 
-def _unknown_node(seen: str) -> BadSettings:
+def _unknown_node_error(seen: str) -> BadSettings:
     remedy = f"give --node-name, or {cmk_names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
     return BadSettings("which node is this?", [Problem("", seen, "")], remedy=remedy)

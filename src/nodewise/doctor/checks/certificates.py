@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from nodewise.doctor.check import check
-from nodewise.doctor.checks.extender_entries import entry_finding
+from nodewise.doctor.checks.extender_entries import create_entry_finding
 from nodewise.doctor.facts import (
     EntryCertificates,
     Extenders,
@@ -48,7 +48,7 @@ def check_server_verification(registrations: Registrations) -> Iterator[Finding]
             actual, expected = ".tlsConfig has no caFile", "caFile"
         else:
             continue
-        yield entry_finding("no-ca-file", registration, actual, expected)
+        yield create_entry_finding("no-ca-file", registration, actual, expected)
 
 
 @check("ca-key-as-client-key", "client-certificate-wrong", "server-certificate-wrong", "unknown-ca")
@@ -73,29 +73,31 @@ def _check_client_certificate(
     registration: Registration, now: datetime, extenders: Extenders
 ) -> Iterator[Result]:
     """The client certificate."""
-    id_, name = "client-certificate-wrong", _cert_name(registration)
+    id_, name = "client-certificate-wrong", _client_certificate_file(registration)
     client = registration.certificates.client
     if not name:
         if not (extenders and all(extender.is_set("unsafe") for extender in extenders)):
-            yield entry_finding(id_, registration, ".tlsConfig has no certFile", "a client certificate")
+            yield create_entry_finding(
+                id_, registration, ".tlsConfig has no certFile", "a client certificate"
+            )
     elif isinstance(client, UnavailableFact):
         yield NotChecked(id_, client)
         yield NotChecked("ca-key-as-client-key", client)
     elif not client:
         actual = f": {name} contains no certificate in PEM"
-        yield entry_finding(id_, registration, actual, "a client certificate")
+        yield create_entry_finding(id_, registration, actual, "a client certificate")
     elif client[0].is_ca:
         actual = f": {name} is a CA's certificate ({_format_names(client[0])})"
-        yield entry_finding("ca-key-as-client-key", registration, actual, "a certificate of its own")
+        yield create_entry_finding("ca-key-as-client-key", registration, actual, "a certificate of its own")
     else:
         yield from _check_validity(id_, registration, client[0], name, now)
         if not client[0].for_client:
             actual = f": {name} is not for client use"
-            yield entry_finding(id_, registration, actual, "extended key usage clientAuth")
+            yield create_entry_finding(id_, registration, actual, "extended key usage clientAuth")
         yield from _check_client_name(registration, client[0], extenders)
 
 
-def _cert_name(registration: Registration) -> str:
+def _client_certificate_file(registration: Registration) -> str:
     """The client certificate's file; empty if the entry has no client certificate."""
     return registration.entry.cert_file or ("certData" if registration.entry.cert_data else "")
 
@@ -104,7 +106,7 @@ def _check_client_name(
     registration: Registration, leaf: ParsedCertificate, extenders: Extenders
 ) -> Iterator[Finding]:
     """Whether the certificate has a name of --client-name, if nodewise requires one."""
-    is_required = registration.entry.bind_verb or not all(map(_accepts_any_client, extenders))
+    is_required = registration.entry.bind_verb or not all(map(_extender_accepts_any_client, extenders))
     if not extenders or not is_required:
         return
     names = {
@@ -115,16 +117,16 @@ def _check_client_name(
     if names.isdisjoint(leaf.names):
         expected = "one of these names"
         actual = (
-            f": {_cert_name(registration)} is for {_format_names(leaf)}, and nodewise accepts --client-name"
-            f" {', '.join(sorted(names))}"
+            f": {_client_certificate_file(registration)} is for {_format_names(leaf)}, and nodewise accepts"
+            f" --client-name {', '.join(sorted(names))}"
         )
         remedy = "make another: nodewise certs"
         if leaf.names:
             remedy = f"start nodewise with --client-name {leaf.names[0]}, or {remedy}"
-        yield entry_finding("client-certificate-wrong", registration, actual, expected, remedy)
+        yield create_entry_finding("client-certificate-wrong", registration, actual, expected, remedy)
 
 
-def _accepts_any_client(extender: ExtenderWorkload) -> bool:
+def _extender_accepts_any_client(extender: ExtenderWorkload) -> bool:
     """Whether it is started with --any-client, or with flags of TAS or GAS, which imply it."""
     is_implied = not OLDER_FLAGS.isdisjoint(extender.settings) and "client_name" not in extender.settings
     return extender.is_set("any_client") or is_implied
@@ -136,10 +138,10 @@ def _check_validity(
     ends = f"{certificate.not_after:%Y-%m-%d %H:%M}"
     lifetime = certificate.not_after - certificate.not_before
     if now > certificate.not_after:
-        yield entry_finding(id_, registration, f": {name} expired on {ends}", "a valid certificate")
+        yield create_entry_finding(id_, registration, f": {name} expired on {ends}", "a valid certificate")
     elif now < certificate.not_before:
         actual = f": {name} is not valid before {certificate.not_before:%Y-%m-%d %H:%M}"
-        yield entry_finding(id_, registration, actual, "a valid certificate")
+        yield create_entry_finding(id_, registration, actual, "a valid certificate")
     elif certificate.not_after - now < min(EXPIRES_SOON, lifetime / 4):
         actual = f"{registration.entry.field}: {name} expires on {ends}"
         expected = "a certificate that was renewed in time"
@@ -148,7 +150,7 @@ def _check_validity(
 
 def _check_client_key(registration: Registration, cluster_ca: Chain) -> Iterator[Result]:
     """The private key of the client certificate."""
-    cert_name = _cert_name(registration)
+    cert_name = _client_certificate_file(registration)
     id_, own = "client-certificate-wrong", registration.certificates
     name = registration.entry.key_file or ("keyData" if registration.entry.key_data else "")
     if not cert_name:
@@ -157,16 +159,16 @@ def _check_client_key(registration: Registration, cluster_ca: Chain) -> Iterator
         yield NotChecked(id_, own.key)
     elif not own.key:
         actual = f": {name} contains no key in PEM" if name else ".tlsConfig has no keyFile"
-        yield entry_finding(id_, registration, actual, "the client certificate's key")
+        yield create_entry_finding(id_, registration, actual, "the client certificate's key")
     else:
         client = readable(own.client)
         if client and client[0].public_key != own.key:
             actual = f": {name} is not the key of {cert_name}"
-            yield entry_finding(id_, registration, actual, "the client certificate's key")
-        yield from _check_key_of_ca(registration, cluster_ca, own.key, name)
+            yield create_entry_finding(id_, registration, actual, "the client certificate's key")
+        yield from _check_client_key_is_no_ca_key(registration, cluster_ca, own.key, name)
 
 
-def _check_key_of_ca(
+def _check_client_key_is_no_ca_key(
     registration: Registration, cluster_ca: Chain, key: bytes, name: str
 ) -> Iterator[Finding]:
     """A CA's key as the client's. With a CA's certificate as the client's, that is the finding."""
@@ -179,24 +181,27 @@ def _check_key_of_ca(
     owner = next((authority for authority in authorities if authority.public_key == key), None)
     if owner is not None and not (client and client[0].is_ca):
         actual = f": {name} is the key of the CA {_format_names(owner)}"
-        yield entry_finding("ca-key-as-client-key", registration, actual, "a key of its own")
+        yield create_entry_finding("ca-key-as-client-key", registration, actual, "a key of its own")
 
 
 def _check_client_ca(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
     """Whether nodewise accepts a client certificate without other problems."""
-    name, chain = _cert_name(registration) or "certData", readable(registration.certificates.client)
+    name, chain = (
+        _client_certificate_file(registration) or "certData",
+        readable(registration.certificates.client),
+    )
     remedy = "put the CA that signed it into nodewise's --client-ca, or make another: nodewise certs"
     expected = "a certificate of the --client-ca"
     accepted = [authorities for extender in extenders if (authorities := readable(extender.client_ca))]
     response = registration.server.response
     if response and response != "answered":
         actual = f": nodewise rejects {name}: {response}"
-        yield entry_finding("unknown-ca", registration, actual, expected, remedy)
+        yield create_entry_finding("unknown-ca", registration, actual, expected, remedy)
     elif response or not chain or not accepted:
         return
     elif not any(is_signed_by(chain[0], chain[1:], authorities) for authorities in accepted):
         actual = f": {name} is not signed by nodewise's --client-ca, {_format_names(accepted[0][0])}"
-        yield entry_finding("unknown-ca", registration, actual, expected, remedy)
+        yield create_entry_finding("unknown-ca", registration, actual, expected, remedy)
 
 
 def _check_server_certificate(
@@ -205,9 +210,9 @@ def _check_server_certificate(
     """nodewise's serving certificate, as kube-scheduler verifies it."""
     server, entry = registration.server, registration.entry
     if not server.certificates:
-        if _has_no_server(registration):
+        if _has_no_server_behind_entry(registration):
             return
-        server = _server_from_secret(registration, extenders) or server
+        server = _serving_certificate_in_secret(registration, extenders) or server
     if not server.certificates:
         reason = f"no handshake from here: {short('; '.join(server.attempts) or 'not tried')}"
         remedy = "call doctor where nodewise can be reached, as on a host of the control plane"
@@ -219,7 +224,7 @@ def _check_server_certificate(
     id_ = "server-certificate-wrong"
     if not is_valid_for(leaf, host):
         actual = f": nodewise's certificate is for {_format_names(leaf)}, and kube-scheduler verifies {host}"
-        yield entry_finding(id_, registration, actual, f"a certificate for {host}")
+        yield create_entry_finding(id_, registration, actual, f"a certificate for {host}")
     name = f"nodewise's certificate, from {server.source},"
     yield from _check_validity(id_, registration, leaf, name, now)
     if not entry.insecure and (entry.ca_file or entry.ca_data):
@@ -235,14 +240,14 @@ def _check_server_ca(
         yield NotChecked("unknown-ca", own.ca)
     elif not own.ca:
         actual = f": {name} contains no certificate in PEM"
-        yield entry_finding("unknown-ca", registration, actual, "the CA of nodewise's certificate")
+        yield create_entry_finding("unknown-ca", registration, actual, "the CA of nodewise's certificate")
     elif not is_signed_by(server.certificates[0], server.certificates[1:], own.ca):
         authority = _format_names(own.ca[0])
         actual = f": {name} is {authority}, which did not sign nodewise's certificate, from {server.source}"
-        yield entry_finding("unknown-ca", registration, actual, "the CA that did")
+        yield create_entry_finding("unknown-ca", registration, actual, "the CA that did")
 
 
-def _has_no_server(registration: Registration) -> bool:
+def _has_no_server_behind_entry(registration: Registration) -> bool:
     """Whether there is no server at all, which `extender-not-reached` reports."""
     service = registration.service
     if isinstance(service, Service):
@@ -250,7 +255,7 @@ def _has_no_server(registration: Registration) -> bool:
     return service is None and registration.server.is_refused
 
 
-def _server_from_secret(registration: Registration, extenders: Extenders) -> ProbedServer | None:
+def _serving_certificate_in_secret(registration: Registration, extenders: Extenders) -> ProbedServer | None:
     """The certificate in the Secret of the replicas; None if it is unknown whether the entry leads to them."""
     namespace = split_url(registration.entry.url)[1].split(".")[1:2]
     for extender in extenders:
@@ -267,7 +272,7 @@ def _format_names(certificate: ParsedCertificate) -> str:
 
 @check("any-client")
 def check_any_client(extenders: Extenders) -> Iterator[Finding]:
-    for extender in filter(_accepts_any_client, extenders):
+    for extender in filter(_extender_accepts_any_client, extenders):
         if not extender.is_set("unsafe"):
             expected = "--client-name with the name in kube-scheduler's certificate, without --any-client"
             actual = "--any-client, or a flag of TAS or GAS"

@@ -36,20 +36,20 @@ _LARGE_TIMEOUT_S: Final = 5.0
 _MAX_TIMEOUT_S: Final = 10.0
 
 
-def agents_of(registration: Registration, extenders: Extenders) -> frozenset[str]:
+def agents_of_entry(registration: Registration, extenders: Extenders) -> frozenset[str]:
     """The agents that an entry calls, as far as that is known."""
     if registration.entry.agent:
         return frozenset({registration.entry.agent})
     return frozenset(
-        agent for extender in _extenders_of(registration, extenders) for agent in extender.agents
+        agent for extender in _extenders_behind_entry(registration, extenders) for agent in extender.agents
     )
 
 
-def _extenders_of(registration: Registration, extenders: Extenders) -> Extenders:
+def _extenders_behind_entry(registration: Registration, extenders: Extenders) -> Extenders:
     """The extenders that an entry's address leads to: that of the scheduler's pod, those of the Service's namespace,
     or all.
     """
-    own = extender_beside(registration.scheduler, extenders)
+    own = extender_in_scheduler_pod(registration.scheduler, extenders)
     if own is not None:
         return (own,)
     labels = split_url(registration.entry.url)[1].split(".")
@@ -61,18 +61,18 @@ def _extenders_of(registration: Registration, extenders: Extenders) -> Extenders
     return near or extenders
 
 
-def extender_beside(scheduler: SchedulerInfo, extenders: Extenders) -> ExtenderWorkload | None:
+def extender_in_scheduler_pod(scheduler: SchedulerInfo, extenders: Extenders) -> ExtenderWorkload | None:
     """The extender in the scheduler's own pod."""
     where = scheduler.workload.where if scheduler.workload else ""
     return next((extender for extender in extenders if where and extender.workload.where == where), None)
 
 
-def has_scores(policies: Policies) -> bool:
+def is_any_policy_scoring(policies: Policies) -> bool:
     """Whether a policy has nodes scored."""
     return any("scheduleonmetric" in policy.strategies for policy in policies)
 
 
-def entry_finding(
+def create_entry_finding(
     id_: str, registration: Registration, actual: str, expected: str, remedy: str = ""
 ) -> Finding:
     """A finding about a field of an entry."""
@@ -83,15 +83,17 @@ def entry_finding(
 def check_node_cache_capable(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
     """Whether nodes are sent whole exactly if nodewise has no API server."""
     for registration in registrations:
-        own = extender_beside(registration.scheduler, extenders)
+        own = extender_in_scheduler_pod(registration.scheduler, extenders)
         needs_nodes = own is not None and own.is_set("no_cluster")
         if needs_nodes and registration.entry.node_cache_capable:
             expected = "false, as this nodewise runs with --no-cluster"
-            yield entry_finding(
+            yield create_entry_finding(
                 "names-not-used", registration, ".nodeCacheCapable is true", expected, expected
             )
         elif not needs_nodes and not registration.entry.node_cache_capable:
-            yield entry_finding("names-not-used", registration, ".nodeCacheCapable is not true", "true")
+            yield create_entry_finding(
+                "names-not-used", registration, ".nodeCacheCapable is not true", "true"
+            )
 
 
 @check("http-timeout-missing", "http-timeout-short", "http-timeout-long")
@@ -100,25 +102,25 @@ def check_http_timeout(registrations: Registrations) -> Iterator[Finding]:
         entry = registration.entry
         is_large = bool(entry.bind_verb) or not entry.node_cache_capable
         least_s = _LARGE_TIMEOUT_S if is_large else _NAMES_TIMEOUT_S
-        yield from _check_timeout(registration, entry.http_timeout, least_s)
+        yield from _check_entry_timeout(registration, entry.http_timeout, least_s)
 
 
-def _check_timeout(registration: Registration, timeout: str, least_s: float) -> Iterator[Finding]:
+def _check_entry_timeout(registration: Registration, timeout: str, least_s: float) -> Iterator[Finding]:
     expected = f"{least_s:g}s"
     if not timeout:
-        yield entry_finding("http-timeout-missing", registration, ".httpTimeout is not set", expected)
+        yield create_entry_finding("http-timeout-missing", registration, ".httpTimeout is not set", expected)
         return
     try:
         timeout_s = clock.parse_duration(timeout)
     except ValueError:
         actual = f".httpTimeout: invalid duration {timeout[:50]!r}"
-        yield entry_finding("http-timeout-missing", registration, actual, expected)
+        yield create_entry_finding("http-timeout-missing", registration, actual, expected)
         return
     actual = f".httpTimeout: {timeout}"
     if timeout_s < least_s:
-        yield entry_finding("http-timeout-short", registration, actual, expected)
+        yield create_entry_finding("http-timeout-short", registration, actual, expected)
     elif timeout_s > _MAX_TIMEOUT_S:
-        yield entry_finding(
+        yield create_entry_finding(
             "http-timeout-long", registration, actual, f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
         )
 
@@ -128,7 +130,7 @@ def check_ignorable(registrations: Registrations) -> Iterator[Finding]:
     for registration in registrations:
         if registration.entry.filter_verb and registration.entry.ignorable:
             actual = ".ignorable is true beside filterVerb"
-            yield entry_finding("wrong-ignorable", registration, actual, "false")
+            yield create_entry_finding("wrong-ignorable", registration, actual, "false")
 
 
 @check("bind-verb-missing")
@@ -137,7 +139,7 @@ def check_verbs(registrations: Registrations, extenders: Extenders = ()) -> Iter
     for registration in registrations:
         entry = registration.entry
         others = _other_entries(registration, registrations, extenders, "gpu")
-        if "gpu" in agents_of(registration, extenders) and (
+        if "gpu" in agents_of_entry(registration, extenders) and (
             _gpu_resources(entry) or not any(map(_gpu_resources, others))
         ):
             yield from _check_gpu_verbs(registration)
@@ -152,10 +154,12 @@ def _check_gpu_verbs(registration: Registration) -> Iterator[Finding]:
     for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
         if not verb:
             actual = f" has no {name}Verb, and calls the gpu agent"
-            yield entry_finding("bind-verb-missing", registration, actual, f"{name}Verb: {name}")
+            yield create_entry_finding("bind-verb-missing", registration, actual, f"{name}Verb: {name}")
     if not _gpu_resources(entry):
         actual = ".managedResources names no GPU resource"
-        yield entry_finding("bind-verb-missing", registration, actual, "gpu.intel.com/i915 and the like")
+        yield create_entry_finding(
+            "bind-verb-missing", registration, actual, "gpu.intel.com/i915 and the like"
+        )
 
 
 def _gpu_resources(entry: ExtenderEntry) -> list[str]:
@@ -171,7 +175,7 @@ def _other_entries(
         for other in registrations
         if other.configuration is registration.configuration
         and other.entry != registration.entry
-        and agent in agents_of(other, extenders)
+        and agent in agents_of_entry(other, extenders)
     ]
 
 
@@ -185,7 +189,9 @@ def check_managed_resources(
             is_gpu = resource.name.startswith(_GPU_RESOURCES)
             if not resource.is_ignored and not is_gpu and resource.name not in node_resources:
                 actual = f".managedResources: {resource.name} is counted, and no node has it"
-                yield entry_finding("resource-not-ignored", registration, actual, "ignoredByScheduler: true")
+                yield create_entry_finding(
+                    "resource-not-ignored", registration, actual, "ignoredByScheduler: true"
+                )
 
 
 @check("weight-zero")
@@ -200,11 +206,11 @@ def check_weight(
                     f".weight is {'not set' if entry.weight is None else entry.weight} beside prioritizeVerb"
                 )
                 expected = "5 or more; kube-scheduler does not start without"
-                yield entry_finding("weight-zero", registration, actual, expected)
+                yield create_entry_finding("weight-zero", registration, actual, expected)
             continue
-        agents = agents_of(registration, extenders)
-        scorers = sorted(name for name in agents if _load_scoring(name) != "none")
-        scorers += ["telemetry"] if "telemetry" in agents and has_scores(policies) else []
+        agents = agents_of_entry(registration, extenders)
+        scorers = sorted(name for name in agents if _agent_load_scoring_share(name) != "none")
+        scorers += ["telemetry"] if "telemetry" in agents and is_any_policy_scoring(policies) else []
         unused = [
             agent
             for agent in scorers
@@ -212,7 +218,9 @@ def check_weight(
         ]
         if unused:
             actual = f" has no prioritizeVerb, and no entry requests the scores of {', '.join(unused)}"
-            yield entry_finding("weight-zero", registration, actual, "prioritizeVerb: prioritize, weight: 10")
+            yield create_entry_finding(
+                "weight-zero", registration, actual, "prioritizeVerb: prioritize, weight: 10"
+            )
 
 
 def _has_weight(entry: ExtenderEntry) -> bool:
@@ -231,7 +239,7 @@ def check_own_pods(registrations: Registrations, extenders: Extenders) -> Iterat
             if registration.configuration.serves(workload.scheduler_name) and not is_fixed:
                 actual = f" filters all pods of {workload.scheduler_name}, {workload.where} among them"
                 expected = "managedResources, or another scheduler"
-                yield entry_finding("filters-own-pods", registration, actual, expected)
+                yield create_entry_finding("filters-own-pods", registration, actual, expected)
 
 
 @check("two-load-aware-scorers")
@@ -247,7 +255,7 @@ def check_load_aware_scorers(
         own_entries = [
             registration for registration in registrations if registration.scheduler.where == scheduler.where
         ]
-        own = sorted(_load_scorers(own_entries, extenders, policies))
+        own = sorted(_agents_scoring_by_load(own_entries, extenders, policies))
         for profile in scheduler.profiles:
             names = [name for name in profile.plugins if name in _LOAD_AWARE_PLUGINS]
             plugins = [f"{name} ({_LOAD_AWARE_PLUGINS[name]})" for name in names]
@@ -263,26 +271,28 @@ def check_load_aware_scorers(
 def check_similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
     """Agents whose scores are about the same. That may be intended, as --weights adds them."""
     for extender in extenders:
-        similar = [name for name in extender.agents if _load_scoring(name) == "whole"]
+        similar = [name for name in extender.agents if _agent_load_scoring_share(name) == "whole"]
         if len(similar) > 1:
             actual = f"--agents has {', '.join(similar)}, whose scores are added by --weights"
             where, expected = extender.workload.where, "one, or intended weights"
             yield finding("two-load-aware-scorers", where, actual, expected, severity="note")
 
 
-def _load_scorers(registrations: list[Registration], extenders: Extenders, policies: Policies) -> set[str]:
+def _agents_scoring_by_load(
+    registrations: list[Registration], extenders: Extenders, policies: Policies
+) -> set[str]:
     """The agents and strategies with which these entries score by load."""
     scorers: set[str] = set()
     for registration in registrations:
         if registration.entry.prioritize_verb:
-            agents = agents_of(registration, extenders)
-            scorers |= {name for name in agents if _load_scoring(name) != "none"}
-            if "telemetry" in agents and has_scores(policies):
+            agents = agents_of_entry(registration, extenders)
+            scorers |= {name for name in agents if _agent_load_scoring_share(name) != "none"}
+            if "telemetry" in agents and is_any_policy_scoring(policies):
                 scorers.add("the strategy scheduleonmetric")
     return scorers
 
 
-def _load_scoring(agent: str) -> LoadScoring:
+def _agent_load_scoring_share(agent: str) -> LoadScoring:
     """How much an agent scores by load, as it declares; `none` for an agent that is not installed here."""
     kind = find_agent(agent)
     return "none" if kind is None else kind.load_scoring

@@ -18,15 +18,17 @@ def check_gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
     id_ = "gpu-node-without-labels"
     without = [node for node in gpu_nodes if not node.gpus]
     if without:
-        actual = f"{without[0].resource} is allocatable, and no GPU is named{_format_reason(without)}"
+        actual = (
+            f"{without[0].resource} is allocatable, and no GPU is named{_format_gpu_label_reason(without)}"
+        )
         yield finding(id_, _format_nodes(without), actual, "labels or an annotation with GPUs")
     incomplete = [node for node in gpu_nodes if node.gpus and node.problems]
     if incomplete:
-        actual = f"not all labels can be read{_format_reason(incomplete)}"
+        actual = f"not all labels can be read{_format_gpu_label_reason(incomplete)}"
         yield finding(id_, _format_nodes(incomplete), actual, "labels that can be read", severity="warning")
 
 
-def _format_reason(nodes: Sequence[GpuNodeInfo]) -> str:
+def _format_gpu_label_reason(nodes: Sequence[GpuNodeInfo]) -> str:
     problem = next((node.problems[0] for node in nodes if node.problems), "")
     return f": {problem}" if problem else ""
 

@@ -97,14 +97,18 @@ def check_policies_without_agent(policies: Policies, extenders: Extenders) -> It
 @check("policy-without-effect")
 def check_policies_without_filter(policies: Policies, registrations: Registrations) -> Iterator[Finding]:
     """Policies that filter, without an entry that filters."""
-    entries = [registration.entry for registration in registrations if _calls_telemetry(registration.entry)]
+    entries = [
+        registration.entry
+        for registration in registrations
+        if _entry_calls_telemetry_agent(registration.entry)
+    ]
     policy = next((candidate for candidate in policies if "dontschedule" in candidate.strategies), None)
     if policy and entries and not any(entry.filter_verb for entry in entries):
         actual = "has the strategy dontschedule, and no entry of nodewise has a filterVerb"
         yield finding("policy-without-effect", policy.where, actual, "filterVerb: filter")
 
 
-def _calls_telemetry(entry: ExtenderEntry) -> bool:
+def _entry_calls_telemetry_agent(entry: ExtenderEntry) -> bool:
     return entry.agent in ("", "telemetry")
 
 
@@ -136,21 +140,21 @@ def _why_not_sent(pod: PodInfo, configurations: list[SchedulerConfiguration]) ->
         return _format_missing_request(pod, [{SCHEDULING_RESOURCE}])
     serving = [configuration for configuration in configurations if configuration.serves(pod.scheduler_name)]
     entries = [entry for configuration in serving for entry in configuration.entries]
-    if filters := list(filter(_filters_by_policy, entries)):
+    if filters := list(filter(_entry_filters_by_policy, entries)):
         return _format_missing_request(
             pod, [{resource.name for resource in entry.managed_resources} for entry in filters]
         )
     # without any entry of nodewise, extender-not-registered reports it
-    is_known = bool(serving) and any(map(_has_nodewise, configurations))
+    is_known = bool(serving) and any(map(_configuration_has_nodewise, configurations))
     return f"and its scheduler {pod.scheduler_name} does not call nodewise to filter" if is_known else ""
 
 
-def _has_nodewise(configuration: SchedulerConfiguration) -> bool:
+def _configuration_has_nodewise(configuration: SchedulerConfiguration) -> bool:
     return any(entry.is_nodewise for entry in configuration.entries)
 
 
-def _filters_by_policy(entry: ExtenderEntry) -> bool:
-    return entry.is_nodewise and bool(entry.filter_verb) and _calls_telemetry(entry)
+def _entry_filters_by_policy(entry: ExtenderEntry) -> bool:
+    return entry.is_nodewise and bool(entry.filter_verb) and _entry_calls_telemetry_agent(entry)
 
 
 def _format_missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
@@ -187,17 +191,19 @@ def check_sample_size(
     """Whether a policy may reject all nodes of kube-scheduler's sample, by its verdicts as they are now."""
     filtering = [policy for policy in policies if "dontschedule" in policy.strategies]
     for registration in registrations:
-        if not registration.entry.filter_verb or not _calls_telemetry(registration.entry):
+        if not registration.entry.filter_verb or not _entry_calls_telemetry_agent(registration.entry):
             continue
         configuration = registration.configuration
         for profile in configuration.profiles:
             share = configuration.percentage if profile.percentage is None else profile.percentage
             size = feasible_nodes_to_find(node_count, share)
             for policy in filtering if size < node_count else ():
-                yield from _check_sample_of_policy(policy, pods, profile.scheduler_name, (size, node_count))
+                yield from _check_node_sample_of_policy(
+                    policy, pods, profile.scheduler_name, (size, node_count)
+                )
 
 
-def _check_sample_of_policy(
+def _check_node_sample_of_policy(
     policy: PolicyEvaluation, pods: Pods, scheduler_name: str, sizes: tuple[int, int]
 ) -> Iterator[Result]:
     """`sizes`: of the sample and of the cluster."""
@@ -238,7 +244,7 @@ def check_descheduler(
         ),
         None,
     )
-    if any(map(_evicts, deschedulers)):
+    if any(map(_descheduler_evicts, deschedulers)):
         return
     if unavailable is not None:
         yield NotChecked(id_, unavailable)
@@ -249,7 +255,7 @@ def check_descheduler(
         yield finding(id_, where, actual, _DESCHEDULER)
 
 
-def _evicts(descheduler: Descheduler) -> bool:
+def _descheduler_evicts(descheduler: Descheduler) -> bool:
     """Whether it evicts pods from the nodes that a policy labels."""
     has_plugin = (
         not isinstance(descheduler.plugins, UnavailableFact) and _AFFINITY_PLUGIN in descheduler.plugins
@@ -284,12 +290,12 @@ def check_metrics(
     """Metrics without values. The replicas' own counts decide; without them, the values that doctor reads."""
     without_finding = dict.fromkeys(policies)
     for metric, users in _policies_by_metric(policies):
-        coverage = _coverage(metric, users, metrics or {}, replica_metrics)
+        coverage = _metric_coverage(metric, users, metrics or {}, replica_metrics)
         if isinstance(coverage, UnavailableFact):
-            missing = coverage if _is_available(metrics_apis) else _METRICS_API_UNAVAILABLE
+            missing = coverage if _are_metrics_apis_available(metrics_apis) else _METRICS_API_UNAVAILABLE
             yield from (NotChecked(id_, missing) for id_ in check_metrics.ids)
         elif coverage is not None:
-            yield from _check_coverage(metric, users, coverage)
+            yield from _check_metric_coverage(metric, users, coverage)
             for policy in () if coverage.nodes else users:
                 without_finding.pop(policy, None)
     yield from _check_policy_status(without_finding)
@@ -303,7 +309,7 @@ def _check_policy_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Findi
             yield finding("metric-missing", policy.where, actual, "MetricsFetched: True")
 
 
-def _is_available(metrics_apis: tuple[MetricsApiStatus, ...] | None) -> bool:
+def _are_metrics_apis_available(metrics_apis: tuple[MetricsApiStatus, ...] | None) -> bool:
     """Whether the metrics APIs are available; if not, metrics-api-unavailable reports it."""
     return metrics_apis is not None and all(api.available for api in metrics_apis)
 
@@ -317,7 +323,7 @@ def _policies_by_metric(policies: Policies) -> list[tuple[str, list[PolicyEvalua
     return sorted(users.items())
 
 
-def _coverage(
+def _metric_coverage(
     metric: str,
     policies: list[PolicyEvaluation],
     metrics: Mapping[str, MetricCoverage | UnavailableFact],
@@ -326,7 +332,7 @@ def _coverage(
     """The coverage of a metric by the replicas' counts, its source or a policy's status; None if it is unknown."""
     known = [replica for replica in replica_metrics if metric in replica.metric_nodes]
     if known:
-        return _coverage_of_replicas(metric, policies, known)
+        return _metric_coverage_of_replicas(metric, policies, known)
     if metric in metrics:
         return metrics[metric]
     if any(metric in policy.missing_metrics for policy in policies):
@@ -334,7 +340,7 @@ def _coverage(
     return None
 
 
-def _coverage_of_replicas(
+def _metric_coverage_of_replicas(
     metric: str, policies: list[PolicyEvaluation], replica_metrics: list[ReplicaMetrics]
 ) -> MetricCoverage:
     nodes = max(replica.metric_nodes[metric] for replica in replica_metrics)
@@ -344,7 +350,7 @@ def _coverage_of_replicas(
     return MetricCoverage(nodes, (f"{unmatched} series",) if unmatched else (), reason)
 
 
-def _check_coverage(
+def _check_metric_coverage(
     metric: str, policies: list[PolicyEvaluation], coverage: MetricCoverage
 ) -> Iterator[Finding]:
     users = _format_names([policy.where for policy in policies])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 from nodewise.doctor.check import check
-from nodewise.doctor.checks.extender_entries import extender_beside
+from nodewise.doctor.checks.extender_entries import extender_in_scheduler_pod
 from nodewise.doctor.facts import (
     Extenders,
     PodInfo,
@@ -106,29 +106,33 @@ def check_addresses(
         host, service = split_url(registration.entry.url)[1], registration.service
         workload = registration.scheduler.workload
         if not host:
-            yield _unreached_finding(registration, "is no address", "https://HOST:PORT")
+            yield _extender_not_reached_finding(registration, "is no address", "https://HOST:PORT")
         elif isinstance(service, Service):
             yield from _check_endpoints(registration, service)
             yield from () if is_called else _check_name_resolution(registration)
         elif is_loopback(host) and workload is not None and not workload.host_network:
-            yield from _check_own_pod(registration, extenders)
+            yield from _check_extender_in_scheduler_pod(registration, extenders)
         elif isinstance(service, UnavailableFact):
             yield NotChecked("extender-not-reached", service)
         else:
-            yield from _check_server(registration, is_called=is_called)
+            yield from _check_server_reachable(registration, is_called=is_called)
 
 
-def _check_own_pod(registration: Registration, extenders: Extenders | None) -> Iterator[Finding]:
-    if extenders is not None and extender_beside(registration.scheduler, extenders) is None:
+def _check_extender_in_scheduler_pod(
+    registration: Registration, extenders: Extenders | None
+) -> Iterator[Finding]:
+    if extenders is not None and extender_in_scheduler_pod(registration.scheduler, extenders) is None:
         actual = "leads to the scheduler's own pod, and no nodewise runs in it"
-        yield _unreached_finding(registration, actual, "a container with nodewise extender, or a Service")
+        yield _extender_not_reached_finding(
+            registration, actual, "a container with nodewise extender, or a Service"
+        )
 
 
-def _check_server(registration: Registration, *, is_called: bool) -> Iterator[Result]:
+def _check_server_reachable(registration: Registration, *, is_called: bool) -> Iterator[Result]:
     server = registration.server
     if not server.address and server.is_refused:
         attempts = "; ".join(server.attempts)
-        yield _unreached_finding(
+        yield _extender_not_reached_finding(
             registration, f"leads to no server: {attempts}", "a nodewise that listens there"
         )
     elif not server.address and not is_called:
@@ -142,16 +146,16 @@ def _check_endpoints(registration: Registration, service: Service) -> Iterator[R
     port = split_url(registration.entry.url)[3]
     if service.ports is None:
         actual = f"leads to {service.where}, which does not exist"
-        yield _unreached_finding(registration, actual, "a Service that exists")
+        yield _extender_not_reached_finding(registration, actual, "a Service that exists")
     elif port not in service.ports:
         ports = ", ".join(map(str, service.ports)) or "none"
         actual = f"names port {port}, and {service.where} has {ports}"
-        yield _unreached_finding(registration, actual, "one of these")
+        yield _extender_not_reached_finding(registration, actual, "one of these")
     elif isinstance(service.ready_endpoints, UnavailableFact):
         yield NotChecked("extender-not-reached", service.ready_endpoints)
     elif not service.ready_endpoints:
         actual = f"leads to {service.where}, which has no ready endpoint"
-        yield _unreached_finding(registration, actual, "at least one")
+        yield _extender_not_reached_finding(registration, actual, "at least one")
 
 
 def _check_name_resolution(registration: Registration) -> Iterator[Finding]:
@@ -161,10 +165,12 @@ def _check_name_resolution(registration: Registration) -> Iterator[Finding]:
         return
     host = split_url(registration.entry.url)[1]
     actual = f"names {host}, which {workload.where} cannot resolve: hostNetwork with dnsPolicy {workload.dns_policy}"
-    yield _unreached_finding(registration, actual, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP")
+    yield _extender_not_reached_finding(
+        registration, actual, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP"
+    )
 
 
-def _unreached_finding(registration: Registration, actual: str, expected: str) -> Finding:
+def _extender_not_reached_finding(registration: Registration, actual: str, expected: str) -> Finding:
     field = f"{registration.entry.field}.urlPrefix"
     return finding("extender-not-reached", registration.where, f"{field} {actual}", expected)
 
@@ -215,7 +221,7 @@ def check_pods_without_scheduler(pods: Pods, schedulers: Schedulers = ()) -> Ite
     for name, waiting in sorted(by_name.items()):
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         first = f"{waiting[0].namespace}/{waiting[0].name}{more}"
-        actual = f"no scheduler has reported on {first}; {_who_serves(name, schedulers)}"
+        actual = f"no scheduler has reported on {first}; {_format_scheduler_of_name(name, schedulers)}"
         yield finding(
             "scheduler-not-running", f"schedulerName/{name}", actual, "a running scheduler of that name"
         )
@@ -230,7 +236,7 @@ def check_schedulers_without_pods(schedulers: Schedulers = ()) -> Iterator[Findi
             yield finding("scheduler-not-running", workload.where, actual, "at least 1", severity="warning")
 
 
-def _who_serves(name: str, schedulers: Schedulers) -> str:
+def _format_scheduler_of_name(name: str, schedulers: Schedulers) -> str:
     where = [
         scheduler.where
         for scheduler in schedulers

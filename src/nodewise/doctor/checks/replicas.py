@@ -73,10 +73,12 @@ def check_admission_policies(
 ) -> Iterator[Finding]:
     """Accounts whose writes no policy limits, and the namespace label that everybody may set."""
     id_ = "admission-policy-missing"
-    writing = [extender for extender in extenders if _has_own_account(extender)]
+    writing = [extender for extender in extenders if _has_own_service_account(extender)]
     for extender in writing:
-        yield from _check_account(extender, admission_policies)
-    if writing and not any(_matches(policy, "namespaces", LABEL) for policy in admission_policies):
+        yield from _check_account_admission_policy(extender, admission_policies)
+    if writing and not any(
+        _admission_policy_matches(policy, "namespaces", LABEL) for policy in admission_policies
+    ):
         where, actual = (
             "ValidatingAdmissionPolicy/nodewise-trust",
             f"no policy limits who may set the namespace label {LABEL}",
@@ -84,28 +86,28 @@ def check_admission_policies(
         yield finding(id_, where, actual, "the policy of deploy/trust.yaml, with a binding that denies")
 
 
-def _has_own_account(extender: ExtenderWorkload) -> bool:
+def _has_own_service_account(extender: ExtenderWorkload) -> bool:
     """Whether it writes to a cluster with an account that it does not share with kube-scheduler."""
     containers = extender.workload.containers
     is_shared = any(workloads.runs(container, "kube-scheduler") for container in containers)
     return not (is_shared or extender.is_set("no_cluster") or extender.settings.get("objects_from"))
 
 
-def _check_account(
+def _check_account_admission_policy(
     extender: ExtenderWorkload, admission_policies: tuple[AdmissionPolicy, ...]
 ) -> Iterator[Finding]:
     namespace, account = extender.workload.namespace, extender.workload.account
     files = {"nodes": "deploy/rbac.yaml"} | ({"pods": "deploy/gpu.yaml"} if "gpu" in extender.agents else {})
     user = f"'system:serviceaccount:{namespace}:{account}'"
     for resource, file in files.items():
-        if not any(_matches(policy, resource, user) for policy in admission_policies):
+        if not any(_admission_policy_matches(policy, resource, user) for policy in admission_policies):
             actual = f"no policy limits what it writes to {resource}"
             expected = f"the policy of {file} for this account, with a binding that denies"
             where = f"ServiceAccount/{namespace}/{account}"
             yield finding("admission-policy-missing", where, actual, expected)
 
 
-def _matches(policy: AdmissionPolicy, resource: str, text: str) -> bool:
+def _admission_policy_matches(policy: AdmissionPolicy, resource: str, text: str) -> bool:
     """Whether a policy matches a resource under a condition that contains the text."""
     return resource in policy.resources and any(text in condition for condition in policy.conditions)
 

@@ -38,7 +38,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
 }
 
 
-async def collect(session: Session, fields: Collection[str]) -> Facts:
+async def collect_facts(session: Session, fields: Collection[str]) -> Facts:
     """These fields of `Facts`, several at once. Raises if the API server does not respond, or for `BadSettings`."""
     await session.reader.connect()
     names = [name for name in COLLECTORS if name in fields]

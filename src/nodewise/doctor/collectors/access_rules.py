@@ -40,17 +40,19 @@ async def collect_missing_rights(session: Session) -> tuple[MissingRights | Unav
     metrics = [] if isinstance(names, UnavailableFact) else names
     session.reader.say("reviewing the rights of nodewise")
     return tuple(
-        await asyncio.gather(*(_review_rights(session.reader, extender, metrics) for extender in listed))
+        await asyncio.gather(
+            *(_find_missing_rights(session.reader, extender, metrics) for extender in listed)
+        )
     )
 
 
-async def _review_rights(
+async def _find_missing_rights(
     reader: ClusterReader, extender: ExtenderWorkload, metrics: Sequence[str]
 ) -> MissingRights | UnavailableFact:
     namespace, account = extender.workload.namespace, extender.workload.account
     rights = needed_rights(extender, metrics)
     user = f"system:serviceaccount:{namespace}:{account}"
-    answers = await asyncio.gather(*(_is_allowed(reader, user, right) for right in rights))
+    answers = await asyncio.gather(*(_is_right_granted(reader, user, right) for right in rights))
     for answer in answers:
         if isinstance(answer, UnavailableFact):
             return answer
@@ -58,7 +60,7 @@ async def _review_rights(
     return MissingRights(f"ServiceAccount/{namespace}/{account}", missing)
 
 
-async def _is_allowed(reader: ClusterReader, user: str, right: AccessRight) -> bool | UnavailableFact:
+async def _is_right_granted(reader: ClusterReader, user: str, right: AccessRight) -> bool | UnavailableFact:
     """Whether a service account has a right, according to the API server."""
     name, _, subresource = right.resource.partition("/")
     attributes = {
@@ -84,14 +86,16 @@ def needed_rights(extender: ExtenderWorkload, metrics: Sequence[str] = ()) -> li
     """The rights that an extender's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
-    cluster_rules, own_rules = _rules(extender)
+    cluster_rules, own_rules = _parse_deployed_rbac_rules(extender)
     rights = [right for rule in cluster_rules for right in _rights_of_rule(rule, "")]
     rights += [right for rule in own_rules for right in _rights_of_rule(rule, extender.workload.namespace)]
-    rights = [right for right in rights if _is_needed(extender, right)]
+    rights = [right for right in rights if _is_right_needed(extender, right)]
     return list(dict.fromkeys([*rights, *_rights_of_metrics(extender, metrics)]))
 
 
-def _rules(extender: ExtenderWorkload) -> tuple[list[second_scheduler.Rule], list[second_scheduler.Rule]]:
+def _parse_deployed_rbac_rules(
+    extender: ExtenderWorkload,
+) -> tuple[list[second_scheduler.Rule], list[second_scheduler.Rule]]:
     """The rules for the cluster, and for nodewise's own namespace."""
     cluster_rules, own_rules = list(second_scheduler.CLUSTER_RULES), list(second_scheduler.RULES)
     if "gpu" in extender.agents:
@@ -111,7 +115,7 @@ def _rights_of_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[Acc
                     yield AccessRight(verb, group, name, namespace, object_name)
 
 
-def _is_needed(extender: ExtenderWorkload, right: AccessRight) -> bool:
+def _is_right_needed(extender: ExtenderWorkload, right: AccessRight) -> bool:
     """Whether an extender with these settings needs a right of the rules."""
     if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
         return False  # depends on the policies: `_rights_of_metrics`
@@ -156,14 +160,14 @@ def enforced_policies(policies: Iterable[Any], bindings: Iterable[Any]) -> tuple
         and get(binding, "spec", "matchResources") is None
     }
     return tuple(
-        _admission_policy(policy)
+        _parse_admission_policy(policy)
         for policy in policies
         if get_text(policy, "metadata", "name") in denying
         and get_text(policy, "spec", "failurePolicy") != "Ignore"
     )
 
 
-def _admission_policy(policy: Any) -> AdmissionPolicy:
+def _parse_admission_policy(policy: Any) -> AdmissionPolicy:
     rules = get_list(policy, "spec", "matchConstraints", "resourceRules")
     conditions = get_list(policy, "spec", "matchConditions")
     return AdmissionPolicy(

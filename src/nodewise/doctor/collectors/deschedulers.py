@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.programs import collect_programs, find_container, is_descheduler
+from nodewise.doctor.collectors.programs import collect_program_workloads, find_container, is_descheduler
 from nodewise.doctor.facts import Descheduler, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_texts
@@ -23,7 +23,7 @@ _MAX_BYTES: Final = 2**20
 
 
 async def collect_deschedulers(session: Session) -> tuple[Descheduler, ...]:
-    listed = (await session.require(collect_programs)).deschedulers
+    listed = (await session.require(collect_program_workloads)).deschedulers
     return tuple(await asyncio.gather(*(_read_descheduler(session, workload) for workload in listed)))
 
 

@@ -52,13 +52,13 @@ class FileReader:
         self, workload: Workload, container: Container, path: str
     ) -> Chain | UnavailableFact:
         """The certificates of a file."""
-        return as_chain(await self.read(workload, container, path))
+        return parse_certificate_chain(await self.read(workload, container, path))
 
     async def _read_key(
         self, resource: Resource, namespace: str, name: str, key: str
     ) -> bytes | UnavailableFact:
         """A key of a ConfigMap or a Secret."""
-        value = await self._object(resource, namespace, name)
+        value = await self._read_object_once(resource, namespace, name)
         if isinstance(value, UnavailableFact):
             return value
         what = f"{resource.kind}/{namespace}/{name}"
@@ -70,7 +70,7 @@ class FileReader:
         encoded = get_text(value, "binaryData", key) if resource is CONFIG_MAPS else text
         return _decode(encoded) or UnavailableFact(what, f"it has no key {key}")
 
-    async def _object(self, resource: Resource, namespace: str, name: str) -> Any:
+    async def _read_object_once(self, resource: Resource, namespace: str, name: str) -> Any:
         """An object, read once."""
         what = f"{resource.kind}/{namespace}/{name}"
         try:
@@ -94,7 +94,7 @@ def read_local(path: str) -> bytes | UnavailableFact:
         return UnavailableFact(path, "it is no file name")
 
 
-def as_chain(pem: bytes | UnavailableFact) -> Chain | UnavailableFact:
+def parse_certificate_chain(pem: bytes | UnavailableFact) -> Chain | UnavailableFact:
     return pem if isinstance(pem, UnavailableFact) else certificates.parse_pem(pem)
 
 
@@ -107,7 +107,7 @@ def host_path(container: Container, path: str) -> str:
     return posixpath.join(mount.name, inside) if inside else mount.name
 
 
-def may_read_host(workload: Workload) -> bool:
+def may_read_host_files(workload: Workload) -> bool:
     """Whether doctor may read files that a workload mounts from this host: only of a static pod of the control plane.
 
     Tenants can make pods that name any path and any node, but no static pods of kube-system.
@@ -117,15 +117,15 @@ def may_read_host(workload: Workload) -> bool:
 
 def is_this_host(node: str) -> bool:
     """Whether doctor runs on a node, by its name."""
-    return bool(node) and _first_label(node) == _first_label(socket.gethostname())
+    return bool(node) and _first_host_name_label(node) == _first_host_name_label(socket.gethostname())
 
 
-def _first_label(host: str) -> str:
+def _first_host_name_label(host: str) -> str:
     return host.partition(".")[0].lower()
 
 
 def _read_host_path(what: str, path: str, workload: Workload) -> bytes | UnavailableFact:
-    if may_read_host(workload):
+    if may_read_host_files(workload):
         data = read_local(path)
         return data._replace(remedy=_COPY) if isinstance(data, UnavailableFact) else data
     kind, namespace, name = workload.where.split("/")

@@ -57,14 +57,14 @@ class ParsedNodes(NamedTuple):
 
 async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
     listed = await session.get(collect_extenders)
-    profiles = [] if isinstance(listed, UnavailableFact) else _resource_profiles(listed)
+    profiles = [] if isinstance(listed, UnavailableFact) else _gpu_resource_profiles(listed)
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     if isinstance(nodes, UnavailableFact):
         return nodes
-    return ParsedNodes(nodes, cooperative_scheduling.run_at_once(node_facts.read_nodes(nodes)))
+    return ParsedNodes(nodes, cooperative_scheduling.run_without_pauses(node_facts.read_nodes(nodes)))
 
 
-def _resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[resource_profile.ResourceProfile]:
+def _gpu_resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[resource_profile.ResourceProfile]:
     """The profiles of the extenders' gpu agents."""
     names = {extender.settings.get("gpu_profile", "intel") for extender in listed if "gpu" in extender.agents}
     return [resource_profile.PROFILES[name] for name in sorted(names) if name in resource_profile.PROFILES]

@@ -17,7 +17,7 @@ from nodewise.agents.telemetry import policy as taspolicy
 from nodewise.agents.telemetry import status as policy_status
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy import PolicyObject, Rule
-from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_cause
+from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_metric_cause
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import API_SERVICES, TASPOLICIES, ClusterReader, unavailable
 from nodewise.doctor.collectors.collection_session import Session
@@ -90,7 +90,7 @@ async def collect_metric_requests(session: Session) -> list[MetricRequest]:
     requests = (
         rule.metric_request()
         for policy in map(taspolicy.parse_policy, objects)
-        for rule in _named_rules(policy)
+        for rule in _rules_naming_metrics(policy)
     )
     return sorted({MetricRequest(request.metric, aggregate=request.aggregate) for request in requests})
 
@@ -101,7 +101,7 @@ async def collect_metric_names(session: Session) -> list[str]:
     )
 
 
-def _named_rules(policy: taspolicy.Policy) -> list[Rule]:
+def _rules_naming_metrics(policy: taspolicy.Policy) -> list[Rule]:
     """The usable rules that name a metric and have no query."""
     rules = (rule for strategy in policy.strategies.values() for rule in strategy.rules)
     return [rule for rule in rules if rule.metric and not rule.query and not rule.unusable]
@@ -128,10 +128,10 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Unavaila
     )
 
     async def fetch(request: MetricRequest) -> Series | UnavailableFact:
-        series: Series | UnavailableFact = _no_values(request.metric, "no source was asked")
+        series: Series | UnavailableFact = _metric_without_values(request.metric, "no source was asked")
         async with limit:
             if sources.custom:
-                series = await _fetch(
+                series = await _fetch_metric(
                     custom_source, f"get nodes/{request.metric}.{custom_metrics_api.GROUP}", request
                 )
             if (
@@ -139,7 +139,9 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Unavaila
                 and request.metric in resource_metrics_api.METRICS
                 and not _has_values(series)
             ):
-                series = await _fetch(resource_source, f"list nodes.{resource_metrics_api.GROUP}", request)
+                series = await _fetch_metric(
+                    resource_source, f"list nodes.{resource_metrics_api.GROUP}", request
+                )
         return series
 
     if not (sources.custom or sources.resource):
@@ -152,19 +154,21 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Unavaila
     return {request.name: values for request, values in series.items()}
 
 
-async def _fetch(source: MetricsSource, right: str, request: MetricRequest) -> Series | UnavailableFact:
+async def _fetch_metric(
+    source: MetricsSource, right: str, request: MetricRequest
+) -> Series | UnavailableFact:
     """A metric from a source. A source without the metric has an empty series, with the reason as its source."""
     try:
         return await source.fetch(request, SystemClock().now())
     except NotFound as error:
-        return _no_values(request.metric, str(error))
+        return _metric_without_values(request.metric, str(error))
     except NodewiseError as error:
         if "an empty list" in str(error):
-            return _no_values(request.metric, str(error))
+            return _metric_without_values(request.metric, str(error))
         return unavailable(f"metric {short(request.metric, 100)}", right, error)
 
 
-def _no_values(metric: str, reason: str) -> Series:
+def _metric_without_values(metric: str, reason: str) -> Series:
     return Series(metric, short(reason), 0.0, {})
 
 
@@ -182,18 +186,18 @@ async def collect_metrics(session: Session) -> dict[str, MetricCoverage | Unavai
             if series.right or not has_other_source:
                 coverages[name] = series
         elif series.samples or series.invalid or not has_other_source:
-            coverages[name] = _coverage(series, index)
+            coverages[name] = _metric_node_coverage(series, index)
     return coverages
 
 
-def _coverage(series: Series, index: NodeIndex) -> MetricCoverage:
+def _metric_node_coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     names = {*series.samples, *series.invalid}
     if not names:
         return MetricCoverage(0, (), series.source)
-    column = cooperative_scheduling.run_at_once(columns.build_column(series, index))
+    column = cooperative_scheduling.run_without_pauses(columns.build_column(series, index))
     nodes = int(np.count_nonzero(column.initial_states[:-1] == ValueState.FRESH))
     others = sorted(short(name, 100) for name in names if name not in index)
-    return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_cause(series, index, column))
+    return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_metric_cause(series, index, column))
 
 
 async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
@@ -202,7 +206,7 @@ async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
     listed = await session.get(collect_extenders)
     series = await session.get(collect_metric_series)
     nodes = await session.get(collect_nodes)
-    slots = evaluate(
+    slots = evaluate_policies(
         objects,
         {} if isinstance(series, UnavailableFact) else series,
         [] if isinstance(nodes, UnavailableFact) else nodes.measured.allocatable,
@@ -216,7 +220,7 @@ async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
     )
 
 
-def evaluate(
+def evaluate_policies(
     objects: Sequence[PolicyObject],
     series: Mapping[str, Series | UnavailableFact],
     nodes: Iterable[str],
@@ -226,31 +230,31 @@ def evaluate(
     what of it needs a trusted namespace.
     """
     by_key = {(item.metadata.namespace, item.metadata.name): item for item in objects}
-    rules = (rule for item in objects for rule in _named_rules(taspolicy.parse_policy(item)))
+    rules = (rule for item in objects for rule in _rules_naming_metrics(taspolicy.parse_policy(item)))
     by_request: dict[str, Series] = {}
     for metric_request in (rule.metric_request() for rule in rules):
         values = series.get(metric_request.name)
         if isinstance(values, Series) and (values.samples or values.invalid):
             by_request[metric_request.key] = values
-    options, sync_period_s = _options(listed)
+    options, sync_period_s = _telemetry_agent_options(listed)
     state = TelemetryStateBuilder(options, max_age_s(options, sync_period_s))
     now = SystemClock().now()
     cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_request), now)
-    return cooperative_scheduling.run_at_once(state.build(cluster))
+    return cooperative_scheduling.run_without_pauses(state.build(cluster))
 
 
-def _options(listed: Sequence[ExtenderWorkload]) -> tuple[TelemetryOptions, float]:
+def _telemetry_agent_options(listed: Sequence[ExtenderWorkload]) -> tuple[TelemetryOptions, float]:
     """The telemetry agent's options and the refresh period of the first extender that runs it."""
     settings = next((extender.settings for extender in listed if "telemetry" in extender.agents), {})
     options = TelemetryOptions(
-        max_age_s=_duration(settings.get("max_age", ""), 0.0),
+        max_age_s=_parse_duration_or_default(settings.get("max_age", ""), 0.0),
         when_missing="reject" if settings.get("when_missing") == "reject" else "pass",
         trust_all_namespaces=True,
     )
-    return options, _duration(settings.get("sync_period", ""), _SYNC_PERIOD_S)
+    return options, _parse_duration_or_default(settings.get("sync_period", ""), _SYNC_PERIOD_S)
 
 
-def _duration(text: str, default: float) -> float:
+def _parse_duration_or_default(text: str, default: float) -> float:
     try:
         return clock.parse_duration(text) if text else default
     except ValueError:
@@ -269,19 +273,19 @@ def _create_evaluation(item: PolicyObject, slot: PolicyState, is_unknown: bool) 
         policy.namespace,
         policy.name,
         tuple(policy.strategies),
-        tuple(dict.fromkeys(rule.metric_request().name for rule in _named_rules(policy))),
+        tuple(dict.fromkeys(rule.metric_request().name for rule in _rules_naming_metrics(policy))),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in status.missing_metrics),
-        short(_message(status, "MetricsFetched")),
+        short(_problem_condition_message(status, "MetricsFetched")),
         rejected,
         source,
-        short(_message(status, "NotTrusted"), 500),
+        short(_problem_condition_message(status, "NotTrusted"), 500),
     )
 
 
-def _message(status: policy_status.PolicyStatus, kind: str) -> str:
+def _problem_condition_message(status: policy_status.PolicyStatus, kind: str) -> str:
     """The message of a condition that says that something is wrong; empty if it does not."""
-    condition = status.by_type().get(kind)
+    condition = status.conditions_by_type().get(kind)
     bad = "False" if policy_status.GOOD[kind] == "True" else "True"
     return (condition.message or kind) if condition is not None and condition.status == bad else ""
 

@@ -78,7 +78,7 @@ def find_container(workload: Workload, is_wanted: Callable[[Container], bool]) -
     return next(container for container in workload.containers if is_wanted(container))
 
 
-async def collect_programs(session: Session) -> ProgramWorkloads | UnavailableFact:
+async def collect_program_workloads(session: Session) -> ProgramWorkloads | UnavailableFact:
     """All workloads, and pods that no workload made."""
     kinds = (DEPLOYMENTS, DAEMON_SETS, STATEFUL_SETS, CRON_JOBS)
     lists = await asyncio.gather(
@@ -86,33 +86,35 @@ async def collect_programs(session: Session) -> ProgramWorkloads | UnavailableFa
         _read_single_pods(session.reader),
     )
     if missing := [part for part in lists if isinstance(part, UnavailableFact)]:
-        return _join_unavailable(missing)
-    everywhere = [workload for part in lists for workload in _readable(part)]
+        return _join_unavailable_reasons(missing)
+    everywhere = [workload for part in lists for workload in _readable_or_empty(part)]
     examined = [workload for workload in everywhere if workload.namespace in session.namespaces]
     return ProgramWorkloads(
-        _with_container(examined, is_scheduler),
-        _with_container(examined, is_descheduler),
-        _with_container(examined, workloads.is_extender),
+        _workloads_with_container(examined, is_scheduler),
+        _workloads_with_container(examined, is_descheduler),
+        _workloads_with_container(examined, workloads.is_extender),
         tuple(workload for workload in everywhere if workload.namespace not in session.namespaces),
     )
 
 
-def _with_container(listed: list[Workload], is_program: Callable[[Container], bool]) -> tuple[Workload, ...]:
+def _workloads_with_container(
+    listed: list[Workload], is_program: Callable[[Container], bool]
+) -> tuple[Workload, ...]:
     return tuple(workload for workload in listed if any(map(is_program, workload.containers)))
 
 
-def _readable(part: list[Workload] | UnavailableFact) -> list[Workload]:
+def _readable_or_empty(part: list[Workload] | UnavailableFact) -> list[Workload]:
     return [] if isinstance(part, UnavailableFact) else part
 
 
-def _join_unavailable(parts: list[UnavailableFact]) -> UnavailableFact:
+def _join_unavailable_reasons(parts: list[UnavailableFact]) -> UnavailableFact:
     what = ", ".join(part.what for part in parts)
     rights = "; ".join(dict.fromkeys(part.right for part in parts if part.right))
     return parts[0]._replace(what=what, right=rights)
 
 
 async def collect_programs_elsewhere(session: Session) -> tuple[str, ...]:
-    return tuple(workload.where for workload in (await session.require(collect_programs)).elsewhere)
+    return tuple(workload.where for workload in (await session.require(collect_program_workloads)).elsewhere)
 
 
 async def _read_single_pods(reader: ClusterReader) -> list[Workload] | UnavailableFact:

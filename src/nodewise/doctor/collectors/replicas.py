@@ -8,7 +8,12 @@ from typing import Final
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.programs import ReplicaPod, collect_programs, find_container, read_replicas
+from nodewise.doctor.collectors.programs import (
+    ReplicaPod,
+    collect_program_workloads,
+    find_container,
+    read_replicas,
+)
 from nodewise.doctor.facts import ExtenderWorkload, ReplicaMetrics, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.workloads import Workload
@@ -27,14 +32,14 @@ _SCHEDULER_ROUTE: Final = re.compile(r"/(scheduler|agents/[^/]+)/")
 
 async def collect_replicas(session: Session) -> dict[str, list[ReplicaPod]]:
     """The pods of each workload that runs `nodewise extender`, by `Workload.where`."""
-    listed = (await session.require(collect_programs)).extenders
+    listed = (await session.require(collect_program_workloads)).extenders
     pods = await asyncio.gather(*(read_replicas(session.reader, workload) for workload in listed))
     return {workload.where: own for workload, own in zip(listed, pods, strict=True)}
 
 
 async def collect_extenders(session: Session) -> tuple[ExtenderWorkload, ...]:
     """All workloads that run `nodewise extender`."""
-    listed = (await session.require(collect_programs)).extenders
+    listed = (await session.require(collect_program_workloads)).extenders
     pods = await session.require(collect_replicas)
     return tuple(
         await asyncio.gather(

@@ -12,8 +12,14 @@ import httpx2
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.cluster_reader import ENDPOINT_SLICES, SERVICES, ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
-from nodewise.doctor.collectors.files import as_chain, host_path, is_this_host, may_read_host, read_local
-from nodewise.doctor.collectors.programs import collect_programs, find_container, is_scheduler
+from nodewise.doctor.collectors.files import (
+    host_path,
+    is_this_host,
+    may_read_host_files,
+    parse_certificate_chain,
+    read_local,
+)
+from nodewise.doctor.collectors.programs import collect_program_workloads, find_container, is_scheduler
 from nodewise.doctor.collectors.tls_probe import Address, Probe
 from nodewise.doctor.facts import (
     EntryCertificates,
@@ -50,13 +56,13 @@ async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...] | Un
     named = [read_configuration_file(path) for path in target.scheduler_files]
     if target.scheduler_url:
         named.append(await _read_configz(target))
-    listed = await session.get(collect_programs)
+    listed = await session.get(collect_program_workloads)
     if isinstance(listed, UnavailableFact) and not named:
         return listed
     pods = () if isinstance(listed, UnavailableFact) else listed.schedulers
     running = await asyncio.gather(*(_read_workload(session, pod) for pod in pods))
     names = frozenset(scheduler.where for scheduler in named)
-    merged = _merge(named, list(running))
+    merged = _merge_named_and_running(named, list(running))
     return tuple(
         await asyncio.gather(
             *(_collect_entries(session, scheduler, is_named=scheduler.where in names) for scheduler in merged)
@@ -64,7 +70,7 @@ async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...] | Un
     )
 
 
-def _merge(named: list[SchedulerInfo], running: list[SchedulerInfo]) -> list[SchedulerInfo]:
+def _merge_named_and_running(named: list[SchedulerInfo], running: list[SchedulerInfo]) -> list[SchedulerInfo]:
     """A configuration of the command line is taken for that of the static pods whose own cannot be read from here."""
     if not named:
         return running
@@ -129,7 +135,7 @@ async def _read_workload(session: Session, workload: Workload) -> SchedulerInfo:
     container = find_container(workload, is_scheduler)
     path = workloads.flag(container, "config")
     if not path:
-        return SchedulerInfo(workload.where, _without_config(workload, container), workload)
+        return SchedulerInfo(workload.where, _scheduler_without_config_flag(workload, container), workload)
     data = await session.files.read(workload, container, path)
     if isinstance(data, UnavailableFact):
         return SchedulerInfo(workload.where, data, workload)
@@ -140,7 +146,9 @@ async def _read_workload(session: Session, workload: Workload) -> SchedulerInfo:
     return SchedulerInfo(_configuration_source(workload, container, path), configuration, workload)
 
 
-def _without_config(workload: Workload, container: Container) -> SchedulerConfiguration | UnavailableFact:
+def _scheduler_without_config_flag(
+    workload: Workload, container: Container
+) -> SchedulerConfiguration | UnavailableFact:
     old = [name for name in _OLD_FLAGS if workloads.flag(container, name) is not None]
     if old:
         return UnavailableFact(workload.where, f"it is configured by --{old[0]}, which doctor does not read")
@@ -170,7 +178,7 @@ class _EntryFiles(NamedTuple):
 
     def local_path(self, file: str) -> str:
         """The file's path on this host; empty if it is none of this host."""
-        if self.workload is not None and self.container is not None and may_read_host(self.workload):
+        if self.workload is not None and self.container is not None and may_read_host_files(self.workload):
             return host_path(self.container, file)
         return file if self.is_named else ""
 
@@ -234,7 +242,7 @@ async def _read_certificates(files: _EntryFiles, entry: ExtenderEntry) -> EntryC
 async def _read_chain(files: _EntryFiles, data: bytes, file: str) -> Chain | UnavailableFact | None:
     if data:
         return certificates.parse_pem(data)
-    return as_chain(await files.read(file)) if file else None
+    return parse_certificate_chain(await files.read(file)) if file else None
 
 
 async def _read_public_key(files: _EntryFiles, file: str) -> bytes | UnavailableFact | None:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from nodewise.doctor.facts import ProbedServer
 from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
-from nodewise.serve.tls_handshake import chain_of
+from nodewise.serve.tls_handshake import peer_certificates
 from nodewise.terminal_escaping import short
 
 _CONNECT_TIMEOUT_S: Final = 3.0
@@ -53,9 +53,9 @@ async def connect(probe: Probe) -> ProbedServer:
     for address in addresses:
         name = f"{address[0]}:{address[1]}"
         try:
-            server = await _connect(probe, address)
-            if _is_expected_address(host, address) or _is_nodewise(probe, server):
-                return server._replace(response=await _send_request(probe, address))
+            server = await _probe_address(probe, address)
+            if _is_expected_address(host, address) or _is_server_of_entry(probe, server):
+                return server._replace(response=await _probe_client_certificate(probe, address))
             attempts.append(f"{name}: another server responds")
         except ConnectionRefusedError:
             refusals += 1
@@ -63,7 +63,7 @@ async def connect(probe: Probe) -> ProbedServer:
         except TimeoutError:
             attempts.append(f"{name}: no response within {_CONNECT_TIMEOUT_S:g} s")
         except (OSError, ssl.SSLError, ValueError) as error:
-            attempts.append(f"{name}: {_error_text(error)}")
+            attempts.append(f"{name}: {_tls_error_text(error)}")
     return ProbedServer(attempts=tuple(attempts), is_refused=refusals == len(addresses))
 
 
@@ -72,7 +72,7 @@ def _is_expected_address(host: str, address: Address) -> bool:
     return address[0] == host and ".svc" not in f"{host}."
 
 
-def _is_nodewise(probe: Probe, server: ProbedServer) -> bool:
+def _is_server_of_entry(probe: Probe, server: ProbedServer) -> bool:
     """Whether it is the server of the entry: outside of the cluster another one may have its addresses."""
     if IN_CLUSTER in os.environ:
         return True
@@ -84,23 +84,23 @@ def _is_nodewise(probe: Probe, server: ProbedServer) -> bool:
     )
 
 
-async def _connect(probe: Probe, address: Address) -> ProbedServer:
+async def _probe_address(probe: Probe, address: Address) -> ProbedServer:
     name = f"{address[0]}:{address[1]}"
     is_tls = split_url(probe.entry.url)[0] != "http"
-    options = {"ssl": _context(), "server_hostname": probe.server_name} if is_tls else {}
+    options = {"ssl": _unverified_tls_context(), "server_hostname": probe.server_name} if is_tls else {}
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
         _, writer = await asyncio.open_connection(*address, **options)  # type: ignore[arg-type]
     if not is_tls:
         writer.close()
         return ProbedServer(name, source="a connection")
     try:
-        chain = parse_der(chain_of(writer.get_extra_info("ssl_object")))
+        chain = parse_der(peer_certificates(writer.get_extra_info("ssl_object")))
     finally:
         writer.transport.abort()
     return ProbedServer(name, certificates=chain, source=f"a handshake at {name}")
 
 
-def _context() -> ssl.SSLContext:
+def _unverified_tls_context() -> ssl.SSLContext:
     """Accepts every server: checks verify its certificates, and no request contains anything secret."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -108,11 +108,11 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-async def _send_request(probe: Probe, address: Address) -> str:
+async def _probe_client_certificate(probe: Probe, address: Address) -> str:
     """`answered`, or how the server rejects the client certificate; empty if no request can be made."""
     if not (probe.cert_file and probe.key_file) or split_url(probe.entry.url)[0] == "http":
         return ""
-    context = _context()
+    context = _unverified_tls_context()
     try:
         context.load_cert_chain(probe.cert_file, probe.key_file, password="")
     except (OSError, ssl.SSLError, ValueError):
@@ -130,9 +130,9 @@ async def _send_request(probe: Probe, address: Address) -> str:
     except TimeoutError:
         return ""
     except (OSError, ssl.SSLError) as error:
-        return _error_text(error)
+        return _tls_error_text(error)
     return "answered" if line.startswith(b"HTTP/") else "it closes the connection"
 
 
-def _error_text(error: Exception) -> str:
+def _tls_error_text(error: Exception) -> str:
     return short(getattr(error, "strerror", None) or str(error) or type(error).__name__)

@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from nodewise.configure.certificate_renewal import is_ca, public_der
+from nodewise.configure.certificate_renewal import is_ca, public_key_as_der
 
 _MAX_CERTIFICATES: Final = 50
 _ERRORS: Final = (ValueError, TypeError, UnsupportedAlgorithm)
@@ -38,7 +38,7 @@ Chain = tuple[ParsedCertificate, ...]
 def parse_pem(pem: bytes) -> Chain:
     """The certificates of a PEM text, in their order; empty if it contains none that can be read."""
     try:
-        return tuple(map(_certificate, x509.load_pem_x509_certificates(pem)[:_MAX_CERTIFICATES]))
+        return tuple(map(_parse_certificate, x509.load_pem_x509_certificates(pem)[:_MAX_CERTIFICATES]))
     except _ERRORS:
         return ()
 
@@ -46,7 +46,7 @@ def parse_pem(pem: bytes) -> Chain:
 def parse_der(certificates: Iterable[bytes]) -> Chain:
     """The certificates of a handshake."""
     try:
-        return tuple(_certificate(x509.load_der_x509_certificate(der)) for der in certificates)
+        return tuple(_parse_certificate(x509.load_der_x509_certificate(der)) for der in certificates)
     except _ERRORS:
         return ()
 
@@ -54,7 +54,7 @@ def parse_der(certificates: Iterable[bytes]) -> Chain:
 def public_key(pem: bytes) -> bytes:
     """The public key of a private key, DER; empty if there is no key that can be read."""
     try:
-        return public_der(load_pem_private_key(pem, None).public_key())
+        return public_key_as_der(load_pem_private_key(pem, None).public_key())
     except _ERRORS:
         return b""
 
@@ -75,10 +75,10 @@ def is_signed_by(leaf: ParsedCertificate, intermediates: Chain, authorities: Cha
 
 def is_valid_for(certificate: ParsedCertificate, host: str) -> bool:
     """Whether a certificate is for a host name or an address."""
-    return any(_matches(name, host) for name in certificate.names)
+    return any(_host_matches_certificate_name(name, host) for name in certificate.names)
 
 
-def _matches(name: str, host: str) -> bool:
+def _host_matches_certificate_name(name: str, host: str) -> bool:
     """Whether a certificate's name is that of a host; a wildcard stands for one label."""
     try:
         return ipaddress.ip_address(name) == ipaddress.ip_address(host)
@@ -100,21 +100,21 @@ def _is_issued_by(certificate: ParsedCertificate, issuer: ParsedCertificate) -> 
     return True
 
 
-def _certificate(certificate: x509.Certificate) -> ParsedCertificate:
-    for_client, for_server = _uses(certificate)
+def _parse_certificate(certificate: x509.Certificate) -> ParsedCertificate:
+    for_client, for_server = _certificate_usages(certificate)
     return ParsedCertificate(
-        names=_names(certificate),
+        names=_certificate_names(certificate),
         not_before=certificate.not_valid_before_utc,
         not_after=certificate.not_valid_after_utc,
         is_ca=is_ca(certificate),
-        public_key=public_der(certificate.public_key()),
+        public_key=public_key_as_der(certificate.public_key()),
         for_client=for_client,
         for_server=for_server,
         der=certificate.public_bytes(Encoding.DER),
     )
 
 
-def _names(certificate: x509.Certificate) -> tuple[str, ...]:
+def _certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
     """The common name, then the alternative names."""
     attributes = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     names = [str(attribute.value) for attribute in attributes]
@@ -129,7 +129,7 @@ def _names(certificate: x509.Certificate) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _uses(certificate: x509.Certificate) -> tuple[bool, bool]:
+def _certificate_usages(certificate: x509.Certificate) -> tuple[bool, bool]:
     """Whether it is for clients and for servers. Without the extension it is for servers only: nodewise rejects client
     certificates that do not have the extended key usage clientAuth (`serve.client_authorizer`).
     """

@@ -95,13 +95,13 @@ class SchedulerConfiguration(NamedTuple):
 def parse(text: bytes) -> SchedulerConfiguration:
     """The configuration in a YAML or JSON text. A text that contains none has a problem and no profile."""
     if len(text) > _MAX_BYTES:
-        return _invalid(f"found {len(text)} bytes, expected at most {_MAX_BYTES}")
+        return _invalid_configuration(f"found {len(text)} bytes, expected at most {_MAX_BYTES}")
     try:
         values = [msgspec.json.decode(json) for _, json in documents.split_documents(text, "configuration")]
     except (BadInput, *UNREADABLE) as error:
-        return _invalid(short(str(error)))
+        return _invalid_configuration(short(str(error)))
     if len(values) != 1:
-        return _invalid(f"found {len(values)} documents, expected 1")
+        return _invalid_configuration(f"found {len(values)} documents, expected 1")
     return read(values[0])
 
 
@@ -115,18 +115,18 @@ def parse_configz(value: Any) -> SchedulerConfiguration:
 def read(value: Any, *, has_kind: bool = True) -> SchedulerConfiguration:
     """A configuration from a document; `has_kind` if it must have its kind."""
     if not isinstance(value, dict):
-        return _invalid(f"found {shown(value)}, expected a KubeSchedulerConfiguration")
+        return _invalid_configuration(f"found {shown(value)}, expected a KubeSchedulerConfiguration")
     kind = get_any_case(value, "kind")
     if has_kind and kind != "KubeSchedulerConfiguration":
-        return _invalid(f"kind: found {shown(kind)}, expected KubeSchedulerConfiguration")
+        return _invalid_configuration(f"kind: found {shown(kind)}, expected KubeSchedulerConfiguration")
     extenders, profiles = get_any_case(value, "extenders"), get_any_case(value, "profiles")
     items = get_list(extenders)[:_MAX_ENTRIES]
     problems = [*_list_problems("extenders", extenders), *_list_problems("profiles", profiles)]
     problems += [
         f"extenders[{at}]: expected an object" for at, item in enumerate(items) if not isinstance(item, dict)
     ]
-    entries = tuple(_entry(at, item) for at, item in enumerate(items))
-    listed = tuple(_profile(item) for item in get_list(profiles) if isinstance(item, dict))
+    entries = tuple(_parse_extender_entry(at, item) for at, item in enumerate(items))
+    listed = tuple(_parse_profile(item) for item in get_list(profiles) if isinstance(item, dict))
     percentage = get_number(get_any_case(value, "percentageOfNodesToScore")) or 0
     return SchedulerConfiguration(
         listed or (Profile(_DEFAULT_SCHEDULER),), percentage, entries, tuple(problems)
@@ -148,29 +148,32 @@ def split_url(url: str) -> tuple[str, str, str, int]:
     return parts.scheme, host, parts.path, port or {"https": 443, "http": 80}.get(parts.scheme, 0)
 
 
-def _invalid(problem: str) -> SchedulerConfiguration:
+def _invalid_configuration(problem: str) -> SchedulerConfiguration:
     return SchedulerConfiguration((), problems=(problem,))
 
 
-def _profile(value: Any) -> Profile:
+def _parse_profile(value: Any) -> Profile:
     plugins = get_any_case(value, "plugins")
     names = [
-        _text(item, "name")
+        _get_text_field(item, "name")
         for point in ("multiPoint", "score", "filter")
         for item in get_list(get_any_case(get_any_case(plugins, point), "enabled"))
     ]
     return Profile(
-        _text(value, "schedulerName") or _DEFAULT_SCHEDULER,
+        _get_text_field(value, "schedulerName") or _DEFAULT_SCHEDULER,
         get_number(get_any_case(value, "percentageOfNodesToScore")),
         tuple(dict.fromkeys(filter(None, names))),
     )
 
 
-def _entry(number: int, value: Any) -> ExtenderEntry:
-    tls, url = get_any_case(value, "tlsConfig"), _text(value, "urlPrefix")
-    filter_verb, prioritize_verb = _text(value, "filterVerb"), _text(value, "prioritizeVerb")
-    preempt_verb, bind_verb = _text(value, "preemptVerb"), _text(value, "bindVerb")
-    is_nodewise, agent = _owner(url, (filter_verb, prioritize_verb, preempt_verb, bind_verb))
+def _parse_extender_entry(number: int, value: Any) -> ExtenderEntry:
+    tls, url = get_any_case(value, "tlsConfig"), _get_text_field(value, "urlPrefix")
+    filter_verb, prioritize_verb = (
+        _get_text_field(value, "filterVerb"),
+        _get_text_field(value, "prioritizeVerb"),
+    )
+    preempt_verb, bind_verb = _get_text_field(value, "preemptVerb"), _get_text_field(value, "bindVerb")
+    is_nodewise, agent = _identify_agent_by_url(url, (filter_verb, prioritize_verb, preempt_verb, bind_verb))
     return ExtenderEntry(
         number=number,
         url=url,
@@ -180,24 +183,24 @@ def _entry(number: int, value: Any) -> ExtenderEntry:
         bind_verb=bind_verb,
         weight=get_number(get_any_case(value, "weight")),
         node_cache_capable=get_any_case(value, "nodeCacheCapable") is True,
-        http_timeout=_timeout(get_any_case(value, "httpTimeout")),
+        http_timeout=_format_timeout_field(get_any_case(value, "httpTimeout")),
         ignorable=get_any_case(value, "ignorable") is True,
         enable_https=get_any_case(value, "enableHTTPS") is True,
         insecure=get_any_case(tls, "insecure") is True,
-        server_name=_text(tls, "serverName"),
-        ca_file=_text(tls, "caFile"),
-        cert_file=_text(tls, "certFile"),
-        key_file=_text(tls, "keyFile"),
-        ca_data=_data(tls, "caData"),
-        cert_data=_data(tls, "certData"),
-        key_data=certificates.public_key(_data(tls, "keyData")),
+        server_name=_get_text_field(tls, "serverName"),
+        ca_file=_get_text_field(tls, "caFile"),
+        cert_file=_get_text_field(tls, "certFile"),
+        key_file=_get_text_field(tls, "keyFile"),
+        ca_data=_decode_base64_field(tls, "caData"),
+        cert_data=_decode_base64_field(tls, "certData"),
+        key_data=certificates.public_key(_decode_base64_field(tls, "keyData")),
         managed_resources=tuple(_managed_resources(value)),
         agent=agent,
         is_nodewise=is_nodewise,
     )
 
 
-def _owner(url: str, verbs: tuple[str, ...]) -> tuple[bool, str]:
+def _identify_agent_by_url(url: str, verbs: tuple[str, ...]) -> tuple[bool, str]:
     """Whether the paths are nodewise's, and the agent that they name."""
     path = split_url(url)[2].rstrip("/")
     for verb in filter(None, verbs):
@@ -209,24 +212,24 @@ def _owner(url: str, verbs: tuple[str, ...]) -> tuple[bool, str]:
 
 def _managed_resources(value: Any) -> Iterator[ManagedResource]:
     for item in get_list(get_any_case(value, "managedResources")):
-        if name := _text(item, "name"):
+        if name := _get_text_field(item, "name"):
             yield ManagedResource(name, get_any_case(item, "ignoredByScheduler") is True)
 
 
-def _text(value: Any, key: str) -> str:
+def _get_text_field(value: Any, key: str) -> str:
     return get_text(get_any_case(value, key))
 
 
-def _timeout(value: Any) -> str:
+def _format_timeout_field(value: Any) -> str:
     """As written. /configz prints 0s if it is not set; numbers are nanoseconds."""
     if isinstance(value, str):
         return "" if value in ("0s", "0") else value
     return f"{value}ns" if isinstance(value, int) and not isinstance(value, bool) and value else ""
 
 
-def _data(value: Any, key: str) -> bytes:
+def _decode_base64_field(value: Any, key: str) -> bytes:
     """A base64 field of the configuration."""
     try:
-        return base64.b64decode(_text(value, key), validate=True)
+        return base64.b64decode(_get_text_field(value, key), validate=True)
     except (binascii.Error, ValueError):
         return b""

@@ -87,9 +87,9 @@ def parse(kind: str, value: Any) -> Workload:
     template = get(value, *_TEMPLATES[kind])
     spec = get_mapping(template, "spec")
     namespace = get_text(value, "metadata", "namespace")
-    volumes = dict(_volumes(spec))
+    volumes = dict(_volume_sources_by_name(spec))
     containers = [*get_list(spec, "containers"), *get_list(spec, "initContainers")]
-    replicas, ready = _replicas(kind, value)
+    replicas, ready = _replica_counts(kind, value)
     return Workload(
         where=f"{kind}/{namespace}/{get_text(value, 'metadata', 'name')}",
         namespace=namespace,
@@ -104,11 +104,11 @@ def parse(kind: str, value: Any) -> Workload:
         node=get_text(spec, "nodeName"),
         replicas=replicas,
         ready=ready,
-        problems=tuple(_problems(value)) if kind == "Pod" else (),
+        problems=tuple(_container_problems(value)) if kind == "Pod" else (),
     )
 
 
-def _replicas(kind: str, value: Any) -> tuple[int, int | None]:
+def _replica_counts(kind: str, value: Any) -> tuple[int, int | None]:
     """How many pods there should be, and how many are ready."""
     if kind == "Pod":
         if is_finished(value):
@@ -136,7 +136,7 @@ def scheduling_message(pod: Any) -> str:
     return f"{get_text(condition, 'reason')}: {get_text(condition, 'message')}"
 
 
-def _problems(pod: Any) -> Iterator[str]:
+def _container_problems(pod: Any) -> Iterator[str]:
     """Why a pod's containers do not run, in the kubelet's or the scheduler's words."""
     statuses = get_list(pod, "status", "containerStatuses") + get_list(pod, "status", "initContainerStatuses")
     for status in statuses:
@@ -148,14 +148,14 @@ def _problems(pod: Any) -> Iterator[str]:
         yield short(message)
 
 
-def _volumes(spec: Any) -> Iterator[tuple[str, list[VolumeMount]]]:
+def _volume_sources_by_name(spec: Any) -> Iterator[tuple[str, list[VolumeMount]]]:
     """The sources of each volume by its name; a projected volume has several."""
     for volume in get_list(spec, "volumes"):
         parts = [volume, *get_list(volume, "projected", "sources")]
-        yield get_text(volume, "name"), [source for part in parts for source in _sources(part)]
+        yield get_text(volume, "name"), [source for part in parts for source in _parse_volume_sources(part)]
 
 
-def _sources(volume: Any) -> Iterator[VolumeMount]:
+def _parse_volume_sources(volume: Any) -> Iterator[VolumeMount]:
     for kind, key in (
         ("configMap", "name"),
         ("secret", "secretName"),
@@ -235,13 +235,13 @@ def find_mount(container: Container, path: str) -> tuple[VolumeMount, str] | Non
     """The mount that contains a file, and the file in it: the object's key, or the path below the host's."""
     best: tuple[int, VolumeMount, str] | None = None
     for mount in container.mounts:
-        inside = _inside(mount, path)
+        inside = _locate_file_in_mount(mount, path)
         if inside is not None and (best is None or len(mount.path) >= best[0]):
             best = len(mount.path), mount, inside
     return None if best is None else (best[1], best[2])
 
 
-def _inside(mount: VolumeMount, path: str) -> str | None:
+def _locate_file_in_mount(mount: VolumeMount, path: str) -> str | None:
     if not mount.path or not path.startswith("/"):
         return None
     folder, file = posixpath.normpath(mount.path), posixpath.normpath(path)
@@ -285,11 +285,11 @@ def parse_settings(text: bytes) -> dict[str, str]:
     top = get_mapping(values[0]) if values else {}
     sections = [get_mapping(value) for value in top.values()]
     merged = {name: value for section in [*sections, top] for name, value in section.items()}
-    texts = {name.replace("-", "_"): _setting_text(value) for name, value in merged.items()}
+    texts = {name.replace("-", "_"): _format_setting_value(value) for name, value in merged.items()}
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _setting_text(value: Any) -> str | None:
+def _format_setting_value(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):

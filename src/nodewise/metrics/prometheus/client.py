@@ -34,7 +34,7 @@ class PrometheusClient:
         """
         what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._connection.url}"  # noqa: PLR2004
         try:
-            return query_responses.decode_response(await self._body(query, what))
+            return query_responses.decode_response(await self._query_body(query, what))
         except tuple(kube_client.TRANSLATED) as error:
             actual = str(error) or type(error).__name__
             raise Unavailable(what, [self._hide_secrets(Problem("", actual, ""))]) from error
@@ -43,11 +43,11 @@ class PrometheusClient:
             error.problems = [self._hide_secrets(problem) for problem in error.problems]
             raise
 
-    async def _body(self, query: str, what: str) -> bytes:
+    async def _query_body(self, query: str, what: str) -> bytes:
         http = self._connection.http
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await http.send(self._request(http, query), stream=True)
+                response = await http.send(self._build_query_request(http, query), stream=True)
                 try:
                     body = await _read_body(response)
                 finally:
@@ -60,7 +60,7 @@ class PrometheusClient:
             raise query_responses.error_from_response(what, response.status_code, body, retry_after)
         return body
 
-    def _request(self, http: httpx2.AsyncClient, query: str) -> httpx2.Request:
+    def _build_query_request(self, http: httpx2.AsyncClient, query: str) -> httpx2.Request:
         form = {"query": query, "timeout": f"{max(round(self._timeout_s * 1000), 1)}ms"}
         if len(query) <= _LONGEST_URL:
             return http.build_request("GET", _PATH, params=form)
@@ -71,7 +71,7 @@ class PrometheusClient:
 
 
 async def _read_body(response: httpx2.Response) -> bytes:
-    if problem := kube_client.encoding_problem(response):
+    if problem := kube_client.compression_problem(response):
         raise BadInput("", [problem])
     pieces = []
     size = 0

@@ -75,7 +75,7 @@ class PrometheusConnection:
     def __init__(
         self, url: str, options: PrometheusOptions, metrics_registry: MetricsRegistry, clock: Clock = _SYSTEM
     ) -> None:
-        if problems := list(_problems(url, options)):
+        if problems := list(_settings_problems(url, options)):
             raise BadSettings(_WHAT, problems)
         self.url = url.rstrip("/")
         self._secret = _secret(options)
@@ -86,7 +86,7 @@ class PrometheusConnection:
         return self._secret.hide(text) if self._secret else text
 
 
-def _problems(url: str, options: PrometheusOptions) -> Iterator[Problem]:
+def _settings_problems(url: str, options: PrometheusOptions) -> Iterator[Problem]:
     yield from _url_problems(url)
     if options.prometheus_token_file and options.prometheus_user:
         yield Problem("--prometheus-token-file", "given with --prometheus-user", "one of the two")
@@ -161,11 +161,13 @@ def _secret(options: PrometheusOptions) -> AuthorizationFile | None:
         return AuthorizationFile(options.prometheus_token_file, lambda token: f"Bearer {token}")
     if options.prometheus_user:
         user = options.prometheus_user
-        return AuthorizationFile(options.prometheus_password_file, lambda password: _basic(user, password))
+        return AuthorizationFile(
+            options.prometheus_password_file, lambda password: _basic_authorization(user, password)
+        )
     return None
 
 
-def _basic(user: str, password: str) -> str:
+def _basic_authorization(user: str, password: str) -> str:
     return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
 
 

@@ -50,7 +50,7 @@ def group_by_node(
         if not len(parsed) % _STRIDE:
             yield
     deciding = yield from _deciding_labels(parsed, labels, nodes)
-    return (yield from _group(parsed, deciding, nodes))
+    return (yield from _group_series(parsed, deciding, nodes))
 
 
 def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[None, None, bool]:
@@ -94,7 +94,7 @@ def reduce(
         if current is not None and len(own) > 1:
             counting = [item for item in own if frozenset(item.labels.items()) in current] or own
         try:
-            node_values.samples[node] = _value(counting, aggregate)
+            node_values.samples[node] = _reduce_node_series(counting, aggregate)
         except ValueError as error:
             node_values.invalid[node] = str(error)
         if not number % _STRIDE:
@@ -124,16 +124,16 @@ def nodes_of_series(
     return owning
 
 
-def _value(own: Sequence[SeriesValue], aggregate: str) -> Sample:
+def _reduce_node_series(own: Sequence[SeriesValue], aggregate: str) -> Sample:
     """The value of one node. ValueError with the reason if it has none."""
     if len(own) == 1:
         return _sample(own[0])
-    return aggregation.reduce([_entry(item) for item in own], aggregate, _conflict(own))
+    return aggregation.reduce([_entry(item) for item in own], aggregate, _describe_conflict(own))
 
 
 def _sample(item: SeriesValue) -> Sample:
     # a scraped value applies to a point in time, not to a window
-    return Sample(query_responses.parse_nano(item.value), item.at, 0.0)
+    return Sample(query_responses.parse_sample_value(item.value), item.at, 0.0)
 
 
 def _entry(item: SeriesValue) -> Sample | str:
@@ -143,7 +143,7 @@ def _entry(item: SeriesValue) -> Sample | str:
         return str(error)
 
 
-def _conflict(own: Sequence[SeriesValue]) -> str:
+def _describe_conflict(own: Sequence[SeriesValue]) -> str:
     """The labels in which the series differ, and the remedy."""
     names = dict.fromkeys(chain.from_iterable(item.labels for item in own))
     differing = [name for name in names if len({item.labels.get(name, "") for item in own}) > 1]
@@ -167,7 +167,7 @@ def _deciding_labels(
     return deciding
 
 
-def _group(
+def _group_series(
     series: Sequence[SeriesValue], deciding: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, SeriesByNode]:
     by_node: dict[str, list[SeriesValue]] = {}

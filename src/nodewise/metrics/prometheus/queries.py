@@ -24,12 +24,12 @@ _NUMBERS: Final = ("inf", "nan")
 def range_query(request: MetricRequest, max_age_s: float) -> str:
     """The query of a request: the rule's query, else a selector of the metric; samples no older than `max_age_s`."""
     expression = instant_query(request)
-    return f"{expression}[{_duration(max_age_s)}]" if is_selector(expression) else expression
+    return f"{expression}[{_promql_duration(max_age_s)}]" if is_selector(expression) else expression
 
 
 def instant_query(request: MetricRequest) -> str:
     """The same without a range. For a selector, Prometheus returns the series that have not ended."""
-    return request.query.strip() if request.query else _selector(request.metric)
+    return request.query.strip() if request.query else _metric_selector(request.metric)
 
 
 def is_selector(text: str) -> bool:
@@ -37,13 +37,13 @@ def is_selector(text: str) -> bool:
     return _SELECTOR.fullmatch(text) is not None and text.lower() not in _NUMBERS
 
 
-def _selector(metric: str) -> str:
+def _metric_selector(metric: str) -> str:
     """A selector by name. The name is always quoted: it is a tenant's text and must not be parsed as PromQL."""
     escaped = metric.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'{{__name__="{escaped}"}}'
 
 
-def _duration(seconds: float) -> str:
+def _promql_duration(seconds: float) -> str:
     """A duration in PromQL, which does not support fractions."""
     milli = max(round(seconds * 1000), 1)
     return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"

@@ -104,13 +104,13 @@ def newest_values(answer: QueryResponse) -> Iterator[SeriesValue]:
     for raw in answer.series:
         try:
             series = _decode_series(raw)
-            at, value = _newest(series, answer.kind)
+            at, value = _newest_sample(series, answer.kind)
         except UNREADABLE:
             continue
         yield SeriesValue(series.metric, value, at)
 
 
-def _newest(series: _EncodedSeries, kind: str) -> tuple[float | None, str]:
+def _newest_sample(series: _EncodedSeries, kind: str) -> tuple[float | None, str]:
     """Time and value of the last sample. A series of native histograms has no value."""
     if kind == VECTOR:
         pair = bytes(series.value)
@@ -122,7 +122,7 @@ def _newest(series: _EncodedSeries, kind: str) -> tuple[float | None, str]:
     return _decode_pair(pairs[pairs.rindex(b"[") : pairs.rindex(b"]")].rstrip())
 
 
-def parse_nano(value: str) -> int:
+def parse_sample_value(value: str) -> int:
     """The exact value in nano-units. ValueError for NaN, infinities and invalid numbers."""
     try:
         return quantity.parse(value)

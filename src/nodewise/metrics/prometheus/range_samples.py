@@ -44,12 +44,12 @@ def samples_by_node(
     merged: dict[str, Points] = {}
     for (_, points), node in zip(ranges, owners, strict=True):
         if node is not None and points.size:
-            merged[node] = _joined(merged[node], points) if node in merged else points
+            merged[node] = _concatenate_samples(merged[node], points) if node in merged else points
         yield
     return merged
 
 
-def _joined(first: Points, second: Points) -> Points:
+def _concatenate_samples(first: Points, second: Points) -> Points:
     both = np.concatenate((second, first))
     _, places = np.unique(both[:, 0], return_index=True)
     return both[places]

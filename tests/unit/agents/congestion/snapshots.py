@@ -27,7 +27,7 @@ def cluster_state(factors: Mapping[str, str | None]) -> ClusterState:
 
 def snapshot(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> Snapshot:
     cluster = cluster_state(factors)
-    agent_state = cooperative_scheduling.run_at_once(
+    agent_state = cooperative_scheduling.run_without_pauses(
         CongestionStateBuilder(options or CongestionOptions()).build(cluster)
     )
     return Snapshot(cluster.nodes, {"congestion": agent_state}, NOW, 1)

@@ -69,7 +69,7 @@ def entry(
 def lease(on: str, version: str = "1", **entries: Reservation | Any) -> AllocationRecordLease:
     """A Lease with entries by pod uid; values other than reservations are used unchanged."""
     plain = {
-        uid.replace("_", "-"): dict(allocation_record.to_wire(reservation))
+        uid.replace("_", "-"): dict(allocation_record.reservation_to_json(reservation))
         if isinstance(reservation, Reservation)
         else reservation
         for uid, reservation in entries.items()

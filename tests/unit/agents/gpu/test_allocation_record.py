@@ -15,7 +15,7 @@ def test_what_was_written_is_read() -> None:
 
 
 def test_the_wire_form_is_the_documented_one() -> None:
-    assert json.loads(json.dumps(allocation_record.to_wire(GOOD))) == {
+    assert json.loads(json.dumps(allocation_record.reservation_to_json(GOOD))) == {
         "pod": "d/a",
         "cards": "card0,card1|",
         "tiles": "card0:gt0,card1:gt0|",
@@ -48,7 +48,7 @@ def test_a_ledger_that_cannot_be_read_says_so(text: str) -> None:
 
 
 def test_fields_of_a_newer_version_are_passed_over() -> None:
-    newer = {**allocation_record.to_wire(GOOD), "colour": "blue"}
+    newer = {**allocation_record.reservation_to_json(GOOD), "colour": "blue"}
     assert allocation_record.parse_lease(lease("n1", u1=newer)).entries == {"u1": GOOD}
 
 
@@ -113,4 +113,4 @@ def test_what_is_no_tile_is_passed_over(text: str) -> None:
     ],
 )
 def test_a_version_never_goes_back(before: str, now: str, then: str) -> None:
-    assert allocation_record.newer_version(before, now) == then
+    assert allocation_record.latest_planned_version(before, now) == then

@@ -25,7 +25,7 @@ def different(
     def text(name: str) -> str:
         return stored if stored is not None else (ours.nodes[name].record_text if name in ours.nodes else "")
 
-    differences = cooperative_scheduling.run_at_once(
+    differences = cooperative_scheduling.run_without_pauses(
         consistency.differences(ours, fresh, changes or ObservedChanges(set(), set()), text)
     )
     return {difference.node: difference.what for difference in differences}
@@ -78,7 +78,7 @@ def test_a_claim_that_is_being_written_is_none() -> None:
 
 def test_an_array_that_was_not_brought_up_to_date_is_found() -> None:
     ours = of(*PODS, C)
-    empty = gpu_arrays.with_row(
+    empty = gpu_arrays.replace_node_in_layout(
         ours.layout, ours.rows["n1"], ours.nodes["n1"].gpus, states.node_allocations.EMPTY
     )
     differences = different(ours._replace(layout=empty), of(*PODS, C))

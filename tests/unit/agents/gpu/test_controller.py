@@ -85,7 +85,10 @@ class FailingPatchApi(FakeApi):
 
     def record(self, on: str, **entries: tuple[str, str, str]) -> None:
         """Entries by pod uid: name, GPUs and version."""
-        held = {uid: dict(allocation_record.to_wire(entry(*arguments))) for uid, arguments in entries.items()}
+        held = {
+            uid: dict(allocation_record.reservation_to_json(entry(*arguments)))
+            for uid, arguments in entries.items()
+        }
         meta = {"name": f"gpu-{on}", "namespace": OURS, "labels": {ALLOCATION_RECORD_LABEL: "gpu"}}
         self.put(LEASES, {"metadata": {**meta, "annotations": {RESERVATIONS_ANNOTATION: json.dumps(held)}}})
 
@@ -568,5 +571,7 @@ class TestGauges:
     @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
         gpu_state = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
-        assert len(cooperative_scheduling.run_at_once(metrics.details(gpu_state, INTEL, most))) == count
+        assert (
+            len(cooperative_scheduling.run_without_pauses(metrics.details(gpu_state, INTEL, most))) == count
+        )
         assert metrics.totals(gpu_state, INTEL)["gpu_pods", ()] == 1

@@ -318,7 +318,9 @@ def test_a_pod_has_so_many_containers() -> None:
 
 def test_annotations_leave_room_for_those_of_the_cards() -> None:
     gpu_pod = pod("i915=1")
-    room = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(parse(gpu_pod).containers, INTEL.subdevices)
+    room = limits.MOST_ANNOTATION_BYTES - limits.max_annotation_bytes(
+        parse(gpu_pod).containers, INTEL.subdevices
+    )
     for size, fits in ((room, True), (room + 1, False)):
         metadata = msgspec.structs.replace(gpu_pod.metadata, annotations={"ü": "x" * (size - 2)})
         annotated_pod = msgspec.structs.replace(gpu_pod, metadata=metadata)

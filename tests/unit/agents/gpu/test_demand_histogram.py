@@ -35,7 +35,7 @@ def new_pod(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1
 
 
 def add(counted: DemandHistogram, old: Any = (), new: Any = ()) -> DemandHistogram:
-    return cooperative_scheduling.run_at_once(demand_histogram.add_pods(counted, old, new, READER))
+    return cooperative_scheduling.run_without_pauses(demand_histogram.add_pods(counted, old, new, READER))
 
 
 def counts(counted: DemandHistogram) -> dict[int, int]:
@@ -46,7 +46,7 @@ def counts(counted: DemandHistogram) -> dict[int, int]:
 def config_map(counted: DemandHistogram) -> DemandConfigMap:
     return DemandConfigMap(
         DemandMetadata(NAME, "nw", "1"),
-        dict(cooperative_scheduling.run_at_once(demand_histogram.encode_histogram(counted))),
+        dict(cooperative_scheduling.run_without_pauses(demand_histogram.encode_histogram(counted))),
     )
 
 
@@ -84,17 +84,17 @@ def test_what_is_written_is_read_again() -> None:
         NOTHING, [new_pod("a"), new_pod("b"), new_pod("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")]
     )
     assert (
-        cooperative_scheduling.run_at_once(demand_histogram.parse_histogram(config_map(histogram)))
+        cooperative_scheduling.run_without_pauses(demand_histogram.parse_histogram(config_map(histogram)))
         == histogram
     )
-    assert cooperative_scheduling.run_at_once(demand_histogram.parse_histogram(None)) == NOTHING
+    assert cooperative_scheduling.run_without_pauses(demand_histogram.parse_histogram(None)) == NOTHING
 
 
 @pytest.mark.parametrize(
     "data", [None, {}, {"day-x": "[]"}, {f"day-{TODAY}": "{"}, {f"day-{TODAY}": '[{"pods": -1}]'}]
 )
 def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
-    histogram = cooperative_scheduling.run_at_once(
+    histogram = cooperative_scheduling.run_without_pauses(
         demand_histogram.parse_histogram(DemandConfigMap(DemandMetadata(NAME), data))
     )
     assert histogram.history == {}
@@ -102,7 +102,7 @@ def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
 
 
 def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
-    wild = cooperative_scheduling.run_at_once(
+    wild = cooperative_scheduling.run_without_pauses(
         demand_histogram.parse_histogram(DemandConfigMap(DemandMetadata(NAME), {UNTIL: "x"}))
     )
     assert counts(add(wild, new=[new_pod("a")])) == {0: 1}

@@ -29,7 +29,7 @@ def labelled_pod(gpu_pod: AllocatedPod, value: str | None = "gpu") -> AllocatedP
 
 
 def label_changes(nodes: dict[str, Any], *pods: AllocatedPod, leases: Any = ()) -> dict[str, bool]:
-    changes = cooperative_scheduling.run_at_once(
+    changes = cooperative_scheduling.run_without_pauses(
         descheduling.changes(agent_state(cluster_state(nodes, pods, leases)))
     )
     return {change.pod.metadata.name: change.is_wanted for change in changes}

@@ -280,7 +280,7 @@ def test_a_layout_of_nothing() -> None:
 
 def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
     before = laid_out([AllocatedNode(gpus(), node_allocations.EMPTY)] * 3)
-    after = gpu_arrays.with_row(before, 1, gpus(), allocations_of(mc=1000))
+    after = gpu_arrays.replace_node_in_layout(before, 1, gpus(), allocations_of(mc=1000))
     wanted = ask("1 mc=1")
     every = np.arange(3)
     assert [fit(before, every, wanted, FirstFit()).gpus(at) for at in every] == [((0,),)] * 3
@@ -305,7 +305,7 @@ def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     ],
 )
 def test_preferred_tiles_change_places(preferred: list[int], ordered: list[int]) -> None:
-    assert subdevices.reorder([1, 2, 3, 4], preferred) == ordered
+    assert subdevices.move_preferred_first([1, 2, 3, 4], preferred) == ordered
 
 
 class CountingFirstFit(FirstFit):

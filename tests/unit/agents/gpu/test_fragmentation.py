@@ -12,7 +12,7 @@ from tests.unit.agents.gpu.gpu_layouts import COUNT, board, share
 
 def measured(classes, *nodes, cpu_milli=None, models=None):
     """The fragmentation by node."""
-    known = fragmentation.build_tables(classes, (COUNT,))
+    known = fragmentation.build_fragmentation_tables(classes, (COUNT,))
     candidate_gpus = CandidateGpus(board(*nodes, models=models), np.arange(len(nodes)))
     cpu = None if cpu_milli is None else np.array(cpu_milli)
     hosts = fragmentation.node_cells(known, cpu, len(nodes))
@@ -63,7 +63,7 @@ def test_cards_of_another_model_are_a_fragment() -> None:
 def test_classes_beyond_the_size_of_the_table_are_left_out() -> None:
     many = {PodClass(1, Amounts({f"r{number}": number}), number): number for number in range(1, 100)}
 
-    known = fragmentation.build_tables(many)
+    known = fragmentation.build_fragmentation_tables(many)
 
     assert 0 < known.single.size <= 1 << 20
     assert "r99" in known.resources

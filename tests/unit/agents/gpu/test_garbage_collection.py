@@ -18,14 +18,14 @@ def unconfirmed(
     pods: Iterable[AllocatedPod] = (), leases: Iterable[Any] = (), version: str = "10"
 ) -> list[UnconfirmedReservation]:
     cluster = cluster_state(NODES, pods, leases, version)
-    return cooperative_scheduling.run_at_once(
+    return cooperative_scheduling.run_without_pauses(
         garbage_collection.unconfirmed_reservations(agent_state(cluster), cluster.objects["ledgers"])
     )
 
 
 def orphaned_records(pods: Iterable[AllocatedPod], leases: Iterable[Any]) -> list[str]:
     cluster = cluster_state(NODES, pods, leases)
-    records = cooperative_scheduling.run_at_once(
+    records = cooperative_scheduling.run_without_pauses(
         garbage_collection.orphaned_records(agent_state(cluster), cluster.objects["ledgers"], NODES)
     )
     return [record.metadata.name for record in records]

@@ -96,9 +96,9 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
     assert isinstance(bind_plan, BindPlan), bind_plan
     containers = demand.parse_demand(gpu_pod, INTEL, agent()._options).containers
     written = msgspec.json.encode({gpu_pod.metadata.uid: bind_plan.reservation})
-    assert len(written) <= limits.entry_bytes(containers, INTEL.subdevices)
+    assert len(written) <= limits.max_reservation_bytes(containers, INTEL.subdevices)
     added = sum(len(key) + len(value) for key, value in bind_plan.annotations.items())
-    assert added <= limits.annotation_bytes(containers, INTEL.subdevices)
+    assert added <= limits.max_annotation_bytes(containers, INTEL.subdevices)
 
 
 def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:

@@ -303,7 +303,7 @@ def test_142_which_labels_are_of_telemetry_policies() -> None:
         "telemetry.aware.scheduling.foobar/gas-disable-card0": "x",
         "tellemetry.aware.scheduling.foobar/gas-disable-card0": "x",
     }
-    assert node_labels.policy_rules(tags) == [("foobar", "gas-disable-card0", "x")]
+    assert node_labels.telemetry_policy_labels(tags) == [("foobar", "gas-disable-card0", "x")]
 
 
 def test_146_cards_by_device_index() -> None:

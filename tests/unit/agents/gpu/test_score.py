@@ -9,7 +9,7 @@ from nodewise.agents.gpu.fit import fit
 from nodewise.agents.gpu.score import PlacementInputs
 from tests.unit.agents.gpu.gpu_layouts import COUNT, MILLI, board, demand, share
 
-TYPICAL = fragmentation.build_tables({share(500): 3, share(1000): 1}, (COUNT,))
+TYPICAL = fragmentation.build_fragmentation_tables({share(500): 3, share(1000): 1}, (COUNT,))
 
 
 def inputs(placement, workload=TYPICAL, cpu_free=None):
@@ -102,7 +102,7 @@ def test_where_no_node_has_cards_any_more_none_is_liked(placement) -> None:
 
 
 def test_fragmentation_takes_cpu_where_free_cards_do_not_need_it() -> None:
-    workload = fragmentation.build_tables({share(500, cpu_milli=6000): 1}, (COUNT,))
+    workload = fragmentation.build_fragmentation_tables({share(500, cpu_milli=6000): 1}, (COUNT,))
     cpu = np.array([8000, 16000, 5000, 0])
 
     node_points = points(

@@ -179,7 +179,7 @@ class TestOnlyWhatChanged:
             for _, _ in zip(range(steps), half, strict=False):
                 pass
             half.close()
-            assert laid_out(cooperative_scheduling.run_at_once(state.build(worlds[2]))) == laid_out(
+            assert laid_out(cooperative_scheduling.run_without_pauses(state.build(worlds[2]))) == laid_out(
                 agent_state(worlds[2])
             )
 

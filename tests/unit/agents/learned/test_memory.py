@@ -227,9 +227,9 @@ class TestBounds:
         memory = RewardMemory(self.RULE)
         for node, times in (("n3", 3), ("n1", 1), ("gone", 5)):
             memory.learn("d/D", node, 0.0, times, START)
-        known = cooperative_scheduling.run_at_once(memory.lay_out(NodeIndex(["n1", "n2", "n3"]), START))[
-            "d/D"
-        ]
+        known = cooperative_scheduling.run_without_pauses(
+            memory.lay_out(NodeIndex(["n1", "n2", "n3"]), START)
+        )["d/D"]
         assert known.nodes.tolist() == [0, 2]
         assert known.tried.tolist() == [1, 3]
         assert known.rewards.tolist() == pytest.approx([0.9, 0.729])

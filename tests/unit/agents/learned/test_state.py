@@ -197,7 +197,7 @@ def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twic
         # what follows a failed build is built from nothing
         history.now += 1
         cluster = ClusterState(history.index, {PODS: history.pods}, MetricsSnapshot(), history.now)
-        history.agent_state = cooperative_scheduling.run_at_once(history.state.build(cluster))
+        history.agent_state = cooperative_scheduling.run_without_pauses(history.state.build(cluster))
         assert [history.numbers(node) for node in range(3)] == [whole.numbers(node) for node in range(3)]
 
 

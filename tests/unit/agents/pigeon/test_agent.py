@@ -136,7 +136,9 @@ def test_what_the_agent_goes_by_is_shown() -> None:
     for uid, requests in enumerate([P1, "1500m,3Gi"]):
         cluster.prioritize(pod(requests, uid=f"u{uid}"))
     output = json.loads(
-        cooperative_scheduling.run_at_once(cluster.agent.export(cluster.snapshot.agent_states["pigeon"], {}))
+        cooperative_scheduling.run_without_pauses(
+            cluster.agent.export(cluster.snapshot.agent_states["pigeon"], {})
+        )
     )
     assert output["resources"] == {
         "cpu": {"unit": "milli", "node_mean": 4000, "pod_mean": 1000, "pod_deviation": 500},

@@ -32,7 +32,7 @@ def holding_pod(
 
 def reduced_pods(pods: Iterable[HoldingPod], gpu: str = "gpu") -> dict[tuple[str, str], HoldingPod]:
     """The reduced pods as a store keeps them."""
-    keep = node_requests.keeper(gpu)
+    keep = node_requests.pod_request_reducer(gpu)
     reduced = ((pod, keep(pod)) for pod in pods)
     return {("d", pod.metadata.name): rest for pod, rest in reduced if rest is not None}
 
@@ -42,7 +42,7 @@ def apply_pod_changes(
     pods: dict[tuple[str, str], HoldingPod],
     before: Mapping[tuple[str, str], HoldingPod] = MappingProxyType({}),
 ) -> NodeRequests:
-    cooperative_scheduling.run_at_once(holdings.apply(difference(before, pods).items()))
+    cooperative_scheduling.run_without_pauses(holdings.apply(difference(before, pods).items()))
     return holdings
 
 

@@ -64,7 +64,7 @@ class AgentCall:
         objects = {("", node_object.metadata.name): node_object for node_object in nodes}
         cluster_state = ClusterState(index, {}, metrics_snapshot or MetricsSnapshot(), now, objects)
         self.snapshot = Snapshot(
-            index, {"safe": cooperative_scheduling.run_at_once(self.state.build(cluster_state))}, now
+            index, {"safe": cooperative_scheduling.run_without_pauses(self.state.build(cluster_state))}, now
         )
         self.names = index.named(list(index.known))
 

@@ -171,13 +171,13 @@ class TestRisk:
 
 class TestPrinting:
     def test_the_line(self) -> None:
-        assert beta_distribution.format_line(2, 2) == (
+        assert beta_distribution.format_distribution(2, 2) == (
             "BetaDistribution: alpha = 2.000000; beta = 2.000000; mean = 0.500000; var = 0.050000; "
             "m1 = 0.500000; m2 = 0.300000; m3 = 0.200000; \n"
         )
 
     def test_the_table(self) -> None:
-        lines = beta_distribution.format_table(2, 2).splitlines()
+        lines = beta_distribution.format_distribution_table(2, 2).splitlines()
         assert len(lines) == 22
         assert lines[0] == "x \t pdf(x) \t PDF(x) \t m(x)"
         assert lines[19] == "0.900000 \t 0.540000 \t 0.972000 \t 0.033929"
@@ -192,7 +192,7 @@ class TestScipy:
                 raise ImportError(name)
             return ours(name, *args, **kwargs)
 
-        beta_distribution.scipy_special.cache_clear()
+        beta_distribution.import_scipy_special.cache_clear()
         monkeypatch.setattr(builtins, "__import__", without_scipy)
         with pytest.raises(BadSettings, match=r"pip install nodewise\[risk\]"):
             beta_distribution.risk(0.5, 0.1, 0.9)

@@ -73,7 +73,10 @@ def snapshot(
 ) -> Snapshot:
     state = TelemetryStateBuilder(options or TelemetryOptions(), max_age_s)
     return Snapshot(
-        cluster.nodes, {"telemetry": cooperative_scheduling.run_at_once(state.build(cluster))}, cluster.now, 1
+        cluster.nodes,
+        {"telemetry": cooperative_scheduling.run_without_pauses(state.build(cluster))},
+        cluster.now,
+        1,
     )
 
 

@@ -48,12 +48,14 @@ UNUSABLE = {
 
 def only(cluster: ClusterState, state: TelemetryStateBuilder | None = None) -> PolicyState:
     made = state or TelemetryStateBuilder(TelemetryOptions(), 60.0)
-    agent_state: PolicyState = cooperative_scheduling.run_at_once(made.build(cluster))["d", "pol"]
+    agent_state: PolicyState = cooperative_scheduling.run_without_pauses(made.build(cluster))["d", "pol"]
     return agent_state
 
 
 def fetched(agent_state: PolicyState) -> PolicyCondition:
-    return status.desired_status(agent_state, 1, "", PolicyStatus(), "now").by_type()["MetricsFetched"]
+    return status.desired_status(agent_state, 1, "", PolicyStatus(), "now").conditions_by_type()[
+        "MetricsFetched"
+    ]
 
 
 @pytest.mark.parametrize(("answer", "cause"), UNUSABLE.values(), ids=UNUSABLE)

@@ -34,7 +34,7 @@ def policy_state_of(
     policy_object: PolicyObject, options: TelemetryOptions | None = None, *trusted: str
 ) -> PolicyState:
     state = TelemetryStateBuilder(options or TelemetryOptions(), 60.0)
-    agent_state: dict[Any, PolicyState] = cooperative_scheduling.run_at_once(
+    agent_state: dict[Any, PolicyState] = cooperative_scheduling.run_without_pauses(
         state.build(cluster_state([policy_object], VALUES, trusted=trusted))
     )
     return agent_state["d", "pol"]
@@ -44,13 +44,18 @@ def snapshot(policy_object: PolicyObject, **options: Any) -> Snapshot:
     cluster = cluster_state([policy_object], VALUES, trusted=())
     state = TelemetryStateBuilder(TelemetryOptions(**options), 60.0)
     return Snapshot(
-        cluster.nodes, {"telemetry": cooperative_scheduling.run_at_once(state.build(cluster))}, cluster.now, 1
+        cluster.nodes,
+        {"telemetry": cooperative_scheduling.run_without_pauses(state.build(cluster))},
+        cluster.now,
+        1,
     )
 
 
 def condition(agent_state: PolicyState, before: PolicyStatus | None = None) -> PolicyCondition | None:
     return (
-        status.desired_status(agent_state, 1, "", before or PolicyStatus(), "now").by_type().get("NotTrusted")
+        status.desired_status(agent_state, 1, "", before or PolicyStatus(), "now")
+        .conditions_by_type()
+        .get("NotTrusted")
     )
 
 
@@ -175,11 +180,11 @@ def test_trust_that_is_granted_and_taken_away() -> None:
     state, before = TelemetryStateBuilder(TelemetryOptions(), 60.0), PolicyStatus()
     observed = []
     for trusted in ((), ("d",), ()):
-        policy_state: PolicyState = cooperative_scheduling.run_at_once(
+        policy_state: PolicyState = cooperative_scheduling.run_without_pauses(
             state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
         )["d", "pol"]
         before = status.desired_status(policy_state, 1, "", before, "now")
-        observed.append((len(policy_state.labels), before.by_type()["NotTrusted"].status))
+        observed.append((len(policy_state.labels), before.conditions_by_type()["NotTrusted"].status))
     assert observed == [(0, "True"), (2, "False"), (0, "True")]
 
 
@@ -189,7 +194,7 @@ def test_only_the_very_label_grants_trust(labels: Any) -> None:
     cluster = cluster_state([LABELLING], VALUES, trusted=())
     objects = {**cluster.objects, NAMESPACES: {("", "d"): msgspec.json.decode(raw, type=NamespaceObject)}}
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
-    agent_state = cooperative_scheduling.run_at_once(
+    agent_state = cooperative_scheduling.run_without_pauses(
         state.build(msgspec.structs.replace(cluster, objects=objects))
     )
     assert agent_state["d", "pol"].labels == ()

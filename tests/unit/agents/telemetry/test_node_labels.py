@@ -18,10 +18,10 @@ def desired(
     cluster = cluster_state(
         policies if isinstance(policies, list) else [policies], metrics_snapshot(*metrics), nodes
     )
-    agent_state = cooperative_scheduling.run_at_once(
+    agent_state = cooperative_scheduling.run_without_pauses(
         TelemetryStateBuilder(TelemetryOptions(), 60.0).build(cluster)
     )
-    columns = node_labels.merge_columns(
+    columns = node_labels.merge_label_columns(
         column for decided in agent_state.values() for column in decided.labels
     )
     return node_labels.desired_labels(columns, cluster.nodes, owned or {})

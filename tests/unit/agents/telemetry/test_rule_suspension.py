@@ -30,7 +30,7 @@ class SuspensionTimeline:
             self.snapshot = self.snapshot.with_series(Series("m", "s", at, samples))
         cluster = cluster_state([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
         cluster = msgspec.structs.replace(cluster, now=at)
-        agent_state = cooperative_scheduling.run_at_once(self.state.build(cluster))
+        agent_state = cooperative_scheduling.run_without_pauses(self.state.build(cluster))
         self.suspended = bool(next(iter(agent_state.values())).suspended)
         return set(rejected(Snapshot(cluster.nodes, {"telemetry": agent_state}, at), self.nodes) or ())
 

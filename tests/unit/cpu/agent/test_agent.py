@@ -196,8 +196,8 @@ def test_a_task_that_ends_without_release_is_collected_at_once(tmp_path: Path) -
 
 def test_an_abandoned_reconfiguration_is_rolled_back(agent: RunningNodeAgent) -> None:
     stored = agent.store.read()
-    over = procfs.read_self(PROC)
-    by = pool_allocations.Task(over.pid, over.start - 1, procfs.read_boot(PROC))
+    over = procfs.read_own_process(PROC)
+    by = pool_allocations.Task(over.pid, over.start - 1, procfs.read_boot_id(PROC))
     agent.store.replace(
         stored.version, stored.allocations, Intent(stored.allocations, by, "2026-01-01T00:00:00Z")
     )

@@ -120,7 +120,7 @@ def test_an_interrupted_reconfiguration_is_rolled_back(tmp_path: Path, machine: 
     ):
         (task,) = agent.expect_held("0")
         stored = agent.store.read()
-        gone = Task(2**22 - 1, 1, procfs.read_boot(PROC))
+        gone = Task(2**22 - 1, 1, procfs.read_boot_id(PROC))
         intent = Intent(stored.allocations, gone, "then", (Move(task, ZERO, ONE),))
         for thread in family(task):
             os.sched_setaffinity(thread.tid, ONE)
@@ -156,7 +156,7 @@ def test_rollback_moves_processes_known_from_earlier_collections(tmp_path: Path)
         for thread in left:
             os.sched_setaffinity(thread.tid, ONE)
         stored = store.read()
-        gone = Task(2**22 - 1, 1, procfs.read_boot(PROC))
+        gone = Task(2**22 - 1, 1, procfs.read_boot_id(PROC))
         store.replace(
             stored.version,
             stored.allocations,

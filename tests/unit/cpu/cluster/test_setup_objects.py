@@ -138,7 +138,7 @@ def test_the_commands_of_reconfiguration_pods_are_valid(checks: bool) -> None:
 
 def parse_command_line(words: list[str]) -> dict[str, Any]:
     """The options with which the script `cmk` runs the command; raises usage errors."""
-    name, *options = older_flags.translate_cmk(words)
+    name, *options = older_flags.translate_cmk_command_line(words)
     command = cpu.command.get_command(click.Context(cpu.command), name)
     assert command is not None
     return command.make_context(name, options).params

@@ -66,7 +66,7 @@ def test_ended_tasks_are_removed_and_others_get_their_start(
     done = collect(store)
     assert [(reclaimed.cpus, reclaimed.task.pid) for reclaimed in done.reclaimed] == [("1", GONE)]
     (task,) = [cpu_list.tasks[0] for _, cpu_list in store.read().allocations.cpu_lists if cpu_list.tasks]
-    assert task == Task(sleeper.pid, _start(sleeper.pid), procfs.read_boot(PROC))
+    assert task == Task(sleeper.pid, _start(sleeper.pid), procfs.read_boot_id(PROC))
 
 
 def _start(pid: int) -> int:
@@ -76,7 +76,7 @@ def _start(pid: int) -> int:
 def test_a_process_that_took_over_an_id_is_another_one(
     store: DirectoryStore, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    hold(store, {"0": Task(sleeper.pid, _start(sleeper.pid) - 1, procfs.read_boot(PROC))})
+    hold(store, {"0": Task(sleeper.pid, _start(sleeper.pid) - 1, procfs.read_boot_id(PROC))})
     assert len(collect(store).reclaimed) == 1
     assert held(store.read().allocations) == {}
 
@@ -86,7 +86,7 @@ def test_unreadable_processes_keep_their_tasks(
     store: DirectoryStore, sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """A wrapper is gone, and root runs something that was started after it."""
-    boot = procfs.read_boot(PROC)
+    boot = procfs.read_boot_id(PROC)
     begun = _start(sleeper.pid)
     inside = "c" * 64  # no process is in this container
     hold(
@@ -137,7 +137,7 @@ def test_a_new_task_is_never_collected(store: DirectoryStore) -> None:
         for _ in range(25):
             children.append(subprocess.Popen(["sleep", "1000"]))
             pid = children[-1].pid
-            hold(store, {"2,3": Task(pid, _start(pid), procfs.read_boot(PROC))})
+            hold(store, {"2,3": Task(pid, _start(pid), procfs.read_boot_id(PROC))})
     finally:
         over.set()
         for thread in sweepers:

@@ -26,7 +26,7 @@ def checkpoint(**fields: Any) -> str:
 
 
 def test_the_policy_none_gives_nothing_away_and_is_at_odds_with_nothing() -> None:
-    state = kubelet_state.parse('{"policyName":"none","defaultCpuSet":"","checksum":1353318690}')
+    state = kubelet_state.parse_checkpoints('{"policyName":"none","defaultCpuSet":"","checksum":1353318690}')
     assert state == KubeletState("none")
     assert kubelet_state.conflicts(state, POOLS) == []
 
@@ -41,11 +41,11 @@ def test_the_policy_none_gives_nothing_away_and_is_at_odds_with_nothing() -> Non
     ids=["version 1", "version 2", "version 3"],
 )  # fmt: skip
 def test_allocations_of_the_kubelet_in_all_versions(content: Any, allocation: KubeletAllocation) -> None:
-    assert kubelet_state.parse(checkpoint(**content)).allocations == (allocation,)
+    assert kubelet_state.parse_checkpoints(checkpoint(**content)).allocations == (allocation,)
 
 
 def test_containers_that_it_gave_cpus_of_pools_are_named() -> None:
-    state = kubelet_state.parse(checkpoint(entries={UID: {"main": "2-3", "side": "9"}}))
+    state = kubelet_state.parse_checkpoints(checkpoint(entries={UID: {"main": "2-3", "side": "9"}}))
     (problem,) = kubelet_state.conflicts(state, POOLS)
     assert (
         str(problem)
@@ -54,15 +54,20 @@ def test_containers_that_it_gave_cpus_of_pools_are_named() -> None:
 
 
 def test_exclusive_cpus_that_it_leaves_to_all_are_named_with_what_helps() -> None:
-    (problem,) = kubelet_state.conflicts(kubelet_state.parse(checkpoint(defaultCpuSet="0-2,4-7")), POOLS)
+    (problem,) = kubelet_state.conflicts(
+        kubelet_state.parse_checkpoints(checkpoint(defaultCpuSet="0-2,4-7")), POOLS
+    )
     assert "CPUs 2,6-7 of exclusive pools are open to all containers" in str(problem)
     assert "strict-cpu-reservation" in problem.expected
-    assert kubelet_state.conflicts(kubelet_state.parse(checkpoint(defaultCpuSet="0-1,4-5")), POOLS) == []
+    assert (
+        kubelet_state.conflicts(kubelet_state.parse_checkpoints(checkpoint(defaultCpuSet="0-1,4-5")), POOLS)
+        == []
+    )
 
 
 def test_a_memory_manager_that_sets_nodes_is_named() -> None:
     memory = '{"policyName":"Static","machineState":{},"checksum":1}'
-    (problem,) = kubelet_state.conflicts(kubelet_state.parse(checkpoint(), memory), POOLS)
+    (problem,) = kubelet_state.conflicts(kubelet_state.parse_checkpoints(checkpoint(), memory), POOLS)
     assert "memoryManagerPolicy Static" in problem.field
 
 
@@ -98,5 +103,5 @@ def test_the_state_is_read_from_the_kubelets_folder(tmp_path: Path) -> None:
 )
 def test_a_checkpoint_that_cannot_be_read_is_named(text: str, field: str) -> None:
     with pytest.raises(BadInput) as raised:
-        kubelet_state.parse(text)
+        kubelet_state.parse_checkpoints(text)
     assert field in raised.value.problems[0].field

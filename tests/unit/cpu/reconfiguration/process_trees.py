@@ -53,7 +53,7 @@ class RunningProcessTree:
         self.pids = pids
         """The process ids, the wrapper's first, then those of its descendants."""
         stat = procfs.parse_stat((PROC / str(process.pid) / "stat").read_text())
-        self.task = Task(process.pid, stat.start, procfs.read_boot(PROC), "pod", "container")
+        self.task = Task(process.pid, stat.start, procfs.read_boot_id(PROC), "pod", "container")
 
     @property
     def affinities(self) -> Mapping[int, frozenset[int]]:

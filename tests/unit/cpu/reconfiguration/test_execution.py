@@ -98,7 +98,7 @@ def test_a_starting_wrapper_is_moved_too(store: DirectoryStore) -> None:
             assert wrapper.stdout
             wrapper.stdout.readline()
             stat = procfs.parse_stat((PROC / f"{wrapper.pid}/stat").read_text())
-            task = Task(wrapper.pid, stat.start, procfs.read_boot(PROC))
+            task = Task(wrapper.pid, stat.start, procfs.read_boot_id(PROC))
             store.create(node({"exclusive": {"0": (task,)}}))
             execution.reconfigure(store, only(exclusive="1"), PROC)
             assert os.sched_getaffinity(wrapper.pid) == ONE
