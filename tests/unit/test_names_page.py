@@ -124,7 +124,7 @@ def test_the_page_of_events_has_every_reason() -> None:
     calls = len(re.findall(r"recorder\.record\(\s*about", code))
     assert calls == 3, "an Event that the page does not know"
     bad = re.findall(
-        r'yield _of\(\s*"(\w+)", .*?"(\w+)",', (SOURCE / "agents/telemetry/status.py").read_text()
+        r'yield _make_condition\(\s*"(\w+)", .*?"(\w+)",', (SOURCE / "agents/telemetry/status.py").read_text()
     )
     assert {condition for condition, _ in bad} == GOOD.keys()
     reasons = {pod_events.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}

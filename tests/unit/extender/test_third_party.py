@@ -85,7 +85,7 @@ class TestAnswers:
     def test_it_sees_its_own_slot_only(self) -> None:
         setup = OddSetup()
         seen: list[Any] = []
-        setup.agent._create_node_agent.filter = lambda _pod, names, snapshot: (
+        setup.agent._agent.filter = lambda _pod, names, snapshot: (
             seen.append(snapshot) or replaceable_agent.passes(len(names))
         )
         setup.agent.filter(pod(), setup.names, setup.snapshot)
