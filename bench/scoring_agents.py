@@ -17,8 +17,8 @@ from bench.cluster_data import Object
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
 from bench.results import SCORED, SCORING_AGENTS, Measurement
-from nodewise.agents.pigeon import resources
-from nodewise.agents.pigeon.pod_statistics import MAX_PODS, DemandMemory
+from nodewise.agents.pigeon import resource_units
+from nodewise.agents.pigeon.demand_memory import MAX_PODS, DemandMemory
 from nodewise.clock import SystemClock, format_rfc3339
 from nodewise.statistics import load_annotations
 
@@ -142,7 +142,7 @@ def _agent_memories(now: float) -> Object:
     memory = DemandMemory()
     for number in range(MAX_PODS):
         wanted = np.array([random.uniform(50, 4000), random.uniform(64, 8192), 1, 0, 0])
-        memory.count(f"counted-{number}", wanted[: len(resources.NAMES)])
+        memory.count(f"counted-{number}", wanted[: len(resource_units.NAMES)])
     kept = memory.keep(None)
     assert kept is not None
     return {"pigeon": json.loads(kept), "learned": {"version": 1, "until": now - _LEARNED_S, "types": {}}}

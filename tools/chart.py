@@ -20,7 +20,7 @@ from tests.cluster import programs
 from nodewise import agents
 from nodewise.cli import annotate
 from nodewise.cli.extender_options import GROUPS
-from nodewise.cli.settings import Setting, list_settings
+from nodewise.cli.setting_declarations import Setting, list_settings
 
 DEPLOY: Final = Path("deploy")
 CHART: Final = DEPLOY / "chart/nodewise"

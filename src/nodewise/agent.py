@@ -13,10 +13,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from nodewise.kube.resources import Resource
+from nodewise.kube.resource_kinds import Resource
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import Names, NodeIndex
 from nodewise.metrics.series import ValueState
-from nodewise.metrics.source import MetricRequest
 from nodewise.state import ClusterState, Inputs, MemoryScope, ObjectKey, Snapshot, StateBuilder, Watched
 from nodewise.verdicts import COMPARISONS, MAX_SCORE, Details, Evidence, Joined, Reason, Scores, Verdict
 

@@ -9,11 +9,11 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from nodewise.kube.resources import Resource
+from nodewise.kube.resource_kinds import Resource
 from nodewise.kube.store import Change, Changes, difference
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.source import MetricRequest
 
 __all__ = [
     "NODES",

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster import aggregated_api, api, loopback
+from tests.cluster import aggregated_api, api, asgi_server_thread
 from tests.cluster.api import Object
+from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.certificates import CertificateAuthority
-from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 from tests.cluster.namespace_sandboxes import Sandbox
 
 GROUP = "custom.metrics.k8s.io"
@@ -86,18 +86,20 @@ class FakeCustomMetricsApi:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request (ASGI)."""
-        await loopback.body_of(receive)
+        await asgi_server_thread.body_of(receive)
         match = PATH.fullmatch(scope["path"])
         if not match:
-            return await loopback.answer(
+            return await asgi_server_thread.answer(
                 send, 404, _status(404, "the server could not find the requested resource")
             )
         if not match["metric"]:
-            return await loopback.answer(send, 200, self._discovery(match["version"]))
+            return await asgi_server_thread.answer(send, 200, self._discovery(match["version"]))
         self.asked.append(match["metric"])
         while match["metric"] in self._hung:
             await asyncio.sleep(0.02)
-        return await loopback.answer(send, *self._answer(match["version"], match["node"], match["metric"]))
+        return await asgi_server_thread.answer(
+            send, *self._answer(match["version"], match["node"], match["metric"])
+        )
 
     def _answer(self, version: str, node: str, metric: str) -> tuple[int, Any]:
         if metric in self._status:
@@ -157,7 +159,7 @@ def serving(
     authority = CertificateAuthority(folder, "metrics-ca")
     pair = authority.issue("metrics", "localhost", "127.0.0.1", f"{SERVICE}.{namespace}.svc")
     metrics = FakeCustomMetricsApi()
-    with loopback.serving(metrics, ServerTls(pair)) as metrics.url:
+    with asgi_server_thread.serving(metrics, ServerTls(pair)) as metrics.url:
         try:
             yield metrics, authority
         finally:

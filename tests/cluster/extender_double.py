@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tests.cluster import loopback
+from tests.cluster import asgi_server_thread
 from tests.cluster.api import Object
+from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.certificates import CertificatePair
-from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 
 ALL = ("filter", "prioritize", "preempt")
 
@@ -100,14 +100,14 @@ class FakeExtenderServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request (ASGI)."""
         verb = scope["path"].rpartition("/")[2]
-        body = await loopback.body_of(receive)
+        body = await asgi_server_thread.body_of(receive)
         if verb not in ALL:
-            return await loopback.answer(send, 404, b"{}")
+            return await asgi_server_thread.answer(send, 404, b"{}")
         response_body = self._preempted(body) if verb == "preempt" else self._decided(verb, body)
         while verb in self._hung:
             await asyncio.sleep(0.02)
         status = self._status.get(verb, 200)
-        return await loopback.answer(send, status, response_body if status == 200 else b"")
+        return await asgi_server_thread.answer(send, status, response_body if status == 200 else b"")
 
     def _decided(self, verb: str, body: bytes) -> Any:
         arguments = _ARGUMENTS.decode(body)
@@ -192,7 +192,7 @@ def serving(
 ) -> Iterator[FakeExtenderServer]:
     """A fake extender that listens at its `url` until the block is left."""
     fake_extender = FakeExtenderServer(records=records)
-    with loopback.serving(fake_extender, tls, port) as url:
+    with asgi_server_thread.serving(fake_extender, tls, port) as url:
         fake_extender.url = url
         try:
             yield fake_extender

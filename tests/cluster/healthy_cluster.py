@@ -17,13 +17,13 @@ from typing import Any, Final
 import yaml
 
 from tests.cluster import (
+    asgi_server_thread,
     controlplane,
     custom_metrics,
     extender_process,
     gpu,
     health_example,
     installation,
-    loopback,
     namespace_sandboxes,
     objects,
     processes,
@@ -32,12 +32,12 @@ from tests.cluster import (
 )
 from tests.cluster.access import User
 from tests.cluster.api import ClusterApi, Object, path_of
+from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.audit import AuditLog
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
 
@@ -61,10 +61,10 @@ class KubeletServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request (ASGI)."""
-        await loopback.body_of(receive)
+        await asgi_server_thread.body_of(receive)
         if scope["path"] != "/configz":
-            return await loopback.answer(send, 404, b"404 page not found")
-        return await loopback.answer(send, 200, {"kubeletconfig": self.configuration})
+            return await asgi_server_thread.answer(send, 404, b"404 page not found")
+        return await asgi_server_thread.answer(send, 200, {"kubeletconfig": self.configuration})
 
 
 class HealthyCluster:
@@ -269,7 +269,7 @@ def _nodes(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
     for name in NODES:
         cluster.kubelets[name] = kubelet = KubeletServer()
         address = stack.enter_context(
-            loopback.serving(kubelet, ServerTls(pair), host=processes.own_address())
+            asgi_server_thread.serving(kubelet, ServerTls(pair), host=processes.own_address())
         )
         cluster.api.create(node(name, address))
 

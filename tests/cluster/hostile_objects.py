@@ -11,10 +11,17 @@ from typing import Final
 
 import yaml
 
-from tests.cluster import gpu, healthy_cluster, loopback, misconfigurations, processes, purpose_certificates
+from tests.cluster import (
+    asgi_server_thread,
+    gpu,
+    healthy_cluster,
+    misconfigurations,
+    processes,
+    purpose_certificates,
+)
 from tests.cluster.api import Object
+from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.healthy_cluster import HealthyCluster
-from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 
 ESCAPES: Final = "\x1b[2J\x1b]0;owned\x07\r\nKIND all is well\u202e\u009b31m"
 """Clears the screen, names the window, forges a line, turns the direction of writing."""
@@ -162,7 +169,7 @@ class _SilentServer:
     """Takes requests, and answers none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await loopback.body_of(receive)
+        await asgi_server_thread.body_of(receive)
         await asyncio.sleep(600)
 
 
@@ -172,7 +179,7 @@ def strange_server(cluster: HealthyCluster) -> Iterator[None]:
     pair = cluster.papers.leaf(
         ESCAPES[:60], cluster.papers.authority, "other.example", use=purpose_certificates.SERVER
     )
-    with loopback.serving(_SilentServer(), ServerTls(pair), host=processes.own_address()) as url:
+    with asgi_server_thread.serving(_SilentServer(), ServerTls(pair), host=processes.own_address()) as url:
         odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"
         with misconfigurations.entry(
             urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES]

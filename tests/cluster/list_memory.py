@@ -23,13 +23,13 @@ import msgspec
 
 from nodewise import cooperative_scheduling
 from nodewise.clock import SystemClock
-from nodewise.kube import field_merge
+from nodewise.kube import struct_type_merge
 from nodewise.kube.connection_settings import connect
-from nodewise.kube.decoder import ObjectDecoder
 from nodewise.kube.http_client import HttpApi
+from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, ReflectorTarget
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -98,7 +98,7 @@ def resident_bytes() -> int:
 async def measure_list(kubeconfig: str) -> ListMeasurement:
     api = connect(KubeOptions(kubeconfig=kubeconfig), MetricsRegistry())
     await api.get("/version")
-    target = ReflectorTarget(NODES, field_merge.merge("Node", ListedNode))
+    target = ReflectorTarget(NODES, struct_type_merge.merge("Node", ListedNode))
     reflector = Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
     gc.collect()
     before = resident_bytes()

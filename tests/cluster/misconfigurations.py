@@ -8,20 +8,20 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from tests.cluster import (
+    asgi_server_thread,
     custom_metrics,
     extender_process,
     gpu,
     healthy_cluster,
     installation,
-    loopback,
     objects,
     processes,
     purpose_certificates,
 )
 from tests.cluster.api import Object, path_of
+from tests.cluster.asgi_server_thread import ServerTls
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.healthy_cluster import HealthyCluster
-from tests.cluster.loopback import ServerTls
 from tests.cluster.namespace_sandboxes import wait
 
 ENTRY: Final = "/scheduler"
@@ -282,7 +282,7 @@ def expired_server(cluster: HealthyCluster) -> Iterator[None]:
         "late", cluster.papers.authority, host, use=purpose_certificates.SERVER, days=-1
     )
     with (
-        loopback.serving(healthy_cluster.KubeletServer(), ServerTls(pair), host=host) as url,
+        asgi_server_thread.serving(healthy_cluster.KubeletServer(), ServerTls(pair), host=host) as url,
         entry(urlPrefix=f"{url}/scheduler")(cluster),
     ):
         yield

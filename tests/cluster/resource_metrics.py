@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import aggregated_api, loopback, processes
+from tests.cluster import aggregated_api, asgi_server_thread, processes
 from tests.cluster.aggregated_api import AggregatedApiBackend
 from tests.cluster.api import ClusterApi, Object
+from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.certificates import CertificateAuthority
-from tests.cluster.loopback import Receive, Scope, Send, ServerTls
 
 GROUP = "metrics.k8s.io"
 VERSION = f"{GROUP}/v1beta1"
@@ -25,11 +25,11 @@ class FakeResourceMetricsApi:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request (ASGI)."""
-        await loopback.body_of(receive)
+        await asgi_server_thread.body_of(receive)
         answers = {ROOT: _discovery, f"{ROOT}/nodes": self._nodes}
         answer = answers.get(scope["path"].rstrip("/"))
         status: tuple[int, Any] = (200, answer()) if answer else (404, {"kind": "Status", "code": 404})
-        await loopback.answer(send, *status)
+        await asgi_server_thread.answer(send, *status)
 
     def _nodes(self) -> Object:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -63,7 +63,7 @@ def behind(api: ClusterApi, folder: Path) -> Iterator[FakeResourceMetricsApi]:
     backend = AggregatedApiBackend("resource-metrics", "metrics-server", processes.free_port(), authority)
     metrics = FakeResourceMetricsApi()
     with (
-        loopback.serving(metrics, ServerTls(backend.certificate()), backend.port),
+        asgi_server_thread.serving(metrics, ServerTls(backend.certificate()), backend.port),
         aggregated_api.registered(api, backend, {GROUP: ["v1beta1"]}),
     ):
         yield metrics

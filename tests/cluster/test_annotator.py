@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from nodewise.annotator import patch_writer
+from nodewise.annotator.patch_planning import NodePlan
 from nodewise.annotator.patch_writer import WriteResult
-from nodewise.annotator.patches import NodePlan
 from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
-from nodewise.kube.resources import NODES, PODS
+from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi

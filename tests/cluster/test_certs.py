@@ -314,7 +314,7 @@ def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_
         out, err = child.communicate(timeout=90)
     assert child.returncode == 0, err
     assert f"kubectl certificate approve {name}" in err
-    assert f"{SIGNER} is new to nodewise" in err
+    assert f"until nodewise trusts {SIGNER}" in err
     assert f"start nodewise with --client-name {CLIENT}" in err
     assert "PRIVATE" not in out + err
     server, client = applied.held()

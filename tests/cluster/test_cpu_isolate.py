@@ -14,8 +14,8 @@ import pytest
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.cluster.blocking_client import BlockingApiClient
 from nodewise.cpu.store.configmap import ConfigMapStore
-from nodewise.cpu.workload import service_account
-from nodewise.cpu.workload.service_account import ServiceAccountClient
+from nodewise.cpu.workload import service_account_client
+from nodewise.cpu.workload.service_account_client import ServiceAccountClient
 from nodewise.errors import BadSettings, Refused, Unavailable
 from nodewise.kube.options import KubeOptions
 from nodewise.yaml_loader import MOST_FROM_ALIASES
@@ -61,7 +61,7 @@ def options(plane: ControlPlane) -> KubeOptions:
 
 def environment(plane: ControlPlane) -> dict[str, str]:
     host, _, port = plane.url.removeprefix("https://").rpartition(":")
-    return {service_account.HOST: host, service_account.PORT: port}
+    return {service_account_client.HOST: host, service_account_client.PORT: port}
 
 
 def allow(plane: ControlPlane, space: str, *rules: Any) -> None:
@@ -91,7 +91,7 @@ def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str, account: 
 
 
 def test_no_answer_is_unavailable(plane: ControlPlane, space: str, account: Path) -> None:
-    nobody = environment(plane) | {service_account.PORT: str(processes.free_port())}
+    nobody = environment(plane) | {service_account_client.PORT: str(processes.free_port())}
     with pytest.raises(Unavailable, match="refused"):
         ServiceAccountClient(account, nobody).get(CONFIG_MAPS.path(space, "a"))
 
@@ -128,7 +128,7 @@ class PodProcesses:
             "sh",
             "-c",
             MOUNT,
-            str(service_account.ACCOUNT),
+            str(service_account_client.ACCOUNT),
             str(self._account),
             *isolate,
         ]

@@ -17,7 +17,7 @@ import yaml
 from nodewise.cpu import cmk_names
 from nodewise.cpu.webhook import certificates
 from nodewise.cpu.webhook import manifests as webhook_manifests
-from tests.cluster import controlplane, loopback, namespace_sandboxes
+from tests.cluster import asgi_server_thread, controlplane, namespace_sandboxes
 from tests.cluster.api import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.extender_process import NODEWISE
@@ -246,17 +246,19 @@ def test_a_container_that_another_webhook_adds_gets_what_it_needs(
 def another_webhook(sandbox: Sandbox, folder: Path, container: Object) -> Iterator[None]:
     """One that adds a container to every pod of the namespace."""
 
-    async def application(_scope: loopback.Scope, receive: loopback.Receive, send: loopback.Send) -> None:
-        uid = json.loads(await loopback.body_of(receive))["request"]["uid"]
+    async def application(
+        _scope: asgi_server_thread.Scope, receive: asgi_server_thread.Receive, send: asgi_server_thread.Send
+    ) -> None:
+        uid = json.loads(await asgi_server_thread.body_of(receive))["request"]["uid"]
         patch = [{"op": "add", "path": "/spec/containers/-", "value": container}]
         response = {"uid": uid, "allowed": True, "patchType": "JSONPatch"}
         response["patch"] = base64.b64encode(json.dumps(patch).encode()).decode()
         review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
-        await loopback.answer(send, 200, review)
+        await asgi_server_thread.answer(send, 200, review)
 
     authority = CertificateAuthority(folder, "other")
-    tls = loopback.ServerTls(authority.issue("other", "127.0.0.1"))
-    with loopback.serving(application, tls) as url:
+    tls = asgi_server_thread.ServerTls(authority.issue("other", "127.0.0.1"))
+    with asgi_server_thread.serving(application, tls) as url:
         hook = {
             "name": "other.nodewise.io",
             "clientConfig": {"url": url, "caBundle": base64.b64encode(authority.ca_pem).decode()},

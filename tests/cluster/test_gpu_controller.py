@@ -11,11 +11,11 @@ import httpx2
 import pytest
 
 from nodewise.extender.binding import RESERVATION_DROPPED_ANNOTATION
-from tests.cluster import gpu, loopback, objects, replicas
+from tests.cluster import asgi_server_thread, gpu, objects, replicas
 from tests.cluster.api import ApiError, Object
+from tests.cluster.asgi_server_thread import Receive, Send
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import OWN_NAMESPACE, ExtenderProcess
-from tests.cluster.loopback import Receive, Send
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.conformance.tas.faulty_proxy import TasFaultyProxy
 
@@ -148,8 +148,8 @@ def lossy_extender(
     """An extender whose connection to the API server loses selected watch events."""
     user = gpu.user(plane)
     lossy = LossyTransport(plane.url, plane.authority.client_context(user.pair))
-    with loopback.serving(lossy) as address:
-        user.kubeconfig = loopback.kubeconfig(folder, address)
+    with asgi_server_thread.serving(lossy) as address:
+        user.kubeconfig = asgi_server_thread.kubeconfig(folder, address)
         with gpu.extender(plane, folder, *more, by=user) as served:
             yield served, lossy
 

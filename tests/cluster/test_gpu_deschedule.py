@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.agents.gpu.descheduling import LABEL
+from nodewise.agents.gpu.eviction_labels import LABEL
 from tests.cluster import descheduling, gpu, objects
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane

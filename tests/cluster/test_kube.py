@@ -24,7 +24,7 @@ from nodewise.kube.connection_settings import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, ReflectorTarget
-from nodewise.kube.resources import EVENTS, NODES, Resource
+from nodewise.kube.resource_kinds import EVENTS, NODES, Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS
 from tests import effort

@@ -33,7 +33,7 @@ from tests import effort
 from tests.cluster import (
     controlplane,
     extender_process,
-    metric_values,
+    metric_history,
     metrics_pipeline,
     monitoring,
     objects,
@@ -45,7 +45,7 @@ from tests.cluster.api import ApiError, ClusterApi, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.metric_values import BUSY, HOT, POLICY, MetricHistory
+from tests.cluster.metric_history import BUSY, HOT, POLICY, MetricHistory
 from tests.cluster.metrics_pipeline import PrometheusAdapter
 from tests.cluster.monitoring import Monitoring
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -92,7 +92,7 @@ class KillTestCluster:
         self._chance = random.Random(SEED)
         self._late = 0
         self.took_s: list[float] = []
-        self.history = MetricHistory(metric_values.initial_values(NODES, self._chance))
+        self.history = MetricHistory(metric_history.initial_values(NODES, self._chance))
         self.parts = _parts(plane, scraping, adapter, nodewise)
         self.storm = ProcessKiller(self.parts, self._chance)
         self.caller = DecisionChecker(nodewise.url, self._client(), self.history, self.parts[-1])

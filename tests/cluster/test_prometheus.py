@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from nodewise.errors import NodewiseError
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricRequest
 from tests.cluster import objects, packages, prometheus, read_only_commands
 from tests.cluster.api import Object
 from tests.cluster.certificates import CertificateAuthority

@@ -15,7 +15,7 @@ from nodewise.errors import Unavailable
 from nodewise.kube.connection_settings import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import access, extender_process, objects, processes
 from tests.cluster.access import RBAC, User

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import extender_double, namespace_sandboxes, objects
+from tests.cluster.asgi_server_thread import ServerTls
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.extender_double import FakeExtenderServer
-from tests.cluster.loopback import ServerTls
 from tests.cluster.schedulers import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
 MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]

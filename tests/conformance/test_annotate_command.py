@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.kube.resources import NODES, PODS
+from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.simulate.in_memory_api_server import ApiServer

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.kube.resources import NODES, PODS, Resource
+from nodewise.kube.resource_kinds import NODES, PODS, Resource
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
 from tests import forks

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodewise.kube.resources import LEASES, NODES, PODS
+from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import cluster_files, malformed_api_server, responses
 from tests.hostile.extender_process import PATIENCE_S, AttackedExtender, RawResponse

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.kube.resources import NAMESPACES, NODES
+from nodewise.kube.resource_kinds import NAMESPACES, NODES
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.simulate.in_memory_api_server import ApiServer, Receive, Scope, Send
 from tests.hostile import cluster_files

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodewise.cli.agents import scaffold
+from nodewise.cli.agents import agent_package_scaffold
 
 FILTER = "# Your own calculation, such as `rejected = ~(values <= limit)`, which rejects missing values too."
 SCORE = (
@@ -17,9 +17,9 @@ ONLY_WITH_LABEL = ").get(self._label)"
 
 def install(site: Path, name: str, instead: Mapping[str, str], version: str = "1.0") -> None:
     """The agent `name` with other text in the place of some of its own; it judges pods with its label only."""
-    package = scaffold.agent_package_name(name)
+    package = agent_package_scaffold.agent_package_name(name)
     changes = {EVERY_POD: ONLY_WITH_LABEL, **instead}
-    for path, text in scaffold.render_agent_package(name).items():
+    for path, text in agent_package_scaffold.render_agent_package(name).items():
         if not path.startswith("src/"):
             continue
         for old, new in changes.items():

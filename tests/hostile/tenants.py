@@ -23,18 +23,18 @@ from urllib.parse import parse_qs
 
 from tests.cluster import (
     access,
+    asgi_server_thread,
     custom_metrics,
     extender_process,
     gpu,
-    loopback,
     namespace_sandboxes,
     objects,
 )
 from tests.cluster.api import ClusterApi, Object
+from tests.cluster.asgi_server_thread import Receive, Scope, Send
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, OWN_NAMESPACE, ExtenderProcess
-from tests.cluster.loopback import Receive, Scope, Send
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 __all__ = ["HOT", "NODES", "POLICY_LABEL", "Tenant", "TenantCluster", "running"]
@@ -107,7 +107,7 @@ class SecretSeries:
         """Every query that it got."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = (await loopback.body_of(receive)).decode() or scope["query_string"].decode()
+        sent = (await asgi_server_thread.body_of(receive)).decode() or scope["query_string"].decode()
         query = parse_qs(sent).get("query", [""])[0]
         self.asked.append(query)
         bit = re.fullmatch(r"floor\(victim_secret / 2\^(\d+)\) % 2", query)
@@ -116,7 +116,7 @@ class SecretSeries:
             {"metric": {"node": node}, "value": [time.time(), str(value)]} for node, value in values.items()
         ]
         data = {"resultType": "vector", "result": series}
-        await loopback.answer(send, 200, {"status": "success", "data": data})
+        await asgi_server_thread.answer(send, 200, {"status": "success", "data": data})
 
 
 class TenantCluster(NamedTuple):
@@ -209,7 +209,7 @@ def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[TenantCl
         prometheus = SecretSeries()
         try:
             with (
-                loopback.serving(prometheus) as url,
+                asgi_server_thread.serving(prometheus) as url,
                 gpu.extender(
                     plane, folder, "--agents=telemetry,gpu", f"--prometheus-url={url}", *flags
                 ) as serving,

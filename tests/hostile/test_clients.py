@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from nodewise.agents.gpu import limits
+from nodewise.agents.gpu import allocation_limits
 from nodewise.agents.gpu.demand import ContainerDemand
 from tests.cluster import gpu, namespace_sandboxes, objects
 from tests.cluster.api import Object
@@ -144,7 +144,7 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
         waiting(sandbox, gpu.pod("b", 1)),
     )
     demand = [ContainerDemand("main", 1, {"gpu.intel.com/i915": 1})]
-    room = limits.max_record_bytes(demand, "gpu.intel.com/tiles")
+    room = allocation_limits.max_record_bytes(demand, "gpu.intel.com/tiles")
     _fill_record(sandbox, room)
     with serving(plane, tmp_path, papers) as running:
 

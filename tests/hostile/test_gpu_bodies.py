@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from nodewise.kube.resources import PODS
+from nodewise.kube.resource_kinds import PODS
 from tests import effort
 from tests.hostile import cluster_files, gpu_cluster, json_strategies, responses
 from tests.hostile.extender_process import RawConnection

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import cluster_files, malformed_api_server, responses
 from tests.hostile.cases import cases

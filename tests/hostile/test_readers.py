@@ -18,10 +18,10 @@ from nodewise.metrics import metric_value_list
 from nodewise.metrics.column import build_column
 from nodewise.metrics.custom_metrics_api import choose_version
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus import queries, query_responses
 from nodewise.metrics.series import Sample, Series, merge_newer
-from nodewise.metrics.source import MetricRequest
 from tests.hostile import json_strategies
 from tests.hostile.json_strategies import anything, encoded, mostly
 

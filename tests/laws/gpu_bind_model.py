@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import allocation_record
 from nodewise.agents.gpu.allocation_record import Reservation
-from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.kube.store import StoreWriter

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from nodewise.annotator import allocation, patches, sample_statistics, usage
-from nodewise.annotator.patches import PatchRules
-from nodewise.annotator.usage import NodeUsage, ResourceUsage
+from nodewise.annotator import allocation, node_usage, patch_planning, sample_statistics
+from nodewise.annotator.node_usage import NodeUsage, ResourceUsage
+from nodewise.annotator.patch_planning import PatchRules
 from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics import load_annotations
 from nodewise.statistics.load_annotations import ANNOTATED_AT
@@ -28,8 +28,8 @@ TEXTS = st.sampled_from(
 TIMES = st.sampled_from(
     ["", "yesterday", "2027-01-15T08:00:00Z", "2099-01-01T00:00:00Z", "1970-01-01T00:00:00Z"]
 )
-STANDING = st.dictionaries(st.sampled_from(usage.USAGE_KEYS), TEXTS) | st.fixed_dictionaries(
-    {ANNOTATED_AT: TIMES}, optional=dict.fromkeys(usage.USAGE_KEYS, TEXTS)
+STANDING = st.dictionaries(st.sampled_from(node_usage.USAGE_KEYS), TEXTS) | st.fixed_dictionaries(
+    {ANNOTATED_AT: TIMES}, optional=dict.fromkeys(node_usage.USAGE_KEYS, TEXTS)
 )
 QUANTITIES = (
     st.none() | st.integers(-(10**20), 10**20) | st.sampled_from(["1", "250m", "1.5Gi", "-3", "much", "1e3"])
@@ -39,7 +39,7 @@ PODS = st.lists(st.dictionaries(st.sampled_from(["cpu", "memory", "gpu", "x/y"])
 
 @given(USAGE, WHOLE)
 def test_what_is_free_is_a_number_between_nothing_and_all(measured: NodeUsage, whole: Capacity) -> None:
-    for key, text in usage.usage_annotations(measured, whole).items():
+    for key, text in node_usage.usage_annotations(measured, whole).items():
         if text is not None:
             most = whole.cpu_milli if key.endswith("cpu") else whole.memory_bytes
             assert 0 <= load_annotations.number(text) <= most
@@ -47,7 +47,7 @@ def test_what_is_free_is_a_number_between_nothing_and_all(measured: NodeUsage, w
 
 @given(USAGE, WHOLE)
 def test_a_reader_has_the_real_use_again(measured: NodeUsage, whole: Capacity) -> None:
-    texts = usage.usage_annotations(measured, whole)
+    texts = node_usage.usage_annotations(measured, whole)
     for key, used, most, digits in (
         (load_annotations.MEAN_FREE_CPU, measured.cpu.mean, whole.cpu_milli, 0.001),
         (load_annotations.MEAN_FREE_MEMORY, measured.memory.mean, whole.memory_bytes, 1.0),
@@ -61,19 +61,19 @@ def test_a_reader_has_the_real_use_again(measured: NodeUsage, whole: Capacity) -
 def test_what_was_written_is_not_written_again(
     stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
-    wanted = usage.usage_annotations(measured, whole)
-    written = patches.compute_patch(stands, wanted, {}, NOW, RULES)
+    wanted = node_usage.usage_annotations(measured, whole)
+    written = patch_planning.compute_patch(stands, wanted, {}, NOW, RULES)
     left = {key: text for key, text in {**stands, **written}.items() if text is not None}
-    assert patches.compute_patch(left, wanted, {}, NOW, RULES) == {}
+    assert patch_planning.compute_patch(left, wanted, {}, NOW, RULES) == {}
 
 
 @given(STANDING, USAGE, WHOLE)
 def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
     stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
-    wanted = usage.usage_annotations(measured, whole)
-    left = {**stands, **patches.compute_patch(stands, wanted, {}, NOW, RULES)}
-    assert patches.age_s({key: text for key, text in left.items() if text}, NOW) < RULES.refresh_s
+    wanted = node_usage.usage_annotations(measured, whole)
+    left = {**stands, **patch_planning.compute_patch(stands, wanted, {}, NOW, RULES)}
+    assert patch_planning.age_s({key: text for key, text in left.items() if text}, NOW) < RULES.refresh_s
     for key, text in wanted.items():
         stood = load_annotations.number(left.get(key))
         if text is None:
@@ -84,7 +84,7 @@ def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
 
 @given(STANDING)
 def test_nobody_measured_nothing_is_said_anew(stands: dict[str, str]) -> None:
-    assert patches.patch_without_usage(stands, {}, NOW, RULES) == {}
+    assert patch_planning.patch_without_usage(stands, {}, NOW, RULES) == {}
 
 
 @given(PODS, WHOLE)

@@ -10,7 +10,7 @@ from nodewise.cpu.cluster import api_versions, node_advertisement
 from nodewise.cpu.cluster.api_versions import TABLE, ApiFeatures
 from nodewise.cpu.cluster.blocking_client import BlockingClient
 from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL, NON_ISOLCPUS_CORES, TAINT
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.simulate.in_memory_api import FakeApi
 
 FAKE = FakeApi()

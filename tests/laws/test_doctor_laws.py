@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from nodewise.agents.gpu import resource_profile
 from nodewise.agents.telemetry import policy as policies
 from nodewise.doctor import examination
-from nodewise.doctor.collectors import access_rules, deschedulers, nodes, programs, replicas
+from nodewise.doctor.collectors import (
+    deschedulers,
+    nodes,
+    program_workloads,
+    replicas,
+    rights_and_admission_policies,
+)
 from nodewise.doctor.collectors import policies as policy_collectors
 from nodewise.doctor.facts import (
     Descheduler,
@@ -71,8 +77,8 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
         workloads.settings_file(container)
         workloads.find_mount(container, path)
         workloads.find_mount(container, f"/{path}")
-    programs.parse_single_pod(encoded(value))
-    programs.parse_pod(0.0, encoded(value))
+    program_workloads.parse_single_pod(encoded(value))
+    program_workloads.parse_pod(0.0, encoded(value))
     nodes.parse_node(list(resource_profile.PROFILES.values()), encoded(value))
     if policy := policy_collectors.parse_policy(encoded(value)):
         policy_collectors.evaluate_policies([policy], {}, ["a"], [])
@@ -115,11 +121,11 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
             *SOUND.schedulers,
         ),
         extenders=(ExtenderWorkload(deployment, workloads.parse_settings(encoded(more))),),
-        pods=tuple(filter(None, [programs.parse_pod(0.0, encoded(workload))])),
+        pods=tuple(filter(None, [program_workloads.parse_pod(0.0, encoded(workload))])),
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},
-        admission_policies=access_rules.enforced_policies([config, more], [more]),
+        admission_policies=rights_and_admission_policies.enforced_policies([config, more], [more]),
         deschedulers=(deschedulers.read_descheduler_policy("d", more), Descheduler("e", ())),
         programs_elsewhere=(deployment.where,),
     )

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nodewise.agents.gpu import demand
 from nodewise.agents.gpu.demand import NOTHING
+from nodewise.agents.gpu.gpu_pod_fields import GpuPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import GpuPod
 from nodewise.agents.gpu.resource_profile import GENERIC, INTEL, ResourceProfile
 
 RESOURCES = st.sampled_from(

@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import gpu_arrays, subdevices
+from nodewise.agents.gpu import gpu_arrays, subdevice_assignment
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.node_gpus import Link, NodeGpus
-from nodewise.agents.gpu.subdevices import SubdeviceRequest
+from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from tests.laws import gpu_reference_fit as scalar
 from tests.laws.gpu_reference_fit import SUBDEVICES, NodeDoesNotFit, ReferenceUsage
 
@@ -198,7 +198,7 @@ def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
 
 
 def check_subdevices(gpus: NodeGpus, usage: ReferenceUsage, taken: list[list[SubdeviceRequest]]) -> None:
-    assigned = subdevices.assign(gpus, usage, SUBDEVICES, taken)
+    assigned = subdevice_assignment.assign(gpus, usage, SUBDEVICES, taken)
     seen = {gpu: {*usage.subdevices.get(gpu, ())} | {*gpus.subdevices_off.get(gpu, ())} for gpu in gpus.names}
     counts = dict(zip(gpus.names, gpus.capacity.get(SUBDEVICES, (0,) * len(gpus.names)), strict=True))
     for requests, numbers in zip(taken, assigned, strict=True):

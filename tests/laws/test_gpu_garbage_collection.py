@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import (
+    allocation_consistency,
     allocation_record,
-    consistency,
-    descheduling,
+    eviction_labels,
     garbage_collection,
     node_allocations,
 )
-from nodewise.agents.gpu.consistency import ObservedChanges
-from nodewise.agents.gpu.pods import AllocatedLabels, AllocatedPod
+from nodewise.agents.gpu.allocation_consistency import ObservedChanges
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedLabels, AllocatedPod
 from nodewise.agents.gpu.state import GpuState
 from tests.laws.test_gpu_allocations import NODES, SOME_PODS, SOME_RECORDS, VERSIONS
 from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, lease, node
@@ -55,9 +55,9 @@ ALLOCATION_RECORDS = st.lists(SOME_RECORDS, max_size=2).map(
 
 @given(MARKED, PODS, ALLOCATION_RECORDS)
 def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, leases: Any) -> None:
-    def changes(of: list[AllocatedPod]) -> list[descheduling.LabelChange]:
+    def changes(of: list[AllocatedPod]) -> list[eviction_labels.LabelChange]:
         return cooperative_scheduling.run_without_pauses(
-            descheduling.changes(agent_state(cluster_state(nodes, of, leases)))
+            eviction_labels.changes(agent_state(cluster_state(nodes, of, leases)))
         )
 
     wanted = {change.pod.metadata.uid: change.is_wanted for change in changes(pods)}
@@ -107,7 +107,7 @@ def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases:
     ours = agent_state(cluster_state(nodes, pods, leases, version))
     fresh = agent_state(cluster_state(nodes, reversed(pods), leases, version))
     texts = {name: node_state.record_text for name, node_state in ours.nodes.items()}
-    differences = consistency.differences(
+    differences = allocation_consistency.differences(
         ours, fresh, ObservedChanges(set(), set()), lambda name: texts[name]
     )
     assert cooperative_scheduling.run_without_pauses(differences) == []

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.kube import field_merge
+from nodewise.kube import struct_type_merge
 from nodewise.kube.store import Changes, Key, StoreWriter
 
-Thing = field_merge.merge("Thing")
+Thing = struct_type_merge.merge("Thing")
 NAMES = "abc"
 
 
@@ -40,7 +40,7 @@ class WatchReader:
         self.learnt = dict.fromkeys(NAMES, 0)
 
     def thing(self, version: int) -> Any:
-        metadata = field_merge.ObjectMeta(name=self.history[version - 1].name, uid=str(version))
+        metadata = struct_type_merge.ObjectMeta(name=self.history[version - 1].name, uid=str(version))
         return Thing(metadata=metadata)
 
     def newest(self, name: str, version: int) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodewise.errors import Unavailable
 from nodewise.kube.api import DEADLINE_S, NONE, Params
 from nodewise.kube.elector import Elector
-from nodewise.kube.lease import LeaseLock
+from nodewise.kube.leader_election_rules import LeaseLock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.kube import virtual_time

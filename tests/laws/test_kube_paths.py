@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodewise.errors import BadInput
-from nodewise.kube.resources import NODES, PODS, escape_path
+from nodewise.kube.resource_kinds import NODES, PODS, escape_path
 
 ODD = st.text("./%\\?#:;@&=*~2eEfF \t\n\x00", max_size=8)
 NAMES = st.text(max_size=12) | ODD | st.text(st.characters(categories=["Cs"]), max_size=2)

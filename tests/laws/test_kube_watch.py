@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
-from nodewise.kube import field_merge, list_watch
-from nodewise.kube.decoder import ObjectDecoder
+from nodewise.kube import list_watch, struct_type_merge
 from nodewise.kube.http_client import LineSplitter
 from nodewise.kube.list_watch import WatchState
+from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -27,7 +27,7 @@ class WatchData(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
-CONFIGMAP = field_merge.merge("ConfigMap", WatchData)
+CONFIGMAP = struct_type_merge.merge("ConfigMap", WatchData)
 
 NAMES = st.sampled_from("abcdef")
 VALUES = st.text(max_size=4)

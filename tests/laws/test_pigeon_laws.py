@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nodewise.agents.pigeon import demand as demands
+from nodewise.agents.pigeon import demand_statistics as demands
 from nodewise.agents.pigeon import score_scaling
+from nodewise.agents.pigeon.demand_memory import DemandMemory
 from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, NodeTable, Objective
-from nodewise.agents.pigeon.pod_statistics import DemandMemory
 from tests.unit.agents.pigeon.clusters import PigeonCluster, node
 from tests.unit.agents.pigeon.test_node_requests import apply_pod_changes, holding_pod, reduced_pods
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from nodewise import cooperative_scheduling
 from nodewise.metrics import aggregation, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
+from nodewise.metrics.metrics_source import MetricRequest, merge_requests
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.prometheus import node_matching, queries, query_responses
 from nodewise.metrics.prometheus.query_responses import SeriesValue
 from nodewise.metrics.series import Sample
-from nodewise.metrics.source import MetricRequest, merge_requests
 
 NANO = 10**9
 NAMES = ("a", "b", "c")

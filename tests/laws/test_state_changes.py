@@ -17,7 +17,7 @@ from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonStateBuilder
 from nodewise.clock import ManualClock
 from nodewise.extender.snapshot_cache import Override, SnapshotCache, Stores
-from nodewise.kube import field_merge
+from nodewise.kube import struct_type_merge
 from nodewise.kube.store import Key, StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
@@ -26,13 +26,13 @@ from nodewise.state import NODES
 from tests.unit.agents.pigeon.clusters import node
 from tests.unit.state_changes import built
 
-Thing = field_merge.merge("Thing")
+Thing = struct_type_merge.merge("Thing")
 NAMES = st.sampled_from("abc")
 KINDS = st.sampled_from([NODES, "things", "ledgers"])
 
 
 def thing(name: str, uid: int) -> Any:
-    return Thing(metadata=field_merge.ObjectMeta(name=name, uid=str(uid)))
+    return Thing(metadata=struct_type_merge.ObjectMeta(name=name, uid=str(uid)))
 
 
 class MirrorBuilder:

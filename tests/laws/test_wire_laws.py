@@ -14,7 +14,7 @@ from nodewise.errors import BadInput
 from nodewise.extender import wire_format
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.wire_format import CandidateRequest
-from nodewise.kube.field_merge import merge
+from nodewise.kube.struct_type_merge import merge
 
 READER = wire_format.RequestDecoder(merge("Pod"))
 KEYS = [

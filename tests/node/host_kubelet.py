@@ -1,7 +1,7 @@
 """A host of a cluster: a kubelet in the network of its pods, as on a real machine.
 
 Static pods run from its folder of manifests. Pods in the host's network reach the API server at its address, others by
-its Service, with the tokens that the kubelet mounts. `network` forwards connections to Services.
+its Service, with the tokens that the kubelet mounts. `loopback_forwarding` forwards connections to Services.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.packages import ContainerPrograms
-from tests.node import image, kubelet, network
+from tests.node import image, kubelet, loopback_forwarding
 from tests.node.kubelet import Kubelet
-from tests.node.network import Network
+from tests.node.loopback_forwarding import Network
 from tests.node.runtime import Containerd
 
 NAME: Final = "host"
@@ -97,10 +97,10 @@ def running(
     @contextlib.contextmanager
     def prepared(runtime: Containerd) -> Iterator[str]:
         runtime.inside(MANIFESTS).mkdir(parents=True)
-        with network.of(runtime, containers.busybox) as made:
+        with loopback_forwarding.of(runtime, containers.busybox) as made:
             networks.append(made)
-            server = network.address_of(plane.url)
-            outside = network.out_to(server)
+            server = loopback_forwarding.address_of(plane.url)
+            outside = loopback_forwarding.out_to(server)
             for address in (ADDRESS, controlplane.SERVICE):
                 made.add(address)
             made.forward(server, outside)

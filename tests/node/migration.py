@@ -17,7 +17,7 @@ from tests.cluster.extender_process import NODEWISE
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import host_kubelet
 from tests.node.host_kubelet import KubernetesHost
-from tests.node.network import ForwardingTarget
+from tests.node.loopback_forwarding import ForwardingTarget
 from tests.node.port_forwarding import forwarding
 from tests.page_reader import PageReader
 

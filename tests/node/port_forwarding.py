@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.node import network
+from tests.node import loopback_forwarding
 
 Place = Callable[[], Path]
 
@@ -28,7 +28,7 @@ def _serve(listening: socket.socket, place: Place, port: int) -> None:
 
 def _forward(near: socket.socket, place: Place, port: int) -> None:
     with near, contextlib.suppress(OSError):
-        network.enter(place())
+        loopback_forwarding.enter(place())
         with socket.create_connection(("127.0.0.1", port), 30) as far:
             back = threading.Thread(target=_pump, args=(far, near), daemon=True)
             back.start()

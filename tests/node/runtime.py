@@ -91,7 +91,8 @@ class Containerd:
     def enter(self, command: Sequence[str | Path], *, network: bool = False) -> list[str]:
         """A command line that runs another one among the processes and mounts, in the machine's network.
 
-        With `network` it runs in the runtime's network, which is only connected by forwarded addresses; see `network`.
+        With `network` it runs in the runtime's network, which is only connected by forwarded addresses; see
+        `loopback_forwarding`.
         """
         inside = ["--mount", "--pid", *(["--net"] if network else [])]
         return ["nsenter", f"--target={self.pid}", *inside, "--", *map(str, command)]

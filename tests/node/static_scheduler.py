@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from tests.cluster.api import Object
 from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.configure import scheduler_manifests
-from tests.node import host_kubelet, network
+from tests.node import host_kubelet, loopback_forwarding
 from tests.node.host_kubelet import KubernetesHost
-from tests.node.network import Address, ForwardingTarget
+from tests.node.loopback_forwarding import Address, ForwardingTarget
 
 _MIRROR: Final = f"/api/v1/namespaces/kube-system/pods/kube-scheduler-{host_kubelet.NAME}"
 LEASE: Final = (
@@ -58,7 +58,7 @@ class StaticScheduler:
         """Forward connections to this address of the host to a server outside of it."""
         if address not in self._targets:
             self._kube_host.network.forward(address, lambda: self._targets[address])
-        self._targets[address] = ForwardingTarget(network.address_of(url))
+        self._targets[address] = ForwardingTarget(loopback_forwarding.address_of(url))
 
     def current_state(self) -> StaticPodState:
         """The running pod, as in the API server."""

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import yaml
 
-from nodewise.agents.gpu import agent, descheduling, node_allocations
+from nodewise.agents.gpu import agent, eviction_labels, node_allocations
 from nodewise.agents.telemetry import node_labels
-from nodewise.annotator.fields import WrittenAnnotations
+from nodewise.annotator.node_pod_fields import WrittenAnnotations
 from nodewise.extender import binding, requeueing
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -54,7 +54,7 @@ def test_the_labels_of_nodes() -> None:
 
 def test_the_labels_of_pods() -> None:
     topology = {"topology.kubernetes.io/zone", "topology.kubernetes.io/region"}
-    own = {descheduling.LABEL, descheduling.VALUE}
+    own = {eviction_labels.LABEL, eviction_labels.VALUE}
     assert words("gpu.yaml", "nodewise-pods", "otherLabels") == own | topology
 
 

@@ -11,9 +11,9 @@ from tools import chart
 
 import nodewise
 from nodewise import agents
-from nodewise.cli import config_file
+from nodewise.cli import settings_file
 from nodewise.cli.extender_options import GROUPS
-from nodewise.observe.metrics import METRICS
+from nodewise.observe.metric_definitions import METRICS
 from nodewise.observe.metrics_registry import PREFIX
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_pa
     }
     file = tmp_path / "nodewise.yaml"
     file.write_text(yaml.safe_dump({**settings.get("settings", {}), **sections}))
-    config_file.read_config_file(str(file), GROUPS, agents.built_in())
+    settings_file.read_config_file(str(file), GROUPS, agents.built_in())
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

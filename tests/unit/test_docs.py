@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 from tools import reference
-from tools.site import lines, links
+from tools.mkdocs_hook import lines, links
 
 from nodewise.cli.main import COMMANDS
 from nodewise.observe.log_events import EVENTS
-from nodewise.observe.metrics import METRICS
+from nodewise.observe.metric_definitions import METRICS
 from tests.cluster import rights
 from tests.cluster.rights import ApiRight
 
@@ -63,7 +63,7 @@ PAGES = [
     *ROOT.glob("*.md"),
     *(page for folder in ("docs", "examples", "bench") for page in (ROOT / folder).rglob("*.md")),
 ]
-"""What people read in the repository; `tools/site.py` shows the same text in the site."""
+"""What people read in the repository; `tools/mkdocs_hook.py` shows the same text in the site."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

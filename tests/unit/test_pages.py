@@ -20,7 +20,7 @@ from nodewise.configure import scheduler_configuration_file, scheduler_versions
 from nodewise.cpu.workload import arguments
 from nodewise.errors import BadInput, BadSettings
 from nodewise.observe.log_events import EVENTS
-from nodewise.observe.metrics import METRICS
+from nodewise.observe.metric_definitions import METRICS
 from tests import page_code_blocks
 from tests.page_code_blocks import ROOT, Block
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tools.site import indented
+from tools.mkdocs_hook import indented
 
 ROOT = Path(__file__).parents[2]
 LOADS = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "srcset", "object": "data"}

@@ -13,15 +13,15 @@ import yaml
 import nodewise
 from nodewise import yaml_loader
 from nodewise.agents.gpu import resource_profile
-from nodewise.cli import config_file
+from nodewise.cli import settings_file
 from nodewise.configure import yaml_editor
 from nodewise.cpu.store import configmap
 from nodewise.cpu.store.configmap import ConfigMapTexts
-from nodewise.cpu.webhook import webhook_config as webhook
+from nodewise.cpu.webhook import webhook_config_files as webhook
 from nodewise.doctor.collectors import deschedulers
 from nodewise.doctor.parsing import scheduler_configuration
 from nodewise.errors import BadInput, NodewiseError
-from nodewise.kube import documents, kubeconfig
+from nodewise.kube import kubeconfig, yaml_json_documents
 from nodewise.yaml_loader import MOST_FROM_ALIASES, load
 
 SOURCES: Final = Path(nodewise.__file__).parent
@@ -79,10 +79,10 @@ def through_file(read: Callable[[str], object]) -> Callable[[str, Path], object]
 READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     "the pools ConfigMap": lambda text, _: configmap.parse_texts(ConfigMapTexts(text)),
     "the objects of decide and --objects-from": lambda text, _: list(
-        documents.split_documents(text.encode(), "file.yaml")
+        yaml_json_documents.split_documents(text.encode(), "file.yaml")
     ),
     "the manifest of a static pod": lambda text, _: yaml_editor.parse_document(text.encode(), "file.yaml"),
-    "settings": through_file(lambda path: config_file.read_config_file(path, [], [])),
+    "settings": through_file(lambda path: settings_file.read_config_file(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read_kubeconfig(Path(path))),
     "the webhook's files": through_file(webhook.parse_server),
     "a GPU profile": through_file(resource_profile.load_profile),
@@ -169,7 +169,7 @@ def test_values_without_aliases_have_no_bound() -> None:
 def test_a_merged_key_may_be_overridden_and_merged_again() -> None:
     text = "base: &base {x: 1, y: 2}\nmid: {a: &a {<<: *base, x: 3}}\nend: {<<: *a, z: 4}\n"
     assert load(text, "file.yaml")["end"] == {"x": 3, "y": 2, "z": 4}
-    [(_, data)] = documents.split_documents(text.encode(), "file.yaml")
+    [(_, data)] = yaml_json_documents.split_documents(text.encode(), "file.yaml")
     assert b'"end":{"x":3,"y":2,"z":4}' in data
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from nodewise.cli import agent_kinds
-from nodewise.cli.agent_kinds import agent_role_in_extender_entry
+from nodewise.cli import agent_selection
+from nodewise.cli.agent_selection import agent_role_in_extender_entry
 from nodewise.configure import scheduler_configuration, static_pod, yaml_editor
 from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
 from tools.image import image_properties
@@ -19,7 +19,8 @@ def template(agents: str) -> str:
     """The output of `nodewise configure --agents` with a placeholder for the version, and without a CA of the host."""
     names = agents.split(",")
     roles = [
-        agent_role_in_extender_entry(kind, kind.options()) for kind in agent_kinds.load_agents_by_name(names)
+        agent_role_in_extender_entry(kind, kind.options())
+        for kind in agent_selection.load_agents_by_name(names)
     ]
     several = len(names) > 1
     configuration = scheduler_configuration.build_configuration(

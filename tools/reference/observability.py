@@ -1,7 +1,7 @@
 """The page of log events and metrics."""
 
 from nodewise.observe.log_events import EVENTS
-from nodewise.observe.metrics import METRICS
+from nodewise.observe.metric_definitions import METRICS
 from nodewise.observe.metrics_registry import PREFIX
 from tools.reference.text import MADE, table
 

@@ -9,7 +9,7 @@ import msgspec
 from nodewise import agents
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.older_flags import GAS, SAFE, TAS
-from nodewise.cli.settings import Setting, list_settings
+from nodewise.cli.setting_declarations import Setting, list_settings
 from tools.reference.text import MADE, entry, table
 
 _KINDS: Final = {int: "INTEGER", float: "FLOAT"}

@@ -2,7 +2,7 @@
 
 A folder whose `__init__.py` has a `KIND` is a built-in agent; `nodewise agents new` copies the folder `template`.
 A third-party agent is an entry point of the group `nodewise.agents`, `name = "package.module:KIND"`; its results are
-validated (`extender.third_party`). A broken agent has no effect unless `--agents` names it.
+validated (`extender.third_party_agents`). A broken agent has no effect unless `--agents` names it.
 """
 
 import pkgutil
@@ -15,7 +15,7 @@ import nodewise
 from nodewise.agent import AgentKind
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import result_validation
-from nodewise.extender.third_party import AgentError, Origin, ThirdPartyKind, raise_as_agent_error
+from nodewise.extender.third_party_agents import AgentError, Origin, ThirdPartyKind, raise_as_agent_error
 
 ENTRY_POINT_GROUP: Final = "nodewise.agents"
 _TEMPLATE: Final = "template"

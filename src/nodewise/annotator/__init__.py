@@ -3,13 +3,13 @@
 | module | content |
 |---|---|
 | `options.py` | settings |
-| `fields.py` | the fields of nodes and pods that are read |
-| `usage.py` | node usage, the interface of its sources, and its annotations |
+| `node_pod_fields.py` | the fields of nodes and pods that are read |
+| `node_usage.py` | node usage, the interface of its sources, and its annotations |
 | `prometheus_usage.py` | usage statistics that Prometheus computes |
 | `sampled_usage.py` | usage statistics of samples that the annotator takes |
 | `sample_statistics.py` | mean, deviation and forecast of samples |
 | `allocation.py` | pod requests of each node, and their annotations |
-| `patches.py` | the annotations that have changed |
+| `patch_planning.py` | the annotations that have changed |
 | `patch_writer.py` | writes a burst of patches |
 | `annotator.py` | measures, plans and writes once per period |
 | `controller.py` | runs the annotator in the extender's leader |

@@ -4,18 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise import cooperative_scheduling
-from nodewise.annotator import fields, patch_writer, patches
+from nodewise.annotator import node_pod_fields, patch_planning, patch_writer
 from nodewise.annotator.allocation import Allocation, allocation_by_node
+from nodewise.annotator.node_usage import MemoryRequests, UsageMeasurement, UsageSource
 from nodewise.annotator.options import AnnotatorConfig
+from nodewise.annotator.patch_planning import NodeMeasurements, PatchPlan, PatchRules
 from nodewise.annotator.patch_writer import WriteResult
-from nodewise.annotator.patches import NodeMeasurements, PatchPlan, PatchRules
 from nodewise.annotator.prometheus_usage import PrometheusUsageSource
 from nodewise.annotator.sampled_usage import SampledUsageSource
-from nodewise.annotator.usage import MemoryRequests, UsageMeasurement, UsageSource
 from nodewise.clock import Clock
 from nodewise.kube.api import Api
+from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.prometheus.source import PrometheusSource
-from nodewise.metrics.source import MetricsSource
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -103,14 +103,14 @@ class Annotator:
     async def plan(
         self, nodes: Iterable[Any], pods: Iterable[Any], *, keeps_complete: bool
     ) -> AnnotationPlan:
-        """Measure and plan without writing; `keeps_complete` as in `patches.NodeMeasurements`."""
+        """Measure and plan without writing; `keeps_complete` as in `patch_planning.NodeMeasurements`."""
         nodes = list(nodes)
         allocations = await cooperative_scheduling.run(allocation_by_node(pods, self.config.gpu))
         measured = await self._measure(self._usage_source, nodes, allocations) if self._usage_source else None
         usage = measured.usage if measured else None
         measurements = NodeMeasurements(usage, allocations, self._clock.now(), keeps_complete)
         plan = await cooperative_scheduling.run(
-            patches.plan_patches(nodes, measurements, self.config, self._rules)
+            patch_planning.plan_patches(nodes, measurements, self.config, self._rules)
         )
         return AnnotationPlan(plan, measured.failures if measured else ())
 
@@ -119,7 +119,9 @@ class Annotator:
     ) -> UsageMeasurement:
         requests = {}
         if self.config.use_requests:
-            async for node in cooperative_scheduling.iterate_with_pauses(filter(fields.is_ready, nodes)):
+            async for node in cooperative_scheduling.iterate_with_pauses(
+                filter(node_pod_fields.is_ready, nodes)
+            ):
                 name = node.metadata.name
                 allocatable_bytes = node_capacity.parse_capacity(node.status.allocatable).memory_bytes
                 requested_bytes = allocations.get(name, Allocation()).memory_bytes

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from nodewise.agent import Snapshot, Watched
-from nodewise.annotator import annotator, fields, options, patches
+from nodewise.annotator import annotator, node_pod_fields, options, patch_planning
 from nodewise.annotator.annotator import Annotator
-from nodewise.annotator.fields import AnnotatedNode
+from nodewise.annotator.node_pod_fields import AnnotatedNode
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.controllers import Controller, Handle
-from nodewise.kube.resources import PODS
-from nodewise.metrics.source import MetricsSource
+from nodewise.kube.resource_kinds import PODS
+from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.statistics import pod_requests
 from nodewise.statistics.load_queries import WindowOptions
@@ -28,7 +28,7 @@ def watched(settings: AnnotatorOptions) -> tuple[Watched, ...]:
     config = options.leader_annotator_config(settings)
     if config is None or not config.needs_pods:
         return ()
-    return (Watched(BOUND_PODS, PODS, fields.POD, selectors=pod_requests.HOLDING_SELECTORS),)
+    return (Watched(BOUND_PODS, PODS, node_pod_fields.POD, selectors=pod_requests.HOLDING_SELECTORS),)
 
 
 class AnnotatorController(Controller):
@@ -55,7 +55,7 @@ class AnnotatorController(Controller):
             handle.metrics_registry,
         )
         usage_source = annotator.create_usage_source(sources, config, window, selector, handle.clock)
-        rules = patches.patch_rules(window.max_age_s, config.period_s)
+        rules = patch_planning.patch_rules(window.max_age_s, config.period_s)
         self._annotator = Annotator(config, rules, usage_source, handle.clock, handle.metrics_registry)
         self._handle = handle
         self._task: asyncio.Task[None] | None = None

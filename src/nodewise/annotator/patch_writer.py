@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from nodewise.annotator.patches import NodePlan
+from nodewise.annotator.patch_planning import NodePlan
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 
 FIELD_MANAGER: Final = "nodewise-annotator"
 QPS: Final = 1000.0

@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 from nodewise import clock as clocks
 from nodewise import cooperative_scheduling
 from nodewise.annotator import sample_statistics
+from nodewise.annotator.node_usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
 from nodewise.annotator.options import AnnotatorConfig
-from nodewise.annotator.usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
 from nodewise.errors import NodewiseError
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.range_samples import Points
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricRequest
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.quantity import NANO
 from nodewise.statistics import load_queries
@@ -38,7 +38,7 @@ _SAMPLES_PER_WINDOW: Final = 60
 
 
 class PrometheusUsageSource:
-    """Queries the statistics, and the samples that forecasts need (`usage.UsageSource`)."""
+    """Queries the statistics, and the samples that forecasts need (`node_usage.UsageSource`)."""
 
     def __init__(
         self,

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from nodewise import clock as clocks
 from nodewise import cooperative_scheduling
 from nodewise.annotator import sample_statistics
+from nodewise.annotator.node_usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
 from nodewise.annotator.options import AnnotatorConfig
-from nodewise.annotator.usage import MILLI, MemoryRequests, NodeUsage, ResourceUsage, UsageMeasurement
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricRequest
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.quantity import NANO
 from nodewise.statistics.load_queries import WindowOptions
@@ -28,7 +28,7 @@ _MIN_INTERVAL_S: Final = 5.0
 
 
 class SampledUsageSource:
-    """Keeps the samples of a window (`usage.UsageSource`). A single sample has a mean and no deviation."""
+    """Keeps the samples of a window (`node_usage.UsageSource`). A single sample has a mean and no deviation."""
 
     def __init__(
         self, selector: SourceSelector, options: WindowOptions, config: AnnotatorConfig, clock: clocks.Clock

@@ -8,14 +8,21 @@ import click
 
 from nodewise import clock
 from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
-from nodewise.cli import agent_kinds, decide_inputs, decide_report, exit_codes, options, settings
+from nodewise.cli import (
+    agent_selection,
+    decide_inputs,
+    decide_report,
+    exit_codes,
+    options_from_settings,
+    setting_declarations,
+)
 from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics
 from nodewise.cli.decide_report import PodDecisions
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
-from nodewise.cli.options import ClusterOptions, CommandLine
-from nodewise.cli.settings import CommandOptions
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.errors import BadInput, BadSettings, Problem
-from nodewise.extender import agent_states
+from nodewise.extender import agent_state_rebuilds
 from nodewise.extender.agent_chain import AgentChain, assign_weights
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.api import Api
@@ -28,7 +35,9 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.option import Argument, Option
 
 _METRICS_HELP = next(
-    setting.help for setting in settings.list_settings(ExtenderOptions) if setting.field == "metrics"
+    setting.help
+    for setting in setting_declarations.list_settings(ExtenderOptions)
+    if setting.field == "metrics"
 )
 
 
@@ -105,7 +114,9 @@ def run(command_line: CommandLine) -> None:
     if not own.paths and not own.cluster:
         raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
     names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
-    agents = agent_kinds.load_agents_by_name(names, *GROUPS) or agent_kinds.agents_without_conflicts(*GROUPS)
+    agents = agent_selection.load_agents_by_name(names, *GROUPS) or agent_selection.agents_without_conflicts(
+        *GROUPS
+    )
     selection = InputSelection(
         own.paths,
         own.policies,
@@ -164,7 +175,7 @@ def _build_snapshot(
     cluster_state = ClusterState(
         NodeIndex(inputs.node_names), inputs.objects, metrics_snapshot, at, inputs.nodes
     )
-    return Snapshot(cluster_state.nodes, agent_states.build_all(states, cluster_state), at, 1)
+    return Snapshot(cluster_state.nodes, agent_state_rebuilds.build_all(states, cluster_state), at, 1)
 
 
 def _decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
@@ -213,17 +224,17 @@ def _create_agent_chain(
     return AgentChain(made, assign_weights(made, options), inputs.states)
 
 
-command = options.make_command(
+command = options_from_settings.make_command(
     "decide",
     run,
-    options.parameters(
+    options_from_settings.parameters(
         DecideOptions,
         ClusterOptions,
         MetricOptions,
         RefreshOptions,
         PrometheusOptions,
         ChainOptions,
-        kinds=agent_kinds.agents_without_conflicts(*GROUPS),
+        kinds=agent_selection.agents_without_conflicts(*GROUPS),
         known=GROUPS,
     ),
     short_help="Decide offline, or for a whole cluster.",

@@ -14,24 +14,24 @@ import msgspec
 
 from nodewise import agents, clock, cooperative_scheduling
 from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
-from nodewise.cli import data_sources, terminal
-from nodewise.cli.data_sources import SourceDependencies
+from nodewise.cli import object_and_metric_sources, terminal
+from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.progress import Progress
 from nodewise.kube import list_all, object_files
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.field_merge import merge
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.reflector import ReflectorTarget
-from nodewise.kube.resources import NODES, PODS, Resource
+from nodewise.kube.resource_kinds import NODES, PODS, Resource
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_files
 from nodewise.metrics import node_attributes as node_facts
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import MetricNotFound, MetricsSource
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricNotFound, MetricsSource
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 _NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -120,7 +120,7 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
     others_watched = [
         watched
-        for watched in data_sources.watched_objects(kinds, selection.options)
+        for watched in object_and_metric_sources.watched_objects(kinds, selection.options)
         if watched.resource != PODS and not watched.own_namespace
     ]
     nodes, pods, *others = await _run_queries(
@@ -147,7 +147,7 @@ async def _read_bound_pods(
     sources: _ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
 ) -> dict[str, ObjectsByKey]:
     """The pods that agents watch, by the name in `Watched`."""
-    all_watched = data_sources.watched_objects(kinds, selection.options)
+    all_watched = object_and_metric_sources.watched_objects(kinds, selection.options)
     names = [watched.name for watched in all_watched if watched.resource == PODS]
     queries = [_ObjectQuery(watched, fields=_BOUND) for watched in all_watched if watched.resource == PODS]
     return dict(zip(names, await _run_queries(sources, queries), strict=True))
@@ -158,7 +158,7 @@ def _node_and_pod_queries(
 ) -> tuple[_ObjectQuery, _ObjectQuery]:
     pod_type = merge("Pod", PodPlacement, *(kind.pod_fields for kind in kinds))
     return (
-        _ObjectQuery(Watched("nodes", NODES, data_sources.merge_node_types(kinds))),
+        _ObjectQuery(Watched("nodes", NODES, object_and_metric_sources.merge_node_types(kinds))),
         _ObjectQuery(
             Watched("pods", PODS, pod_type),
             selection.namespace,
@@ -197,7 +197,7 @@ async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery])
 def _objects_of_files(objects: FileObjects, watched: Watched) -> ObjectsByKey:
     return {
         (item.metadata.namespace, item.metadata.name): item
-        for item in data_sources.select_watched_file_objects(objects, watched)
+        for item in object_and_metric_sources.select_watched_file_objects(objects, watched)
     }
 
 
@@ -283,7 +283,7 @@ async def fetch_metrics(
     dependencies = SourceDependencies(
         api, lookup, settings.prometheus, back_s, settings.refresh.metrics_timeout_s, registry
     )
-    live = data_sources.create_sources(settings.names, (), dependencies)
+    live = object_and_metric_sources.create_sources(settings.names, (), dependencies)
     loaded: list[MetricsSource] = (
         [LoadedMetrics(inputs.snapshot)] if inputs.snapshot.series or not live else []
     )

@@ -11,7 +11,7 @@ import yaml
 from msgspec.structs import replace
 
 from nodewise.agent import Snapshot
-from nodewise.cli import agent_values, tables
+from nodewise.cli import agent_value_format, tables
 from nodewise.cli.progress import Progress
 from nodewise.extender import decision_document
 from nodewise.extender.agent_chain import AgentChain
@@ -289,14 +289,14 @@ def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
             _format_node_score_parts(entry, node),
             values,
             details,
-            agent_values.format_agent_values(counted),
+            agent_value_format.format_agent_values(counted),
             why,
         ]
         yield [entry["pod"], *here, node, *(cell or "-" for cell in cells)]
 
 
 def _format_node_score_parts(entry: dict[str, Any], node: str) -> str:
-    return agent_values.format_score_parts(
+    return agent_value_format.format_score_parts(
         ScorePart(label, part["weight"], part["scores"][node])
         for label, part in entry.get("parts", {}).items()
         if node in part["scores"]

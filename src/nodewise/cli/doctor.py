@@ -12,10 +12,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from nodewise.cli import exit_codes, options
-from nodewise.cli.options import ClusterOptions, CommandLine
+from nodewise.cli import exit_codes, options_from_settings
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
-from nodewise.cli.settings import CommandOptions
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.clock import SystemClock
 from nodewise.doctor import examination
 from nodewise.doctor.collectors import collect_facts
@@ -23,7 +23,7 @@ from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.findings import CATALOGUE, PAGE, Finding, Report, Severity
 from nodewise.errors import BadSettings, Problem
-from nodewise.kube import credentials, kubeconfig, tls
+from nodewise.kube import client_tls, credentials, kubeconfig
 from nodewise.kube.connection_settings import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
@@ -132,7 +132,7 @@ async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Rep
 def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:
     """The credentials for the API server. kube-scheduler's own certificate is self-signed and not verified."""
     chosen = kubeconfig.context_from_file_or_pod(cluster.kubeconfig, cluster.context, os.environ)
-    context = tls.context(chosen)
+    context = client_tls.context(chosen)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return SchedulerClient(context, credentials.auth(chosen, lambda *_: None, SystemClock()))
@@ -199,9 +199,9 @@ def print_json(report: Report, *, color: bool) -> None:  # noqa: ARG001 - all fo
 
 _PRINTERS: Final[dict[str, Callable[..., None]]] = {"table": print_table, "json": print_json}
 
-command = options.make_command(
+command = options_from_settings.make_command(
     "doctor",
     run,
-    options.parameters(DoctorOptions, ClusterOptions),
+    options_from_settings.parameters(DoctorOptions, ClusterOptions),
     "Find problems of an installation, each with its remedy.",
 )

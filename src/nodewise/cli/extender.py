@@ -9,10 +9,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodewise.cli import agent_kinds, extender_wiring, older_flags, options
+from nodewise.cli import agent_selection, extender_wiring, older_flags, options_from_settings
 from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
-from nodewise.cli.options import CommandLine, SectionedCommand
+from nodewise.cli.options_from_settings import CommandLine, SectionedCommand
 from nodewise.clock import SystemClock
 from nodewise.observe import background_tasks, logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -52,7 +52,7 @@ def run(command_line: CommandLine) -> None:
     settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
     own: ExtenderOptions = settings[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
-    agents = agent_kinds.load_agents_by_name(
+    agents = agent_selection.load_agents_by_name(
         (name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS
     )
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
@@ -70,10 +70,10 @@ def _event_loop_factory() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-command = options.make_command(
+command = options_from_settings.make_command(
     "extender",
     run,
-    options.parameters(*GROUPS, kinds=agent_kinds.agents_without_conflicts(*GROUPS)),
+    options_from_settings.parameters(*GROUPS, kinds=agent_selection.agents_without_conflicts(*GROUPS)),
     short_help="Serve kube-scheduler.",
     kind=_ExtenderCommand,
 )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from nodewise.agent import AgentKind, StateBuilder
-from nodewise.cli.options import SettingsByGroup
+from nodewise.cli.options_from_settings import SettingsByGroup
 from nodewise.clock import Clock
 from nodewise.extender.agent_memory import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
 from nodewise.extender.routes import Extender
@@ -14,7 +14,7 @@ from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin import admin_routes, admin_server, loopback_only
+from nodewise.serve.admin_port import admin_routes, admin_server, loopback_only
 from nodewise.serve.application import Application, Route
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import HttpServer

@@ -14,13 +14,13 @@ from nodewise.annotator import patch_writer
 from nodewise.annotator.controller import AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.binder import AllocationStateBuilder, BindPlugin
-from nodewise.cli import data_sources, extender_components
-from nodewise.cli.data_sources import ObjectFeed, SourceDependencies
+from nodewise.cli import extender_components, object_and_metric_sources
 from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, Readiness, Task, WiredExtender
 from nodewise.cli.extender_options import ExtenderOptions
+from nodewise.cli.object_and_metric_sources import ObjectFeed, SourceDependencies
 from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import clusterless_snapshots, recording, third_party
+from nodewise.extender import clusterless_snapshots, recording, third_party_agents
 from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 from nodewise.extender.decision import DecisionRing
@@ -33,19 +33,19 @@ from nodewise.extender.reservations import BindContext
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.extender.snapshot_cache import SnapshotCache
+from nodewise.kube.api_server_liveness import ApiServerLiveness
 from nodewise.kube.connection_settings import connect
 from nodewise.kube.elector import Elector
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.lease import LeaseLock
-from nodewise.kube.liveness import ApiServerLiveness
+from nodewise.kube.leader_election_rules import LeaseLock
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.store import Store
+from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.node_attributes import NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
-from nodewise.metrics.source import MetricsSource
 from nodewise.observe import event_loop_lag, logs
 from nodewise.statistics.load_queries import WindowOptions
 
@@ -104,7 +104,7 @@ def wire_extender(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredExtend
     own: ExtenderOptions = config.settings[ExtenderOptions]
     if own.agent_deadline_s is not None:
         logs.emit("option_deprecated", option="--agent-deadline", instead="nothing, it has no effect")
-    third_party.connect(config.agents, *tools)
+    third_party_agents.connect(config.agents, *tools)
     return _wire_clusterless(config, tools) if own.no_cluster else _wire_with_snapshots(config, tools)
 
 
@@ -152,7 +152,7 @@ def _wire_with_snapshots(config: ExtenderConfig, tools: ClockAndMetrics) -> Wire
     api = None if own.objects_from else connect(config.settings[KubeOptions], tools.registry)
     config = extender_components.set_namespace_of_agents(config, api.namespace if api else "")
     feed = _create_object_feed(config, api, tools)
-    sources = data_sources.create_sources(
+    sources = object_and_metric_sources.create_sources(
         own.metrics, own.objects_from, _source_dependencies(config, api, feed, tools)
     )
     refresher = MetricsRefresher(sources, config.settings[RefreshOptions], *tools)
@@ -210,13 +210,15 @@ def _assemble_extender(
 
 
 def _create_object_feed(config: ExtenderConfig, api: HttpApi | None, tools: ClockAndMetrics) -> ObjectFeed:
-    needs = data_sources.data_requirements(config.agents, config.agent_options)
+    needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
     writes: AnnotatorOptions = config.settings[AnnotatorOptions]
     if writes.annotate != "off":
         needs = needs.with_(annotator.NODE_FIELDS, annotator.watched(writes))
     if api is None:
-        return data_sources.watch_files(config.settings[ExtenderOptions].objects_from, needs, 0.2)
-    return data_sources.watch_cluster(api, needs, *tools, api.namespace)
+        return object_and_metric_sources.watch_files(
+            config.settings[ExtenderOptions].objects_from, needs, 0.2
+        )
+    return object_and_metric_sources.watch_cluster(api, needs, *tools, api.namespace)
 
 
 def _source_dependencies(
@@ -270,7 +272,7 @@ def _create_bind_verb(
         cast("AllocationStateBuilder[Any]", components.states[binder.name]),
         *tools,
     )
-    watched = data_sources.watched_objects(config.agents, config.agent_options)
+    watched = object_and_metric_sources.watched_objects(config.agents, config.agent_options)
     pod_type = next(
         watched_objects.type for watched_objects in watched if watched_objects.name == binder.pods
     )
@@ -309,7 +311,7 @@ def _create_leader_loop(
     )
     handle = Handle(api, feed.objects, feed.nodes, recorder, clock, registry, WriteCounter(), *own)
     period_s = config.settings[RefreshOptions].sync_period_s
-    pods = data_sources.reflect_waiting_pods(api, config.agents, clock, registry)
+    pods = object_and_metric_sources.reflect_waiting_pods(api, config.agents, clock, registry)
     controllers: list[Controller] = [
         kind.controller(config.agent_options[kind.name], handle)
         for kind in config.agents

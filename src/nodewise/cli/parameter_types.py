@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from nodewise import clock, quantity
-from nodewise.cli.settings import Setting
+from nodewise.cli.setting_declarations import Setting
 
 
 class Duration(click.ParamType[float]):

@@ -14,9 +14,9 @@ from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.cli import terminal
 from nodewise.cli.exit_codes import DONE, NO
-from nodewise.cli.options import output_option
+from nodewise.cli.options_from_settings import output_option
 from nodewise.errors import BadInput, Problem
-from nodewise.kube import documents, object_files
+from nodewise.kube import object_files, yaml_json_documents
 
 
 class LintedPolicy(NamedTuple):
@@ -95,7 +95,7 @@ class _LineFinder:
         if document > len(self._documents[source]):
             return 0
         path = ".".join([*(f"items[{position}]" for position in items), field])
-        return documents.line_of_field(self._documents[source][document - 1], path)
+        return yaml_json_documents.line_of_field(self._documents[source][document - 1], path)
 
 
 def _find_policy_problems(

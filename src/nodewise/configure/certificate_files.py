@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nodewise import trusted_files
-from nodewise.configure import path_checks
+from nodewise.configure import host_path_checks
 from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates, merge_authorities
 from nodewise.configure.host_files import fsync_folder
 from nodewise.errors import BadInput, Problem
@@ -98,7 +98,7 @@ def check_folder(folder: Path) -> None:
             "a folder of static pods: the kubelet reads its files as pods",
             "a folder of its own",
         )
-    elif (name := path_checks.find_cluster_certificate_file(inside)) is not None:
+    elif (name := host_path_checks.find_cluster_certificate_file(inside)) is not None:
         actual = f"the cluster's own certificates are there, such as {name}"
         expected = "a folder of its own, such as /etc/nodewise/pki"
     else:

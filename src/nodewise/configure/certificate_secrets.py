@@ -14,7 +14,7 @@ from nodewise.configure import certificate_objects
 from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.resources import Resource
+from nodewise.kube.resource_kinds import Resource
 
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 _CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")

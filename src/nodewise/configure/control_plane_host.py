@@ -11,7 +11,7 @@ from nodewise.configure import (
     backups,
     certificate_checks,
     file_diff,
-    path_checks,
+    host_path_checks,
     scheduler_configuration_file,
     scheduler_versions,
     static_pod,
@@ -163,7 +163,7 @@ def _list_required_files(request: HostRequest, files: HostFiles) -> dict[str, by
 
 
 def config_path(request: HostRequest) -> str:
-    return path_checks.resolve_path(
+    return host_path_checks.resolve_path(
         os.path.join(request.config_dir, os.path.basename(request.template) or CONFIG_NAME)
     )
 
@@ -183,7 +183,10 @@ def managed_files(request: HostRequest) -> set[str]:
         configs |= {manifest.own_config} if manifest.own_config else set()
         folders |= {manifest.own_certs} if manifest.own_certs else set()
     credentials = {os.path.join(folder, name) for folder in folders for name in CERTIFICATE_FILES}
-    return {request.manifest, *map(path_checks.resolve_path, {*configs, *credentials, *request.deployments})}
+    return {
+        request.manifest,
+        *map(host_path_checks.resolve_path, {*configs, *credentials, *request.deployments}),
+    }
 
 
 def config_hash(contents: Sequence[bytes]) -> str:
@@ -194,29 +197,29 @@ def config_hash(contents: Sequence[bytes]) -> str:
 def _read_required_host_files(request: HostRequest) -> HostFiles:
     """Read all required files. `BadInput` with a line for each problem."""
     problems: list[str] = []
-    pod = path_checks.read_file_or_append_problem(request.manifest, problems, writes=request.writes)
+    pod = host_path_checks.read_file_or_append_problem(request.manifest, problems, writes=request.writes)
     template = (
-        path_checks.read_file_or_append_problem(request.template, problems) if request.template else None
+        host_path_checks.read_file_or_append_problem(request.template, problems) if request.template else None
     )
     path = config_path(request)
-    problems += path_checks.configuration_path_problems(
+    problems += host_path_checks.configuration_path_problems(
         path, [request.manifest, *_credential_paths(request)], writes=request.writes
     )
     credentials = None
     if _needs_credentials(request, template):
         key, cert = (
-            path_checks.read_file_or_append_problem(request.key, problems),
-            path_checks.read_file_or_append_problem(request.cert, problems),
+            host_path_checks.read_file_or_append_problem(request.key, problems),
+            host_path_checks.read_file_or_append_problem(request.cert, problems),
         )
-        ca = path_checks.read_file_or_append_problem(request.ca, problems) if request.ca else None
-        problems += path_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
+        ca = host_path_checks.read_file_or_append_problem(request.ca, problems) if request.ca else None
+        problems += host_path_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
         credentials = certificate_checks.ClientCredentials(
             cert or b"", key or b"", ca if request.ca else None
         )
     folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
-    problems += path_checks.static_pod_folder_problems(folders, request.pod_folders)
+    problems += host_path_checks.static_pod_folder_problems(folders, request.pod_folders)
     if request.backup_dir and request.writes:
-        problems += path_checks.backup_folder_problems(request.backup_dir)
+        problems += host_path_checks.backup_folder_problems(request.backup_dir)
     if problems or pod is None:
         raise BadInput(
             "file check error: " + "\n".join([*dict.fromkeys(problems), *_missing_manifest_hint(request)])
@@ -246,7 +249,7 @@ def _needs_credentials(request: HostRequest, template: bytes | None) -> bool:
 
 def read_required(path: str) -> bytes:
     problems: list[str] = []
-    content = path_checks.read_file_or_append_problem(path, problems)
+    content = host_path_checks.read_file_or_append_problem(path, problems)
     if content is None:
         raise BadInput("file check error: " + "\n".join(problems))
     return content
@@ -359,7 +362,7 @@ def _certificate_changes(
     for field, name in CERTIFICATE_NAMES.items():
         data = getattr(credentials, field, None)
         if data is not None:
-            path = path_checks.resolve_path(os.path.join(request.cert_dir, name))
+            path = host_path_checks.resolve_path(os.path.join(request.cert_dir, name))
             there = plan_file_change(path, data, 0)
             old_mode = there.mode if there.before is not None else None
             changes.append(there._replace(mode=_MODES[field], old_mode=old_mode))
@@ -377,7 +380,7 @@ def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVer
             actual = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(actual)
         changes.append(
-            plan_file_change(path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
+            plan_file_change(host_path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
         )
     return changes
 

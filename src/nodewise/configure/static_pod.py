@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure import scheduler_command_line, scheduler_versions, yaml_editor
+from nodewise.configure import scheduler_config_flag, scheduler_versions, yaml_editor
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.yaml_editor import Document
 from nodewise.errors import BadInput, Problem
@@ -53,11 +53,11 @@ class Manifest(NamedTuple):
     @property
     def config(self) -> str | None:
         """The configuration that kube-scheduler reads, as the container names it."""
-        return scheduler_command_line.flag_value(self.container, "config")
+        return scheduler_config_flag.flag_value(self.container, "config")
 
     @property
     def kubeconfig(self) -> str:
-        return scheduler_command_line.flag_value(self.container, "kubeconfig") or ""
+        return scheduler_config_flag.flag_value(self.container, "kubeconfig") or ""
 
     @property
     def own_config(self) -> str | None:
@@ -136,7 +136,7 @@ def parse_manifest(data: bytes, name: str, container: str = "") -> Manifest:
     manifest = Manifest(document, _find_container(spec.get("containers"), container))
     for where, field in ((manifest.container, "volumeMounts"), (spec, "volumes")):
         _check_list_of_mappings(where, field)
-    scheduler_command_line.find_flags_field(manifest.container)
+    scheduler_config_flag.find_flags_field(manifest.container)
     return manifest
 
 
@@ -151,7 +151,7 @@ def add_configuration(manifest: Manifest, desired_state: DesiredState) -> dict[s
     """The pod with our configuration. `BadInput` if the mount of someone else is in its place."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     container = root["spec"]["containers"][manifest.container_index]
-    container.update(scheduler_command_line.set_config_flag(container, desired_state.config))
+    container.update(scheduler_config_flag.set_config_flag(container, desired_state.config))
     mounts = {CONFIG_VOLUME: {"mountPath": desired_state.config, "name": CONFIG_VOLUME, "readOnly": True}}
     volumes = {
         CONFIG_VOLUME: {"hostPath": {"path": desired_state.config, "type": "File"}, "name": CONFIG_VOLUME}
@@ -189,7 +189,7 @@ def remove_configuration(manifest: Manifest) -> dict[str, Any]:
         return root
     spec, container = root["spec"], root["spec"]["containers"][manifest.container_index]
     before = manifest.recorded_state or PriorState()
-    container.update(scheduler_command_line.set_config_flag(container, manifest.user_config or before.config))
+    container.update(scheduler_config_flag.set_config_flag(container, manifest.user_config or before.config))
     for where, field in ((container, "volumeMounts"), (spec, "volumes")):
         _set_or_remove_field(
             where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OWN_VOLUMES]

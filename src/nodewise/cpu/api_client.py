@@ -13,7 +13,7 @@ Object = Mapping[str, Any]
 
 
 class ApiClient(Protocol):
-    """One API server, as one user. A path is escaped (`kube.resources.Resource.path`).
+    """One API server, as one user. A path is escaped (`kube.resource_kinds.Resource.path`).
 
     Every method raises kinds of `NodewiseError` and nothing else: `kube.api.NotFound` (404), `Conflict` (409),
     `Refused` (another 4xx), `Unavailable` (429, 5xx, no answer).

@@ -24,7 +24,7 @@ from nodewise.agent import (
 from nodewise.extender import score_weights
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.extender.score_weights import Priority, Weights
-from nodewise.extender.third_party import AgentError
+from nodewise.extender.third_party_agents import AgentError
 from nodewise.observe import logs
 
 

@@ -16,7 +16,7 @@ import msgspec
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.resources import CONFIG_MAPS
+from nodewise.kube.resource_kinds import CONFIG_MAPS
 from nodewise.observe import logs
 from nodewise.state import StateBuilder
 

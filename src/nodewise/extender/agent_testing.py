@@ -9,7 +9,7 @@ import msgspec
 from nodewise.extender import result_validation
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.third_party import Origin, ThirdPartyKind
+from nodewise.extender.third_party_agents import Origin, ThirdPartyKind
 
 
 class AgentTester:

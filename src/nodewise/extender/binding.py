@@ -23,7 +23,7 @@ from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Probl
 from nodewise.extender.reservations import CALL_TIMEOUT_S, BindContext, ReservationWriter
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import PODS
+from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Store
 from nodewise.observe import logs
 

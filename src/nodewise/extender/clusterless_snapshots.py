@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import agent_states, wire_format
-from nodewise.kube.field_merge import merge
+from nodewise.extender import agent_state_rebuilds, wire_format
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import logs
 
@@ -75,7 +75,10 @@ class ClusterlessSnapshots:
         cluster_state = ClusterState(NodeIndex(name for _, name in nodes), {}, MetricsSnapshot(), now, nodes)
         self._number += 1
         return Snapshot(
-            cluster_state.nodes, agent_states.build_all(self._states, cluster_state), now, self._number
+            cluster_state.nodes,
+            agent_state_rebuilds.build_all(self._states, cluster_state),
+            now,
+            self._number,
         )
 
     def _keep_nodes(self, nodes: Mapping[ObjectKey, Any]) -> None:

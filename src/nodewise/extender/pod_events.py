@@ -6,7 +6,7 @@ import numpy as np
 
 from nodewise.extender.decision import Decision
 from nodewise.kube.event_recorder import EventRecorder, ObjectReference
-from nodewise.kube.resources import PODS
+from nodewise.kube.resource_kinds import PODS
 
 NO_NODE_PASSES: Final = "NoNodePasses"
 NOT_BOUND: Final = "NotBound"

@@ -13,7 +13,7 @@ from nodewise.extender import wire_format
 from nodewise.extender.agent_chain import AgentChain, Filter, Scorer, assign_weights
 from nodewise.extender.decision import Decision, Verb
 from nodewise.extender.score_weights import ChainOptions
-from nodewise.kube.field_merge import merge
+from nodewise.kube.struct_type_merge import merge
 
 ALL_AGENTS: Final = "/scheduler"
 """The prefix of paths that are answered by all agents; `/agents/<name>` is answered by one."""

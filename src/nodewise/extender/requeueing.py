@@ -18,7 +18,7 @@ from nodewise.clock import format_rfc3339
 from nodewise.controllers import Controller, Handle
 from nodewise.extender.agent_chain import AgentChain
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.store import Store
 from nodewise.observe import logs
 

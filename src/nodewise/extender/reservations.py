@@ -26,7 +26,7 @@ from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
 from nodewise.extender.snapshot_cache import Override, SnapshotCache
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.resources import LEASES
+from nodewise.kube.resource_kinds import LEASES
 from nodewise.kube.store import Store
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry

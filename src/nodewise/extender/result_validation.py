@@ -34,7 +34,7 @@ from nodewise.errors import UNREADABLE
 from nodewise.extender import sample_objects
 from nodewise.extender.decision_codec import StaticReason
 from nodewise.extender.decision_values import to_json_values
-from nodewise.kube.field_merge import merge
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.aggregation import AGGREGATIONS
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

@@ -17,7 +17,7 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, MetricRequest, NodeIndex, ObjectKey, Snapshot, StateBuilder
 from nodewise.clock import Clock
-from nodewise.extender.agent_states import AgentStates
+from nodewise.extender.agent_state_rebuilds import AgentStates
 from nodewise.kube.store import Change, ChangeLog, Changes, Store
 from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Series

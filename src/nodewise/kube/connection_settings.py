@@ -13,7 +13,7 @@ import httpx2
 
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem, shown
-from nodewise.kube import credentials, kubeconfig, proxy_settings, tls
+from nodewise.kube import client_tls, credentials, kubeconfig, proxy_settings
 from nodewise.kube.connection_renewal import RenewingTransport
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
 from nodewise.kube.kubeconfig import KubeconfigContext
@@ -47,8 +47,8 @@ def connect(options: KubeOptions, metrics_registry: MetricsRegistry, clock: Cloc
     """The API server of the settings. `BadSettings` names the settings that cannot be used."""
     clock = clock or SystemClock()
     chosen = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
-    tls.context(chosen)  # what is wrong is said in the kubeconfig's words
-    tls_credentials = tls.TlsCredentials(chosen, metrics_registry, clock)
+    client_tls.context(chosen)  # what is wrong is said in the kubeconfig's words
+    tls_credentials = client_tls.TlsCredentials(chosen, metrics_registry, clock)
     transport = _create_transport(chosen, tls_credentials)
 
     def set_client_certificate(certificate: bytes, key: bytes, what: str) -> None:
@@ -60,12 +60,14 @@ def connect(options: KubeOptions, metrics_registry: MetricsRegistry, clock: Cloc
         server=chosen.cluster["server"],
         namespace=options.namespace or chosen.context.get("namespace") or "default",
         extensions=_httpcore_extensions(chosen),
-        hint=lambda: tls.client_certificate_expiry_hint(chosen, clock.now()),
+        hint=lambda: client_tls.client_certificate_expiry_hint(chosen, clock.now()),
     )
     return HttpApi(http, account, TokenBucket(options.kube_qps, options.kube_burst), clock, metrics_registry)
 
 
-def _create_transport(chosen: KubeconfigContext, tls_credentials: tls.TlsCredentials) -> RenewingTransport:
+def _create_transport(
+    chosen: KubeconfigContext, tls_credentials: client_tls.TlsCredentials
+) -> RenewingTransport:
     server = chosen.cluster["server"]
     url = urlsplit(server)
     if url.scheme not in ("http", "https") or not url.hostname:

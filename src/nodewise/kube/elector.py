@@ -1,4 +1,6 @@
-"""Takes part in a leader election: reads the Lease, and acquires or renews it by the rules of `lease`."""
+"""Takes part in a leader election: reads the Lease, and acquires or renews it by the rules of
+`leader_election_rules`.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -7,10 +9,10 @@ import msgspec
 
 from nodewise.clock import Clock
 from nodewise.errors import Conflict, NodewiseError, Problem, Unavailable
-from nodewise.kube import lease
+from nodewise.kube import leader_election_rules
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.lease import LeaseLock, LeaseSpec, ObservedLease
-from nodewise.kube.resources import LEASES
+from nodewise.kube.leader_election_rules import LeaseLock, LeaseSpec, ObservedLease
+from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -75,7 +77,8 @@ class Elector:
         if led and self._observed:
             try:
                 await self._write_lease(
-                    lease.release(self._observed, self._clock.now()), self._lock.timings.retry_s
+                    leader_election_rules.release(self._observed, self._clock.now()),
+                    self._lock.timings.retry_s,
                 )
             except NodewiseError as error:
                 self._log_error(str(error))
@@ -100,7 +103,7 @@ class Elector:
             else:
                 return
         await self._read_lease()
-        if lease.wait_s(self._observed, self._lock, self._clock.monotonic()) == 0.0:
+        if leader_election_rules.wait_s(self._observed, self._lock, self._clock.monotonic()) == 0.0:
             await self._acquire_or_renew()
 
     async def _read_lease(self) -> None:
@@ -119,7 +122,8 @@ class Elector:
         """Write the Lease. Leadership counts from before the write was sent, as it may have arrived at once."""
         sent_s = self._clock.monotonic()
         await self._write_lease(
-            lease.acquire_or_renew(self._observed, self._lock, self._clock.now()), self._call_timeout_s()
+            leader_election_rules.acquire_or_renew(self._observed, self._lock, self._clock.now()),
+            self._call_timeout_s(),
         )
         self._until_s = sent_s + self._lock.timings.renew_s
 
@@ -141,7 +145,7 @@ class Elector:
             self._object = msgspec.json.decode(body)
         except msgspec.MsgspecError as error:
             raise Unavailable(self._path, [Problem("", str(error), "a Lease")]) from error
-        self._observed = lease.observe(self._observed, spec, self._clock.monotonic())
+        self._observed = leader_election_rules.observe(self._observed, spec, self._clock.monotonic())
 
     def _log_error(self, error: str) -> None:
         """Log an error once, not at every retry."""
@@ -162,7 +166,7 @@ class Elector:
         if self.leading:
             return min(timings.retry_s, self._until_s - now_s)
         pause_s = timings.retry_s * (1.0 + 1.2 * self._random())
-        free_in_s = lease.wait_s(self._observed, self._lock, now_s)
+        free_in_s = leader_election_rules.wait_s(self._observed, self._lock, now_s)
         return min(pause_s, free_in_s) if free_in_s else pause_s
 
     def _report_change(self) -> None:

@@ -14,7 +14,7 @@ from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.rate_limit import TokenBucket
-from nodewise.kube.resources import EVENTS, Resource
+from nodewise.kube.resource_kinds import EVENTS, Resource
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 

@@ -15,7 +15,7 @@ import msgspec
 from nodewise import clock
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem, Refused, Unavailable
-from nodewise.kube import tls
+from nodewise.kube import client_tls
 from nodewise.kube.kubeconfig import KubeconfigContext
 
 LONGEST_S: Final = 60.0
@@ -169,7 +169,7 @@ def _cluster_info(chosen: KubeconfigContext) -> dict[str, Any]:
     """The cluster in the form of the protocol: the certificate authority always as data, never as a file."""
     fields = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
     info: dict[str, Any] = {field: chosen.cluster[field] for field in fields if field in chosen.cluster}
-    if authority := tls.ca_certificates(chosen):
+    if authority := client_tls.ca_certificates(chosen):
         info["certificate-authority-data"] = b64encode(authority).decode()
     for entry in chosen.cluster.get("extensions") or ():
         if isinstance(entry, dict) and entry.get("name") == "client.authentication.k8s.io/exec":

@@ -6,8 +6,8 @@ from typing import TypeVar
 from nodewise import cooperative_scheduling
 from nodewise.kube import list_watch
 from nodewise.kube.api import Api, Expired
-from nodewise.kube.decoder import ObjectDecoder
 from nodewise.kube.list_watch import ListState, ListWatchState
+from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.reflector import PAGE_S, ReflectorTarget
 from nodewise.kube.store import KubernetesObject, Store
 from nodewise.observe.metrics_registry import MetricsRegistry

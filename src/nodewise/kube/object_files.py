@@ -11,8 +11,8 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 import msgspec
 
 from nodewise.errors import BadInput, NodewiseError, Problem, shown
-from nodewise.kube import documents
-from nodewise.kube.resources import Resource
+from nodewise.kube import yaml_json_documents
+from nodewise.kube.resource_kinds import Resource
 from nodewise.kube.store import Key, KubernetesObject
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -144,7 +144,7 @@ def _files_of_path(path: Path, problems: list[Problem]) -> list[Path]:
 
 
 def _parse_objects(text: bytes, source: str) -> Iterator[tuple[Kind, FileObject]]:
-    for number, data in documents.split_documents(text, source):
+    for number, data in yaml_json_documents.split_documents(text, source):
         yield from _expand_list(FileObject(ObjectLocation(source, number), data), _TypeMeta())
 
 

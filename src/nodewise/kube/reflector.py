@@ -10,10 +10,10 @@ from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.kube import list_watch
 from nodewise.kube.api import Api, Expired
-from nodewise.kube.decoder import ObjectDecoder
 from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchState
+from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.rate_limit import Backoff
-from nodewise.kube.resources import Resource
+from nodewise.kube.resource_kinds import Resource
 from nodewise.kube.store import KubernetesObject, Store
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry

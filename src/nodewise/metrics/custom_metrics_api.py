@@ -11,10 +11,10 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.resources import escape_path
+from nodewise.kube.resource_kinds import escape_path
 from nodewise.metrics import metric_value_list
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 GROUP: Final = "custom.metrics.k8s.io"
 _READABLE: Final = ("v1beta1", "v1beta2")

@@ -13,17 +13,17 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.kube import object_files
-from nodewise.kube.field_merge import merge
 from nodewise.kube.object_files import FileObjects
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_value_list, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.metric_value_list import MetricValue, NodeSample
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributes, NodeLookup
 from nodewise.metrics.resource_metrics_api import NodeMetrics
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 SOURCE: Final = "file"
 _CUSTOM: Final = "custom.metrics.k8s.io"

@@ -12,8 +12,8 @@ import msgspec
 from nodewise import clock, cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 from nodewise.metrics import aggregation
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricRequest
 
 
 class _DescribedObject(msgspec.Struct, frozen=True, gc=False):

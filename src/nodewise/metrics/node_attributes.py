@@ -35,7 +35,9 @@ class NodeStatusFields(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeAttributeFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a Node that sources read, to be merged into the type that stores hold (`kube.field_merge`)."""
+    """The fields of a Node that sources read, to be merged into the type that stores hold
+    (`kube.struct_type_merge`).
+    """
 
     status: NodeStatusFields = NodeStatusFields()
 

@@ -10,8 +10,8 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, merge_requests
 from nodewise.metrics.series import Series, merge_newer
-from nodewise.metrics.source import MetricRequest, MetricsSource, merge_requests
 from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -15,9 +15,9 @@ from nodewise import clock, cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube.api import Api, NotFound
 from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes, NodeLookup
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 GROUP: Final = "metrics.k8s.io"
 METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")

@@ -13,8 +13,8 @@ import msgspec
 
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, shown
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, NoValues
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricNotFound, MetricRequest, MetricsSource, NoValues
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -37,7 +37,7 @@ class FetchFailure(NamedTuple):
     why: str
     """The errors of all sources, for the log."""
     cause: str = ""
-    """The reason for the status of a policy, if a source responded (`source.NoValues`)."""
+    """The reason for the status of a policy, if a source responded (`metrics_source.NoValues`)."""
 
 
 class _SourceFailure(NamedTuple):

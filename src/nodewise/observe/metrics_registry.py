@@ -1,4 +1,4 @@
-"""Registry of the Prometheus metrics in the table `metrics.METRICS`."""
+"""Registry of the Prometheus metrics in the table `metric_definitions.METRICS`."""
 
 import contextlib
 from typing import Any, Final
@@ -13,7 +13,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from nodewise.observe.metrics import METRICS, Metric
+from nodewise.observe.metric_definitions import METRICS, Metric
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 PREFIX: Final = "nodewise_"

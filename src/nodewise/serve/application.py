@@ -1,6 +1,7 @@
 """Routes, and the exchange of one request: which handler answers, within which limits, what happens when it fails.
 
-`Application` knows no sockets: `protocol.HttpConnection` opens an `HttpExchange` for each request header, passes it
+`Application` knows no sockets: `http_connection.HttpConnection` opens an `HttpExchange` for each request
+header, passes it
 the body and writes its response.
 """
 

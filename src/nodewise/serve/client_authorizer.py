@@ -21,7 +21,7 @@ from nodewise.serve import responses
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.responses import Response
-from nodewise.serve.tls import ServerCertificates
+from nodewise.serve.server_tls_context import ServerCertificates
 
 
 class CertificateIdentity(NamedTuple):

@@ -16,7 +16,7 @@ from nodewise.observe import logs
 from nodewise.serve import close_reasons, tls_handshake
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.tls import ServerCertificates
+from nodewise.serve.server_tls_context import ServerCertificates
 
 _LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024

@@ -14,10 +14,10 @@ from nodewise.serve import listener
 from nodewise.serve.application import Application
 from nodewise.serve.client_authorizer import ClientAuthorizer
 from nodewise.serve.close_reasons import CloseReasons
+from nodewise.serve.http_connection import HttpConnection, OpenConnections
 from nodewise.serve.listener import Listener
 from nodewise.serve.options import ServeOptions, is_loopback
-from nodewise.serve.protocol import HttpConnection, OpenConnections
-from nodewise.serve.tls import ServerCertificates, end_s
+from nodewise.serve.server_tls_context import ServerCertificates, end_s
 
 _SYSTEM: Final = SystemClock()
 _LOOK_S: Final = 0.01

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import cooperative_scheduling
-from nodewise.annotator import fields
+from nodewise.annotator import node_pod_fields
 from nodewise.annotator.allocation import allocation_by_node
+from nodewise.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise.annotator.options import AnnotatorConfig
-from nodewise.annotator.patches import NodeMeasurements, PatchRules, plan_patches
+from nodewise.annotator.patch_planning import NodeMeasurements, PatchRules, plan_patches
 from nodewise.annotator.sample_statistics import summarize
-from nodewise.annotator.usage import NodeUsage, ResourceUsage
-from nodewise.kube.field_merge import merge
+from nodewise.kube.struct_type_merge import merge
 from nodewise.simulate.bursts_workload import CPU_MILLI, MEMORY_BYTES, MINUTE_S
 from nodewise.statistics.load_annotations import CONGESTION_FACTOR
 from nodewise.statistics.load_queries import WindowOptions
@@ -33,8 +33,8 @@ _OPTIONS: Final = WindowOptions()
 _RULES: Final = PatchRules(_OPTIONS.max_age_s)
 _CONFIG: Final = AnnotatorConfig(usage=True, allocation=True)
 
-_NODE: Final = merge("Node", fields.AnnotatedNode)
-_POD: Final = merge("Pod", fields.BoundPod)
+_NODE: Final = merge("Node", node_pod_fields.AnnotatedNode)
+_POD: Final = merge("Pod", node_pod_fields.BoundPod)
 
 
 class AnnotatedNodes:

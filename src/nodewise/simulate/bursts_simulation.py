@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from nodewise.agent import ObjectKey
 from nodewise.clock import ManualClock
 from nodewise.simulate import bursts_workload, simulated_cluster
-from nodewise.simulate.bursts_extender import AgentGroup, InProcessExtender
 from nodewise.simulate.bursts_node_annotations import CAPACITY, AnnotatedNodes, Object, UsageArray
 from nodewise.simulate.bursts_placed_pod import PlacedPod
 from nodewise.simulate.bursts_workload import FILL_MINUTES, MINUTE_S, NAMESPACE, BurstyPod, Scenario
+from nodewise.simulate.in_process_extender import AgentGroup, InProcessExtender
 from nodewise.simulate.simulated_cluster import Cluster
 
 START_S: Final = 1_763_683_200.0

@@ -12,9 +12,9 @@ import httpx2
 
 from nodewise.clock import SystemClock
 from nodewise.errors import BadInput, BadSettings, Problem, Unavailable
-from nodewise.simulate import extender_failure, extender_wire, scheduler_objects
-from nodewise.simulate.extender_entry import ConfiguredExtender, TlsConfig
-from nodewise.simulate.extender_wire import Filtered, HostScore, MetaPod, MetaVictims, Preempted, Victims
+from nodewise.simulate import extender_messages, go_http_error_texts, scheduler_objects
+from nodewise.simulate.extender_configuration import ConfiguredExtender, TlsConfig
+from nodewise.simulate.extender_messages import Filtered, HostScore, MetaPod, MetaVictims, Preempted, Victims
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.scheduler_objects import Pod
 
@@ -74,7 +74,7 @@ class ExtenderClient:
         if not self.entry.filter_verb:
             return FilteredNodes(list(nodes), {}, {})
         body = self._nodes_request(pod, nodes)
-        answer = extender_wire.decode(self._post(self.entry.filter_verb, body), Filtered)
+        answer = extender_messages.decode(self._post(self.entry.filter_verb, body), Filtered)
         if answer.error:
             raise Unavailable(answer.error)
         for_good = answer.failed_and_unresolvable_nodes or {}
@@ -85,7 +85,7 @@ class ExtenderClient:
         if not self.entry.prioritize_verb:
             return []
         body = self._nodes_request(pod, nodes)
-        answer = extender_wire.decode(self._post(self.entry.prioritize_verb, body), list[HostScore])
+        answer = extender_messages.decode(self._post(self.entry.prioritize_verb, body), list[HostScore])
         return [(host_score.host, host_score.score) for host_score in answer]
 
     def preempt(
@@ -93,8 +93,8 @@ class ExtenderClient:
     ) -> dict[str, Victims]:
         """The remaining candidates with their victims."""
         whole = not self.entry.node_cache_capable
-        body = extender_wire.preempt_request(pod, victims, whole=whole)
-        answer = extender_wire.decode(self._post(self.entry.preempt_verb, body), Preempted)
+        body = extender_messages.preempt_request(pod, victims, whole=whole)
+        answer = extender_messages.decode(self._post(self.entry.preempt_verb, body), Preempted)
         by_node = answer.node_name_to_meta_victims or {}
         return {
             name: self._victims(name, on_node or MetaVictims(), nodes) for name, on_node in by_node.items()
@@ -102,8 +102,8 @@ class ExtenderClient:
 
     def _nodes_request(self, pod: Pod, nodes: Sequence[NodeInfo]) -> bytes:
         if self.entry.node_cache_capable:
-            return extender_wire.nodes_request(pod, None, [info.name for info in nodes])
-        return extender_wire.nodes_request(pod, [info.node.raw for info in nodes], None)
+            return extender_messages.nodes_request(pod, None, [info.name for info in nodes])
+        return extender_messages.nodes_request(pod, [info.node.raw for info in nodes], None)
 
     def _remaining_nodes(self, answer: Filtered, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
         """Whole nodes in a response hold no pods: kube-scheduler treats them as empty from here on."""
@@ -153,7 +153,7 @@ class ExtenderClient:
                 return _read_until_deadline(answer, end_s)
         except httpx2.RequestError as error:
             raise Unavailable(
-                f'Post "{url}": {extender_failure.go_error_text(error, httpx2.URL(url))}'
+                f'Post "{url}": {go_http_error_texts.go_error_text(error, httpx2.URL(url))}'
             ) from error
         except httpx2.InvalidURL as error:
             raise Unavailable(f'parse "{url}": {error}') from error
@@ -165,11 +165,11 @@ def _read_until_deadline(answer: httpx2.Response, end_s: float) -> bytes:
         for piece in answer.iter_bytes():
             pieces.append(piece)
             if _WATCH.monotonic() > end_s:
-                raise Unavailable(extender_failure.LATE_BODY)
+                raise Unavailable(go_http_error_texts.LATE_BODY)
     except httpx2.TimeoutException:
-        raise Unavailable(extender_failure.LATE_BODY) from None
+        raise Unavailable(go_http_error_texts.LATE_BODY) from None
     except httpx2.RequestError:
-        raise Unavailable(extender_failure.SHORT_BODY) from None
+        raise Unavailable(go_http_error_texts.SHORT_BODY) from None
     return b"".join(pieces)
 
 

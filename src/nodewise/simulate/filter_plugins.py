@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from nodewise.simulate import node_selectors
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.resources import PODS
+from nodewise.simulate.resource_requests import PODS
 from nodewise.simulate.scheduler_objects import Node, Pod, Taint
 from nodewise.simulate.unschedulable_message import Rejection
 

@@ -22,9 +22,9 @@ from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import MODELS
 from nodewise.agents.gpu.fragmentation import WorkloadTables
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
 from nodewise.agents.gpu.options import GpuOptions, Placement
-from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import GENERIC
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationRecordMetadata, BindPlan

@@ -21,7 +21,7 @@ from nodewise.errors import NodewiseError
 from nodewise.kube import error_responses
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
-from nodewise.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
+from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.simulate import server_side_apply
 
 Object = dict[str, Any]

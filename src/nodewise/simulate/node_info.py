@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from nodewise.simulate import resources
-from nodewise.simulate.resources import Amounts
+from nodewise.simulate import resource_requests
+from nodewise.simulate.resource_requests import Amounts
 from nodewise.simulate.scheduler_objects import Node, Pod
 
 _NOTHING: Final[Amounts] = MappingProxyType({})
@@ -30,7 +30,7 @@ class NodeInfo(NamedTuple):
         """Return a copy with additional pods."""
         requested, (cpu, memory) = self.requested, self.scored
         for pod in pods:
-            requested = resources.plus(requested, pod.requests)
+            requested = resource_requests.plus(requested, pod.requests)
             cpu, memory = cpu + pod.scored[0], memory + pod.scored[1]
         return self._replace(pods=(*self.pods, *pods), requested=requested, scored=(cpu, memory))
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from nodewise.errors import Unavailable
 from nodewise.simulate import unschedulable_message
 from nodewise.simulate.extender_client import ExtenderClient
-from nodewise.simulate.extender_wire import Victims
+from nodewise.simulate.extender_messages import Victims
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.scheduler_objects import Pod
 from nodewise.simulate.unschedulable_message import Rejection, Rejections

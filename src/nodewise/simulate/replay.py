@@ -15,12 +15,12 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.errors import BadInput
 from nodewise.extender import recording_file
-from nodewise.extender.agent_states import AgentStates
+from nodewise.extender.agent_state_rebuilds import AgentStates
 from nodewise.extender.recording_deltas import ClusterStateRebuilder
 from nodewise.extender.recording_file import Record, RequestEntry
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.score_weights import ChainOptions
-from nodewise.kube.field_merge import merge
+from nodewise.kube.struct_type_merge import merge
 from nodewise.simulate import response_differences
 from nodewise.simulate.response_differences import KEPT, Difference, ExtenderResponse
 from nodewise.state import NODES

@@ -8,8 +8,8 @@ import msgspec
 
 from nodewise.errors import UNREADABLE, NodewiseError
 from nodewise.extender.decision import Verb
-from nodewise.simulate import extender_wire
-from nodewise.simulate.extender_wire import Filtered, HostScore, Preempted
+from nodewise.simulate import extender_messages
+from nodewise.simulate.extender_messages import Filtered, HostScore, Preempted
 
 KEPT: Final = "kept"
 _REJECTED: Final = "rejected"
@@ -55,18 +55,20 @@ def results_by_node(verb: Verb, body: bytes) -> dict[str, NodeResult]:
 
 
 def _filter_results(body: bytes) -> Mapping[str, NodeResult]:
-    answer = extender_wire.decode(body, Filtered)
+    answer = extender_messages.decode(body, Filtered)
     whole = answer.nodes.items or [] if answer.nodes else []
     kept = [str(node["metadata"]["name"]) for node in whole] + list(answer.node_names or ())
     return {**dict.fromkeys(kept, KEPT), **(answer.failed_nodes or {})}
 
 
 def _prioritize_results(body: bytes) -> Mapping[str, NodeResult]:
-    return {host_score.host: host_score.score for host_score in extender_wire.decode(body, list[HostScore])}
+    return {
+        host_score.host: host_score.score for host_score in extender_messages.decode(body, list[HostScore])
+    }
 
 
 def _preempt_results(body: bytes) -> Mapping[str, NodeResult]:
-    return dict.fromkeys(extender_wire.decode(body, Preempted).node_name_to_meta_victims or (), KEPT)
+    return dict.fromkeys(extender_messages.decode(body, Preempted).node_name_to_meta_victims or (), KEPT)
 
 
 _READERS: Final[Mapping[Verb, Callable[[bytes], Mapping[str, NodeResult]]]] = {

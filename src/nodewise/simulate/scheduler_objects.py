@@ -14,8 +14,8 @@ import msgspec
 
 from nodewise import clock
 from nodewise.errors import BadInput, Problem, shown
-from nodewise.simulate import resources
-from nodewise.simulate.resources import Amounts
+from nodewise.simulate import resource_requests
+from nodewise.simulate.resource_requests import Amounts
 
 Object = dict[str, Any]
 """An object as decoded JSON."""
@@ -96,7 +96,7 @@ def node(obj: Object) -> Node:
         labels=metadata.get("labels") or {},
         taints=_taints(spec.get("taints") or []),
         is_cordoned=bool(spec.get("unschedulable")),
-        allocatable=resources.allocatable(obj.get("status") or {}),
+        allocatable=resource_requests.allocatable(obj.get("status") or {}),
         obj=obj,
     )
 
@@ -109,8 +109,8 @@ def pod(obj: Object) -> Pod:
         name=_object_name(obj, "Pod"),
         uid=metadata.get("uid") or "",
         priority=_priority(spec),
-        requests=resources.requested(spec),
-        scored=resources.scored(spec),
+        requests=resource_requests.requested(spec),
+        scored=resource_requests.scored(spec),
         node=spec.get("nodeName") or "",
         nominated=status.get("nominatedNodeName") or "",
         started_s=_start_time_s(status.get("startTime")),

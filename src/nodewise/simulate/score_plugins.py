@@ -10,9 +10,9 @@ balanced_allocation,resource_allocation}.go, helper/normalize_score.go.
 from collections.abc import Sequence
 from typing import Final
 
-from nodewise.simulate import node_selectors, resources
+from nodewise.simulate import node_selectors, resource_requests
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.resources import CPU, MEMORY
+from nodewise.simulate.resource_requests import CPU, MEMORY
 from nodewise.simulate.scheduler_objects import Pod
 
 MAX_SCORE: Final = 100
@@ -26,7 +26,7 @@ def total_scores(pod: Pod, infos: Sequence[NodeInfo]) -> list[int]:
     taints = [len(node_selectors.untolerated(pod, info.node, node_selectors.NOT_PREFERRED)) for info in infos]
     preferences = [node_selectors.preference(pod, info.node) for info in infos]
     fewer_taints = [MAX_SCORE - share for share in _percent_of_largest(taints)]
-    requested = resources.scored_by_containers(pod.spec)
+    requested = resource_requests.scored_by_containers(pod.spec)
     return [
         least_allocated(requested, info)
         + balanced(pod, info)

@@ -19,7 +19,7 @@ import httpx2
 
 from nodewise.clock import Clock, ManualClock, SystemClock
 from nodewise.simulate import (
-    extender_entry,
+    extender_configuration,
     filter_plugins,
     scheduler_objects,
     scheduling_cycle,
@@ -265,7 +265,7 @@ def pass_time(cluster: Cluster, clock: ManualClock, seconds: float) -> None:
 
 
 def _rules(extenders: Sequence[Mapping[str, Any]], options: SimulatedSchedulerOptions) -> SchedulerRules:
-    entries = extender_entry.entries(extenders)
+    entries = extender_configuration.entries(extenders)
     ignored = frozenset[str]().union(*(entry.ignored for entry in entries)) or options.ignored
     random = Random(options.seed)  # noqa: S311 - not for secrets; a seed makes runs repeatable
     clients = [ExtenderClient(entry, options.transport) for entry in entries]

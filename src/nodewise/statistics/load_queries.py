@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise.metrics.source import MetricRequest
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.option import Option
 
 

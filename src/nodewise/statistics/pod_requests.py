@@ -1,4 +1,6 @@
-"""The requests of pods. The fields have the shapes that other agents declare of them (`kube.field_merge.merge`)."""
+"""The requests of pods. The fields have the shapes that other agents declare of them
+(`kube.struct_type_merge.merge`).
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple

@@ -81,7 +81,7 @@ SHOWN = {
     "test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems",
     76: "unit/test_docs.py::",
 }
-"""The tests of faults without a row, if they are not in `test_faults.py`."""
+"""The tests of faults without a row, if they are not in `test_known_cmk_bugs.py`."""
 HERE = Path(__file__).parent
 TESTS = [*HERE.glob("test_*.py"), HERE.parents[1] / "node" / "test_installed.py"]
 TABLES: dict[str, type[CmkRow]] = {

@@ -12,7 +12,7 @@ from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.store import configmap
 from nodewise.cpu.store.configmap import ConfigMapTexts
 from nodewise.cpu.store.directory import DirectoryStore
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from tests.cluster import availability
 from tests.conformance.cmk import machines, table_rows
 from tests.conformance.cmk.minimal_api_server import MinimalApiServer

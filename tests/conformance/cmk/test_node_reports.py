@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu.cluster import reports
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from tests.conformance.cmk import machines, table_rows
 from tests.conformance.cmk.minimal_api_server import RequestRefusal, serving
 from tests.conformance.cmk.node_commands import allocations_of, cluster, directory_of, json_output, run, write

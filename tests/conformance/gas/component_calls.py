@@ -12,12 +12,12 @@ from nodewise.agents.gpu import (
     node_allocations,
     node_gpus,
     node_labels,
-    subdevices,
+    subdevice_assignment,
 )
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.node_allocations import PodIndex
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from tests.cluster.api import Object
 from tests.conformance.gas import table_notation
@@ -119,7 +119,7 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "links": lambda arguments: node_labels.parse_links(
         arguments[0], node_labels.parse_device_indices(arguments[1])
     )[0],
-    "reordered": lambda arguments: subdevices.move_preferred_first(*arguments),
+    "reordered": lambda arguments: subdevice_assignment.move_preferred_first(*arguments),
     "tiles": allocation_record.parse_subdevices,
     "total": amounts.sum_amounts,
 }

@@ -5,8 +5,8 @@ import ssl
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tests.cluster import loopback
-from tests.cluster.loopback import Receive, Scope, Send
+from tests.cluster import asgi_server_thread
+from tests.cluster.asgi_server_thread import Receive, Scope, Send
 from tests.conformance.tas.faulty_proxy import TasFaultyProxy
 
 PODS: Final = "/api/v1/pods"
@@ -35,9 +35,11 @@ class GasFaultyProxy(TasFaultyProxy):
         if not message or scope["method"] == "GET":
             await super().__call__(scope, receive, send)
             return
-        await loopback.body_of(receive)
+        await asgi_server_thread.body_of(receive)
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": _FAILED}
-        await loopback.answer(send, _FAILED, {**status, "reason": "InternalError", "message": message})
+        await asgi_server_thread.answer(
+            send, _FAILED, {**status, "reason": "InternalError", "message": message}
+        )
 
 
 def _is_of(path: str, part: str) -> bool:
@@ -48,5 +50,5 @@ def _is_of(path: str, part: str) -> bool:
 def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[GasFaultyProxy, str]]:
     """Between a process and the API server at `url`, until the block is left; and the address to give the process."""
     trouble = GasFaultyProxy(url, context)
-    with loopback.serving(trouble) as address:
+    with asgi_server_thread.serving(trouble) as address:
         yield trouble, address

@@ -15,7 +15,7 @@ import httpx2
 
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.cluster import extender_process, gpu, loopback, namespace_sandboxes
+from tests.cluster import asgi_server_thread, extender_process, gpu, namespace_sandboxes
 from tests.cluster.api import ClusterApi, Object, path_of
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
@@ -184,7 +184,7 @@ class FaultyGasEnvironment(GasEnvironment):
         super().__init__(api_server, folder)
         context = plane.authority.client_context(gpu.user(plane).pair)
         self.trouble, address = self._open.enter_context(faulty_proxy.serving(plane.url, context))
-        self._kubeconfig = loopback.kubeconfig(folder, address)
+        self._kubeconfig = asgi_server_thread.kubeconfig(folder, address)
         self._lit: Counter[str] = Counter()
 
     def light(self) -> None:

@@ -7,15 +7,15 @@ import msgspec
 import numpy as np
 
 from nodewise import quantity
-from nodewise.agents.learned.pods import PendingPod, pending_pod_type
-from nodewise.agents.pigeon import demand, mean_covariance, resources
-from nodewise.agents.pigeon.demand import DemandStatistics
+from nodewise.agents.learned.pod_types import PendingPod, pending_pod_type
+from nodewise.agents.pigeon import demand_statistics, mean_covariance, resource_units
+from nodewise.agents.pigeon.demand_statistics import DemandStatistics
 from nodewise.agents.pigeon.objectives import LAYOUTS, NodeTable, Objective
 from nodewise.agents.safe import beta_distribution
 from nodewise.annotator import sample_statistics
 from nodewise.annotator.allocation import allocation_by_node
 from nodewise.annotator.options import AnnotatorConfig
-from nodewise.annotator.patches import NodeMeasurements, PatchRules, plan_patches
+from nodewise.annotator.patch_planning import NodeMeasurements, PatchRules, plan_patches
 from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics.load_annotations import AllocationAnnotations
 from tests.conformance.safe import promtool
@@ -81,11 +81,11 @@ def _variability(arguments: Mapping[str, Any]) -> float:
 
 
 def _demands(stretches: list[dict[str, Any]]) -> dict[str, Any]:
-    statistics: DemandStatistics = demand.NO_DEMAND
+    statistics: DemandStatistics = demand_statistics.NO_DEMAND
     for stretch in stretches:
         for number in range(stretch["pods"]):
             cpu, memory = np.array(stretch["first"]) + number * np.array(stretch["growth"])
-            statistics = demand.add_pod(statistics, np.array([cpu, memory, 0, 0, 0], float))
+            statistics = demand_statistics.add_pod(statistics, np.array([cpu, memory, 0, 0, 0], float))
     return {
         "mean": statistics.mean[:2].tolist(),
         "second_moments": statistics.second_moments[:2, :2].tolist(),
@@ -211,8 +211,10 @@ def _memory(request: str) -> list[Any]:
     wanted = _allocation({"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": request}]}]})
     assert wanted is not None
     text = wanted["requested-memory"]
-    amount = resources.requested_amounts(msgspec.convert({"requested-memory": text}, AllocationAnnotations))
-    return [text, resources.to_agent_units(np.array([amount]).T)[1, 0]]
+    amount = resource_units.requested_amounts(
+        msgspec.convert({"requested-memory": text}, AllocationAnnotations)
+    )
+    return [text, resource_units.to_agent_units(np.array([amount]).T)[1, 0]]
 
 
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import httpx2
 import msgspec
 
-from tests.cluster import loopback
-from tests.cluster.loopback import Receive, Scope, Send
+from tests.cluster import asgi_server_thread
+from tests.cluster.asgi_server_thread import Receive, Scope, Send
 
 NODES = "/api/v1/nodes"
 METRICS = "/apis/custom.metrics.k8s.io"
@@ -67,20 +67,20 @@ class TasFaultyProxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, query = scope["raw_path"].decode(), scope["query_string"].decode()
-        body = await loopback.body_of(receive)
+        body = await asgi_server_thread.body_of(receive)
         request = ForwardedRequest(scope["method"], path, query)
         with self._lock:
             self.requests.append(request)
         if request.method == "GET" and path in self._lost:
             self.in_vain[path] += 1
-            return await loopback.answer(send, 503, _status(503))
+            return await asgi_server_thread.answer(send, 503, _status(503))
         if path in self._expired and "watch=" in query:
             self._expired.discard(path)
-            return await loopback.answer(send, 200, {"type": "ERROR", "object": _status(410)})
+            return await asgi_server_thread.answer(send, 200, {"type": "ERROR", "object": _status(410)})
         is_node = request.method == "PATCH" and path.startswith(f"{NODES}/")
         node = path.removeprefix(f"{NODES}/") if is_node else ""
         if status := self._refused.get(node):
-            return await loopback.answer(send, status, _status(status))
+            return await asgi_server_thread.answer(send, status, _status(status))
         response = await self._asked(request, scope, body)
         try:
             if "watch=" in request.query:
@@ -89,7 +89,7 @@ class TasFaultyProxy:
                 content = await response.aread()
                 if node and response.status_code == 200 and _is_apply(scope):
                     self._note(node, content)
-                await loopback.answer(send, response.status_code, content)
+                await asgi_server_thread.answer(send, response.status_code, content)
         finally:
             await response.aclose()
 
@@ -151,5 +151,5 @@ def _status(code: int) -> dict[str, object]:
 def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[TasFaultyProxy, str]]:
     """Between a process and the API server at `url`, until the block is left; and the address to give the process."""
     proxy = TasFaultyProxy(url, context)
-    with loopback.serving(proxy) as address:
+    with asgi_server_thread.serving(proxy) as address:
         yield proxy, address

@@ -10,10 +10,10 @@ import httpx2
 
 from tests.cluster import (
     access,
+    asgi_server_thread,
     custom_metrics,
     extender_process,
     label_watch,
-    loopback,
     namespace_sandboxes,
     objects,
     processes,
@@ -164,7 +164,7 @@ class TasEnvironment:
         return httpx2.Client(verify=context, trust_env=False)
 
     def _arguments(self) -> list[str]:
-        file = loopback.kubeconfig(self._folder, self._address)
+        file = asgi_server_thread.kubeconfig(self._folder, self._address)
         papers = self._papers
         return [
             f"--kubeconfig={file}",

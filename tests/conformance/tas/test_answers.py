@@ -16,10 +16,10 @@ from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import NodewiseError
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
-from nodewise.kube.decoder import ObjectDecoder
+from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.conformance.tas import cluster_files, table_rows
 from tests.conformance.tas.faulty_proxy import METRICS

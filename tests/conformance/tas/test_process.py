@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from tests import forks
-from tests.cluster import extender_process, loopback
+from tests.cluster import asgi_server_thread, extender_process
 from tests.cluster.extender_process import NODEWISE, CertificateFiles, ExtenderProcess
 from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.tas import table_rows
@@ -26,7 +26,7 @@ def each(rows: list[ProcessRow]) -> pytest.MarkDecorator:
 
 def arguments(row: ProcessRow, papers: CertificateFiles, folder: Path) -> list[str]:
     return [
-        f"--kubeconfig={loopback.kubeconfig(folder, NOBODY)}",
+        f"--kubeconfig={asgi_server_thread.kubeconfig(folder, NOBODY)}",
         "--address=127.0.0.1",
         "--port=0",
         "--health-port=0",

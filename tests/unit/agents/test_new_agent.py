@@ -11,12 +11,12 @@ from tools import chart
 
 from nodewise import agents
 from nodewise.agent import AgentKind
-from nodewise.cli import agent_kinds, config_file
-from nodewise.cli.agents import command, scaffold
+from nodewise.cli import agent_selection, settings_file
+from nodewise.cli.agents import agent_package_scaffold, command
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.simulate import bursts
 from nodewise.doctor.checks import extender_entries
-from nodewise.doctor.collectors.access_rules import needed_rights
+from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
 from nodewise.doctor.facts import ExtenderWorkload
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.extender.agent_chain import AgentChain, score_functions
@@ -29,7 +29,7 @@ def kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentKind]
     """The template as a folder of `agents`, with declarations of its own."""
     folder = tmp_path / NAME
     folder.mkdir()
-    for path in scaffold.TEMPLATE.glob("*.py"):
+    for path in agent_package_scaffold.TEMPLATE.glob("*.py"):
         text = path.read_text().replace("template", NAME).replace("Template", "Probe")
         added = "    load_scoring = 'whole'\n    keeps_memory = True\n    entry_weight = 30\n"
         declared = f"node_fields = NodeFields\n{added}"
@@ -50,10 +50,10 @@ def test_it_is_listed_and_shown(kind: AgentKind) -> None:
 
 
 def test_its_options_are_settings(kind: AgentKind, tmp_path: Path) -> None:
-    assert kind in agent_kinds.agents_without_conflicts(*GROUPS)
+    assert kind in agent_selection.agents_without_conflicts(*GROUPS)
     file = tmp_path / "nodewise.yaml"
     file.write_text("probe: {label: example.com/limit}")
-    settings = config_file.read_config_file(str(file), GROUPS, agents.built_in())
+    settings = settings_file.read_config_file(str(file), GROUPS, agents.built_in())
     assert settings.sections == {NAME: {"probe_label": "example.com/limit"}}
 
 
@@ -63,7 +63,7 @@ def test_the_chart_takes_its_options(kind: AgentKind) -> None:
 
 
 def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
-    role = agent_kinds.agent_role_in_extender_entry(kind, kind.options())
+    role = agent_selection.agent_role_in_extender_entry(kind, kind.options())
     assert (role.filters, role.prioritizes, role.binds, role.keeps_memory) == (True, True, False, True)
     assert role.entry_weight == 30
 

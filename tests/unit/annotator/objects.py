@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from nodewise.annotator.fields import POD, AnnotatedNode
-from nodewise.kube.field_merge import merge
+from nodewise.annotator.node_pod_fields import POD, AnnotatedNode
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.node_attributes import NodeAttributeFields
 
 NODE: Any = merge("Node", NodeAttributeFields, AnnotatedNode)

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from nodewise import quantity
-from nodewise.annotator import annotator, patch_writer, patches, sampled_usage
+from nodewise.annotator import annotator, patch_planning, patch_writer, sampled_usage
 from nodewise.annotator.annotator import Annotator
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.clock import ManualClock, format_rfc3339, parse_rfc3339
 from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricRequest
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
@@ -93,7 +93,7 @@ class AnnotatedCluster:
         selector = SourceSelector([self.meter], FetchLimits(5, 8), self.clock, self.metrics_registry)
         measure = annotator.create_usage_source([self.meter], task, window, selector, self.clock)
         self.annotator = Annotator(
-            task, patches.PatchRules(window.max_age_s), measure, self.clock, self.metrics_registry
+            task, patch_planning.PatchRules(window.max_age_s), measure, self.clock, self.metrics_registry
         )
 
     def nodes(self) -> list[Any]:

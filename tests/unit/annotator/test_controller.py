@@ -11,7 +11,7 @@ from nodewise.annotator import controller, sampled_usage
 from nodewise.annotator.controller import BOUND_PODS, AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.clock import ManualClock
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.store import StoreWriter
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.statistics.load_queries import WindowOptions

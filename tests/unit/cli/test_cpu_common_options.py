@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cli import options
+from nodewise.cli import options_from_settings
 from nodewise.cli.cpu import COMMANDS, common_options
 from nodewise.cli.cpu.common_options import NodeOptions, ProcessOptions
 from nodewise.cpu.cluster.blocking_client import BlockingClient
 from nodewise.errors import BadSettings
-from nodewise.kube.resources import PODS
+from nodewise.kube.resource_kinds import PODS
 from nodewise.serve.options import AdminOptions
 from nodewise.simulate.in_memory_api import FakeApi
 
@@ -94,5 +94,5 @@ def test_a_command_has_a_typed_field_for_each_parameter(name: str) -> None:
     if called is None:
         return
     names = {field.name for field in dataclasses.fields(called)}
-    admin = {parameter.name for parameter in options.parameters(AdminOptions, has_file=False)}
+    admin = {parameter.name for parameter in options_from_settings.parameters(AdminOptions, has_file=False)}
     assert exposed == (names - {"admin"}) | (admin if "admin" in names else set())

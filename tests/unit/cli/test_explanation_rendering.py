@@ -9,8 +9,8 @@ from nodewise.agent import Scores, Verdict
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import PodExplanation
-from nodewise.cli.explain.pods import PodReadResult, PodState
-from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
+from nodewise.cli.explain.pod_state import PodReadResult, PodState
+from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
 from nodewise.extender import attempt_explanation
 from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision

@@ -13,7 +13,7 @@ from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, Wi
 from nodewise.cli.extender_options import GROUPS
 from nodewise.clock import SystemClock
 from nodewise.kube.options import KubeOptions
-from nodewise.kube.resources import LEASES, NODES, PODS, Resource
+from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.options import AdminOptions, ServeOptions

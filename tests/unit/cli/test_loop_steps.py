@@ -19,7 +19,7 @@ from bench import cluster_data
 import nodewise
 from nodewise import agents, cooperative_scheduling
 from nodewise import clock as clocks
-from nodewise.cli import data_sources
+from nodewise.cli import object_and_metric_sources
 from nodewise.clock import SystemClock
 from nodewise.extender.agent_chain import AgentChain
 from nodewise.extender.decision import DecisionRing
@@ -28,7 +28,7 @@ from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.requeueing import Requeuer
 from nodewise.extender.routes import Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
-from nodewise.kube.resources import NAMESPACES, NODES, PODS, Resource
+from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -132,8 +132,12 @@ class ExtenderWithoutSockets:
 
     def __init__(self, api: FakeApi) -> None:
         clock, self.registry = SystemClock(), MetricsRegistry()
-        self.feed = data_sources.watch_cluster(
-            api, data_sources.data_requirements([KIND], OPTIONS), clock, self.registry, "nodewise"
+        self.feed = object_and_metric_sources.watch_cluster(
+            api,
+            object_and_metric_sources.data_requirements([KIND], OPTIONS),
+            clock,
+            self.registry,
+            "nodewise",
         )
         self.refresher = MetricsRefresher(
             [CustomMetricsSource(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.registry
@@ -144,7 +148,7 @@ class ExtenderWithoutSockets:
         )
         self.refresher.subscribe(self.snapshot_cache.touch)
         handle = build_handle(api, self.feed.objects, self.feed.nodes, clock, self.registry)
-        self.pods = data_sources.reflect_waiting_pods(api, [KIND], clock, self.registry)
+        self.pods = object_and_metric_sources.reflect_waiting_pods(api, [KIND], clock, self.registry)
         waker = Requeuer(AgentChain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, handle, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], handle)
         assert controller is not None

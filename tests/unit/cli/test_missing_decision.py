@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nodewise.cli.explain import missing_decision
-from nodewise.cli.explain.pods import PodReadResult, PodState
-from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
+from nodewise.cli.explain.pod_state import PodReadResult, PodState
+from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
 from nodewise.extender.decision_endpoint import DecisionPage
 
 CREATED = "2026-11-21T10:00:00Z"

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
-from nodewise.cli import extender, older_flags, options
+from nodewise.cli import extender, older_flags, options_from_settings
 from nodewise.doctor.checks import certificates
 from nodewise.errors import BadSettings
 from nodewise.observe import logs
@@ -98,10 +98,12 @@ def parse_options(
     seen: list[OlderProgramOptions] = []
 
     def callback(**values: Any) -> None:
-        seen.append(options.build_group(OlderProgramOptions, values))
+        seen.append(options_from_settings.build_group(OlderProgramOptions, values))
         logs.configure(seen[0].log_level, "json")
 
-    command = click.Command("x", callback=callback, params=options.parameters(OlderProgramOptions))
+    command = click.Command(
+        "x", callback=callback, params=options_from_settings.parameters(OlderProgramOptions)
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f.yaml"
         path.write_text(file)

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.cli.explain import pods
-from nodewise.cli.explain.pods import PodState
+from nodewise.cli.explain import pod_state
+from nodewise.cli.explain.pod_state import PodState
 from nodewise.errors import BadInput
 
 
 def parse_pod(spec: Any = None, status: Any = None, **metadata: Any) -> PodState:
     pod = {"metadata": metadata, "spec": spec or {}, "status": status or {}}
-    return pods.parse_pod_state(msgspec.json.encode(pod))
+    return pod_state.parse_pod_state(msgspec.json.encode(pod))
 
 
 def container_requesting(**resources: Any) -> dict[str, Any]:
@@ -68,4 +68,4 @@ def test_gates() -> None:
 
 def test_no_pod() -> None:
     with pytest.raises(BadInput, match="the pod"):
-        pods.parse_pod_state(b"[]")
+        pod_state.parse_pod_state(b"[]")

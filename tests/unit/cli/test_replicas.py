@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.cli.explain import replicas
-from nodewise.cli.explain.replicas import ClientCertificate, ReplicaService
+from nodewise.cli.explain import replica_queries
+from nodewise.cli.explain.replica_queries import ClientCertificate, ReplicaService
 from nodewise.errors import BadInput, BadSettings
 
 SERVICE = ReplicaService("nodewise", "nodewise")
@@ -57,7 +57,7 @@ CASES = [
 
 @pytest.mark.parametrize(("slices", "urls"), CASES)
 def test_ready_replicas(slices: list[Any], urls: list[str]) -> None:
-    endpoints = replicas.parse_endpoint_slices(msgspec.json.encode({"items": slices}), SERVICE)
+    endpoints = replica_queries.parse_endpoint_slices(msgspec.json.encode({"items": slices}), SERVICE)
     assert [endpoint.url for endpoint in endpoints] == urls
     assert {endpoint.host for endpoint in endpoints} <= {"nodewise.nodewise.svc"}
 
@@ -65,7 +65,7 @@ def test_ready_replicas(slices: list[Any], urls: list[str]) -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 7}'])
 def test_an_answer_that_is_no_list(body: bytes) -> None:
     with pytest.raises(BadInput, match="EndpointSlices"):
-        replicas.parse_endpoint_slices(body, SERVICE)
+        replica_queries.parse_endpoint_slices(body, SERVICE)
 
 
 def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.cli.data_sources import SourceDependencies, create_sources
+from nodewise.cli.object_and_metric_sources import SourceDependencies, create_sources
 from nodewise.errors import BadSettings
 from nodewise.metrics.node_attributes import NO_NODES, NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from nodewise.cli import agents, explain, policy, tables, terminal
 from nodewise.cli.configure import report
 from nodewise.cli.explain import rendering
-from nodewise.cli.explain.pods import PodReadResult
-from nodewise.cli.explain.replicas import ReplicaEndpoint, ReplicaResponse
+from nodewise.cli.explain.pod_state import PodReadResult
+from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
 from nodewise.configure import file_diff
 from nodewise.cpu.store import configmap
 from nodewise.cpu.workload import isolate

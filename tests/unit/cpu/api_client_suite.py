@@ -9,7 +9,7 @@ import pytest
 from nodewise.cpu.api_client import ApiClient
 from nodewise.errors import Conflict
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import Resource
+from nodewise.kube.resource_kinds import Resource
 
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 

@@ -19,7 +19,7 @@ from nodewise.doctor import examination
 from nodewise.doctor.collectors import COLLECTORS, collect_facts, policies
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
-from nodewise.doctor.collectors.programs import ReplicaPod
+from nodewise.doctor.collectors.program_workloads import ReplicaPod
 from nodewise.doctor.collectors.replicas import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.facts import ExtenderWorkload, Facts, UnavailableFact
@@ -28,7 +28,7 @@ from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfigurati
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.errors import BadSettings, Problem, Refused
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.series import Sample, Series
 from tests.unit.doctor.facts_factory import AUTHORITY, CONFIGURATION, ENTRY, OWN, SOUND, entry
 

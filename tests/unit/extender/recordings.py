@@ -12,7 +12,7 @@ from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
 from nodewise.extender import recording, recording_file
-from nodewise.extender.agent_states import AgentStates
+from nodewise.extender.agent_state_rebuilds import AgentStates
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.recording import FileRecorder
 from nodewise.extender.recording_file import Record

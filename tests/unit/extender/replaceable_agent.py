@@ -19,8 +19,8 @@ from nodewise.agent import (
     Verdict,
 )
 from nodewise.clock import ManualClock
-from nodewise.extender import third_party
-from nodewise.extender.third_party import Origin, ThirdPartyKind
+from nodewise.extender import third_party_agents
+from nodewise.extender.third_party_agents import Origin, ThirdPartyKind
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -140,7 +140,7 @@ class OddSetup:
         self.kind = ThirdPartyKind(self.odd, ORIGIN)
         self.metrics_registry = MetricsRegistry()
         self.clock = ManualClock()
-        third_party.connect([self.kind], self.clock, self.metrics_registry)
+        third_party_agents.connect([self.kind], self.clock, self.metrics_registry)
         self.agent: Any = self.kind.agent(OddOptions())
         self.state: Any = self.kind.state(OddOptions(), 5.0)
         self.index = NodeIndex(NAMES)

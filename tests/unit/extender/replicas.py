@@ -28,9 +28,9 @@ from nodewise.extender.reservations import BindContext
 from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api import DEADLINE_S, NONE, Params
-from nodewise.kube.field_merge import merge
 from nodewise.kube.reflector import Reflector, ReflectorTarget
-from nodewise.kube.resources import LEASES, NODES, PODS
+from nodewise.kube.resource_kinds import LEASES, NODES, PODS
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 
 from nodewise.agent import ClusterState
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_gpus import GpuNode
-from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
 from nodewise.binder import AllocationRecordLease
 from nodewise.extender import recording_deltas
 from nodewise.extender.recording_deltas import ClusterStateRebuilder
-from nodewise.kube.field_merge import merge
+from nodewise.kube.struct_type_merge import merge
 from nodewise.state import NODES
 from tests.unit.agents.gpu.gpu_snapshots import (
     agent_state,

@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.clock import ManualClock
 from nodewise.extender.agent_memory import AgentMemory, FileMemoryStore
-from nodewise.extender.third_party import ThirdPartyState
+from nodewise.extender.third_party_agents import ThirdPartyState
 from tests.unit.extender import replaceable_agent
 from tests.unit.extender.replaceable_agent import OddKind, OddSetup
 

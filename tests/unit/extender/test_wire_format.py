@@ -15,7 +15,7 @@ from nodewise.errors import BadInput
 from nodewise.extender import lenient_decoder, request_limits, wire_format
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.wire_format import CandidateRequest, MetaVictims, PreemptionRequest
-from nodewise.kube.field_merge import merge
+from nodewise.kube.struct_type_merge import merge
 
 READER = wire_format.RequestDecoder(merge("Pod"))
 

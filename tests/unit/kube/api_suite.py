@@ -14,13 +14,13 @@ import pytest
 
 from nodewise.clock import SystemClock
 from nodewise.errors import BadInput, Conflict
-from nodewise.kube import field_merge
+from nodewise.kube import struct_type_merge
 from nodewise.kube.api import Api, Expired, NotFound
 from nodewise.kube.elector import Elector
 from nodewise.kube.event_recorder import EventRecorder, EventReporter, ObjectReference
-from nodewise.kube.lease import LeaseLock, LeaseTimings
+from nodewise.kube.leader_election_rules import LeaseLock, LeaseTimings
 from nodewise.kube.reflector import Reflector, ReflectorTarget
-from nodewise.kube.resources import EVENTS, LEASES, PODS
+from nodewise.kube.resource_kinds import EVENTS, LEASES, PODS
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS
@@ -30,7 +30,7 @@ class DataFields(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
-CONFIGMAP = field_merge.merge("ConfigMap", DataFields)
+CONFIGMAP = struct_type_merge.merge("ConfigMap", DataFields)
 
 
 def item(name: str, **data: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import pytest
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube import list_all
 from nodewise.kube.api import NONE, Expired, Params
-from nodewise.kube.field_merge import merge
 from nodewise.kube.reflector import ReflectorTarget
-from nodewise.kube.resources import NODES, PODS
+from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.kube.struct_type_merge import merge
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from nodewise.errors import BadInput
-from nodewise.kube import field_merge, object_files
-from nodewise.kube.resources import NODES, PODS
+from nodewise.kube import object_files, struct_type_merge
+from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.store import StoreWriter
 
 
@@ -20,8 +20,8 @@ class Labelled(msgspec.Struct, frozen=True):
     metadata: LabelledObject
 
 
-Node = field_merge.merge("Node", Labelled)
-Pod = field_merge.merge("Pod")
+Node = struct_type_merge.merge("Node", Labelled)
+Pod = struct_type_merge.merge("Pod")
 
 NODE = "apiVersion: v1\nkind: Node\nmetadata: {name: %s}\n"
 

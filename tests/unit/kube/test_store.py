@@ -2,14 +2,14 @@ from typing import Any
 
 import pytest
 
-from nodewise.kube import field_merge
+from nodewise.kube import struct_type_merge
 from nodewise.kube.store import Change, ChangeLog, StoreWriter
 
-Thing = field_merge.merge("Thing")
+Thing = struct_type_merge.merge("Thing")
 
 
 def thing(name: str, uid: str = "1") -> Any:
-    return Thing(metadata=field_merge.ObjectMeta(name=name, namespace="n", uid=uid))
+    return Thing(metadata=struct_type_merge.ObjectMeta(name=name, namespace="n", uid=uid))
 
 
 def test_an_empty_store_is_not_synced() -> None:

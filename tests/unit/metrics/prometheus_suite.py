@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from nodewise.errors import BadInput, Unavailable
+from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricRequest, NoValues
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.metrics.prometheus_double import SeriesSamples
 

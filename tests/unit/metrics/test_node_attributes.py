@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from nodewise import cooperative_scheduling
-from nodewise.kube.field_merge import merge
 from nodewise.kube.store import StoreWriter
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import node_attributes
 from nodewise.metrics.node_attributes import (
     NodeAllocatable,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus import queries
-from nodewise.metrics.source import MetricRequest
 
 ASKED = {
     "a metric's name": (MetricRequest("temp"), '{__name__="temp"}[60s]'),

@@ -6,9 +6,9 @@ from typing import Any
 
 from nodewise.clock import SystemClock
 from nodewise.errors import Unavailable
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time
 from tests.unit.kube.virtual_time import VirtualClock

@@ -9,10 +9,10 @@ import pytest
 from nodewise import clock
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import NotFound
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.resource_metrics_api import METRICS, ResourceMetricsSource
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricNotFound, MetricRequest
 
 NANO = 10**9
 GI = 2**30 * NANO

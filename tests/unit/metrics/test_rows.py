@@ -16,9 +16,9 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.kube.api import NotFound
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample
-from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 NANO = 10**9

@@ -8,8 +8,8 @@ import structlog
 
 from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricNotFound, MetricRequest, NoValues
 from nodewise.metrics.source_selection import SEARCH_PERIOD_S, FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time

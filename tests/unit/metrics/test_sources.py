@@ -12,8 +12,8 @@ from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import NotFound
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource, choose_version
 from nodewise.metrics.metric_files import FileSource
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import MetricRequest
 
 NANO = 10**9
 

@@ -11,8 +11,8 @@ from nodewise.errors import BadInput, Unavailable
 from nodewise.kube import object_files
 from nodewise.metrics import metric_files
 from nodewise.metrics.metric_files import FileSource
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
-from nodewise.metrics.source import MetricRequest
 
 NANO = 10**9
 

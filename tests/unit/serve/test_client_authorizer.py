@@ -18,7 +18,7 @@ from nodewise.serve.client_authorizer import (
 )
 from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
-from nodewise.serve.tls import ServerCertificates
+from nodewise.serve.server_tls_context import ServerCertificates
 from tests.unit.serve.raw_client import (
     ECHO,
     RefusedError,

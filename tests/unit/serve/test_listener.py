@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.options import ServeOptions
-from tests.unit.serve import waiting_loop
+from tests.unit.serve import virtual_time_loop
 from tests.unit.serve.raw_client import (
     PLAIN,
     counted_close_reasons,
@@ -60,7 +60,7 @@ async def test_a_handshake_that_drips_gets_no_more_time(tls_files):
         assert rest.done()
 
 
-@pytest.mark.parametrize("anyio_backend", [waiting_loop.BACKEND])
+@pytest.mark.parametrize("anyio_backend", [virtual_time_loop.BACKEND])
 async def test_h25_a_header_over_tls_that_stops(tls_files):
     async with (
         run_server(tls_files.options(header_timeout_s=0.05)) as server,
@@ -71,7 +71,7 @@ async def test_h25_a_header_over_tls_that_stops(tls_files):
         assert await slow.rest() == b""
 
 
-@pytest.mark.parametrize("anyio_backend", [waiting_loop.BACKEND])
+@pytest.mark.parametrize("anyio_backend", [virtual_time_loop.BACKEND])
 async def test_a_body_over_tls_that_stops(tls_files):
     options = tls_files.options(body_idle_timeout_s=0.05)
     async with run_server(options) as server, open_client(server, tls_files.context()) as slow:

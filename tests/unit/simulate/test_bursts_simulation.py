@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nodewise.agents.learned import outcomes
-from nodewise.agents.learned.pods import ObservedPod
+from nodewise.agents.learned import pod_outcomes
+from nodewise.agents.learned.pod_types import ObservedPod
 from nodewise.cli.simulate import bursts as command
 from nodewise.errors import BadSettings
 from nodewise.simulate import bursts_simulation, bursts_workload
-from nodewise.simulate.bursts_extender import AgentGroup
 from nodewise.simulate.bursts_node_annotations import AnnotatedNodes
 from nodewise.simulate.bursts_placed_pod import PlacedPod
 from nodewise.simulate.bursts_simulation import START_S
 from nodewise.simulate.bursts_workload import CPU_MILLI, FILL_MINUTES, MEMORY_BYTES, Scenario
+from nodewise.simulate.in_process_extender import AgentGroup
 
 SMALL = Scenario(nodes=8, hours=0.5)
 NOBODY = AgentGroup("none", (), {})
@@ -127,11 +127,11 @@ def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
         placed.restart(minute, START_S + 60 * minute)
         looks.append(seen(placed))
     pairs = zip([None, *looks], looks, strict=False)
-    results = [outcomes.outcome_between(before, after, 600.0) for before, after in pairs]
+    results = [pod_outcomes.outcome_between(before, after, 600.0) for before, after in pairs]
     assert [observed and observed.reward for observed in results] == [
-        outcomes.RUNS,
-        outcomes.SUSPICIOUS,
-        outcomes.FAILED,
+        pod_outcomes.RUNS,
+        pod_outcomes.SUSPICIOUS,
+        pod_outcomes.FAILED,
     ]
 
 

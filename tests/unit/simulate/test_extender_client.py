@@ -7,9 +7,9 @@ import httpx2
 import pytest
 
 from nodewise.errors import BadSettings, Unavailable
-from nodewise.simulate import extender_entry, node_info, scheduler_objects
+from nodewise.simulate import extender_configuration, node_info, scheduler_objects
 from nodewise.simulate.extender_client import ExtenderClient
-from nodewise.simulate.extender_wire import Victims
+from nodewise.simulate.extender_messages import Victims
 from tests.cluster import objects as made
 from tests.unit.simulate import fake_extender
 
@@ -24,7 +24,7 @@ NODES = [A, B]
 
 @contextlib.contextmanager
 def extender(transport: httpx2.BaseTransport, **fields: Any) -> Iterator[ExtenderClient]:
-    (entry,) = extender_entry.entries([{**fake_extender.ENTRY, **fields}])
+    (entry,) = extender_configuration.entries([{**fake_extender.ENTRY, **fields}])
     with ExtenderClient(entry, transport) as made:
         yield made
 

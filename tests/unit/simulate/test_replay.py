@@ -8,7 +8,7 @@ import pytest
 from nodewise import agents
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.telemetry import reasons
+from nodewise.agents.telemetry import policy_rejection_reasons
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import BadInput
@@ -213,7 +213,9 @@ class TestDefects:
         replayed = replay(whole)
         assert replayed.player.tally.failed == ["ZeroDivisionError: by zero"]
         [difference] = replayed.differences
-        assert {change.replayed for change in difference.nodes} == {reasons.PoliciesNotReady().text()}
+        assert {change.replayed for change in difference.nodes} == {
+            policy_rejection_reasons.PoliciesNotReady().text()
+        }
 
     def test_an_error_where_there_was_an_answer(self) -> None:
         whole = recorded("filter")

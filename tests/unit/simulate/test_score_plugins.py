@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nodewise.simulate import node_info, resources, scheduler_objects, score_plugins
+from nodewise.simulate import node_info, resource_requests, scheduler_objects, score_plugins
 from nodewise.simulate.node_info import NodeInfo
 from tests.cluster import objects as made
 
@@ -10,7 +10,7 @@ SMALL = NodeInfo(scheduler_objects.node(made.node("b", cpu="4", memory="8Gi")))
 LARGE = NodeInfo(scheduler_objects.node(made.node("e", cpu="8", memory="16Gi")))
 WEB = made.pod("web")
 TWO_CORES = scheduler_objects.pod(WEB | {"spec": WEB["spec"] | {"resources": {"requests": {"cpu": "2"}}}})
-ASKED = resources.scored_by_containers(TWO_CORES.spec)
+ASKED = resource_requests.scored_by_containers(TWO_CORES.spec)
 
 
 def test_least_allocated_likes_what_stays_free() -> None:

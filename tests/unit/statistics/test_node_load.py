@@ -8,7 +8,7 @@ import pytest
 
 from nodewise import clock, cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.kube import field_merge
+from nodewise.kube import struct_type_merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from nodewise.statistics import load_queries
@@ -17,7 +17,7 @@ from nodewise.statistics.load_queries import StatisticsOptions
 from nodewise.statistics.missing_statistics import StatisticStatus
 from nodewise.statistics.node_load import LoadReader, UsageNode
 
-NODE = field_merge.merge("Node", UsageNode)
+NODE = struct_type_merge.merge("Node", UsageNode)
 GIB = 2**30
 NOW = 1_800_000_000.0
 NAN = np.nan

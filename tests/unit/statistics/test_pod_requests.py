@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from nodewise.agents.gpu.pods import GpuPod
-from nodewise.kube import field_merge
+from nodewise.agents.gpu.gpu_pod_fields import GpuPod
+from nodewise.kube import struct_type_merge
 from nodewise.statistics import integer_quantities, pod_requests
 from nodewise.statistics.pod_requests import PodRequest, RequestingPod
 
-_POD = field_merge.merge("Pod", RequestingPod, GpuPod)
+_POD = struct_type_merge.merge("Pod", RequestingPod, GpuPod)
 
 
 def pod(*containers, init=()):

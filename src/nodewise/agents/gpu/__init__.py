@@ -8,26 +8,27 @@
 | `node_labels.py` | parsers of node labels |
 | `policy_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
 | `node_gpus.py` | the GPUs of a node |
-| `pods.py` | the fields of a pod that are read |
+| `gpu_pod_fields.py` | the fields of a pod that are read |
 | `demand.py` | what a pod requests of GPUs |
 | `allocation_record.py` | the reservations in the Lease of a node |
-| `limits.py` | limits of pods and allocation records, shared by filter and bind |
+| `allocation_limits.py` | limits of pods and allocation records, shared by filter and bind |
 | `node_allocations.py` | which pod holds which GPUs of a node |
 | `free_cpu.py` | the CPU of nodes that no pod requests |
-| `gpu_arrays.py`, `resource_cap.py` | the GPUs of all nodes as arrays, and the most resources in these |
+| `gpu_arrays.py`, `resource_name_limit.py` | the GPUs of all nodes as arrays, and the most resources in these |
 | `fit.py` | whether a pod fits, and on which GPUs |
-| `gpu_selection.py`, `candidate_gpus.py`, `xe_links.py`, `rejections.py` | the parts of a fit |
-| `score.py`, `fragmentation.py`, `typical_pods.py` | the order of GPUs and nodes; the pods of a typical workload |
-| `subdevices.py` | assignment of sub-devices at bind |
+| `gpu_selection.py`, `candidate_gpus.py`, `linked_gpu_selection.py`, `rejection_collector.py` | the parts of a fit |
+| `placement_order.py`, `fragmentation.py`, `typical_pods.py` | the order of GPUs and nodes; the pods of a
+typical workload |
+| `subdevice_assignment.py` | assignment of sub-devices at bind |
 | `fit_details.py` | the GPUs that a pod would get on a node, or what it lacks there |
-| `reasons.py` | why a node is rejected |
+| `gpu_rejection_reasons.py` | why a node is rejected |
 | `state.py` | builds the agent state from nodes, pods and allocation records |
-| `state_export.py`, `metrics.py` | the allocations at `/state/gpu`, and as metrics |
+| `state_export.py`, `allocation_metrics.py` | the allocations at `/state/gpu`, and as metrics |
 | `agent.py` | answers requests, and plans binds |
-| `descheduling.py` | labels of pods for the descheduler |
+| `eviction_labels.py` | labels of pods for the descheduler |
 | `garbage_collection.py` | reservations to remove |
 | `demand_histogram.py` | the histogram of pods in a ConfigMap |
-| `consistency.py` | compares the allocations with a fresh list |
+| `allocation_consistency.py` | compares the allocations with a fresh list |
 | `controller.py` | calls the API server for the four above |
 
 Replaces GPU Aware Scheduling 0.5.6.
@@ -41,9 +42,9 @@ from nodewise.agents.gpu import demand, demand_histogram, free_cpu, node_gpus, r
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.controller import GpuController
 from nodewise.agents.gpu.demand_histogram import DemandConfigMap
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, PODS, GpuStateBuilder
 from nodewise.binder import ALLOCATION_RECORD_LABEL, AllocationRecordLease
 from nodewise.controllers import ControllerKind, Handle

@@ -29,26 +29,26 @@ from nodewise.agents.gpu import (
     fit_details,
     fragmentation,
     gpu_arrays,
+    gpu_rejection_reasons,
     node_allocations,
-    reasons,
     state_export,
-    subdevices,
+    subdevice_assignment,
     typical_pods,
 )
 from nodewise.agents.gpu import demand as demands
-from nodewise.agents.gpu import score as placements
+from nodewise.agents.gpu import placement_order as placements
 from nodewise.agents.gpu.allocation_record import GpuNames, Reservation
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
+from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod, GpuPod, cpu_milli
-from nodewise.agents.gpu.reasons import RejectionKind
+from nodewise.agents.gpu.placement_order import PlacementInputs
 from nodewise.agents.gpu.resource_profile import ResourceProfile
-from nodewise.agents.gpu.score import PlacementInputs
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, NodeState
-from nodewise.agents.gpu.subdevices import SubdeviceRequest
+from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from nodewise.binder import BindPlan, BindPlugin, Refusal
 
 _T = TypeVar("_T")
@@ -69,7 +69,7 @@ class GpuAgent(
     """The agent `gpu`."""
 
     name = "gpu"
-    reason_marks = reasons.REASON_PREFIXES
+    reason_marks = gpu_rejection_reasons.REASON_PREFIXES
     allocation_records = ALLOCATION_RECORDS
     pods = PODS
 
@@ -96,7 +96,7 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return Verdict(np.ones(len(candidates), np.int16), (reasons.GpuStateNotReady(),))
+            return Verdict(np.ones(len(candidates), np.int16), (gpu_rejection_reasons.GpuStateNotReady(),))
         rows = agent_state.layout.rows[candidates.numbers]
         order = placements.fit_order(self._placement_inputs_of(agent_state), demand)
         verdict, fitted = _candidate_verdict(agent_state.layout, rows, demand, order)
@@ -105,7 +105,7 @@ class GpuAgent(
             return verdict
         over = (verdict.codes == 0) & ~fitted.preferred
         codes = np.where(over, np.int16(len(verdict.reasons) + 1), verdict.codes)
-        return replace(verdict, codes=codes, reasons=(*verdict.reasons, reasons.PassedOver()))
+        return replace(verdict, codes=codes, reasons=(*verdict.reasons, gpu_rejection_reasons.PassedOver()))
 
     def score(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """Score nodes by the placement; some placements also score nodes for pods without GPUs."""
@@ -135,7 +135,7 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return Verdict(np.ones(len(candidates), np.int16), (reasons.GpuStateNotReady(),))
+            return Verdict(np.ones(len(candidates), np.int16), (gpu_rejection_reasons.GpuStateNotReady(),))
         resources = frozenset(resource for container in demand.containers for resource in container.per_gpu)
         resources |= {
             self._profile.subdevices,
@@ -158,10 +158,10 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return _legacy_refusal_verdict(reasons.GpuStateNotReady())
+            return _legacy_refusal_verdict(gpu_rejection_reasons.GpuStateNotReady())
         if node not in snapshot.nodes:
             missing = f'error reading node {node}: node fetch error: node "{node}" not found'
-            return Refusal(missing, reasons.UnknownNode())
+            return Refusal(missing, gpu_rejection_reasons.UnknownNode())
         there = agent_state.nodes.get(node)
         entry = self._reservation_of(pod, there, now) if there is not None else None
         if entry is None:
@@ -207,7 +207,7 @@ class GpuAgent(
         names = there.gpus.names
         gpus = tuple(tuple(names[at] for at in container) for container in fitted.gpus(0))
         taken = self._subdevice_requests(demand, gpus, fitted)
-        numbers = subdevices.assign(there.gpus, there.allocations, self._profile.subdevices, taken)
+        numbers = subdevice_assignment.assign(there.gpus, there.allocations, self._profile.subdevices, taken)
         tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
         with_gpus = [bool(container.count) for container in demand.containers]
         named = list(compress(_parts_with_subdevice_request(gpus, tiled), with_gpus))
@@ -295,7 +295,7 @@ def _reject_unknown_nodes(verdict: Verdict, candidates: Names) -> Verdict:
     if not strange.any():
         return verdict
     codes = np.where(strange, np.int16(len(verdict.reasons) + 1), verdict.codes)
-    return replace(verdict, codes=codes, reasons=(*verdict.reasons, reasons.UnknownNode()))
+    return replace(verdict, codes=codes, reasons=(*verdict.reasons, gpu_rejection_reasons.UnknownNode()))
 
 
 def _layout_without_pods(

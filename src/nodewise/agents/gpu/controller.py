@@ -1,8 +1,9 @@
 """The controller of the gpu agent: the only module of the agent that calls the API server.
 
-The leader labels pods for the descheduler (`descheduling`), removes reservations without a pod (`garbage_collection`)
-and counts pods (`demand_histogram`). Every replica compares its allocations with a fresh list (`consistency`) and
-publishes metrics (`metrics`). Those modules compute what the controller writes.
+The leader labels pods for the descheduler (`eviction_labels`), removes reservations without a pod
+(`garbage_collection`) and counts pods (`demand_histogram`). Every replica compares its allocations with a fresh
+list (`allocation_consistency`) and publishes metrics (`allocation_metrics`). Those modules compute what the
+controller writes.
 """
 
 from collections import deque
@@ -12,13 +13,19 @@ from typing import Any, Final
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
-from nodewise.agents.gpu import consistency, demand_histogram, descheduling, garbage_collection, metrics
-from nodewise.agents.gpu.consistency import NodeDifference, ObservedChanges
+from nodewise.agents.gpu import (
+    allocation_consistency,
+    allocation_metrics,
+    demand_histogram,
+    eviction_labels,
+    garbage_collection,
+)
+from nodewise.agents.gpu.allocation_consistency import NodeDifference, ObservedChanges
+from nodewise.agents.gpu.allocation_metrics import MetricKey
 from nodewise.agents.gpu.demand_histogram import DemandConfigMap, DemandReader
 from nodewise.agents.gpu.garbage_collection import UnconfirmedReservation
-from nodewise.agents.gpu.metrics import MetricKey
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.agents.gpu.state import (
     ALLOCATION_RECORDS,
@@ -32,7 +39,7 @@ from nodewise.agents.gpu.state import (
 from nodewise.binder import AllocationRecordLease
 from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
-from nodewise.kube import resources
+from nodewise.kube import resource_kinds
 from nodewise.kube.api import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.store import Changes, Store
@@ -56,7 +63,7 @@ _GAUGES_S: Final = 5.0
 _COUNTS_S: Final = 30.0
 _MOST_NEW: Final = 20_000
 """The most new pods that are kept until they are written."""
-_CONFIGMAPS: Final = resources.Resource("", "v1", "configmaps", "ConfigMap")
+_CONFIGMAPS: Final = resource_kinds.Resource("", "v1", "configmaps", "ConfigMap")
 _MOST_TOLD: Final = 10
 """The most differences that are logged individually."""
 
@@ -114,7 +121,7 @@ class DescheduleLabels:
         """Write the labels that differ."""
         now_s = self._handle.clock.monotonic()
         self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
-        changes = await cooperative_scheduling.run(descheduling.changes(agent_state))
+        changes = await cooperative_scheduling.run(eviction_labels.changes(agent_state))
         await run_api_calls(
             self._write(written) for written in changes if not self._is_label_written(written.pod)
         )
@@ -123,11 +130,11 @@ class DescheduleLabels:
         known = self._written.get(pod.metadata.uid)
         return known is not None and known[0] is pod
 
-    async def _write(self, change: descheduling.LabelChange) -> None:
+    async def _write(self, change: eviction_labels.LabelChange) -> None:
         meta = change.pod.metadata
-        path = resources.PODS.path(meta.namespace, meta.name)
+        path = resource_kinds.PODS.path(meta.namespace, meta.name)
         try:
-            await self._handle.api.patch(path, descheduling.patch(change), "merge", _MANAGER)
+            await self._handle.api.patch(path, eviction_labels.patch(change), "merge", _MANAGER)
         except NotFound:
             pass
         except (BadInput, Conflict, Refused) as error:
@@ -223,7 +230,7 @@ class GarbageCollector:
         conditions = {"uid": meta.uid, "resourceVersion": meta.resourceVersion}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
         try:
-            await self._handle.api.delete(resources.LEASES.path(meta.namespace, meta.name), options)
+            await self._handle.api.delete(resource_kinds.LEASES.path(meta.namespace, meta.name), options)
         except (NotFound, Conflict):
             return  # another replica deleted it, or wrote a reservation that counts
         logs.emit("ledger_deleted", node=meta.name.removeprefix(RECORD_PREFIX))
@@ -339,7 +346,7 @@ class ConsistencyChecker:
                 return None
             computed = await self._computed(fresh)
             return await cooperative_scheduling.run(
-                consistency.differences(ours, computed, listener.changes, self._stored_allocations)
+                allocation_consistency.differences(ours, computed, listener.changes, self._stored_allocations)
             )
         finally:
             listener.end()
@@ -434,8 +441,10 @@ class MetricsPublisher:
 
     async def show(self, agent_state: GpuState) -> None:
         """Set the metrics that changed, and remove those that are gone."""
-        details = await cooperative_scheduling.run(metrics.details(agent_state, self._profile, self._most))
-        values = {**metrics.totals(agent_state, self._profile), **details}
+        details = await cooperative_scheduling.run(
+            allocation_metrics.details(agent_state, self._profile, self._most)
+        )
+        values = {**allocation_metrics.totals(agent_state, self._profile), **details}
         async for (name, labels), value in cooperative_scheduling.iterate_with_pauses(values.items()):
             if self._shown.get((name, labels)) != value:
                 self._handle.metrics_registry.set(name, value, **dict(labels))

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import amounts, limits, node_gpus
+from nodewise.agents.gpu import allocation_limits, amounts, node_gpus
 from nodewise.agents.gpu.amounts import Amounts
+from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, cpu_milli, is_sidecar
+from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
-from nodewise.agents.gpu.pods import GpuContainer, GpuPod, cpu_milli, is_sidecar
-from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import shown
 
@@ -210,7 +210,9 @@ def _check_annotations(
 ) -> None:
     """Refuse a pod whose annotations would become too large for the API server with those that bind adds."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    most = limits.MOST_ANNOTATION_BYTES - limits.max_annotation_bytes(wanted, profile.subdevices)
+    most = allocation_limits.MOST_ANNOTATION_BYTES - allocation_limits.max_annotation_bytes(
+        wanted, profile.subdevices
+    )
     if size > most:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
@@ -224,17 +226,18 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
 
     A container that requests more GPUs than any node has costs nothing and is not refused here.
     """
-    if len(wanted) > limits.MOST_CONTAINERS:
+    if len(wanted) > allocation_limits.MOST_CONTAINERS:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
-            f"the pod has {len(wanted)} containers; at most {limits.MOST_CONTAINERS} where one asks for cards",
+            f"the pod has {len(wanted)} containers; at most {allocation_limits.MOST_CONTAINERS}"
+            " where one asks for cards",
             "split the pod",
         )
     total = sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted)
-    if total > limits.MOST_GPUS:
+    if total > allocation_limits.MOST_GPUS:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
-            f"the containers ask for more than {limits.MOST_GPUS} cards altogether",
+            f"the containers ask for more than {allocation_limits.MOST_GPUS} cards altogether",
             "split the pod",
         )
     resources = len({resource for container in wanted for resource in container.per_gpu})

@@ -13,8 +13,8 @@ import msgspec
 from nodewise import clock
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu import typical_pods
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.agents.gpu.typical_pods import History, PodClass
 

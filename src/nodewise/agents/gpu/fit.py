@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Reason
-from nodewise.agents.gpu import gpu_selection, limits, reasons, xe_links
+from nodewise.agents.gpu import allocation_limits, gpu_rejection_reasons, gpu_selection, linked_gpu_selection
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.gpu_arrays import BROKEN, GROUPED, MAX_AMOUNT, GpuLayout, Mask
+from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, NumaGroup
-from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
-from nodewise.agents.gpu.rejections import Rejections, Shortfalls, explain_failure
+from nodewise.agents.gpu.rejection_collector import Rejections, Shortfalls, explain_failure
 
 __all__ = ["Balanced", "FirstFit", "FitResult", "GpuChoice", "GpuOrder", "Shortfalls", "fit"]
 
@@ -110,18 +110,21 @@ def _fit_containers(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrd
     everywhere = np.ones(len(candidate_gpus), bool)
     if problem is not None and problem.at_once:
         rejections.reject(everywhere, problem)
-    rejections.reject(candidate_gpus.layout.name_codes[0, candidate_gpus.columns] < 0, reasons.NoGpus())
+    rejections.reject(
+        candidate_gpus.layout.name_codes[0, candidate_gpus.columns] < 0, gpu_rejection_reasons.NoGpus()
+    )
     if problem is not None:
         rejections.reject(everywhere, problem)
         return _fit_result(
             rejections, [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
         )
-    room = limits.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
+    room = allocation_limits.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
     rejections.reject(
-        candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room, reasons.RecordFull()
+        candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room,
+        gpu_rejection_reasons.RecordFull(),
     )
     if demand.single_numa:
-        rejections.reject(candidate_gpus.group_states() == BROKEN, reasons.BrokenMap())
+        rejections.reject(candidate_gpus.group_states() == BROKEN, gpu_rejection_reasons.BrokenMap())
     search = _Search(candidate_gpus, demand, order, rejections)
     choices = [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
     preferred = np.zeros(len(candidate_gpus), bool)
@@ -146,7 +149,7 @@ class _Search:
         self._found = rejections
         self._allowed = _allowed(candidate_gpus, demand)
         self._groups = list(_groups(candidate_gpus)) if demand.single_numa else None
-        self._links = xe_links.LinkAllocator(candidate_gpus) if demand.linked else None
+        self._links = linked_gpu_selection.LinkAllocator(candidate_gpus) if demand.linked else None
 
     def step(self, wanted: ContainerDemand, *, last: bool) -> GpuChoice:
         """Take the GPUs of one container, which are then not free for the next one."""
@@ -192,8 +195,8 @@ class _Search:
     def _not_together_reason(self, wanted: ContainerDemand) -> Reason:
         """Why GPUs that are suitable one by one are not suitable together."""
         if self._links is not None:
-            return reasons.NotLinked(wanted.name, wanted.count // 2)
-        return reasons.NotInOneGroup(wanted.name, wanted.count)
+            return gpu_rejection_reasons.NotLinked(wanted.name, wanted.count // 2)
+        return gpu_rejection_reasons.NotInOneGroup(wanted.name, wanted.count)
 
 
 def _allowed(candidate_gpus: CandidateGpus, demand: Demand) -> Mask:

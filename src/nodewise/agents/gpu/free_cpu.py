@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from nodewise import quantity
 from nodewise.agents.gpu import node_allocations
-from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
-from nodewise.agents.gpu.node_gpus import GpuNode
-from nodewise.agents.gpu.pods import (
+from nodewise.agents.gpu.gpu_pod_fields import (
     AllocatedMetadata,
     AllocatedPod,
     AllocatedSpec,
@@ -25,6 +23,8 @@ from nodewise.agents.gpu.pods import (
     GpuResources,
     cpu_milli,
 )
+from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
+from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.errors import UNREADABLE
 
 Cpu = NDArray[np.int64]

@@ -21,8 +21,8 @@ from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import allocation_record, demand
 from nodewise.agents.gpu import amounts as quantities
 from nodewise.agents.gpu.allocation_record import AllocationRecord, GpuNames, Reservation
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_gpus import NodeGpus
-from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import shown
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
 from nodewise.agents.gpu import (
+    allocation_limits,
     allocation_record,
     demand_histogram,
     fragmentation,
     free_cpu,
     gpu_arrays,
-    limits,
     node_allocations,
     node_gpus,
     typical_pods,
@@ -27,10 +27,10 @@ from nodewise.agents.gpu.demand_histogram import DemandConfigMap
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD, WorkloadTables
 from nodewise.agents.gpu.free_cpu import FreeCpu
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import NodeGpus
-from nodewise.agents.gpu.pods import AllocatedPod
-from nodewise.agents.gpu.resource_cap import ResourceCap
+from nodewise.agents.gpu.resource_name_limit import ResourceCap
 from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationStateBuilder
 from nodewise.state import NODES, Change
@@ -259,7 +259,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         pods: PodIndex,
     ) -> NodeState:
         allocations = node_allocations.allocations_of_node(node, record[1], bound, pods, self._profile)
-        allocations = allocations._replace(record_bytes=limits.record_bytes(node, record[0]))
+        allocations = allocations._replace(record_bytes=allocation_limits.record_bytes(node, record[0]))
         problems = (*gpus.problems, *allocations.problems, *node_allocations.conflicts(allocations, gpus))
         return NodeState(
             gpus, allocations, record[0], bound, problems, free_cpu.cpu_of_gpu_pods(allocations, bound, pods)

@@ -18,8 +18,8 @@ from nodewise import yaml_loader
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu.amounts import LARGEST, Amounts
 from nodewise.agents.gpu.demand import Demand
+from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
 from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 

@@ -3,10 +3,10 @@
 | module | content |
 |---|---|
 | `options.py` | settings |
-| `pods.py` | the fields of pods that are read, and the type of a pod |
-| `outcomes.py` | what happened to a pod between two versions, as a reward |
-| `rewards.py` | the learning rule |
-| `memory.py` | what is known of each type on each node, bounded, and its stored form |
+| `pod_types.py` | the fields of pods that are read, and the type of a pod |
+| `pod_outcomes.py` | what happened to a pod between two versions, as a reward |
+| `learning_rule.py` | the learning rule |
+| `reward_memory.py` | what is known of each type on each node, bounded, and its stored form |
 | `state.py` | learns from the changes of pods |
 | `agent.py` | answers requests by look-up, with expected rewards, details and `/state/learned` |
 
@@ -20,7 +20,7 @@ import msgspec
 from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import ObservedPod, PendingPod, pod_reducer
+from nodewise.agents.learned.pod_types import ObservedPod, PendingPod, pod_reducer
 from nodewise.agents.learned.state import PODS, LearnedStateBuilder
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")

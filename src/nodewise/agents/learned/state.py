@@ -11,13 +11,13 @@ from math import inf, isnan
 from typing import Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
-from nodewise.agents.learned import memory as memories
-from nodewise.agents.learned import outcomes
-from nodewise.agents.learned.memory import RewardMemory, TypeRewards
+from nodewise.agents.learned import pod_outcomes
+from nodewise.agents.learned import reward_memory as memories
+from nodewise.agents.learned.learning_rule import LearningRule
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.outcomes import PodOutcome
-from nodewise.agents.learned.pods import ObservedPod, observed_pod_type, pod_type_key
-from nodewise.agents.learned.rewards import LearningRule
+from nodewise.agents.learned.pod_outcomes import PodOutcome
+from nodewise.agents.learned.pod_types import ObservedPod, observed_pod_type, pod_type_key
+from nodewise.agents.learned.reward_memory import RewardMemory, TypeRewards
 from nodewise.errors import BadInput
 from nodewise.state import Change, Changes, difference
 
@@ -147,7 +147,7 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
             if after is not None and before is not after:
                 is_same = before is not None and before.metadata.uid == after.metadata.uid
                 observations += _observations_of(
-                    after, outcomes.outcome_between(before if is_same else None, after, self._mttf_s)
+                    after, pod_outcomes.outcome_between(before if is_same else None, after, self._mttf_s)
                 )
             if not number % _STRIDE:
                 yield
@@ -158,7 +158,7 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
     def _observe_missed_outcomes(self, pods: Pods, since_s: float) -> Generator[None, None, None]:
         observations: list[_Observation] = []
         for number, pod in enumerate(pods.values()):
-            observations += _observations_of(pod, outcomes.outcome_since(pod, since_s, self._mttf_s))
+            observations += _observations_of(pod, pod_outcomes.outcome_since(pod, since_s, self._mttf_s))
             if not number % _STRIDE:
                 yield
         ordered = yield from _sort_by_time(observations)

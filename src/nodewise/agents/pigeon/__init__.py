@@ -4,14 +4,14 @@
 |---|---|
 | `options.py` | settings |
 | `config.py` | the older system's file, and the configuration of both |
-| `resources.py` | requests, capacity and requested amounts in the same units |
+| `resource_units.py` | requests, capacity and requested amounts in the same units |
 | `node_requests.py` | the sum of pod requests on each node |
 | `mean_covariance.py` | mean and covariance over nodes, without and with a pod |
 | `objectives.py` | the three objectives |
-| `demand.py` | mean and covariance of pod requests |
-| `pod_statistics.py` | the counted pods, and the stored form |
+| `demand_statistics.py` | mean and covariance of pod requests |
+| `demand_memory.py` | the counted pods, and the stored form |
 | `score_scaling.py` | values of the objective as scores |
-| `details.py` | the value of the objective on each node, as numbers and text |
+| `objective_details.py` | the value of the objective on each node, as numbers and text |
 | `state.py` | computes the agent's state from nodes and pods |
 | `agent.py` | answers requests, and `/state/pigeon` |
 

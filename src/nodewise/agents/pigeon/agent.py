@@ -15,12 +15,12 @@ from nodewise.agent import (
     StateExporter,
     Verdict,
 )
-from nodewise.agents.pigeon import demand as demands
-from nodewise.agents.pigeon import resources, score_scaling
+from nodewise.agents.pigeon import demand_statistics as demands
+from nodewise.agents.pigeon import resource_units, score_scaling
 from nodewise.agents.pigeon.config import PigeonConfig
-from nodewise.agents.pigeon.details import PigeonDetails, pack_resource_bits
+from nodewise.agents.pigeon.objective_details import PigeonDetails, pack_resource_bits
 from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.pigeon.resources import NAMES, UNIT_NAMES, Row
+from nodewise.agents.pigeon.resource_units import NAMES, UNIT_NAMES, Row
 from nodewise.agents.pigeon.state import PigeonPod, PigeonState
 from nodewise.statistics.missing_statistics import NoStatistics, StatisticsNotReady
 
@@ -65,7 +65,7 @@ class PigeonAgent(
         state = self.state(snapshot)
         if state is None:
             return None
-        demand = resources.pod_demand(pod, self._options.pigeon_gpu_resource)
+        demand = resource_units.pod_demand(pod, self._options.pigeon_gpu_resource)
         details = self._details(
             state,
             demand[: self._config.resources],

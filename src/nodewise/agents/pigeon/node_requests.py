@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.pigeon import resources
-from nodewise.agents.pigeon.resources import Amounts
+from nodewise.agents.pigeon import resource_units
+from nodewise.agents.pigeon.resource_units import Amounts
 from nodewise.state import Change
 from nodewise.statistics.integer_quantities import Quantity
 from nodewise.statistics.pod_requests import (
@@ -49,7 +49,7 @@ def _reduce_pod_to_requests(gpu: str, pod: HoldingPod) -> HoldingPod | None:
         return None
     metadata = HoldingMetadata(name=pod.metadata.name, namespace=intern(pod.metadata.namespace))
     spec = HoldingSpec(
-        containers=_shared_request_container(gpu, resources.pod_amounts(pod, gpu)),
+        containers=_shared_request_container(gpu, resource_units.pod_amounts(pod, gpu)),
         nodeName=intern(pod.spec.nodeName),
     )
     return HoldingPod(metadata=metadata, spec=spec)
@@ -106,7 +106,7 @@ class NodeRequests:
         return self._sums.get(node, _NOTHING)
 
     def _add_pod_requests(self, pod: HoldingPod, sign: int) -> None:
-        node, amounts = pod.spec.nodeName, resources.pod_amounts(pod, self._gpu)
+        node, amounts = pod.spec.nodeName, resource_units.pod_amounts(pod, self._gpu)
         # whole numbers of Python: what is subtracted is exactly what was added
         total = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
         if any(total):
@@ -115,4 +115,4 @@ class NodeRequests:
             self._sums.pop(node, None)
 
 
-_NOTHING: Final[Amounts] = (0,) * len(resources.NAMES)
+_NOTHING: Final[Amounts] = (0,) * len(resource_units.NAMES)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from nodewise.agents.pigeon.resources import GPU, NAMES
+from nodewise.agents.pigeon.resource_units import GPU, NAMES
 from nodewise.agents.pigeon.score_scaling import Scaling
 from nodewise.option import Option
 from nodewise.statistics.missing_statistics import MissingRules, Score, When

@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
-from nodewise.agents.pigeon import resources
+from nodewise.agents.pigeon import resource_units
 from nodewise.agents.pigeon.config import DEFAULT, PigeonConfig
-from nodewise.agents.pigeon.details import Bits, pack_resource_bits
+from nodewise.agents.pigeon.demand_memory import DemandMemory
 from nodewise.agents.pigeon.mean_covariance import Floats
 from nodewise.agents.pigeon.node_requests import NodeRequests
+from nodewise.agents.pigeon.objective_details import Bits, pack_resource_bits
 from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, NodeTable, ObjectiveLayout
-from nodewise.agents.pigeon.pod_statistics import DemandMemory
-from nodewise.agents.pigeon.resources import Amounts, Row
+from nodewise.agents.pigeon.resource_units import Amounts, Row
 from nodewise.state import NODES
 from nodewise.statistics.load_annotations import AllocationAnnotations
 from nodewise.statistics.node_capacity import NodeStatus
@@ -77,7 +77,9 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
 
     memory_scope = "replica"
 
-    def __init__(self, config: PigeonConfig, gpu: str = resources.GPU, *, from_pods: bool = False) -> None:
+    def __init__(
+        self, config: PigeonConfig, gpu: str = resource_units.GPU, *, from_pods: bool = False
+    ) -> None:
         self._config = config
         self._gpu = gpu
         self._memory = DemandMemory()
@@ -95,7 +97,7 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
     def count_request(self, pod: PigeonPod) -> None:
         """Count the pod if the objective uses the requests of pods."""
         if self._config.objective == A_BINPACK:
-            self._memory.count(pod.metadata.uid, resources.pod_demand(pod, self._gpu))
+            self._memory.count(pod.metadata.uid, resource_units.pod_demand(pod, self._gpu))
 
     def recall(self, kept: bytes) -> None:
         self._memory.recall(kept)
@@ -142,10 +144,10 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
             self._newest = None
 
     def _amounts_of(self, name: str, node: Any) -> _Amounts:
-        capacity = resources.allocatable_amounts(node.status.allocatable, self._gpu)
+        capacity = resource_units.allocatable_amounts(node.status.allocatable, self._gpu)
         if self._node_requests is not None:
             return _Amounts(capacity, self._node_requests.of(name))
-        return _Amounts(capacity, resources.requested_amounts(node.metadata.annotations))
+        return _Amounts(capacity, resource_units.requested_amounts(node.metadata.annotations))
 
     def _lay_out_nodes(self, nodes: Sequence[_Amounts]) -> Generator[None, None, PigeonState]:
         count = self._config.resources
@@ -166,4 +168,4 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
 def _amount_table(rows: Iterable[Amounts]) -> Floats:
     """Amounts in the agent's units, by resource and node."""
     amounts = np.fromiter(chain.from_iterable(rows), np.float64)
-    return resources.to_agent_units(amounts.reshape(-1, len(resources.NAMES)).T)
+    return resource_units.to_agent_units(amounts.reshape(-1, len(resource_units.NAMES)).T)

@@ -18,8 +18,8 @@ from nodewise.agent import (
     Victims,
 )
 from nodewise.agents.safe import state as shares
-from nodewise.agents.safe.details import RiskDetails
 from nodewise.agents.safe.options import SafeOptions
+from nodewise.agents.safe.risk_details import RiskDetails
 from nodewise.agents.safe.risk_scores import RiskScorer
 from nodewise.agents.safe.state import SafeState, Shares
 from nodewise.statistics import pod_requests

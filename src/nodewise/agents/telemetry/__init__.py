@@ -2,14 +2,14 @@
 
 | module | content |
 |---|---|
-| `operators.py` | the operators LessThan, GreaterThan and Equals |
+| `rule_operators.py` | the operators LessThan, GreaterThan and Equals |
 | `policy.py` | parses a TASPolicy and collects its problems |
 | `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |
 | `namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
 | `rule_evaluation.py` | evaluates rules over all nodes |
 | `rank_scores.py` | scores nodes by the rank of their values |
-| `reasons.py` | the reasons why a node is rejected |
+| `policy_rejection_reasons.py` | the reasons why a node is rejected |
 | `state.py` | computes the agent's state from policies and metrics |
 | `agent.py` | answers requests by look-up |
 | `rule_suspension.py` | suspends a rule that loses the values of most nodes at once |

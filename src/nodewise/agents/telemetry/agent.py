@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from nodewise.agent import FilterPlugin, Names, Reason, ScorePlugin, Scores, Snapshot, Verdict
-from nodewise.agents.telemetry import rank_scores, reasons
+from nodewise.agents.telemetry import policy_rejection_reasons, rank_scores
 from nodewise.agents.telemetry.state import PolicyState, TelemetryState
 
 POLICY_LABEL: Final = "telemetry-policy"
@@ -100,13 +100,13 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             return None
         namespace, name = key
         if not name:
-            return reasons.LabelEmpty(POLICY_LABEL)
+            return policy_rejection_reasons.LabelEmpty(POLICY_LABEL)
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return reasons.PoliciesNotReady()
+            return policy_rejection_reasons.PoliciesNotReady()
         policy: PolicyState | None = agent_state.get((namespace, name))
         return (
-            reasons.PolicyMissing(f"{_truncate_name(namespace)}/{_truncate_name(name)}")
+            policy_rejection_reasons.PolicyMissing(f"{_truncate_name(namespace)}/{_truncate_name(name)}")
             if policy is None
             else policy
         )

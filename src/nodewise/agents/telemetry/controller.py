@@ -25,7 +25,7 @@ from nodewise.errors import Conflict, Refused, Unavailable
 from nodewise.kube.api import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.event_recorder import ObjectReference
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
 
 _STEP_S: Final = 2.0

@@ -13,10 +13,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from nodewise import clock, quantity
-from nodewise.agents.telemetry.operators import OPERATORS
+from nodewise.agents.telemetry.rule_operators import OPERATORS
 from nodewise.errors import UNREADABLE, Problem, did_you_mean, shown
 from nodewise.metrics.aggregation import AGGREGATIONS
-from nodewise.metrics.source import MetricRequest
+from nodewise.metrics.metrics_source import MetricRequest
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
 _MAX_LABELING_NAME: Final = 226
@@ -184,7 +184,9 @@ class _PolicyParser:
         if not listed:
             self.add_problem("spec.strategies", "none", " or ".join(STRATEGIES))
         self._report_unknown_keys("spec", mapping, ("strategies",))
-        self._report_unknown_keys("spec.strategies", listed, STRATEGIES, "an unknown strategy")
+        # the API server drops a strategy that is null
+        named = {name: strategy for name, strategy in listed.items() if strategy is not None}
+        self._report_unknown_keys("spec.strategies", named, STRATEGIES, "an unknown strategy")
         read = {name: self._parse_strategy(name, listed[name]) for name in STRATEGIES if name in listed}
         return read | _unusable_policy_strategies(self.unknown) if self.unknown else read
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE
-from nodewise.agents.telemetry import operators
+from nodewise.agents.telemetry import rule_operators
 from nodewise.metrics.column import Column, States
 from nodewise.metrics.series import ValueState
 
@@ -27,7 +27,7 @@ def dense_ranks(operator: str, column: Column, states: States) -> Ranks:
     fresh = np.flatnonzero(states == ValueState.FRESH)
     if not len(fresh):
         return ranks
-    direction = operators.preferred_order(operator)
+    direction = rule_operators.preferred_order(operator)
     _, place = np.unique(column.values[fresh], return_inverse=True)
     ranks[fresh] = 0 if direction == 0 else place if direction > 0 else place.max() - place
     return ranks

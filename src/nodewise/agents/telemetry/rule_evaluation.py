@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Evidence, Joined, Names, Reason
-from nodewise.agents.telemetry import operators, reasons
+from nodewise.agents.telemetry import policy_rejection_reasons, rule_operators
 from nodewise.agents.telemetry.policy import Rule
 from nodewise.metrics.column import Column, States
 from nodewise.metrics.series import ValueState
@@ -54,7 +54,7 @@ def evaluate(
     max_age_s = max_age_s if rule.max_age_s is None else rule.max_age_s
     states = column.states(now, max_age_s)
     known = fresh = states == ValueState.FRESH
-    broken = fresh & operators.compare(rule.operator, column.values, rule.target)
+    broken = fresh & rule_operators.compare(rule.operator, column.values, rule.target)
     rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
     is_old = now - column.answered_at > max_age_s
     if rule.empty_means and not is_old:  # an old response does not show which nodes have no series now
@@ -79,10 +79,10 @@ def any_of(policy: str, evaluations: Sequence[RuleEvaluation]) -> StrategyVerdic
     reason_list: list[Reason] = []
     codes = np.zeros(size, np.int16)
     for evaluation in evaluations:
-        reason_list.append(reasons.RuleBroken(policy, evaluation.rule))
+        reason_list.append(policy_rejection_reasons.RuleBroken(policy, evaluation.rule))
         codes[evaluation.broken & (codes == 0)] = len(reason_list)
     for evaluation in evaluations:
-        reason_list.append(reasons.NoValue(policy, evaluation.rule))
+        reason_list.append(policy_rejection_reasons.NoValue(policy, evaluation.rule))
         codes[evaluation.lacking & (codes == 0)] = len(reason_list)
     return StrategyVerdict(codes, tuple(reason_list), "any")
 
@@ -91,11 +91,11 @@ def all_of(policy: str, evaluations: Sequence[RuleEvaluation]) -> StrategyVerdic
     """A node is rejected if every rule rejects it; the reason is a missing value if there is one."""
     rejected = np.logical_and.reduce([evaluation.broken | evaluation.lacking for evaluation in evaluations])
     reason_list: list[Reason] = [
-        reasons.AllBroken(policy, tuple(evaluation.rule for evaluation in evaluations))
+        policy_rejection_reasons.AllBroken(policy, tuple(evaluation.rule for evaluation in evaluations))
     ]
     codes = np.where(rejected, np.int16(1), np.int16(0))
     for evaluation in evaluations:
-        reason_list.append(reasons.NoValue(policy, evaluation.rule))
+        reason_list.append(policy_rejection_reasons.NoValue(policy, evaluation.rule))
         codes[rejected & evaluation.lacking & (codes == 1)] = len(reason_list)
     return StrategyVerdict(codes, tuple(reason_list), "all")
 

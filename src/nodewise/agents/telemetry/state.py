@@ -4,7 +4,13 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
-from nodewise.agents.telemetry import node_labels, rank_scores, reasons, rule_evaluation, rule_suspension
+from nodewise.agents.telemetry import (
+    node_labels,
+    policy_rejection_reasons,
+    rank_scores,
+    rule_evaluation,
+    rule_suspension,
+)
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.namespace_trust import NAMESPACES, NamespaceTrust
 from nodewise.agents.telemetry.node_labels import LabelColumn
@@ -180,12 +186,15 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         size = len(cluster_state.nodes) + 1
         for evaluation in filter_rules:
             if evaluation.rule.unusable:
-                reason = reasons.RuleUnusable(name, evaluation.rule.unusable, evaluation.rule.remedy)
+                reason = policy_rejection_reasons.RuleUnusable(
+                    name, evaluation.rule.unusable, evaluation.rule.remedy
+                )
                 return rule_evaluation.reject_all(size, reason)
             cause = self._unfetched_cause(evaluation.rule, cluster_state)
             if cause is not None:
                 return rule_evaluation.reject_all(
-                    size, reasons.NeverFetched(name, evaluation.rule.metric_request().name, cause)
+                    size,
+                    policy_rejection_reasons.NeverFetched(name, evaluation.rule.metric_request().name, cause),
                 )
         combine = (
             rule_evaluation.all_of if policy.strategies["dontschedule"].all_of else rule_evaluation.any_of

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from nodewise import agents
-from nodewise.cli import agent_kinds
-from nodewise.cli.agents import scaffold
+from nodewise.cli import agent_selection
+from nodewise.cli.agents import agent_package_scaffold
 from nodewise.cli.extender_options import GROUPS
-from nodewise.cli.options import output_option
-from nodewise.cli.settings import list_settings
+from nodewise.cli.options_from_settings import output_option
+from nodewise.cli.setting_declarations import list_settings
 from nodewise.terminal_escaping import visible
 
 
@@ -64,7 +64,7 @@ def _escape_markup(text: str) -> Text:
 def _agent_row(agent: agents.InstalledAgent) -> dict[str, str]:
     name, package, version = agent.origin
     summary = agent.kind.summary if agent.kind else ""
-    broken = agent_kinds.find_settings_conflict(agent.kind, GROUPS) if agent.kind else agent.why
+    broken = agent_selection.find_settings_conflict(agent.kind, GROUPS) if agent.kind else agent.why
     return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 
@@ -125,10 +125,10 @@ def new_agent(name: str, folder: Path | None) -> None:
       1  the folder cannot be written
       2  NAME is invalid, or the folder exists
     """
-    scaffold.check_new_agent_name(name)
+    agent_package_scaffold.check_new_agent_name(name)
     chosen = folder or Path(f"nodewise-{name}")
-    scaffold.write_agent_package(name, chosen)
-    module = f"src/{scaffold.agent_package_name(name)}/agent.py"
+    agent_package_scaffold.write_agent_package(name, chosen)
+    module = f"src/{agent_package_scaffold.agent_package_name(name)}/agent.py"
     click.echo(
         f"{chosen}: an agent {name!r} that lets every node pass; change it in {module}\n"
         f"next: cd {chosen} && pip install --editable . && pytest && nodewise agents show {name}"

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final, Literal
 import click
 
 from nodewise import agents
-from nodewise.cli import exit_codes, extender_options, options, terminal
+from nodewise.cli import exit_codes, extender_options, options_from_settings, terminal
 from nodewise.cli.annotate import older_variables, report, runner
 from nodewise.cli.annotate.runner import AnnotateOptions, AnnotationResult
-from nodewise.cli.options import ClusterOptions, CommandLine, SectionedCommand
-from nodewise.cli.settings import CommandOptions
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, SectionedCommand
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
 from nodewise.option import Option
@@ -90,10 +90,10 @@ def _print_result(result: AnnotationResult, output: str) -> int:
     return exit_codes.DONE if result.is_complete else exit_codes.FAILED
 
 
-command = options.make_command(
+command = options_from_settings.make_command(
     "annotate",
     run,
-    options.parameters(
+    options_from_settings.parameters(
         RunOptions,
         ClusterOptions,
         *GROUPS,

@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.annotator.annotator import AnnotationPlan
+from nodewise.annotator.patch_planning import NodePlan
 from nodewise.annotator.patch_writer import WriteResult
-from nodewise.annotator.patches import NodePlan
 from nodewise.cli import tables
 from nodewise.statistics import load_annotations as keys
 from nodewise.statistics.load_annotations import ANNOTATED_AT

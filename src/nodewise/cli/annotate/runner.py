@@ -9,25 +9,25 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from nodewise.annotator import annotator as annotators
 from nodewise.annotator import options as annotator_options
-from nodewise.annotator import patch_writer, patches
+from nodewise.annotator import patch_planning, patch_writer
 from nodewise.annotator.annotator import AnnotationPlan, Annotator
-from nodewise.annotator.fields import POD, AnnotatedNode
+from nodewise.annotator.node_pod_fields import POD, AnnotatedNode
 from nodewise.annotator.options import MIN_PERIOD_S, AnnotatorConfig, ForecastOptions, Period, What
 from nodewise.annotator.patch_writer import WriteResult
-from nodewise.cli import data_sources
-from nodewise.cli.data_sources import SourceDependencies
-from nodewise.cli.options import SettingsByGroup
+from nodewise.cli import object_and_metric_sources
+from nodewise.cli.object_and_metric_sources import SourceDependencies
+from nodewise.cli.options_from_settings import SettingsByGroup
 from nodewise.cli.progress import Progress
 from nodewise.clock import SystemClock
 from nodewise.errors import BadSettings, Problem
 from nodewise.kube import list_all
 from nodewise.kube.connection_settings import connect
-from nodewise.kube.field_merge import merge
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, ReflectorTarget
-from nodewise.kube.resources import NODES, PODS
+from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.store import Store
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
@@ -35,7 +35,7 @@ from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.option import Option
-from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.admin_port import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
 from nodewise.statistics import pod_requests
@@ -201,7 +201,7 @@ def _create_components(
         registry,
     )
     sources = (
-        data_sources.create_sources([_usage_source_name(own, prometheus)], (), dependencies)
+        object_and_metric_sources.create_sources([_usage_source_name(own, prometheus)], (), dependencies)
         if config.usage
         else []
     )
@@ -209,7 +209,7 @@ def _create_components(
         sources, FetchLimits(annotators.QUERY_TIMEOUT_S, _MAX_CONCURRENT), clock, registry
     )
     usage_source = annotators.create_usage_source(sources, config, window, selector, clock)
-    rules = patches.patch_rules(window.max_age_s, config.period_s)
+    rules = patch_planning.patch_rules(window.max_age_s, config.period_s)
     annotator = Annotator(config, rules, usage_source, clock, registry)
     closers = [source.close for source in sources if isinstance(source, PrometheusSource)]
     return _Components(annotator, nodes, rest[0] if rest else None, closers)

@@ -15,7 +15,7 @@ import yaml
 
 from nodewise.cli import exit_codes, terminal
 from nodewise.cli.certs.options import CertsOptions, check_options
-from nodewise.cli.options import CommandLine, make_command, parameters
+from nodewise.cli.options_from_settings import CommandLine, make_command, parameters
 from nodewise.clock import SystemClock
 from nodewise.configure import (
     certificate_files,

@@ -7,11 +7,11 @@ from typing import Final
 import click
 import msgspec
 
-from nodewise.cli import agent_kinds, older_flags
-from nodewise.cli.configure import host, platforms
+from nodewise.cli import agent_selection, older_flags
+from nodewise.cli.configure import host, platform_modes
 from nodewise.cli.configure.options import HOST, ConfigureOptions, check_options_of_mode
 from nodewise.cli.main import CommandTable
-from nodewise.cli.options import CommandLine, SectionedCommand, make_command, parameters
+from nodewise.cli.options_from_settings import CommandLine, SectionedCommand, make_command, parameters
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 
@@ -73,13 +73,13 @@ def run(command_line: CommandLine) -> None:
         options = msgspec.structs.replace(options, one_entry_per_agent=True)
     names = options.agents or older.get(options.extender or "", "telemetry")
     roles = [
-        agent_kinds.agent_role_in_extender_entry(kind, kind.options())
-        for kind in agent_kinds.parse_agents(names)
+        agent_selection.agent_role_in_extender_entry(kind, kind.options())
+        for kind in agent_selection.parse_agents(names)
     ]
-    weights = agent_kinds.parse_agent_weights(options.entry_weights)
+    weights = agent_selection.parse_agent_weights(options.entry_weights)
     check_options_of_mode(options)
     if options.mode != HOST:
-        platforms.run(options, roles, weights)
+        platform_modes.run(options, roles, weights)
         return
     host.check_container_mounts(options)
     ctx.exit(host.run(options, roles, weights))

@@ -25,8 +25,8 @@ from nodewise.configure import (
     control_plane_host,
     file_transaction,
     host_files,
+    host_path_checks,
     other_hosts,
-    path_checks,
     rollback,
     scheduler_configuration,
     static_pod,
@@ -199,7 +199,7 @@ def _host_request(
         return _builtin_configuration(options, roles, weights, kubeconfig, ca)
 
     return HostRequest(
-        manifest=path_checks.resolve_path(pod),
+        manifest=host_path_checks.resolve_path(pod),
         template=_template_path(options),
         config_dir=os.path.abspath(options.config_dir),
         cert_dir=os.path.abspath(options.cert_dir),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from nodewise.cli.settings import CommandOptions, Setting, list_settings
+from nodewise.cli.setting_declarations import CommandOptions, Setting, list_settings
 from nodewise.configure.platform_files import PLATFORMS
 from nodewise.errors import BadSettings, Problem
 from nodewise.option import Option

@@ -6,10 +6,10 @@ import click
 import msgspec
 import yaml
 
-from nodewise.cli import agent_kinds, options, terminal
+from nodewise.cli import agent_selection, options_from_settings, terminal
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
-from nodewise.cli.options import CommandLine
-from nodewise.cli.settings import CommandOptions
+from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.configure import scheduler_configuration
 from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
 from nodewise.observe import logs
@@ -86,8 +86,8 @@ def run(command_line: CommandLine) -> None:
     logs.configure("warning")
     render_options = command_line.settings(RenderSchedulerOptions)
     roles = [
-        agent_kinds.agent_role_in_extender_entry(kind, command_line.agent_options(kind))
-        for kind in agent_kinds.parse_agents(render_options.agents)
+        agent_selection.agent_role_in_extender_entry(kind, command_line.agent_options(kind))
+        for kind in agent_selection.parse_agents(render_options.agents)
     ]
     scheduler_options = SchedulerOptions(
         render_options.extender_url,
@@ -96,7 +96,7 @@ def run(command_line: CommandLine) -> None:
         render_options.whole_nodes,
         render_options.filter_all_pods,
         render_options.one_entry_per_agent,
-        agent_kinds.parse_agent_weights(render_options.entry_weights),
+        agent_selection.parse_agent_weights(render_options.entry_weights),
         render_options.scheduler_name,
         render_options.scheduler_kubeconfig,
     )
@@ -110,11 +110,11 @@ def run(command_line: CommandLine) -> None:
     click.echo(yaml.safe_dump(configuration, sort_keys=False), nl=False)
 
 
-command = options.make_command(
+command = options_from_settings.make_command(
     "render-scheduler",
     run,
-    options.parameters(
-        RenderSchedulerOptions, kinds=agent_kinds.agents_without_conflicts(*GROUPS), known=GROUPS
+    options_from_settings.parameters(
+        RenderSchedulerOptions, kinds=agent_selection.agents_without_conflicts(*GROUPS), known=GROUPS
     ),
     short_help="Print a configuration of kube-scheduler.",
 )

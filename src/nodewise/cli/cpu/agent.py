@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from nodewise.cli import options as cli_options
+from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
 from nodewise.cpu import cmk_names, procfs

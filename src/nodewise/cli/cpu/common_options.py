@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from nodewise.cli import options as cli_options
+from nodewise.cli import options_from_settings as cli_options
 from nodewise.cpu import cmk_names, sysfs, topology
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import ApiClient
@@ -28,7 +28,7 @@ from nodewise.cpu.topology import Topology
 from nodewise.errors import BadSettings, Conflict, Problem, Refused, Unavailable, shown
 from nodewise.kube.kubeconfig import ACCOUNT
 from nodewise.kube.options import KubeOptions
-from nodewise.kube.resources import PODS
+from nodewise.kube.resource_kinds import PODS
 from nodewise.observe import logs
 from nodewise.serve.options import AdminOptions
 

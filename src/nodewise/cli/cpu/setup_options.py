@@ -10,7 +10,7 @@ import click
 
 from nodewise.cli import terminal
 from nodewise.cli.cpu import common_options
-from nodewise.cli.options import output_option
+from nodewise.cli.options_from_settings import output_option
 from nodewise.cli.progress import Progress
 from nodewise.cpu.cluster import setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions

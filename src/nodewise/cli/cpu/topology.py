@@ -8,7 +8,7 @@ import click
 from nodewise.cli import tables, terminal
 from nodewise.cli.cpu import common_options, machine_svg
 from nodewise.cli.cpu.common_options import MachineOptions
-from nodewise.cli.options import output_option
+from nodewise.cli.options_from_settings import output_option
 from nodewise.cpu.topology import Cpu, Topology
 
 OUTPUT: Final = output_option(["table", "json", "svg"])

@@ -12,7 +12,7 @@ import click
 
 from nodewise.cli import tables, terminal
 from nodewise.cli.cpu import common_options
-from nodewise.cli.options import output_option
+from nodewise.cli.options_from_settings import output_option
 from nodewise.cpu import procfs
 from nodewise.cpu.agent import socket_file
 from nodewise.cpu.api_client import ApiClient

@@ -10,17 +10,17 @@ from typing import Final, Literal
 
 import click
 
-from nodewise.cli import options as cli_options
+from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.cpu import common_options
 from nodewise.cli.parameter_types import Duration
 from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
-from nodewise.cpu.webhook import certificates, https_server, manifests, webhook_config
+from nodewise.cpu.webhook import certificates, https_server, manifests, webhook_config_files
 from nodewise.cpu.webhook.certificates import ApiServerCertificate
 from nodewise.cpu.webhook.manifests import WebhookInstallation
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.admin_port import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions, ServeOptions
 
@@ -147,8 +147,8 @@ def _parse_label_option(text: str) -> tuple[str, str]:
 
 async def _serve_webhook(options: WebhookOptions, *, any_client: bool) -> None:
     registry = MetricsRegistry()
-    file = webhook_config.parse_server(options.conf_file)
-    mutations = webhook_config.LiveMutations(file.mutations, registry)
+    file = webhook_config_files.parse_server(options.conf_file)
+    mutations = webhook_config_files.LiveMutations(file.mutations, registry)
     serve = ServeOptions(
         address=file.binding_address,
         port=file.port,
@@ -184,7 +184,7 @@ def _server_parameters() -> list[click.Parameter]:
     option = click.Option
     admin = cli_options.parameters(AdminOptions, has_file=False)
     return [
-        option(["--conf-file"], metavar="PATH", default=webhook_config.DEFAULT_FILE, show_default=True,
+        option(["--conf-file"], metavar="PATH", default=webhook_config_files.DEFAULT_FILE, show_default=True,
                help="server.yaml, a folder of *.yaml, or a pattern."),
         option(["--cafile"], metavar="FILE", default=manifests.DEFAULT_CAFILE, show_default=True,
                help="CA of the certificate that the API server must present."),

@@ -12,7 +12,7 @@ import nodewise
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.extender.requeueing import ANNOTATION
 from nodewise.kube import object_files
-from nodewise.kube.resources import NAMESPACES, NODES, PODS
+from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.simulate.in_memory_api_server import ApiServer

@@ -7,14 +7,19 @@ from typing import Annotated, Literal, NamedTuple
 import click
 
 from nodewise import clock
-from nodewise.cli import exit_codes, options, terminal
-from nodewise.cli.explain import pods, rendering, replicas
+from nodewise.cli import exit_codes, options_from_settings, terminal
+from nodewise.cli.explain import pod_state, rendering, replica_queries
 from nodewise.cli.explain.explanation import PodExplanation
-from nodewise.cli.explain.pods import PodReadResult
-from nodewise.cli.explain.replicas import ClientCertificate, ReplicaEndpoint, ReplicaResponse, ReplicaService
-from nodewise.cli.options import ClusterOptions, CommandLine
+from nodewise.cli.explain.pod_state import PodReadResult
+from nodewise.cli.explain.replica_queries import (
+    ClientCertificate,
+    ReplicaEndpoint,
+    ReplicaResponse,
+    ReplicaService,
+)
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
-from nodewise.cli.settings import CommandOptions
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
 from nodewise.extender import attempt_explanation
 from nodewise.kube.connection_settings import connect
@@ -156,7 +161,7 @@ async def _query_and_explain(query: ExplainRequest, api: HttpApi | None) -> PodE
         targets = await _find_replicas(query, api)
         progress.say(f"asking {len(targets)} of them about pod {namespace}/{query.pod}")
         responses, lookup = await asyncio.gather(
-            replicas.query_replicas(targets, query.certificate, namespace, query.pod, query.timeout_s),
+            replica_queries.query_replicas(targets, query.certificate, namespace, query.pod, query.timeout_s),
             _read_pod_state(api, namespace, query),
         )
     _print_replica_failures(responses, lookup)
@@ -180,7 +185,7 @@ async def _find_replicas(query: ExplainRequest, api: HttpApi | None) -> list[Rep
         )
         expected = "the certificate and key of a client that the extender accepts, and its --ca"
         raise BadSettings("settings", [Problem("--cert, --key", "not given", expected)], remedy=remedy)
-    endpoints = await replicas.find_replicas(api, query.service)
+    endpoints = await replica_queries.find_replicas(api, query.service)
     return [ReplicaEndpoint(endpoint.url, query.server_name or endpoint.host) for endpoint in endpoints]
 
 
@@ -197,7 +202,7 @@ async def _read_pod_state(api: HttpApi | None, namespace: str, query: ExplainReq
     if api is None:
         return PodReadResult(None)
     try:
-        state = await pods.read_pod_state(api, namespace, query.pod, query.timeout_s)
+        state = await pod_state.read_pod_state(api, namespace, query.pod, query.timeout_s)
     except NodewiseError as error:
         return PodReadResult(None, error=str(error))
     return PodReadResult(state, gone=state is None)
@@ -215,9 +220,9 @@ def _print_replica_failures(responses: Sequence[ReplicaResponse], lookup: PodRea
         terminal.print_message(f"the pod's own state is not known: {lookup.error}")
 
 
-command = options.make_command(
+command = options_from_settings.make_command(
     "explain",
     run,
-    options.parameters(ExplainOptions, ClusterOptions, TimeoutOptions),
+    options_from_settings.parameters(ExplainOptions, ClusterOptions, TimeoutOptions),
     short_help="Explain why a pod is on its node, or still waits.",
 )

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from nodewise import clock, quantity
 from nodewise.cli.explain import missing_decision
-from nodewise.cli.explain.pods import PodReadResult
-from nodewise.cli.explain.replicas import ReplicaResponse
+from nodewise.cli.explain.pod_state import PodReadResult
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.extender import decision_document
 from nodewise.extender.attempt_explanation import (
     Explanation,

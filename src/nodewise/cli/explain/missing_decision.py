@@ -5,8 +5,8 @@ from typing import Final
 
 from nodewise import clock
 from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE
-from nodewise.cli.explain.pods import DEFAULT_SCHEDULER, PodReadResult, PodState
-from nodewise.cli.explain.replicas import ReplicaResponse
+from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, PodReadResult, PodState
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 
 _MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 

@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from nodewise import clock, quantity
-from nodewise.cli import agent_values, tables, terminal
+from nodewise.cli import agent_value_format, tables, terminal
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.explanation import PodExplanation
@@ -46,7 +46,7 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
             [
                 node.node,
                 _format_score(node),
-                agent_values.format_score_parts(node.parts) or "-",
+                agent_value_format.format_score_parts(node.parts) or "-",
                 _format_values(node),
                 _format_details(node) or "-",
                 _format_reasons(node),
@@ -224,7 +224,11 @@ def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
     elif node.details:
         rules.append([_format_details(node), "-", "-", "-"])
     further_texts = filter(
-        None, (agent_values.format_score_parts(node.parts), agent_values.format_agent_values(node.numbers))
+        None,
+        (
+            agent_value_format.format_score_parts(node.parts),
+            agent_value_format.format_agent_values(node.numbers),
+        ),
     )
     rules += [[text, "-", "-", "-"] for text in further_texts]
     for number, rule in enumerate(rules):

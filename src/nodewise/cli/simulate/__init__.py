@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agent import AgentKind, ObjectKey, Watched
-from nodewise.cli import agent_kinds, data_sources, exit_codes, options
-from nodewise.cli.options import CommandLine
-from nodewise.cli.settings import CommandOptions, list_settings
+from nodewise.cli import agent_selection, exit_codes, object_and_metric_sources, options_from_settings
+from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.setting_declarations import CommandOptions, list_settings
 from nodewise.cli.simulate import bursts, replay_report, trace
 from nodewise.cli.simulate.replay_report import Replayed
 from nodewise.errors import BadInput, Problem
@@ -100,9 +100,13 @@ def _replay_recording(path: Path, policy: Sequence[str], chosen: Mapping[str, An
         with path.open("rb") as file:
             records = recording_file.read(file)
             header = cast("Header", next(records).entry)
-            kinds = agent_kinds.load_agents_by_name((agent.name for agent in header.agents), RecordedOptions)
+            kinds = agent_selection.load_agents_by_name(
+                (agent.name for agent in header.agents), RecordedOptions
+            )
             agent_options, own, changed = _replay_settings(header, kinds, chosen)
-            objects = _read_replacing_objects(policy, data_sources.watched_objects(kinds, agent_options))
+            objects = _read_replacing_objects(
+                policy, object_and_metric_sources.watched_objects(kinds, agent_options)
+            )
             chain = ChainOptions(weights=own.weights)
             player = Player(ReplayAgents(kinds, agent_options, own.sync_period_s, objects, chain))
             differences = _play_all_records(
@@ -139,7 +143,7 @@ def _replay_settings(
 def _build_replay_settings(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
     """Recorded settings, overridden by the chosen ones; a setting that is newer than the recording has its default."""
     defaults = {setting.field: setting.default for setting in list_settings(group)}
-    return options.build_group(group, {**defaults, **recorded, **chosen})
+    return options_from_settings.build_group(group, {**defaults, **recorded, **chosen})
 
 
 def _describe_changed_settings(
@@ -192,8 +196,8 @@ def _with_progress_bar(records: Iterator[Record], file: BinaryIO, size_bytes: in
 
 def _replay_parameters() -> list[click.Parameter]:
     """Settings default to the recorded values, so environment variables and configuration files do not apply."""
-    recorded = options.parameters(
-        RecordedOptions, kinds=agent_kinds.agents_without_conflicts(RecordedOptions), has_file=False
+    recorded = options_from_settings.parameters(
+        RecordedOptions, kinds=agent_selection.agents_without_conflicts(RecordedOptions), has_file=False
     )
     for option in recorded:
         assert isinstance(option, click.Option)
@@ -205,10 +209,10 @@ def _replay_parameters() -> list[click.Parameter]:
 command.add_command(trace.command)
 command.add_command(bursts.command)
 command.add_command(
-    options.make_command(
+    options_from_settings.make_command(
         "replay",
         replay,
-        [*options.parameters(ReplayOptions), *_replay_parameters()],
+        [*options_from_settings.parameters(ReplayOptions), *_replay_parameters()],
         short_help="Answer a recording's requests again.",
     )
 )

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agent import AgentKind
-from nodewise.cli import agent_kinds, options, tables
-from nodewise.cli.options import CommandLine
-from nodewise.cli.settings import CommandOptions
+from nodewise.cli import agent_selection, options_from_settings, tables
+from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.simulate import plots
 from nodewise.configure import scheduler_configuration
 from nodewise.configure.scheduler_configuration import SchedulerOptions
@@ -26,9 +26,9 @@ from nodewise.extender.score_weights import ChainOptions
 from nodewise.observe import logs
 from nodewise.option import Option
 from nodewise.simulate import bursts_simulation
-from nodewise.simulate.bursts_extender import URL, AgentGroup
 from nodewise.simulate.bursts_simulation import BurstsResult
 from nodewise.simulate.bursts_workload import Scenario
+from nodewise.simulate.in_process_extender import URL, AgentGroup
 from nodewise.statistics.load_queries import WindowOptions
 
 NONE: Final = "none"
@@ -41,7 +41,7 @@ def reads_pods_only(kind: AgentKind) -> bool:
 
 
 def _known_agent_names() -> list[AgentKind]:
-    return [kind for kind in agent_kinds.agents_without_conflicts(ChainOptions) if reads_pods_only(kind)]
+    return [kind for kind in agent_selection.agents_without_conflicts(ChainOptions) if reads_pods_only(kind)]
 
 
 def default_agent_groups() -> tuple[str, ...]:
@@ -142,12 +142,12 @@ def _create_agent_group(names: str, own: BurstOptions, command_line: CommandLine
     """A group of agents, with the extender entry that `configure render-scheduler` prints."""
     if names.strip() == NONE:
         return AgentGroup(NONE, (), {})
-    chosen = agent_kinds.load_agents_by_name((name.strip() for name in names.split(",")), ChainOptions)
+    chosen = agent_selection.load_agents_by_name((name.strip() for name in names.split(",")), ChainOptions)
     if others := [kind.name for kind in chosen if not reads_pods_only(kind)]:
         wanted = "agents that read nodes and pods only"
         raise BadSettings("settings", [Problem("--agents", ", ".join(others), wanted)])
     agent_options = {kind.name: command_line.agent_options(kind) for kind in chosen}
-    roles = [agent_kinds.agent_role_in_extender_entry(kind, agent_options[kind.name]) for kind in chosen]
+    roles = [agent_selection.agent_role_in_extender_entry(kind, agent_options[kind.name]) for kind in chosen]
     scheduler_options = SchedulerOptions(
         URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight}
     )
@@ -201,9 +201,9 @@ def _encode_burst_runs_csv(runs: Sequence[BurstsResult]) -> str:
     return text.getvalue()
 
 
-command = options.make_command(
+command = options_from_settings.make_command(
     "bursts",
     run,
-    options.parameters(BurstOptions, ChainOptions, WindowOptions, kinds=_known_agent_names()),
+    options_from_settings.parameters(BurstOptions, ChainOptions, WindowOptions, kinds=_known_agent_names()),
     short_help="Place bursty pods with scoring agents.",
 )

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agents.gpu.options import Placement
-from nodewise.cli import options
-from nodewise.cli.options import CommandLine
-from nodewise.cli.settings import CommandOptions
+from nodewise.cli import options_from_settings
+from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.simulate import plots
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 from nodewise.option import Argument, Option
@@ -159,9 +159,9 @@ def _read_published_means(path: str, pods: str) -> dict[str, dict[int, float]]:
         raise BadInput("--published", [Problem(path, shown(str(error)), wanted)]) from error
 
 
-command = options.make_command(
+command = options_from_settings.make_command(
     "trace",
     run,
-    options.parameters(TraceOptions),
+    options_from_settings.parameters(TraceOptions),
     short_help="Place a published GPU trace with the gpu agent.",
 )

@@ -21,7 +21,7 @@ from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.admin_port import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
 

@@ -12,7 +12,7 @@ from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.pools import EXCLUSIVE, NON_ISOLCPUS
 from nodewise.errors import Problem, Refused, Unavailable
-from nodewise.kube.resources import PODS, selector
+from nodewise.kube.resource_kinds import PODS, selector
 
 RESOURCES: Final = {EXCLUSIVE: EXCLUSIVE_CORES, NON_ISOLCPUS: NON_ISOLCPUS_CORES}
 """The extended resource of each pool; one unit is one CPU list."""

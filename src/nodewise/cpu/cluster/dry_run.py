@@ -6,7 +6,7 @@ from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cluster.api_versions import ApiFeatures
 from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, INJECTED
 from nodewise.errors import NodewiseError, Refused
-from nodewise.kube.resources import PODS, Resource
+from nodewise.kube.resource_kinds import PODS, Resource
 
 WEBHOOK: Final = "cmk.intel.com"
 """The webhook's name, which is the same in every configuration."""

@@ -17,7 +17,7 @@ from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL, NON_ISOLCPUS_CORES, T
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.pools import EXCLUSIVE, NON_ISOLCPUS
 from nodewise.errors import BadInput, Conflict, Problem, shown
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
 
 TAINTS_ANNOTATION: Final = "scheduler.alpha.kubernetes.io/taints"

@@ -13,7 +13,7 @@ from nodewise.cpu.api_client import ApiClient, Object
 from nodewise.cpu.cluster import setup_objects
 from nodewise.errors import Conflict, Problem, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import Resource
+from nodewise.kube.resource_kinds import Resource
 
 Outcome = Literal["created", "replaced", "unchanged"]
 Seen = TypeVar("Seen")

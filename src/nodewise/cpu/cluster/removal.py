@@ -26,7 +26,7 @@ from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.pools import INFRA
 from nodewise.errors import Conflict, Problem, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import NODES, PODS, Resource, selector
+from nodewise.kube.resource_kinds import NODES, PODS, Resource, selector
 
 GarbageCollection = Callable[[], object]
 """Removes ended tasks from the node's store, as found in its processes; NotFound without a store."""

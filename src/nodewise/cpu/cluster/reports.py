@@ -15,7 +15,7 @@ from nodewise.cpu.cluster import api_versions
 from nodewise.cpu.cluster.api_versions import ApiFeatures
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, shown
 from nodewise.kube.api import NotAllowed, NotFound
-from nodewise.kube.resources import Resource, escape_path
+from nodewise.kube.resource_kinds import Resource, escape_path
 from nodewise.observe import logs
 
 GROUP: Final = "intel.com"

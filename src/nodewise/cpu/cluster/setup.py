@@ -15,7 +15,7 @@ from nodewise.cpu.cluster.object_writer import Deadline
 from nodewise.cpu.cluster.pod_progress import PodProgress, PodWatch
 from nodewise.cpu.cluster.setup_objects import ALWAYS, ONCE, SetupOptions
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable
-from nodewise.kube.resources import NODES, PODS
+from nodewise.kube.resource_kinds import NODES, PODS
 
 ProgressReporter = Callable[[str], None]
 """Shows progress to people who wait."""

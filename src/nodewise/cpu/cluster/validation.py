@@ -17,7 +17,7 @@ from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.errors import NodewiseError, Refused
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import NODES, PODS, selector
+from nodewise.kube.resource_kinds import NODES, PODS, selector
 
 _SWEEPERS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
 """The commands of containers that release the CPUs of ended tasks."""

@@ -12,7 +12,7 @@ from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.pools import PoolOptions, PoolPlan
 from nodewise.cpu.topology import Topology
 from nodewise.errors import Refused
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
 
 MEMORY: Final = "proc/meminfo"

@@ -19,7 +19,7 @@ from nodewise.cpu.allocation_store import Intent, StoredAllocations
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.pool_allocations import IDENTITIES, Allocations
 from nodewise.errors import BadInput, Conflict, Problem, shown
-from nodewise.kube.resources import Resource
+from nodewise.kube.resource_kinds import Resource
 from nodewise.terminal_escaping import visible
 
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")

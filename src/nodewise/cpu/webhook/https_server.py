@@ -6,7 +6,7 @@ from typing import Final
 
 from nodewise.cpu.webhook import admission_review
 from nodewise.cpu.webhook.admission_review import ReviewResponse
-from nodewise.cpu.webhook.webhook_config import LiveMutations
+from nodewise.cpu.webhook.webhook_config_files import LiveMutations
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, ConcurrencyLimit, Request, Response, Route

@@ -151,9 +151,9 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
 
         directory = DirectoryStore(Path(options.conf_dir), _lock_timeout_s())
         return direct_allocator.DirectAllocator(directory, proc, runner.sleep)
-    from nodewise.cpu.workload import service_account
+    from nodewise.cpu.workload import service_account_client
 
-    return direct_allocator.DirectAllocator(service_account.open_store(options), proc, runner.sleep)
+    return direct_allocator.DirectAllocator(service_account_client.open_store(options), proc, runner.sleep)
 
 
 def _lock_timeout_s() -> float:

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors import (
-    access_rules,
     deschedulers,
     nodes,
     policies,
-    programs,
+    program_workloads,
     replicas,
+    rights_and_admission_policies,
     schedulers,
 )
 from nodewise.doctor.collectors.collection_session import Collector, Session
@@ -22,8 +22,8 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "schedulers": schedulers.collect_schedulers,
     "extenders": replicas.collect_extenders,
     "replica_metrics": replicas.collect_replica_metrics,
-    "missing_rights": access_rules.collect_missing_rights,
-    "pods": programs.collect_pods,
+    "missing_rights": rights_and_admission_policies.collect_missing_rights,
+    "pods": program_workloads.collect_pods,
     "policies": policies.collect_policies,
     "node_count": nodes.collect_node_count,
     "node_resources": nodes.collect_node_resources,
@@ -32,9 +32,9 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "deschedulers": deschedulers.collect_deschedulers,
     "gpu_nodes": nodes.collect_gpu_nodes,
     "kubelets": nodes.collect_kubelets,
-    "cluster_ca": access_rules.collect_cluster_ca,
-    "admission_policies": access_rules.collect_admission_policies,
-    "programs_elsewhere": programs.collect_programs_elsewhere,
+    "cluster_ca": rights_and_admission_policies.collect_cluster_ca,
+    "admission_policies": rights_and_admission_policies.collect_admission_policies,
+    "programs_elsewhere": program_workloads.collect_programs_elsewhere,
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import httpx2
 
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
-from nodewise.doctor.collectors.files import FileReader
+from nodewise.doctor.collectors.container_files import FileReader
 from nodewise.doctor.facts import UnavailableFact
 
 T = TypeVar("T")

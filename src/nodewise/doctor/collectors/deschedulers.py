@@ -9,13 +9,17 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.programs import collect_program_workloads, find_container, is_descheduler
+from nodewise.doctor.collectors.program_workloads import (
+    collect_program_workloads,
+    find_container,
+    is_descheduler,
+)
 from nodewise.doctor.facts import Descheduler, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_texts
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.errors import UNREADABLE, BadInput
-from nodewise.kube import documents
+from nodewise.kube import yaml_json_documents
 from nodewise.terminal_escaping import short
 
 _AFFINITY: Final = "RemovePodsViolatingNodeAffinity"
@@ -42,7 +46,8 @@ def parse_descheduler_policy(where: str, text: bytes) -> Descheduler:
     """A descheduler with the policy in a text."""
     try:
         values = [
-            msgspec.json.decode(json) for _, json in documents.split_documents(text[:_MAX_BYTES], "policy")
+            msgspec.json.decode(json)
+            for _, json in yaml_json_documents.split_documents(text[:_MAX_BYTES], "policy")
         ]
     except (BadInput, *UNREADABLE) as error:
         return Descheduler(where, UnavailableFact(where, f"its policy: {short(str(error))}"))

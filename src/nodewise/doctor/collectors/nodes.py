@@ -18,7 +18,7 @@ from nodewise.doctor.collectors.replicas import collect_extenders
 from nodewise.doctor.facts import ExtenderWorkload, GpuNodeInfo, KubeletConfiguration, UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_labels, get_mapping, get_text
 from nodewise.errors import UNREADABLE
-from nodewise.kube.resources import NODES
+from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics import node_attributes as node_facts
 from nodewise.metrics.node_attributes import NodeAttributes, NodeStatusFields
 from nodewise.terminal_escaping import short

@@ -37,10 +37,10 @@ from nodewise.metrics import column as columns
 from nodewise.metrics import custom_metrics_api, resource_metrics_api
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import MetricRequest, MetricsSource
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
 from nodewise.metrics.series import Series, ValueState
-from nodewise.metrics.source import MetricRequest, MetricsSource
 from nodewise.terminal_escaping import short
 
 MAX_METRICS: Final = 100

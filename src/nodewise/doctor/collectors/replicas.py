@@ -8,7 +8,7 @@ from typing import Final
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.programs import (
+from nodewise.doctor.collectors.program_workloads import (
     ReplicaPod,
     collect_program_workloads,
     find_container,
@@ -18,7 +18,7 @@ from nodewise.doctor.facts import ExtenderWorkload, ReplicaMetrics, UnavailableF
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.errors import shown
-from nodewise.kube.resources import PODS
+from nodewise.kube.resource_kinds import PODS
 from nodewise.serve.options import is_loopback
 
 _MAX_REPLICAS: Final = 10

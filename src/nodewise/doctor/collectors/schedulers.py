@@ -12,14 +12,18 @@ import httpx2
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.cluster_reader import ENDPOINT_SLICES, SERVICES, ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
-from nodewise.doctor.collectors.files import (
+from nodewise.doctor.collectors.container_files import (
     host_path,
     is_this_host,
     may_read_host_files,
     parse_certificate_chain,
     read_local,
 )
-from nodewise.doctor.collectors.programs import collect_program_workloads, find_container, is_scheduler
+from nodewise.doctor.collectors.program_workloads import (
+    collect_program_workloads,
+    find_container,
+    is_scheduler,
+)
 from nodewise.doctor.collectors.tls_probe import Address, Probe
 from nodewise.doctor.facts import (
     EntryCertificates,
@@ -35,7 +39,7 @@ from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration, split_url
 from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.errors import BadSettings, Problem
-from nodewise.kube.resources import selector
+from nodewise.kube.resource_kinds import selector
 from nodewise.serve.options import is_loopback
 from nodewise.terminal_escaping import short
 

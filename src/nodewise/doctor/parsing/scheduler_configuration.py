@@ -16,7 +16,7 @@ import msgspec
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.object_fields import get_any_case, get_list, get_number, get_text
 from nodewise.errors import UNREADABLE, BadInput, shown
-from nodewise.kube import documents
+from nodewise.kube import yaml_json_documents
 from nodewise.terminal_escaping import short
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
@@ -97,7 +97,10 @@ def parse(text: bytes) -> SchedulerConfiguration:
     if len(text) > _MAX_BYTES:
         return _invalid_configuration(f"found {len(text)} bytes, expected at most {_MAX_BYTES}")
     try:
-        values = [msgspec.json.decode(json) for _, json in documents.split_documents(text, "configuration")]
+        values = [
+            msgspec.json.decode(json)
+            for _, json in yaml_json_documents.split_documents(text, "configuration")
+        ]
     except (BadInput, *UNREADABLE) as error:
         return _invalid_configuration(short(str(error)))
     if len(values) != 1:

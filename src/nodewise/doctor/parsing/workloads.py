@@ -18,7 +18,7 @@ from nodewise.doctor.parsing.object_fields import (
     get_texts,
 )
 from nodewise.errors import UNREADABLE, BadInput
-from nodewise.kube import documents
+from nodewise.kube import yaml_json_documents
 from nodewise.terminal_escaping import short
 
 _TEMPLATES: Final = {
@@ -278,7 +278,8 @@ def parse_settings(text: bytes) -> dict[str, str]:
     """The settings of a file, those of agents' sections included; empty if it cannot be read."""
     try:
         values = [
-            msgspec.json.decode(json) for _, json in documents.split_documents(text[:_MAX_FILE], "settings")
+            msgspec.json.decode(json)
+            for _, json in yaml_json_documents.split_documents(text[:_MAX_FILE], "settings")
         ]
     except (BadInput, *UNREADABLE):
         return {}

@@ -8,7 +8,7 @@ import httpx2
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube import http_client as kube_client
 from nodewise.metrics.prometheus import query_responses
-from nodewise.metrics.prometheus.credentials import PrometheusConnection
+from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.query_responses import QueryResponse
 
 _PATH: Final = "/api/v1/query"

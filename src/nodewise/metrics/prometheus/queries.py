@@ -8,7 +8,7 @@ So the query of a plain selector is a range, `temp[60s]`, which returns the samp
 import re
 from typing import Final
 
-from nodewise.metrics.source import MetricRequest
+from nodewise.metrics.metrics_source import MetricRequest
 
 _STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|`[^`]*+`)"""
 _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"

@@ -4,15 +4,15 @@ from typing import Final, NamedTuple
 
 from nodewise import cooperative_scheduling
 from nodewise.errors import Problem
+from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeLookup
 from nodewise.metrics.prometheus import node_matching, queries, query_responses, range_samples
 from nodewise.metrics.prometheus.client import PrometheusClient
-from nodewise.metrics.prometheus.credentials import PrometheusConnection
 from nodewise.metrics.prometheus.node_matching import Identity, SeriesByNode
 from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.range_samples import Points
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import MetricRequest, NoValues
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 

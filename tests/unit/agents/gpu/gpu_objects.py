@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from nodewise.agents.gpu.gpu_pod_fields import GpuPod
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
-from nodewise.agents.gpu.pods import GpuPod
 
 INTEL = "gpu.intel.com/"
 SHORT = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}

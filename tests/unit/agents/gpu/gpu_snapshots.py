@@ -9,9 +9,9 @@ import msgspec
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import allocation_record
 from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_allocations import GPUS, SUBDEVICES
 from nodewise.agents.gpu.node_gpus import GpuNode
-from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease

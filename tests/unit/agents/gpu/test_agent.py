@@ -12,9 +12,9 @@ from nodewise.agents.gpu import resource_profile as profiles
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
+from nodewise.agents.gpu.gpu_rejection_reasons import GpuStateNotReady, UnknownNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod
-from nodewise.agents.gpu.reasons import GpuStateNotReady, UnknownNode
 from nodewise.binder import BindPlan, Refusal
 from tests.unit.agents.gpu.gpu_snapshots import PREFIX, agent_state, cluster_state, entry, lease, node, pod
 

@@ -13,25 +13,25 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import (
     KIND,
+    allocation_metrics,
     allocation_record,
     controller,
     demand_histogram,
-    metrics,
     node_allocations,
 )
-from nodewise.agents.gpu.descheduling import LABEL
+from nodewise.agents.gpu.eviction_labels import LABEL
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.binder import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
-from nodewise.cli import data_sources
-from nodewise.cli.data_sources import StoreRelister
+from nodewise.cli import object_and_metric_sources
+from nodewise.cli.object_and_metric_sources import StoreRelister
 from nodewise.controllers import Handle, WriteCounter
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.extender.leader_loop import LeaderLoop
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
-from nodewise.kube.resources import LEASES, NODES, PODS
+from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
@@ -157,8 +157,10 @@ class LeadingReplica:
     def __init__(self, api: FailingPatchApi, **options: Any) -> None:
         self.api, self.clock, self.metrics_registry = api, VirtualClock(), MetricsRegistry()
         gpu_options = GpuOptions(**options)
-        needs = data_sources.data_requirements([KIND], {"gpu": gpu_options})
-        self.feed = data_sources.watch_cluster(api, needs, self.clock, self.metrics_registry, OURS)
+        needs = object_and_metric_sources.data_requirements([KIND], {"gpu": gpu_options})
+        self.feed = object_and_metric_sources.watch_cluster(
+            api, needs, self.clock, self.metrics_registry, OURS
+        )
         refresher = MetricsRefresher([], RefreshOptions(), self.clock, self.metrics_registry)
         self.state = KIND.state(gpu_options, PERIOD_S)
         stores = self.feed.stores
@@ -572,6 +574,7 @@ class TestGauges:
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
         gpu_state = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
         assert (
-            len(cooperative_scheduling.run_without_pauses(metrics.details(gpu_state, INTEL, most))) == count
+            len(cooperative_scheduling.run_without_pauses(allocation_metrics.details(gpu_state, INTEL, most)))
+            == count
         )
-        assert metrics.totals(gpu_state, INTEL)["gpu_pods", ()] == 1
+        assert allocation_metrics.totals(gpu_state, INTEL)["gpu_pods", ()] == 1

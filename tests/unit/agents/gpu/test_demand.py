@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import demand, limits
+from nodewise.agents.gpu import allocation_limits, demand
 from nodewise.agents.gpu.demand import NOTHING, Demand
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
+from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
-from nodewise.agents.gpu.reasons import RejectionKind
 from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
 from tests.unit.agents.gpu.gpu_objects import container, pod, raw_pod
 
@@ -306,7 +306,7 @@ def test_a_pod_in_the_books_is_read_like_one_to_be_placed() -> None:
 
 
 def test_a_pod_has_so_many_containers() -> None:
-    most = limits.MOST_CONTAINERS
+    most = allocation_limits.MOST_CONTAINERS
     assert len(container_counts(parse(pod("i915=1", *[""] * (most - 1))))) == most == 64
     kind, words = refusal(pod("i915=1", *[""] * most))
     assert (kind, words) == (
@@ -318,7 +318,7 @@ def test_a_pod_has_so_many_containers() -> None:
 
 def test_annotations_leave_room_for_those_of_the_cards() -> None:
     gpu_pod = pod("i915=1")
-    room = limits.MOST_ANNOTATION_BYTES - limits.max_annotation_bytes(
+    room = allocation_limits.MOST_ANNOTATION_BYTES - allocation_limits.max_annotation_bytes(
         parse(gpu_pod).containers, INTEL.subdevices
     )
     for size, fits in ((room, True), (room + 1, False)):
@@ -331,7 +331,7 @@ def test_annotations_leave_room_for_those_of_the_cards() -> None:
 
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     """One pod must not occupy the search on all nodes for seconds, nor fill the memory with arrays of its resources."""
-    most, names = limits.MOST_GPUS, demand.MOST_RESOURCES
+    most, names = allocation_limits.MOST_GPUS, demand.MOST_RESOURCES
     assert len(container_counts(parse(pod(*["i915=4"] * (most // 4))))) == most // 4
     kind, words = refusal(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
     assert (kind, words) == (

@@ -15,8 +15,8 @@ from nodewise.agents.gpu.demand_histogram import (
     DemandMetadata,
     DemandReader,
 )
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import DEMAND_CONFIGMAP
 from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, node, pod

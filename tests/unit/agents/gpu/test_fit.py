@@ -6,19 +6,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agents.gpu import allocation_record, gpu_arrays, node_allocations, node_gpus, subdevices
+from nodewise.agents.gpu import (
+    allocation_record,
+    gpu_arrays,
+    node_allocations,
+    node_gpus,
+    subdevice_assignment,
+)
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
+from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.gpu_selection import Keys
 from nodewise.agents.gpu.node_allocations import NodeAllocations
 from nodewise.agents.gpu.node_gpus import GpuNode, Link, NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import AllocatedPod, GpuPod
-from nodewise.agents.gpu.reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.resource_profile import INTEL
-from nodewise.agents.gpu.subdevices import SubdeviceRequest
+from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from tests.conformance.gas import expectations, table_notation, table_rows
 from tests.conformance.gas.table_rows import PlacementCase
 
@@ -111,7 +117,7 @@ def check_taken(case: PlacementCase, node: AllocatedNode, demand: Demand, fitted
     assert "|".join(",".join(gpu.gpu for gpu in gpus) for gpus in taken) == case.row.expect.cards
     if not any(SUBDEVICES in container.per_gpu for container in demand.containers):
         return
-    numbers = subdevices.assign(node.gpus, node.allocations, SUBDEVICES, taken)
+    numbers = subdevice_assignment.assign(node.gpus, node.allocations, SUBDEVICES, taken)
     subdevices_by_container = [
         [
             f"{gpu.gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
@@ -291,7 +297,10 @@ def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
 
 def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     wanted = [[SubdeviceRequest("card0", 1)], [SubdeviceRequest("card0", 1, linked=0)]]
-    assert subdevices.assign(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (((1,),), ((0,),))
+    assert subdevice_assignment.assign(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (
+        ((1,),),
+        ((0,),),
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,7 +314,7 @@ def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     ],
 )
 def test_preferred_tiles_change_places(preferred: list[int], ordered: list[int]) -> None:
-    assert subdevices.move_preferred_first([1, 2, 3, 4], preferred) == ordered
+    assert subdevice_assignment.move_preferred_first([1, 2, 3, 4], preferred) == ordered
 
 
 class CountingFirstFit(FirstFit):

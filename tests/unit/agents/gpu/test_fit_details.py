@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nodewise.agent import Details, Snapshot
-from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from tests.unit.agents.gpu.gpu_snapshots import node, pod
 from tests.unit.agents.gpu.test_agent import agent, new, snapshot
 

@@ -7,10 +7,10 @@ import pytest
 
 from nodewise.agent import ClusterState
 from nodewise.agents.gpu import KIND, free_cpu
+from nodewise.agents.gpu.gpu_pod_fields import MOST_CPU_MILLI, AllocatedPod, cpu_milli
 from nodewise.agents.gpu.node_allocations import GPUS
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pods import MOST_CPU_MILLI, AllocatedPod, cpu_milli
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import PODS, GpuStateBuilder
 from tests.unit.agents.gpu.gpu_snapshots import (

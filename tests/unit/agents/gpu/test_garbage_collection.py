@@ -8,7 +8,7 @@ import pytest
 from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import garbage_collection
 from nodewise.agents.gpu.garbage_collection import UnconfirmedReservation
-from nodewise.agents.gpu.pods import AllocatedPod
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, entry, lease, lease_of, node, pod
 
 NODES = {"n1": node()}

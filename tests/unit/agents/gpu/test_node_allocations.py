@@ -6,9 +6,9 @@ import pytest
 
 from nodewise.agents.gpu import allocation_record, amounts, node_allocations
 from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_allocations import PodIndex, may_hold_gpus
 from nodewise.agents.gpu.node_gpus import NodeGpus
-from nodewise.agents.gpu.pods import AllocatedPod
 from nodewise.agents.gpu.resource_profile import INTEL
 from tests.unit.agents.gpu.gpu_snapshots import (
     ONE,

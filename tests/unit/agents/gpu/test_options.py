@@ -4,8 +4,8 @@ import pytest
 
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
-from nodewise.cli import options as command_options
-from nodewise.cli import settings
+from nodewise.cli import options_from_settings as command_options
+from nodewise.cli import setting_declarations
 from nodewise.errors import BadSettings
 
 
@@ -36,7 +36,7 @@ def test_a_balanced_resource_and_another_placement_exclude_each_other(placement:
 
 
 def test_the_command_line_says_so_too() -> None:
-    defaults = {setting.field: setting.default for setting in settings.list_settings(GpuOptions)}
+    defaults = {setting.field: setting.default for setting in setting_declarations.list_settings(GpuOptions)}
     assert command_options.build_group(GpuOptions, defaults) == GpuOptions()
     with pytest.raises(BadSettings, match="--balanced-resource"):
         command_options.build_group(
@@ -45,6 +45,6 @@ def test_the_command_line_says_so_too() -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    help_by_flag = {setting.flag: setting.help for setting in settings.list_settings(GpuOptions)}
+    help_by_flag = {setting.flag: setting.help for setting in setting_declarations.list_settings(GpuOptions)}
     assert all(len(text) > 40 for text in help_by_flag.values())
     assert set(PLACEMENTS) <= set(help_by_flag["--gpu-placement"].replace("`", " ").split())

@@ -7,7 +7,7 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.gpu import resource_cap
+from nodewise.agents.gpu import resource_name_limit
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
@@ -277,7 +277,7 @@ class TestInventedResources:
         }
         state = GpuStateBuilder(INTEL)
         gpu_state = agent_state(cluster_state(nodes), state)
-        assert len(gpu_state.layout.capacity) == resource_cap.MOST
+        assert len(gpu_state.layout.capacity) == resource_name_limit.MOST
         assert f"{PREFIX}i915" in gpu_state.layout.capacity
         assert any("count as absent" in text for texts in state.problems({}).values() for text in texts)
         few = {name: gpu_node for name, gpu_node in nodes.items() if name in ("n28", "n29")}

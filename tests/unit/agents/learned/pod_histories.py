@@ -9,7 +9,7 @@ from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.learned import LearnedKind
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pods import ObservedPod, PendingPod, PendingPodMetadata
+from nodewise.agents.learned.pod_types import ObservedPod, PendingPod, PendingPodMetadata
 from nodewise.agents.learned.state import PODS, LearnedState, LearnedStateBuilder
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from tests.unit.state_changes import built

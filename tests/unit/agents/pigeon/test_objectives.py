@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nodewise.agents.pigeon import demand as demands
+from nodewise.agents.pigeon import demand_statistics as demands
 from nodewise.agents.pigeon import mean_covariance
 from nodewise.agents.pigeon.objectives import LAYOUTS, NodeTable, Objective
 from tests.unit.agents.pigeon.clusters import close

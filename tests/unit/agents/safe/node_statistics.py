@@ -9,11 +9,11 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.kube import field_merge
+from nodewise.kube import struct_type_merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 
-NODE = field_merge.merge("Node", KIND.node_fields)
-POD = field_merge.merge("Pod", KIND.pod_fields)
+NODE = struct_type_merge.merge("Node", KIND.node_fields)
+POD = struct_type_merge.merge("Pod", KIND.pod_fields)
 NOW = 1_800_000_000.0
 GIB = 2**30
 ROOM = {"cpu": "4", "memory": "8Gi"}

@@ -14,11 +14,11 @@ from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
 from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState
-from nodewise.cli import data_sources
+from nodewise.cli import object_and_metric_sources
 from nodewise.clock import ManualClock
 from nodewise.errors import NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
-from nodewise.kube.resources import NODES, Resource
+from nodewise.kube.resource_kinds import NODES, Resource
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -72,7 +72,7 @@ class ApiServerFixture:
 
     def watch(self) -> None:
         """Bring the store up to date with the API server."""
-        kind = data_sources.merge_node_types([agents.load("telemetry")])
+        kind = object_and_metric_sources.merge_node_types([agents.load("telemetry")])
         items = (msgspec.json.encode(item) for item in self.api.objects(NODES).values())
         self.store.replace(msgspec.json.decode(item, type=kind) for item in items)
 

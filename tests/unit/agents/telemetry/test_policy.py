@@ -109,6 +109,11 @@ def test_the_strategies_beside_an_unknown_one_count() -> None:
     assert not policies.parse_policy(policy_object).rules("deschedule")[0].unusable
 
 
+def test_an_unknown_strategy_that_is_null_is_dropped_as_by_the_api_server() -> None:
+    strategies = one_rule()["strategies"]
+    assert problems({"strategies": strategies | {"name": None}}) == problems({"strategies": strategies})
+
+
 def test_deep_nesting_is_a_problem_not_a_crash() -> None:
     policy_object = PolicyObject(
         PolicyMetadata("deep", "d"), msgspec.Raw(b'{"strategies":' + b"[" * 100_000 + b"]" * 100_000 + b"}")

@@ -9,7 +9,7 @@ from nodewise.cpu.agent.pod_requests import PodRequests
 from nodewise.cpu.api_client import Object
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import Refused, Unavailable
-from nodewise.kube.resources import PODS
+from nodewise.kube.resource_kinds import PODS
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.cpu.node.fake_api_server import InMemoryApiClient
 

@@ -1,0 +1,86 @@
+"""The agents of a command: selection by name, conflicts with other settings, and roles in an extender's entry."""
+
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+from nodewise import agents
+from nodewise.agent import AgentKind
+from nodewise.binder import BindPlugin
+from nodewise.cli import object_and_metric_sources
+from nodewise.cli.decide_inputs import PodPlacement
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.setting_declarations import Group, list_settings
+from nodewise.configure.scheduler_configuration import AgentRole
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import agent_chain
+from nodewise.extender.requeueing import PendingPodFields
+from nodewise.extender.third_party_agents import ThirdPartyKind
+from nodewise.kube.struct_type_merge import merge
+
+_MAX_DIGITS: Final = 18
+
+
+def agents_without_conflicts(*groups: Group) -> list[AgentKind]:
+    """All agents that do not conflict with these settings."""
+    return [kind for kind in agents.usable() if not find_settings_conflict(kind, groups)]
+
+
+def load_agents_by_name(names: Iterable[str], *groups: Group) -> list[AgentKind]:
+    """The agents of these names. `BadSettings` if one does not exist or conflicts with these settings."""
+    kinds = [agents.load(name) for name in names]
+    problems = [
+        Problem("--agents", f"{kind.name!r} cannot be used: {why}", "")
+        for kind in kinds
+        if (why := find_settings_conflict(kind, groups))
+    ]
+    if problems:
+        raise BadSettings("agents", problems)
+    return kinds
+
+
+def find_settings_conflict(kind: Any, groups: Iterable[Group]) -> str:
+    """Why an agent of another package cannot be used; empty if it can. nodewise's own agents have no conflicts."""
+    if not isinstance(kind, ThirdPartyKind):
+        return ""
+    try:
+        object_and_metric_sources.merge_node_types([cast("AgentKind", kind)])
+        merge("Pod", PendingPodFields, PodPlacement, kind.pod_fields)
+    except TypeError as error:
+        return str(error)
+    flags = {setting.field: setting.flag for group in groups for setting in list_settings(group)}
+    shared = [flags[setting.field] for setting in list_settings(kind.options) if setting.field in flags]
+    return f"its option {shared[0]} is one of nodewise's own" if shared else ""
+
+
+def parse_agents(text: str) -> list[AgentKind]:
+    """The agents in a comma-separated list of names. `BadSettings` if one cannot be used."""
+    return load_agents_by_name([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
+
+
+def agent_role_in_extender_entry(kind: AgentKind, options: Any) -> AgentRole:
+    """The verbs and resources that an extender's entry needs for an agent, according to the agent itself."""
+    agent = kind.agent(options)
+    return AgentRole(
+        kind.name,
+        filters=bool(agent_chain.filter_functions(agent)),
+        prioritizes=bool(agent_chain.score_functions(agent)),
+        binds=isinstance(agent, BindPlugin),
+        resources=kind.resources(options),
+        keeps_memory=kind.keeps_memory,
+        entry_weight=kind.entry_weight,
+    )
+
+
+def parse_agent_weights(text: str) -> dict[str, int]:
+    """The weights by agent in a text: `safe=20,congestion=5`, or `20`, whose key is empty."""
+    numbers: dict[str, int] = {}
+    problems = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, equals, number = (side.strip() for side in part.rpartition("="))
+        if (equals and not name) or name in numbers or not (number.isascii() and number.isdecimal()):
+            problems.append(Problem("--weights", repr(part), "a whole number, or agent=number, each once"))
+        else:
+            numbers[name] = int(number[:_MAX_DIGITS])
+    if problems:
+        raise BadSettings("settings", problems)
+    return numbers

@@ -1,0 +1,141 @@
+"""Reads the state of a pod that explains its placement."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from nodewise.agents.telemetry.agent import POLICY_LABEL, misspelt_label
+from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.kube.api import Api, NotFound
+from nodewise.kube.resource_kinds import PODS
+
+DEFAULT_SCHEDULER = "default-scheduler"
+
+
+class PodState(NamedTuple):
+    """The fields of a pod that explain its placement. `-o json` prints them under these names."""
+
+    uid: str
+    created: str
+    """RFC 3339."""
+    node: str
+    """Empty while it waits."""
+    phase: str
+    scheduler: str
+    gates: tuple[str, ...]
+    asks: tuple[str, ...]
+    """The extended resources that its containers request; they decide whether kube-scheduler calls nodewise."""
+    reason: str = ""
+    message: str = ""
+    """Reason and message of the condition PodScheduled while it is not true."""
+    policy: str | None = None
+    """The TASPolicy that its label names; None without the label."""
+    misspelt: str = ""
+    """A label key that is nearly the one that names a policy; empty if there is none."""
+
+
+class PodReadResult(NamedTuple):
+    """The result of reading the pod; without a cluster all fields are empty."""
+
+    state: PodState | None
+    gone: bool = False
+    error: str = ""
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    requests: dict[str, msgspec.Raw] | None = None
+    limits: dict[str, msgspec.Raw] | None = None
+
+
+class _Container(msgspec.Struct, frozen=True):
+    resources: _Resources | None = None
+
+
+class _Gate(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    scheduler_name: str = DEFAULT_SCHEDULER
+    scheduling_gates: tuple[_Gate, ...] | None = None
+    containers: tuple[_Container, ...] | None = None
+    init_containers: tuple[_Container, ...] | None = None
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    phase: str = ""
+    conditions: tuple[_Condition, ...] | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    uid: str = ""
+    creation_timestamp: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+async def read_pod_state(api: Api, namespace: str, name: str, timeout_s: float) -> PodState | None:
+    """The current state of a pod; None if it does not exist."""
+    try:
+        body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
+    except NotFound:
+        return None
+    return parse_pod_state(body)
+
+
+def parse_pod_state(body: bytes) -> PodState:
+    """The state in a Pod's JSON. `BadInput` if it is not a Pod."""
+    try:
+        pod = msgspec.json.decode(body, type=_Pod)
+    except UNREADABLE as error:
+        raise BadInput("the pod", [Problem("", str(error), "a Pod")]) from error
+    spec, condition = pod.spec, _unscheduled_condition(pod.status)
+    labels = pod.metadata.labels or {}
+    gates = tuple(gate.name for gate in spec.scheduling_gates or ())
+    return PodState(
+        pod.metadata.uid,
+        pod.metadata.creation_timestamp,
+        spec.node_name,
+        pod.status.phase,
+        spec.scheduler_name,
+        gates,
+        _extended_resources(spec),
+        condition.reason,
+        condition.message,
+        labels.get(POLICY_LABEL),
+        misspelt_label(labels),
+    )
+
+
+def _unscheduled_condition(status: _Status) -> _Condition:
+    unscheduled = (
+        condition
+        for condition in status.conditions or ()
+        if condition.type == "PodScheduled" and condition.status != "True"
+    )
+    return next(unscheduled, _Condition())
+
+
+def _extended_resources(spec: _Spec) -> tuple[str, ...]:
+    """Requested resources with a domain. kube-scheduler considers containers and init containers only."""
+    containers = (*(spec.containers or ()), *(spec.init_containers or ()))
+    resources = [container.resources for container in containers if container.resources]
+    names = {
+        name
+        for container_resources in resources
+        for name in (*(container_resources.requests or ()), *(container_resources.limits or ()))
+    }
+    return tuple(sorted(name for name in names if "/" in name))

@@ -1,0 +1,244 @@
+"""The sources of objects and metrics: a cluster or files. Both fill the same stores."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from nodewise.agent import AgentKind, Watched
+from nodewise.clock import Clock
+from nodewise.errors import BadSettings, NodewiseError, Problem
+from nodewise.extender.requeueing import PendingPodFields
+from nodewise.extender.snapshot_cache import ApplyResponse, Stores
+from nodewise.kube import list_all, object_files
+from nodewise.kube.api import Api
+from nodewise.kube.object_files import FileObjects
+from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.kube.store import Store, StoreWriter
+from nodewise.kube.struct_type_merge import merge
+from nodewise.metrics import metric_files
+from nodewise.metrics.custom_metrics_api import CustomMetricsSource
+from nodewise.metrics.metric_files import FileSource
+from nodewise.metrics.metrics_source import MetricsSource
+from nodewise.metrics.node_attributes import NodeAttributeFields, NodeLookup
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
+from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+T = TypeVar("T")
+
+
+def merge_node_types(kinds: Iterable[AgentKind]) -> Any:
+    """The type of a stored node: only the fields that agents or sources read, of about 10 kB."""
+    return merge("Node", NodeAttributeFields, *(kind.node_fields for kind in kinds))
+
+
+class DataRequirements(NamedTuple):
+    """The objects that agents read."""
+
+    node_type: Any
+    watched: Sequence[Watched]
+    """Other objects than nodes, without duplicates."""
+
+    def with_(self, node_fields: type[msgspec.Struct], more: Sequence[Watched]) -> "DataRequirements":
+        """The same with further fields of nodes and further objects."""
+        return DataRequirements(merge("Node", self.node_type, node_fields), [*self.watched, *more])
+
+
+def data_requirements(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> DataRequirements:
+    """The requirements of agents with these options, which are keyed by agent."""
+    return DataRequirements(merge_node_types(kinds), watched_objects(kinds, options))
+
+
+class ObjectFeed(NamedTuple):
+    """Stores, and the tasks that keep them up to date."""
+
+    nodes: Store[Any]
+    objects: dict[str, Store[Any]]
+    """By the name in `Watched`."""
+    tasks: list[Callable[[], Coroutine[Any, Any, None]]]
+    apply_response: dict[str, ApplyResponse]
+    """By the name in `Watched`; empty for files, because nodewise does not write to them."""
+    relister: "StoreRelister | None" = None
+    """None for files, which are read again whenever they change."""
+
+    @property
+    def stores(self) -> Stores:
+        """The stores of a snapshot's inputs."""
+        return Stores(self.nodes, self.objects, self.apply_response)
+
+
+class StoreRelister:
+    """Lists the objects of a feed again."""
+
+    def __init__(
+        self, api: Api, targets: Mapping[str, ReflectorTarget[Any]], reflectors: Iterable[Reflector[Any]]
+    ) -> None:
+        self._api = api
+        self._targets = targets
+        self._reflectors = tuple(reflectors)
+        self._registry = MetricsRegistry()
+        """A registry of its own: counts of these lists must not overwrite those of the stores."""
+
+    async def read(self, name: str) -> Store[Any]:
+        """A separate list of one kind (`controllers.Relister`)."""
+        return await list_all.list_objects(self._api, self._targets[name], self._registry, lambda _: None)
+
+    def begin(self) -> None:
+        """Fill all stores from new lists."""
+        for reflector in self._reflectors:
+            reflector.relist()
+
+
+def watch_cluster(
+    api: Api, needs: DataRequirements, clock: Clock, registry: MetricsRegistry, namespace: str
+) -> ObjectFeed:
+    """Watch nodes and the objects of agents; `namespace` is nodewise's own."""
+
+    def reflector(target: ReflectorTarget[Any]) -> Reflector[Any]:
+        return Reflector(api, target, clock, registry, random.random)
+
+    targets = {"nodes": ReflectorTarget(NODES, needs.node_type)} | {
+        watched.name: _reflector_target(watched, namespace) for watched in needs.watched
+    }
+    others = {name: reflector(target) for name, target in targets.items()}
+    relister = StoreRelister(api, targets, others.values())
+    nodes = others.pop("nodes")
+    return ObjectFeed(
+        nodes.store,
+        {name: reflecting.store for name, reflecting in others.items()},
+        [nodes.run, *(reflecting.run for reflecting in others.values())],
+        {name: reflecting.apply_response for name, reflecting in others.items()},
+        relister,
+    )
+
+
+def _reflector_target(watched: Watched, namespace: str) -> ReflectorTarget[Any]:
+    inside = namespace if watched.own_namespace else ""
+    return ReflectorTarget(watched.resource, watched.type, inside, watched.selectors, watched.keep)
+
+
+def reflect_waiting_pods(
+    api: Api, kinds: Iterable[AgentKind], clock: Clock, registry: MetricsRegistry
+) -> Reflector[Any]:
+    """A reflector of the pods that are not bound yet, with the fields that agents read."""
+    pod_type = merge("Pod", PendingPodFields, *(kind.pod_fields for kind in kinds))
+    unbound = {"fieldSelector": "spec.nodeName="}
+    return Reflector(api, ReflectorTarget(PODS, pod_type, selectors=unbound), clock, registry, random.random)
+
+
+def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:
+    """The objects other than nodes that the agents read, without duplicates."""
+    return list(
+        {watched.name: watched for kind in kinds for watched in kind.watched(options[kind.name])}.values()
+    )
+
+
+def select_watched_file_objects(objects: FileObjects, watched: Watched) -> list[Any]:
+    """The objects of files that agents read. Pods in files usually have no uid, so each gets one from its name."""
+    items: list[Any] = objects.of(watched.resource, cast("type[Any]", watched.type))
+    if watched.resource == PODS:
+        items = [*map(_set_missing_pod_uid, items)]
+    return items if watched.keep is None else [kept for kept in map(watched.keep, items) if kept is not None]
+
+
+def _set_missing_pod_uid(pod: Any) -> Any:
+    if pod.metadata.uid:
+        return pod
+    uid = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=uid))
+
+
+def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) -> ObjectFeed:
+    """Read nodes and the objects of agents from files, and read them again when they change."""
+    kinds = [Watched("nodes", NODES, needs.node_type), *needs.watched]
+    writers: dict[str, StoreWriter[Any]] = {watched.name: StoreWriter() for watched in kinds}
+
+    def fill() -> None:
+        plain, _ = metric_files.split_paths(paths)
+        objects = object_files.read(plain)
+        for watched in kinds:
+            writers[watched.name].replace(select_watched_file_objects(objects, watched))
+
+    async def follow() -> None:
+        before = metric_files.fingerprint_files(paths)
+        while True:
+            await asyncio.sleep(period_s)
+            now = metric_files.fingerprint_files(paths)
+            if now == before:
+                continue
+            before = now
+            try:
+                fill()
+                logs.emit("objects_reread", paths=list(paths))
+            except NodewiseError as error:
+                logs.emit("objects_unreadable", error=str(error))
+
+    fill()
+    stores = {name: writer.store for name, writer in writers.items()}
+    return ObjectFeed(stores.pop("nodes"), stores, [follow], {})
+
+
+class SourceDependencies(NamedTuple):
+    """What sources of metrics are created from."""
+
+    api: Api | None
+    """None without a cluster."""
+    nodes: NodeLookup
+    prometheus: PrometheusOptions
+    max_age_s: float
+    """How far back queries of Prometheus look if a rule does not say."""
+    timeout_s: float
+    registry: MetricsRegistry
+
+
+_FACTORIES: Final[dict[str, Callable[[SourceDependencies], list[MetricsSource]]]] = {
+    "custom": lambda on: [CustomMetricsSource(on.api, on.timeout_s)] if on.api else [],
+    "resource": lambda on: [ResourceMetricsSource(on.api, on.nodes, on.timeout_s)] if on.api else [],
+    "prometheus": lambda on: [
+        PrometheusSource(url, PrometheusSettings(on.prometheus, on.max_age_s), on.nodes, on.registry)
+        for url in on.prometheus.prometheus_url
+    ],
+}
+"""Factories of sources by name, in the order of `auto`. They return an empty list if a requirement is missing."""
+
+_REQUIRED_FLAGS: Final = {"prometheus": "--prometheus-url"}
+
+
+def create_sources(
+    names: Sequence[str], objects_from: Sequence[str], dependencies: SourceDependencies
+) -> list[MetricsSource]:
+    """The sources that `--metrics` names, in that order, without duplicates. Files of objects are a source as well.
+
+    `auto` means every source whose requirements are met. A source looks for its API with each request, so an API that
+    is installed later is found then.
+    """
+    sources: list[MetricsSource] = (
+        [FileSource(tuple(objects_from), dependencies.nodes)] if objects_from else []
+    )
+    plain = [source_name for name in names for source_name in (_FACTORIES if name == "auto" else [name])]
+    for name in dict.fromkeys(plain):
+        kind, _, path = name.partition(":")
+        if kind == "file" and path:
+            sources.append(FileSource((path,), dependencies.nodes))
+        elif name in _FACTORIES:
+            sources += _create_metric_source(name, dependencies, required=name in names)
+        else:
+            expected = f"auto, {', '.join(_FACTORIES)} or file:PATH"
+            raise BadSettings("settings", [Problem("--metrics", repr(name), expected)])
+    return sources
+
+
+def _create_metric_source(
+    name: str, dependencies: SourceDependencies, *, required: bool
+) -> list[MetricsSource]:
+    made = _FACTORIES[name](dependencies)
+    if not made and required:
+        actual = f"{name}, without {_REQUIRED_FLAGS.get(name, 'a cluster')}"
+        raise BadSettings("settings", [Problem("--metrics", actual, "what this source needs")])
+    return made

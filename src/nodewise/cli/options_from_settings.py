@@ -1,0 +1,225 @@
+"""Creates options of commands from settings structs, and settings from command lines.
+
+A flag overrides the environment, which overrides the file of `--config`, which overrides the default. Settings of an
+agent may also be in a section of the file; there they apply to that agent alone and override the rest of the file.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Protocol, TypeVar
+
+import click
+import msgspec
+
+from nodewise.cli import older_flags, setting_declarations, settings_file
+from nodewise.cli.parameter_types import parameter_type, parameter_type_with_bounds
+from nodewise.cli.setting_declarations import CommandOptions, Group, Setting
+from nodewise.cli.settings_file import AgentSections
+from nodewise.errors import BadSettings, Problem, shown
+from nodewise.kube.options import KubeOptions
+from nodewise.option import Argument, Option
+
+if TYPE_CHECKING:
+    from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class SettingsByGroup(Protocol):
+    """The settings of several groups, by the struct that declares the group."""
+
+    def __getitem__(self, group: type[T], /) -> T: ...
+
+
+class CommandLine(NamedTuple):
+    """The values of a command's parameters, by field."""
+
+    values: Mapping[str, Any]
+
+    def settings(self, group: type[T]) -> T:
+        """A group of settings. `BadSettings` if a value is out of its bounds."""
+        return build_group(group, self.values)
+
+    def agent_options(self, kind: "AgentKind") -> Any:
+        """An agent's options. `BadSettings` if a value is out of its bounds."""
+        sections: AgentSections | None = self.values.get(settings_file.SECTIONS)
+        if sections is None:
+            return build_group(kind.options, self.values)
+        section = sections.of(kind.name)
+        places = {field: f"{sections.path}: {kind.name}: {field.removesuffix('_s')}" for field in section}
+        return build_group(kind.options, {**self.values, **section}, places)
+
+
+class ClusterOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of a command that only reads a cluster, as kubectl has them."""
+
+    kubeconfig: Annotated[str, Option(metavar="FILE", environment="NODEWISE_KUBECONFIG")] = ""
+    """Kubeconfig file; default: as for kubectl."""
+
+    context: Annotated[str, Option(metavar="NAME", environment="NODEWISE_CONTEXT")] = ""
+    """Context of the kubeconfig."""
+
+    @property
+    def kube(self) -> KubeOptions:
+        return KubeOptions(kubeconfig=self.kubeconfig, context=self.context)
+
+
+def output_option(forms: Iterable[str], help_: str = "Output format.") -> click.Option:
+    """The option `-o`, `--output` with these formats; the first one is the default."""
+    choices = list(forms)
+    return click.Option(
+        ["-o", "--output"], type=click.Choice(choices), default=choices[0], show_default=True, help=help_
+    )
+
+
+class SectionedCommand(click.Command):
+    """A command whose help groups options by section, after those without a section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(parameter_help_heading(parameter) or "Options", []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def parameter_help_heading(parameter: click.Parameter) -> str:
+    """The heading of a parameter in the help; empty for a parameter without one."""
+    return parameter.section if isinstance(parameter, _Option) else ""
+
+
+def make_command(
+    name: str,
+    run: Callable[[CommandLine], None],
+    parameters: Sequence[click.Parameter],
+    short_help: str,
+    kind: type[click.Command] = SectionedCommand,
+    **attributes: Any,
+) -> click.Command:
+    """A command that calls `run`, whose docstring is the help."""
+
+    def callback(**values: Any) -> None:
+        run(CommandLine(values))
+
+    return kind(
+        name,
+        callback=callback,
+        params=list(parameters),
+        help=run.__doc__,
+        short_help=short_help,
+        **attributes,
+    )
+
+
+def parameters(
+    *groups: Group,
+    kinds: "Sequence[AgentKind]" = (),
+    known: Sequence[Group] = (),
+    known_kinds: "Sequence[AgentKind]" = (),
+    has_file: bool = True,
+) -> list[click.Parameter]:
+    """The parameters of a command that takes these groups and these agents' settings.
+
+    First those of `CommandOptions`; then `--config`, where there are others, and the others. A setting that several
+    groups have is one option. The file may hold settings of the groups `known` and of `known_kinds` as well, of which
+    the command takes those that it has options for.
+    """
+    own = [group for group in groups if issubclass(group, CommandOptions)]
+    shared = [group for group in groups if group not in own]
+    own_settings = itertools.chain.from_iterable(map(setting_declarations.list_settings, own))
+    file = (
+        [settings_file.config_option([*shared, *known], kinds or known_kinds)]
+        if has_file and (shared or known)
+        else []
+    )
+    shared_options = map(_create_shared_option, setting_declarations.merge_settings(shared, kinds))
+    return [*map(_create_click_parameter, own_settings), *file, *shared_options]
+
+
+def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
+    """The struct of a command's parameters. `BadSettings` if a value is out of its bounds.
+
+    `places` names the origin of a field's value in error messages; other fields are named by their flag.
+    """
+    declarations = {setting.field: setting for setting in setting_declarations.list_settings(group)}
+    if issubclass(group, CommandOptions):
+        return group(**{field: values[field] for field in declarations})
+    fields = {field: setting.synonym(values[field]) for field, setting in declarations.items()}
+    try:
+        return msgspec.convert(fields, group, strict=False)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        field = path.rstrip("`")
+        place = (places or {}).get(field) or (declarations[field].flag if field in declarations else field)
+        raise BadSettings("settings", [Problem(place, shown(fields.get(field)), text)]) from error
+
+
+_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
+"""The value that the kubelet gives `NODEWISE_PORT` in pods beside a Service called nodewise."""
+
+
+class _Option(click.Option):
+    """An option with a section. If its own variable is not set, the variable of an older program has effect."""
+
+    section = ""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        if value is not None and _SERVICE_URL.match(value):
+            return None
+        if value is not None or self.envvar is None or self.name is None:
+            return value
+        return older_flags.translate_variable(self.name, os.environ)
+
+
+def _create_shared_option(setting: Setting) -> click.Option:
+    default = setting.shown_default()
+    option = _Option(
+        [setting.flag, setting.field],
+        type=parameter_type(setting),
+        metavar=setting.option.metavar,
+        is_flag=setting.inner is bool,
+        multiple=setting.is_list,
+        default=setting.default,
+        envvar=setting.variable,
+        help=f"{setting.help} [default: {default}]" if default else setting.help,
+    )
+    option.section = setting.section
+    return option
+
+
+def _create_click_parameter(setting: Setting) -> click.Parameter:
+    declaration = setting.option
+    if isinstance(declaration, Argument):
+        return click.Argument(
+            [setting.field],
+            type=parameter_type(setting),
+            metavar=declaration.metavar,
+            nargs=-1 if setting.is_list else 1,
+            required=declaration.is_required,
+        )
+    attributes: dict[str, Any] = {} if setting.is_required else {"default": setting.default}
+    if setting.field.endswith("_s") and setting.default:
+        attributes["default"] = setting.shown_default()
+    if declaration.value_of_bare_flag is not None:
+        attributes |= {"is_flag": False, "flag_value": declaration.value_of_bare_flag}
+    elif setting.inner is bool:
+        attributes["is_flag"] = True
+    option = _Option(
+        [*setting.flags, setting.field],
+        type=declaration.type or parameter_type_with_bounds(setting),
+        metavar=declaration.metavar,
+        multiple=setting.is_list,
+        required=setting.is_required,
+        envvar=declaration.environment or None,
+        show_envvar=declaration.shows_environment,
+        show_default=declaration.shows_default and bool(setting.shown_default()),
+        help=setting.help,
+        **attributes,
+    )
+    option.section = declaration.section
+    return option

@@ -1,0 +1,244 @@
+"""Workloads that run a scheduler, a descheduler or nodewise, and pods that wait or name a policy."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise import clock
+from nodewise.agents.telemetry.agent import POLICY_LABEL, misspelt_label
+from nodewise.doctor.collectors.cluster_reader import (
+    CRON_JOBS,
+    DAEMON_SETS,
+    DEPLOYMENTS,
+    STATEFUL_SETS,
+    ClusterReader,
+    parse_json,
+)
+from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
+from nodewise.doctor.facts import PodInfo, UnavailableFact
+from nodewise.doctor.parsing import workloads
+from nodewise.doctor.parsing.object_fields import get, get_labels, get_list, get_mapping, get_text, get_texts
+from nodewise.doctor.parsing.workloads import Container, Workload
+from nodewise.kube.resource_kinds import PODS, selector
+from nodewise.terminal_escaping import short
+
+_MAX_PODS: Final = 20_000
+"""In a cluster with more pods, not all of them are read to find single ones."""
+_PENDING: Final = {"fieldSelector": "spec.nodeName=,status.phase!=Succeeded,status.phase!=Failed"}
+_WITH_POLICY: Final = {"labelSelector": POLICY_LABEL}
+_SCHEDULERS: Final = ("kube-scheduler", "koord-scheduler", "crane-scheduler")
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    labels: dict[str, str] | None = None
+
+
+class _Labels(msgspec.Struct, frozen=True):
+    """The labels of a pod; the cheapest type to decode for all pods."""
+
+    metadata: _Metadata = _Metadata()
+
+
+class ProgramWorkloads(NamedTuple):
+    """Workloads by the program that they run."""
+
+    schedulers: tuple[Workload, ...]
+    deschedulers: tuple[Workload, ...]
+    extenders: tuple[Workload, ...]
+    elsewhere: tuple[Workload, ...] = ()
+    """Those of other namespaces, which are not examined: a tenant can name any container a scheduler."""
+
+
+class ReplicaPod(NamedTuple):
+    """A pod of a workload."""
+
+    name: str
+    address: str
+    problems: tuple[str, ...]
+
+
+def is_scheduler(container: Container) -> bool:
+    if any(workloads.runs(container, name) for name in _SCHEDULERS):
+        return True
+    return workloads.runs(container, "scheduler") and workloads.flag(container, "config") is not None
+
+
+def is_descheduler(container: Container) -> bool:
+    return workloads.runs(container, "descheduler")
+
+
+_PROGRAMS: Final = (is_scheduler, is_descheduler, workloads.is_extender)
+
+
+def find_container(workload: Workload, is_wanted: Callable[[Container], bool]) -> Container:
+    """The container that runs a program; the workload must have one."""
+    return next(container for container in workload.containers if is_wanted(container))
+
+
+async def collect_program_workloads(session: Session) -> ProgramWorkloads | UnavailableFact:
+    """All workloads, and pods that no workload made."""
+    kinds = (DEPLOYMENTS, DAEMON_SETS, STATEFUL_SETS, CRON_JOBS)
+    lists = await asyncio.gather(
+        *(session.reader.get_list(kind, partial(_parse_workload, kind.kind)) for kind in kinds),
+        _read_single_pods(session.reader),
+    )
+    if missing := [part for part in lists if isinstance(part, UnavailableFact)]:
+        return _join_unavailable_reasons(missing)
+    everywhere = [workload for part in lists for workload in _readable_or_empty(part)]
+    examined = [workload for workload in everywhere if workload.namespace in session.namespaces]
+    return ProgramWorkloads(
+        _workloads_with_container(examined, is_scheduler),
+        _workloads_with_container(examined, is_descheduler),
+        _workloads_with_container(examined, workloads.is_extender),
+        tuple(workload for workload in everywhere if workload.namespace not in session.namespaces),
+    )
+
+
+def _workloads_with_container(
+    listed: list[Workload], is_program: Callable[[Container], bool]
+) -> tuple[Workload, ...]:
+    return tuple(workload for workload in listed if any(map(is_program, workload.containers)))
+
+
+def _readable_or_empty(part: list[Workload] | UnavailableFact) -> list[Workload]:
+    return [] if isinstance(part, UnavailableFact) else part
+
+
+def _join_unavailable_reasons(parts: list[UnavailableFact]) -> UnavailableFact:
+    what = ", ".join(part.what for part in parts)
+    rights = "; ".join(dict.fromkeys(part.right for part in parts if part.right))
+    return parts[0]._replace(what=what, right=rights)
+
+
+async def collect_programs_elsewhere(session: Session) -> tuple[str, ...]:
+    return tuple(workload.where for workload in (await session.require(collect_program_workloads)).elsewhere)
+
+
+async def _read_single_pods(reader: ClusterReader) -> list[Workload] | UnavailableFact:
+    """Pods without a controller, and mirror pods; in a large cluster only those of kube-system."""
+    pods = await reader.get_list(PODS, parse_single_pod, limit=_MAX_PODS)
+    if isinstance(pods, UnavailableFact) and pods.is_minor:
+        return await reader.get_list(PODS, parse_single_pod, namespace=SYSTEM_NAMESPACE)
+    return pods
+
+
+def _parse_workload(kind: str, body: bytes) -> Workload | None:
+    workload = workloads.parse(kind, parse_json(body))
+    return workload if _runs_program(workload) else None
+
+
+def parse_single_pod(body: bytes) -> Workload | None:
+    if b"scheduler" not in body and b"nodewise" not in body:  # most pods of a large cluster
+        return None
+    value = parse_json(body)
+    pod = workloads.parse("Pod", value)
+    owners = [get_text(owner, "kind") for owner in get_list(value, "metadata", "ownerReferences")]
+    is_single = all(kind == "Node" for kind in owners)
+    return pod if is_single and pod.replicas and _runs_program(pod) else None
+
+
+def _runs_program(workload: Workload) -> bool:
+    return any(is_program(container) for container in workload.containers for is_program in _PROGRAMS)
+
+
+async def read_replicas(reader: ClusterReader, workload: Workload) -> list[ReplicaPod]:
+    """The pods that a workload made, found by its labels."""
+    labels = ",".join(selector(key, value) for key, value in sorted(workload.labels.items()))
+    if workload.where.startswith("Pod/") or not labels:
+        return []
+    selectors = {"labelSelector": labels}
+    pods = await reader.get_list(PODS, _parse_replica, namespace=workload.namespace, selectors=selectors)
+    return [] if isinstance(pods, UnavailableFact) else pods
+
+
+def _parse_replica(body: bytes) -> ReplicaPod | None:
+    value = parse_json(body)
+    if workloads.is_finished(value):
+        return None
+    problems = workloads.parse("Pod", value).problems
+    return ReplicaPod(get_text(value, "metadata", "name"), get_text(value, "status", "podIP"), problems)
+
+
+async def collect_pods(session: Session) -> tuple[PodInfo, ...] | UnavailableFact:
+    """Pods that wait for a node, name a policy, or nearly name one. In a large cluster the last kind is left out."""
+    now = clock.SystemClock().now()
+    parse = partial(parse_pod, now)
+    lists = await asyncio.gather(
+        session.reader.get_list(PODS, parse, selectors=_PENDING),
+        session.reader.get_list(PODS, parse, selectors=_WITH_POLICY),
+        session.reader.get_list(PODS, partial(_parse_misspelled, now), limit=_MAX_PODS),
+    )
+    by_key: dict[tuple[str, str], PodInfo] = {}
+    for part in lists:
+        if not isinstance(part, UnavailableFact):
+            by_key |= {(pod.namespace, pod.name): pod for pod in part}
+        elif not part.is_minor:
+            return part
+    return tuple(by_key.values())
+
+
+def _parse_misspelled(now: float, body: bytes) -> PodInfo | None:
+    try:
+        labels = msgspec.json.decode(body, type=_Labels).metadata.labels or ()
+    except msgspec.MsgspecError:
+        return None
+    return parse_pod(now, body) if misspelt_label(labels) else None
+
+
+def parse_pod(now: float, body: bytes) -> PodInfo | None:
+    """A pod; None if it is finished."""
+    value = parse_json(body)
+    if workloads.is_finished(value):
+        return None
+    spec, labels = get(value, "spec"), get_labels(value, "metadata", "labels")
+    policy = labels.get(POLICY_LABEL, "")
+    return PodInfo(
+        name=get_text(value, "metadata", "name"),
+        namespace=get_text(value, "metadata", "namespace"),
+        policy=policy,
+        scheduler_name=get_text(spec, "schedulerName") or "default-scheduler",
+        node=get_text(spec, "nodeName"),
+        age_s=now - _created_at(value, now),
+        resources=tuple(sorted(_requested_resources(spec))),
+        message=short(workloads.scheduling_message(value), 500),
+        avoids_violating=_avoids_violating(spec, policy),
+        is_gated=bool(get_list(spec, "schedulingGates")),
+        misspelled_label=misspelt_label(labels),
+    )
+
+
+def _created_at(value: Any, default: float) -> float:
+    try:
+        return clock.parse_rfc3339(get_text(value, "metadata", "creationTimestamp"))
+    except ValueError:
+        return default
+
+
+def _requested_resources(spec: Any) -> Iterable[str]:
+    """The extended resources of all containers."""
+    for container in (*get_list(spec, "containers"), *get_list(spec, "initContainers")):
+        for kind in ("requests", "limits"):
+            yield from (name for name in get_mapping(container, "resources", kind) if "/" in name)
+
+
+def _avoids_violating(spec: Any, policy: str) -> bool:
+    """Whether every term of its required node affinity excludes nodes that the policy labels."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = get_list(spec, "affinity", "nodeAffinity", required, "nodeSelectorTerms")
+    return bool(policy and terms) and all(
+        any(
+            get_text(expression, "key") == policy and _excludes_violating(expression)
+            for expression in get_list(term, "matchExpressions")
+        )
+        for term in terms
+    )
+
+
+def _excludes_violating(expression: Any) -> bool:
+    operator = get_text(expression, "operator")
+    return operator == "DoesNotExist" or (
+        operator == "NotIn" and "violating" in get_texts(expression, "values")
+    )

@@ -1,0 +1,185 @@
+from typing import Any
+
+import pytest
+
+from nodewise.clock import ManualClock
+from nodewise.errors import Unavailable
+from nodewise.kube import leader_election_rules
+from nodewise.kube.elector import Elector
+from nodewise.kube.leader_election_rules import LeaseLock, LeaseSpec, ObservedLease
+from nodewise.kube.resource_kinds import LEASES
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.simulate.in_memory_api import FakeApi
+
+LOCK = LeaseLock("ns", "nodewise", "us")
+OURS = LeaseSpec("us", 15, acquire_time="then", renew_time="then", lease_transitions=4)
+THEIRS = LeaseSpec("them", 15, acquire_time="then", renew_time="then", lease_transitions=4)
+
+
+@pytest.mark.parametrize(
+    ("seen", "wait_s"),
+    [
+        pytest.param(None, 0.0, id="there is none: it may be made"),
+        pytest.param(ObservedLease(LeaseSpec(), 100.0), 0.0, id="an empty one may be taken"),
+        pytest.param(ObservedLease(LeaseSpec(""), 100.0), 0.0, id="a released one may be taken"),
+        pytest.param(ObservedLease(OURS, 100.0), 0.0, id="our own may be renewed"),
+        pytest.param(ObservedLease(THEIRS, 100.0), 15.0, id="another's is left alone from when it was seen"),
+        pytest.param(ObservedLease(THEIRS, 90.0), 5.0, id="for what is left of its time"),
+        pytest.param(ObservedLease(THEIRS, 85.0), 0.0, id="and may then be taken"),
+        pytest.param(ObservedLease(LeaseSpec("them"), 90.0), 5.0, id="one without a duration has ours"),
+        pytest.param(
+            ObservedLease(LeaseSpec("them", 60), 90.0), 50.0, id="the duration is the one its holder wrote"
+        ),
+    ],
+)
+def test_how_long_a_lease_is_anothers(seen: ObservedLease | None, wait_s: float) -> None:
+    assert leader_election_rules.wait_s(seen, LOCK, 100.0) == wait_s
+
+
+def test_time_counts_from_when_a_content_was_first_seen() -> None:
+    first = leader_election_rules.observe(None, THEIRS, 10.0)
+    assert leader_election_rules.observe(first, THEIRS, 20.0) == ObservedLease(THEIRS, 10.0)
+    assert leader_election_rules.observe(first, OURS, 20.0) == ObservedLease(OURS, 20.0)
+
+
+NOW = "2023-11-14T22:13:20.500000Z"
+
+
+@pytest.mark.parametrize(
+    ("seen", "claimed"),
+    [
+        pytest.param(None, LeaseSpec("us", 15, NOW, NOW, 0), id="the first"),
+        pytest.param(
+            ObservedLease(OURS, 0), LeaseSpec("us", 15, "then", NOW, 4), id="renewing keeps when it began"
+        ),
+        pytest.param(ObservedLease(THEIRS, 0), LeaseSpec("us", 15, NOW, NOW, 5), id="taking is a transition"),
+        pytest.param(
+            ObservedLease(LeaseSpec(), 0), LeaseSpec("us", 15, NOW, NOW, 1), id="taking an empty one"
+        ),
+    ],
+)
+def test_what_a_claim_writes(seen: ObservedLease | None, claimed: LeaseSpec) -> None:
+    assert leader_election_rules.acquire_or_renew(seen, LOCK, 1_700_000_000.5) == claimed
+
+
+def test_a_release_leaves_a_second_to_nobody() -> None:
+    assert leader_election_rules.release(ObservedLease(OURS, 0), 1_700_000_000.5) == LeaseSpec(
+        "", 1, NOW, NOW, 4
+    )
+
+
+class ElectorFixture:
+    """An elector on a fake API server, stepped by hand."""
+
+    def __init__(self) -> None:
+        self.api = FakeApi()
+        self.clock = ManualClock(1000.0)
+        self.transitions: list[bool] = []
+        self.elector = Elector(
+            self.api, LOCK, self.clock, MetricsRegistry(), lambda: 0.0, self.transitions.append
+        )
+
+    async def look(self) -> None:
+        await self.elector._try_to_lead()
+        self.elector._report_change()
+
+    def spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.api.objects(LEASES)["ns", "nodewise"]["spec"]
+        return spec
+
+    def others(self, spec: LeaseSpec) -> None:
+        """Another replica writes."""
+        item = {
+            "metadata": {"name": "nodewise", "namespace": "ns"},
+            "spec": spec.__class__.__struct_encode_fields__,
+        }
+        item["spec"] = {
+            "holderIdentity": spec.holder_identity,
+            "leaseDurationSeconds": spec.lease_duration_seconds,
+        }
+        self.api.put(LEASES, item)
+
+
+@pytest.fixture
+def candidate(monkeypatch: pytest.MonkeyPatch) -> ElectorFixture:
+    monkeypatch.setattr("nodewise.observe.logs.emit", lambda *_, **__: None)
+    return ElectorFixture()
+
+
+async def test_a_leader_renews_with_one_write(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    assert candidate.elector.leading
+    candidate.api.calls.clear()
+    candidate.clock.advance(2.0)
+    await candidate.look()
+    assert [verb for verb, _ in candidate.api.calls] == ["replace"]
+    assert candidate.spec()["leaseTransitions"] == 0
+
+
+async def test_a_leader_that_cannot_renew_stops_at_its_deadline(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    candidate.api.fail(Unavailable("down"), 100)
+    for _ in range(4):
+        candidate.clock.advance(2.0)
+        await candidate.look()
+        assert candidate.elector.leading
+    candidate.clock.advance(2.0)
+    assert not candidate.elector.leading
+    await candidate.look()
+    assert candidate.transitions == [True, False]
+
+
+async def test_a_leader_sees_at_once_that_another_has_taken_it(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    candidate.others(THEIRS)
+    candidate.clock.advance(2.0)
+    await candidate.look()
+    assert not candidate.elector.leading
+    assert candidate.elector.holder == "them"
+
+
+async def test_a_leader_takes_a_deleted_lease_again(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    candidate.api.remove(LEASES, "nodewise", "ns")
+    candidate.clock.advance(2.0)
+    await candidate.look()
+    assert candidate.elector.leading
+    assert candidate.spec()["holderIdentity"] == "us"
+
+
+async def test_a_lease_that_was_deleted_is_not_taken_from_a_leader_who_may_not_know(
+    candidate: ElectorFixture,
+) -> None:
+    candidate.others(THEIRS)
+    await candidate.look()
+    candidate.api.remove(LEASES, "nodewise", "ns")
+    candidate.clock.advance(14.0)
+    await candidate.look()
+    assert not candidate.elector.leading
+    candidate.clock.advance(1.0)
+    await candidate.look()
+    assert candidate.elector.leading
+
+
+async def test_who_stops_without_leading_writes_nothing(candidate: ElectorFixture) -> None:
+    candidate.others(THEIRS)
+    await candidate.look()
+    candidate.api.calls.clear()
+    await candidate.elector.stop()
+    assert candidate.api.calls == []
+
+
+async def test_a_release_that_fails_is_no_error(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    candidate.api.fail(Unavailable("down"))
+    await candidate.elector.stop()
+    assert not candidate.elector.leading
+    assert candidate.spec()["holderIdentity"] == "us"
+
+
+async def test_a_lease_that_cannot_be_read_is_left_alone(candidate: ElectorFixture) -> None:
+    item = {"metadata": {"name": "nodewise", "namespace": "ns"}, "spec": {"holderIdentity": 7}}
+    candidate.api.put(LEASES, item)
+    await candidate.look()
+    assert not candidate.elector.leading
+    assert candidate.spec()["holderIdentity"] == 7

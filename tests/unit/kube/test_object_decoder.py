@@ -1,0 +1,147 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.kube import struct_type_merge
+from nodewise.kube.list_watch import WatchEvent
+from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+
+class ThingSpec(msgspec.Struct, frozen=True):
+    size: int = 0
+
+
+class Sized(msgspec.Struct, frozen=True):
+    spec: ThingSpec = ThingSpec()
+
+
+Thing = struct_type_merge.merge("Thing", Sized)
+
+
+def raw(name: str, size: object) -> msgspec.Raw:
+    item = {"metadata": {"name": name, "namespace": "n"}, "spec": {"size": size}}
+    return msgspec.Raw(msgspec.json.encode(item))
+
+
+@pytest.fixture
+def metrics_registry() -> MetricsRegistry:
+    return MetricsRegistry()
+
+
+@pytest.fixture
+def decoder(metrics_registry: MetricsRegistry) -> ObjectDecoder[Any]:
+    return ObjectDecoder("Thing", Thing, metrics_registry)
+
+
+@pytest.fixture
+def log_lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "nodewise.observe.logs.emit", lambda event, **fields: lines.append({"event": event} | fields)
+    )
+    return lines
+
+
+def names(decoder: ObjectDecoder[Any]) -> list[str]:
+    return [item.metadata.name for item in decoder.store.values()]
+
+
+def test_one_object_that_cannot_be_read_does_not_stop_the_rest(
+    decoder: ObjectDecoder[Any], metrics_registry: MetricsRegistry, log_lines: list[dict[str, Any]]
+) -> None:
+    for name, size in (("a", 1), ("bad", "large"), ("b", 2)):
+        decoder.add(raw(name, size))
+    decoder.finish()
+    assert names(decoder) == ["a", "b"]
+    assert b'kube_unreadable_total{kind="Thing"} 1.0' in metrics_registry.exposition()
+    assert b'kube_objects{kind="Thing"} 2.0' in metrics_registry.exposition()
+    (line,) = log_lines
+    assert line["event"] == "object_unreadable"
+    assert (line["namespace"], line["name"]) == ("n", "bad")
+    assert line["error"] == "Expected `int`, got `str` - at `$.spec.size`"
+
+
+def test_an_object_that_becomes_unreadable_goes_and_comes_back_when_mended(
+    decoder: ObjectDecoder[Any],
+) -> None:
+    for size, wanted in ((1, ["a"]), ("large", []), (2, ["a"])):
+        decoder.apply(WatchEvent("put", ("n", "a"), raw("a", size)))
+        assert names(decoder) == wanted
+
+
+def test_an_unreadable_object_can_be_deleted(decoder: ObjectDecoder[Any]) -> None:
+    decoder.apply(WatchEvent("put", ("n", "a"), raw("a", 1)))
+    decoder.apply(WatchEvent("gone", ("n", "a"), raw("a", "large")))
+    assert names(decoder) == []
+
+
+def test_a_bad_object_is_named_once_and_a_thousand_do_not_fill_the_log(
+    decoder: ObjectDecoder[Any], log_lines: list[dict[str, Any]]
+) -> None:
+    for _ in range(3):
+        decoder.add(raw("bad", "large"))
+    assert len(log_lines) == 1
+    for number in range(1000):
+        decoder.add(raw(f"bad-{number}", "large"))
+    assert len(log_lines) == 100
+
+
+def test_what_has_no_name_is_left_out(decoder: ObjectDecoder[Any]) -> None:
+    for item in (b"{}", b"null", b'{"metadata": 3}', b'{"metadata": {}}'):
+        decoder.add(msgspec.Raw(item))
+    decoder.finish()
+    assert names(decoder) == []
+
+
+def test_a_bookmark_changes_nothing(decoder: ObjectDecoder[Any]) -> None:
+    decoder.apply(WatchEvent("bookmark", ("", ""), msgspec.Raw(b"{}")))
+    assert len(decoder.store) == 0
+
+
+def test_a_bookmark_says_how_far_the_watch_has_come(decoder: ObjectDecoder[Any]) -> None:
+    decoder.finish("5")
+    decoder.apply(WatchEvent("bookmark", ("", ""), msgspec.Raw(b"{}"), "9"))
+    assert decoder.store.resource_version == "9"
+
+
+def test_what_nobody_reads_is_not_held(metrics_registry: MetricsRegistry) -> None:
+    def large(thing: Any) -> Any | None:
+        return thing if thing.spec.size > 1 else None
+
+    decoder: ObjectDecoder[Any] = ObjectDecoder("Thing", Thing, metrics_registry, keep=large)
+    for name, size in (("a", 1), ("b", 2), ("c", 3)):
+        decoder.add(raw(name, size))
+    decoder.finish("5")
+    assert names(decoder) == ["b", "c"]
+    decoder.apply(WatchEvent("put", ("n", "b"), raw("b", 0), "6"))
+    decoder.apply(WatchEvent("put", ("n", "d"), raw("d", 0), "7"))
+    decoder.apply(WatchEvent("put", ("n", "a"), raw("a", 9), "8"))
+    assert names(decoder) == ["c", "a"]
+    assert decoder.store.resource_version == "8"
+
+
+def test_an_answer_to_a_write_is_learnt_at_its_version(decoder: ObjectDecoder[Any]) -> None:
+    def answer(version: str, size: object) -> bytes:
+        metadata = {"name": "a", "namespace": "n", "resourceVersion": version}
+        return msgspec.json.encode({"metadata": metadata, "spec": {"size": size}})
+
+    decoder.finish("5")
+    assert decoder.apply_response(answer("9", 3)) == decoder.store.get("n", "a")
+    decoder.apply(WatchEvent("put", ("n", "a"), raw("a", 1), "8"))
+    learnt = decoder.apply_response(answer("7", 2))
+    assert learnt is not None
+    assert learnt.spec.size == 3
+    assert decoder.apply_response(b"no object") is None
+
+
+def test_less_of_an_object_may_be_held(metrics_registry: MetricsRegistry) -> None:
+    def smaller(thing: Any) -> Any:
+        return msgspec.structs.replace(thing, spec=msgspec.structs.replace(thing.spec, size=0))
+
+    decoder: ObjectDecoder[Any] = ObjectDecoder("Thing", Thing, metrics_registry, keep=smaller)
+    decoder.add(raw("a", 7))
+    decoder.finish("5")
+    decoder.apply(WatchEvent("put", ("n", "b"), raw("b", 8), "6"))
+    assert [thing.spec.size for thing in decoder.store.values()] == [0, 0]

@@ -1,0 +1,226 @@
+"""The union of what agents declare. The declared types stand here as they would in their folders."""
+
+from itertools import permutations
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.kube import struct_type_merge
+
+
+class Struct(msgspec.Struct, frozen=True):
+    """The agents' base, to keep the cases short."""
+
+
+class LabelFields(Struct, frozen=True):
+    labels: dict[str, str] = {}
+
+
+class OneNode(Struct, frozen=True):
+    metadata: LabelFields
+
+
+class Resources(Struct, frozen=True, rename="camel"):
+    allocatable: dict[str, str] = {}
+    node_info: str = ""
+
+
+class TwoNode(Struct, frozen=True):
+    metadata: LabelFields
+    status: Resources = Resources()
+
+
+class TaintFields(Struct, frozen=True):
+    key: str
+
+
+class Effect(Struct, frozen=True):
+    effect: str = ""
+
+
+class OneSpec(Struct, frozen=True):
+    taints: tuple[TaintFields, ...] = ()
+
+
+class SecondSpec(Struct, frozen=True):
+    taints: tuple[Effect, ...] = ()
+
+
+class OneTainted(Struct, frozen=True):
+    spec: OneSpec = OneSpec()
+
+
+class TwoTainted(Struct, frozen=True):
+    spec: SecondSpec = SecondSpec()
+
+
+class OneMaybe(Struct, frozen=True):
+    spec: OneSpec | None = None
+
+
+class TwoMaybe(Struct, frozen=True):
+    spec: SecondSpec | None = None
+
+
+class ResourcesMaybe(Struct, frozen=True):
+    spec: Resources | None = None
+
+
+class ByName(Struct, frozen=True):
+    items: dict[str, TaintFields] = {}
+
+
+class ByNameToo(Struct, frozen=True):
+    items: dict[str, Effect] = {}
+
+
+def read(type_: Any, text: str) -> Any:
+    return msgspec.json.decode(text, type=type_)
+
+
+def test_nobody_needs_anything_but_a_name() -> None:
+    node = read(struct_type_merge.merge("Node"), '{"metadata": {"name": "a", "more": 1}, "spec": {}}')
+    assert (node.metadata.name, node.metadata.namespace, node.metadata.uid) == ("a", "", "")
+    assert type(node).__name__ == "Node"
+
+
+def test_fields_of_several_stand_side_by_side() -> None:
+    text = '{"metadata": {"name": "a", "labels": {"k": "v"}}, "status": {"nodeInfo": "i"}}'
+    node = read(struct_type_merge.merge("Node", OneNode, TwoNode), text)
+    assert node.metadata.labels == {"k": "v"}
+    assert node.status.node_info == "i"
+    assert node.status.allocatable == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text", "path"),
+    [
+        pytest.param(OneTainted, TwoTainted, '"spec": {"taints": [ITEM]}', "spec.taints.0", id="in a list"),
+        pytest.param(OneMaybe, TwoMaybe, '"spec": {"taints": [ITEM]}', "spec.taints.0", id="in an optional"),
+        pytest.param(ByName, ByNameToo, '"items": {"x": ITEM}', "items.x", id="in a mapping"),
+    ],
+)
+def test_structs_are_merged_at_any_depth(first: Any, second: Any, text: str, path: str) -> None:
+    body = text.replace("ITEM", '{"key": "k", "effect": "e"}')
+    value = read(struct_type_merge.merge("Node", first, second), f'{{"metadata": {{"name": "a"}}, {body}}}')
+    for step in path.split("."):
+        value = value[int(step)] if step == "0" else value[step] if step == "x" else getattr(value, step)
+    assert (value.key, value.effect) == ("k", "e")
+
+
+def test_what_may_be_left_out_is_merged_of_any_number() -> None:
+    for order in permutations((OneMaybe, TwoMaybe, ResourcesMaybe)):
+        body = '{"metadata": {"name": "a"}, "spec": {"taints": [{"key": "k"}], "nodeInfo": "i"}}'
+        node = read(struct_type_merge.merge("Node", *order), body)
+        assert (node.spec.taints[0].key, node.spec.node_info) == ("k", "i")
+
+
+def test_what_is_left_out_has_the_default_of_the_merged_type() -> None:
+    node = read(struct_type_merge.merge("Node", OneTainted, TwoTainted), '{"metadata": {"name": "a"}}')
+    assert node.spec.taints == ()
+
+
+def test_the_order_of_agents_does_not_matter() -> None:
+    text = '{"metadata": {"name": "a", "labels": {"k": "v"}}, "status": {"allocatable": {"cpu": "1"}}}'
+    first, second = (
+        read(struct_type_merge.merge("Node", *order), text)
+        for order in ((OneNode, TwoNode), (TwoNode, OneNode))
+    )
+    assert msgspec.json.decode(msgspec.json.encode(first)) == msgspec.json.decode(msgspec.json.encode(second))
+
+
+def test_merged_objects_do_not_burden_the_garbage_collector_and_cannot_change() -> None:
+    merged = struct_type_merge.merge("Node", OneNode, TwoNode)
+    node = read(merged, '{"metadata": {"name": "a"}}')
+    assert merged.__struct_config__.gc is False
+    with pytest.raises(AttributeError, match="immutable"):
+        node.metadata.name = "b"
+
+
+class TextField(Struct, frozen=True):
+    value: str = ""
+
+
+class Number(Struct, frozen=True):
+    value: int = 0
+
+
+class OtherDefault(Struct, frozen=True):
+    value: str = "x"
+
+
+class NoDefault(Struct, frozen=True):
+    value: str
+
+
+class NestedText(Struct, frozen=True):
+    spec: TextField = TextField()
+
+
+class NestedNumber(Struct, frozen=True):
+    spec: Number = Number()
+
+
+class RenamedField(Struct, frozen=True, rename={"worth": "value"}):
+    worth: str = ""
+
+
+class Several(Struct, frozen=True):
+    value: tuple[str, ...] = ()
+
+
+class SeveralNumbers(Struct, frozen=True):
+    value: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        pytest.param(
+            TextField,
+            Number,
+            "Node.value: {here}.TextField declares str, {here}.Number declares int",
+            id="types",
+        ),
+        pytest.param(
+            TextField, OtherDefault, "TextField declares '', {here}.OtherDefault declares 'x'", id="defaults"
+        ),
+        pytest.param(
+            TextField,
+            NoDefault,
+            "TextField declares '', {here}.NoDefault declares no default",
+            id="no default",
+        ),
+        pytest.param(NestedText, NestedNumber, "Node.spec.value: {here}.TextField declares str", id="nested"),
+        pytest.param(
+            TextField,
+            RenamedField,
+            "TextField declares value, {here}.RenamedField declares worth",
+            id="names in Python",
+        ),
+        pytest.param(
+            Several, SeveralNumbers, "Several declares str, {here}.SeveralNumbers declares int", id="items"
+        ),
+        pytest.param(TextField, Several, "TextField declares str", id="one and several"),
+    ],
+)
+def test_who_disagrees_is_named(first: Any, second: Any, words: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        struct_type_merge.merge("Node", first, second)
+    assert words.format(here=__name__) in str(raised.value)
+    assert str(raised.value).endswith("they must agree")
+
+
+class OwnMeta(Struct, frozen=True):
+    name: str = "nobody"
+    generation: int = 0
+
+
+class WithOwnMeta(Struct, frozen=True):
+    metadata: OwnMeta = OwnMeta()
+
+
+def test_a_default_for_what_every_object_has_does_not_matter() -> None:
+    node = read(struct_type_merge.merge("Node", WithOwnMeta), '{"metadata": {"name": "a", "generation": 3}}')
+    assert (node.metadata.name, node.metadata.generation) == ("a", 3)

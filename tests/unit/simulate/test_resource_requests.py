@@ -1,0 +1,82 @@
+from typing import Any
+
+import pytest
+
+from nodewise.errors import BadInput
+from nodewise.simulate import resource_requests
+
+Spec = dict[str, Any]
+
+
+def container(*, restart: str = "", limits: dict[str, str] | None = None, **requests: str) -> Spec:
+    made: Spec = {"resources": {"requests": requests, "limits": limits or {}}}
+    return made | ({"restartPolicy": restart} if restart else {})
+
+
+def cpus(*amounts: str) -> list[Spec]:
+    return [container(cpu=amount) for amount in amounts]
+
+
+SPECS: dict[str, tuple[Spec, dict[str, int]]] = {
+    "a pod that asks for nothing": ({"containers": [{}]}, {}),
+    "containers add up": ({"containers": cpus("1", "250m")}, {"cpu": 1250}),
+    "what is finer than a milli-core is rounded up, once": ({"containers": cpus("100u", "100u")}, {"cpu": 1}),
+    "memory is in bytes": ({"containers": [container(memory="1Ki")]}, {"memory": 1024}),
+    "a limit stands for a missing request": (
+        {"containers": [container(cpu="1", limits={"cpu": "2", "telemetry/scheduling": "1"})]},
+        {"cpu": 1000, "telemetry/scheduling": 1},
+    ),
+    "init containers run one after the other, before the others": (
+        {"containers": cpus("1", "1"), "initContainers": cpus("3", "1")},
+        {"cpu": 3000},
+    ),
+    "a small init container costs nothing": (
+        {"containers": cpus("1"), "initContainers": cpus("500m")},
+        {"cpu": 1000},
+    ),
+    "a sidecar runs on beside all that follow it": (
+        {"containers": cpus("1"), "initContainers": [container(cpu="2", restart="Always"), *cpus("3")]},
+        {"cpu": 5000},
+    ),
+    "requests of the pod stand above those of its containers": (
+        {"containers": cpus("1"), "resources": {"requests": {"cpu": "3", "example.com/card": "1"}}},
+        {"cpu": 3000},
+    ),
+    "limits of the pod count where nobody requests": (
+        {"containers": cpus("1"), "resources": {"limits": {"cpu": "3", "memory": "5"}}},
+        {"cpu": 1000, "memory": 5},
+    ),
+    "overhead comes on top": (
+        {"containers": cpus("1"), "overhead": {"cpu": "100m", "memory": "1k"}},
+        {"cpu": 1100, "memory": 1000},
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "amounts"), SPECS.values(), ids=SPECS)
+def test_requests_are_counted_as_kube_scheduler_counts_them(spec: Spec, amounts: dict[str, int]) -> None:
+    assert resource_requests.requested(spec) == amounts
+
+
+def test_scores_count_something_for_a_container_that_asks_for_nothing() -> None:
+    assert resource_requests.scored({"containers": [{}, container(cpu="2")]}) == (2100, 400 * 2**20)
+
+
+def test_a_pod_that_is_not_placed_yet_is_scored_by_its_containers() -> None:
+    spec = {"containers": cpus("1"), "resources": {"requests": {"cpu": "3"}}}
+    assert resource_requests.scored(spec)[0] == 3000
+    assert resource_requests.scored_by_containers(spec)[0] == 1000
+
+
+def test_a_node_without_allocatable_offers_its_capacity() -> None:
+    assert resource_requests.allocatable({"capacity": {"cpu": "2", "pods": "9"}}) == {"cpu": 2000, "pods": 9}
+    assert resource_requests.allocatable({"capacity": {"cpu": "2"}, "allocatable": {"cpu": "1"}}) == {
+        "cpu": 1000
+    }
+
+
+def test_what_is_no_quantity_is_named() -> None:
+    with pytest.raises(
+        BadInput, match=r"spec.containers\[0\].resources.requests.cpu: 'much'; expected a Kub"
+    ):
+        resource_requests.requested({"containers": cpus("much")})
