@@ -19,8 +19,8 @@ def dashboards_page() -> str:
         [
             MADE,
             "# Dashboards\n\n",
-            "For Grafana, in the Helm chart; `dashboards.enabled` puts them into ConfigMaps that Grafana's sidecar\n",
-            "finds. What the metrics mean: [metrics](observability.md#metrics).\n",
+            "The Helm chart contains these dashboards for Grafana. `dashboards.enabled` creates ConfigMaps that\n",
+            "the sidecar of Grafana loads. [Metrics](observability.md#metrics) describes the metrics.\n",
             *(_dashboard(path, dashboard) for path, dashboard in dashboards),
         ]
     )
@@ -30,7 +30,7 @@ def _dashboard(path: Path, dashboard: Mapping[str, Any]) -> str:
     title = dashboard["title"].removeprefix("nodewise: ").capitalize()
     link = f"[`{path.name}`](../../deploy/chart/nodewise/dashboards/{path.name})"
     return f"\n## {title}\n\n{link}\n\n" + table(
-        ("panel", "what it says", "metrics"), _panels(dashboard["panels"])
+        ("panel", "description", "metrics"), _panels(dashboard["panels"])
     )
 
 

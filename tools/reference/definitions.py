@@ -30,9 +30,9 @@ def definitions_page() -> str:
         [
             MADE,
             "# Custom resources\n\n",
-            "What `deploy/crds` defines, and so what the API server takes and refuses. A field below a list is\n",
-            "written with `[]`, one below a map with `.*`. `nodewise policy lint` says more than the API server\n",
-            "can: [what it knows](commands/policy.md).\n",
+            "This page lists the fields of the definitions in `deploy/crds`, which the API server validates.\n",
+            "`[]` marks the elements of a list, `.*` the values of a map. `nodewise policy lint` reports more\n",
+            "problems than the API server: see [its checks](commands/policy.md).\n",
             *(
                 _kind(path, document)
                 for path in sorted(FOLDER.glob("*.yaml"))

@@ -8,9 +8,9 @@ from nodewise.serve.options import AdminOptions, ServeOptions
 from tools.reference.text import MADE, code, table
 
 _DOES = {
-    "filter": "which of the nodes the pod may go to",
+    "filter": "the nodes that accept the pod",
     "prioritize": "a score from 0 to 10 for each node",
-    "preempt": "which of the nodes help the pod, were pods taken off them",
+    "preempt": "the nodes that accept the pod after an eviction",
 }
 
 
@@ -68,20 +68,22 @@ def serving_page() -> str:
             MADE,
             "# Ports and paths\n\n",
             table(("server", "port", "listens on", "who calls"), ports),
-            "\n`--address` and `--health-address` say otherwise. A port of 0 is a free one, which the log names.\n",
-            "Without certificates, `--unsafe`, the port of kube-scheduler is on loopback as well.\n\n",
-            "## What kube-scheduler calls\n\n",
-            "`POST` with JSON, as kube-scheduler's extender protocol has it: with names, `nodeCacheCapable: true`,\n",
-            "or whole nodes. The paths of an agent are there where `--agents` names it.\n\n",
+            "\nTo change these addresses, set `--address` and `--health-address`. With the port 0, the server\n",
+            "uses a free port and logs it. Without certificates (`--unsafe`), the port of kube-scheduler\n",
+            "listens on loopback only.\n\n",
+            "## Paths for kube-scheduler\n\n",
+            "kube-scheduler sends `POST` requests with JSON as in its extender protocol, with node names\n",
+            "(`nodeCacheCapable: true`) or whole nodes. The paths of an agent exist if `--agents` contains it.\n\n",
             table(("path", "answers"), _asked(request_handler)),
-            "\n`POST /scheduler/bind` and `/agents/<agent>/bind` bind pods where an agent does, as `gpu`; without\n",
-            "one, beside the paths of kube-safe-scheduler, a bind is refused in words.\n\n",
-            "## What people and programs call\n\n",
+            "\n`POST /scheduler/bind` and `/agents/<agent>/bind` bind pods if an agent binds, such as `gpu`.\n",
+            "Without such an agent, nodewise refuses bind requests with a reason if it serves the paths of\n",
+            "kube-safe-scheduler.\n\n",
+            "## Paths for users and programs\n\n",
             table(("path", "on", "answers"), _shown(request_handler)),
             "\n## Status\n\n",
             table(("status", "means"), _STATUSES),
-            "\nA rejected node is no error: the answer is 200, with the reason in `FailedNodes`. Every error is JSON\n",
-            "that names the field, what was found and what was expected.\n",
+            "\nA rejected node is not an error: the status is 200, and `FailedNodes` contains the reason. The\n",
+            "body of an error is JSON with the field, the found value and the expected value.\n",
         ]
     )
 
@@ -99,7 +101,7 @@ def _asked(request_handler: RequestHandler) -> Iterator[tuple[str, str]]:
 
 def _shown(request_handler: RequestHandler) -> Iterator[tuple[str, str, str]]:
     yield "`GET /healthz`", "health port", "200 while the process lives"
-    yield "`GET /readyz`", "health port", "200 when it can decide; else 503 with what it waits for"
+    yield "`GET /readyz`", "health port", "200 when it is ready; otherwise 503 with the reason"
     yield "`GET /metrics`", "health port", "[metrics](observability.md#metrics) in Prometheus' form"
     private = "health port on loopback, and the port with mutual TLS"
     yield (
@@ -112,7 +114,7 @@ def _shown(request_handler: RequestHandler) -> Iterator[tuple[str, str, str]]:
         yield (
             code(f"GET /state/{agent.name}"),
             private,
-            f"what the agent holds{parameters.get(agent.name, '')}",
+            f"the state of the agent{parameters.get(agent.name, '')}",
         )
     yield "`GET /version`", "the port", "the version"
 
@@ -132,6 +134,6 @@ _STATUSES = (
     ("`408`", "the header or the body took too long"),
     ("`413`", "the body is longer than `--max-body-bytes`"),
     ("`431`", "the header is longer than `--header-bytes`"),
-    ("`500`", "a fault of nodewise; the log has it"),
-    ("`503`", "not now: not ready, or too many large requests at once"),
+    ("`500`", "an error in nodewise; the log contains it"),
+    ("`503`", "temporarily unavailable: not ready, or too many large requests at once"),
 )

@@ -22,10 +22,11 @@ def settings_page() -> str:
     parts = [
         MADE,
         "# Settings of `nodewise extender`\n\n",
-        "A flag wins over the environment, that over the file of `--config`, that over the default. In the file a\n",
-        "setting's key is its flag without the leading dashes and with `_` for `-`. Durations are like `500ms`,\n",
-        "`5s`, `1m30s`; sizes like `64Mi`. What stands below an agent's name, as in `telemetry: {max_age: 2m}`, is\n",
-        "for that agent alone, and wins over the rest of the file.\n",
+        "The order of precedence is: flag, environment variable, file of `--config`, default. In the file,\n",
+        "the key of a setting is its flag without the leading dashes and with `_` instead of `-`. Examples\n",
+        "of durations are `500ms`, `5s` and `1m30s`; an example of a size is `64Mi`. Settings below the\n",
+        "name of an agent, such as `telemetry: {max_age: 2m}`, apply to that agent only and override the\n",
+        "rest of the file.\n",
         "\n```yaml\nagents: telemetry,safe\nsync_period: 2s\nclient_name: [nodewise-scheduler-client]\n",
         "telemetry:\n  max_age: 2m\nsafe:\n  safe_percentile: 20\n```\n",
         *(_group(group) for group in _with_bases(groups)),
@@ -34,10 +35,10 @@ def settings_page() -> str:
         "\n## Further flags of GPU Aware Scheduling\n\n",
         table(("old flag", "becomes"), ((f"`-{old}`", _new(flag.name)) for old, flag in GAS.items())),
         "\n## Environment variables of kube-safe-scheduler\n\n",
-        "Where neither the flag nor its own variable is given. A value that cannot be used is told in one line,\n",
-        "`variable_ignored`, and the default holds.\n\n",
+        "nodewise uses these variables if neither the flag nor the `NODEWISE_` variable is set. If a value\n",
+        "is invalid, nodewise logs `variable_ignored` and uses the default.\n\n",
         table(
-            ("old variable", "speaks for", "values"),
+            ("old variable", "flag", "values"),
             (
                 (f"`{variable.name}`", f"`--{field.replace('_', '-')}`", variable.expected)
                 for field, variable in SAFE.items()
@@ -48,7 +49,7 @@ def settings_page() -> str:
 
 
 def _new(name: str) -> str:
-    return f"`{name}`" if name else "accepted, without meaning here"
+    return f"`{name}`" if name else "accepted, no effect"
 
 
 def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:

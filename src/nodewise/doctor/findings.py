@@ -100,7 +100,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "No scheduler calls nodewise",
         "kube-scheduler calls only the extenders of its own configuration. Without an entry for nodewise, pods are"
         " scheduled without it, and pods that request its resources may wait forever.",
-        "nodewise configure on each host of the control plane, or nodewise configure --mode second-scheduler",
+        "run nodewise configure on each host of the control plane, or nodewise configure --mode second-scheduler",
     ),
     "extender-not-reached": FindingKind(
         "error",
@@ -127,8 +127,8 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "ca-key-as-client-key": FindingKind(
         "error",
         "kube-scheduler's client key is a CA's key",
-        "Whoever reads that key can issue certificates for any identity that the CA vouches for; with the cluster's CA"
-        " that is the cluster's administrator.",
+        "Anyone who can read that key can issue certificates for any identity that the CA can sign for. With the"
+        " cluster's CA, this includes the cluster administrator.",
         "a client certificate of its own: nodewise certs; then remove the copy of the CA's key from the host",
     ),
     "client-certificate-wrong": FindingKind(
@@ -228,7 +228,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "metric-missing": FindingKind(
         "error",
         "A policy names a metric that no node has",
-        "A rule that filters by a metric which was never fetched passes no node: pods of the policy wait.",
+        "A rule rejects every node if its metric was never fetched, so pods of the policy wait.",
         "name a metric that exists, or have it exported: kubectl get --raw"
         " /apis/custom.metrics.k8s.io/v1beta1/nodes/*/METRIC shows its values",
     ),
@@ -278,8 +278,8 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "policy-label-misspelt": FindingKind(
         "warning",
         "Pods have a label that is nearly telemetry-policy",
-        "The label telemetry-policy names a pod's TASPolicy. A pod with a misspelt key names none, so it is scheduled"
-        " as if there were no policy.",
+        "The label telemetry-policy names a pod's TASPolicy. If the key of the label is misspelt, the pod is scheduled"
+        " without a policy.",
         "rename the label in the pod's template; podAdmission of the chart (deploy/pod-admission.yaml) reports it at"
         " kubectl apply",
     ),
@@ -339,7 +339,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "scheduler-not-running": FindingKind(
         "error",
         "Pods wait for a scheduler that does not run",
-        "Nothing places a pod whose schedulerName no scheduler serves, and no event reports it.",
+        "If no scheduler with the schedulerName of a pod runs, the pod is not scheduled, and no event reports it.",
         "start that scheduler, or correct the pods' schedulerName",
     ),
     NOT_CHECKED: FindingKind(

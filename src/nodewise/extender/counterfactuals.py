@@ -1,7 +1,8 @@
 """Counterfactuals: how a decision would change with another target of a rule, computed from its evidence.
 
-This is possible only for verdicts that follow from their evidence (`Verdict.joined`). Proposed targets are few round
-numbers, from the nearest to the last that changes anything; whole nano-units, as a policy can have them.
+Counterfactuals exist only for verdicts that follow from their evidence (`Verdict.joined`). The proposed targets are a
+few round numbers, from the nearest target that lets a node pass to the target beyond which no further node passes. The
+unit is a whole nano-unit, as in policies.
 """
 
 from collections.abc import Iterator, Sequence

@@ -182,7 +182,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "A Kubernetes event could not be recorded; `error` is the reason. Logged once until an event is recorded.",
     ),
     "cpu_cores_asked": LogEvent(
-        "info", "`nodewise cpu init`: so many cores are to be `exclusive` and `shared`."
+        "info", "The numbers of `exclusive` and `shared` cores that `nodewise cpu init` requests."
     ),
     "cpu_isolated": LogEvent(
         "info",
@@ -193,55 +193,57 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "cpu_power": LogEvent("info", "Classes of core power (SST-CP) in their order; pools are made by them."),
     "cpu_labels_unknown": LogEvent(
         "info",
-        "The node's labels could not be read, so SST-BF and SST-CP count as off; `why` says the reason.",
+        "The node's labels could not be read, so SST-BF and SST-CP count as off; `why` is the reason.",
     ),
     "cpu_pool": LogEvent("info", "A pool of the node, and the CPU lists that it gets."),
     "cpu_warning": LogEvent(
-        "warning", "Something of the machine or of what was asked for that an operator should know, in words."
+        "warning", "A problem of the machine or of the requested pools; `what` describes it."
     ),
     "cpu_huge_pages": LogEvent("warning", "No huge page is free; workloads that need some will not start."),
-    "cpu_huge_pages_unknown": LogEvent("info", "The kernel does not tell how many huge pages are free."),
-    "cpu_pools_kept": LogEvent("info", "The node has these very pools already; nothing is written."),
-    "cpu_node_patched": LogEvent("info", "What a node says of its cores was written; `patch` is what."),
+    "cpu_huge_pages_unknown": LogEvent("info", "The kernel does not report the number of free huge pages."),
+    "cpu_pools_kept": LogEvent("info", "The node already has these pools; nothing is written."),
+    "cpu_node_patched": LogEvent(
+        "info", "The label, taint or resources of the node were written; `patch` is the change."
+    ),
     "cpu_advertised": LogEvent(
-        "info", "The node says what it should of its cores already; nothing is written."
+        "info", "The label, taint and resources of the node are already correct; nothing is written."
     ),
     "cpu_feature_written": LogEvent(
         "info",
-        "The file by which Node Feature Discovery hears of classes of core power (SST-CP) was changed.",
+        "The file from which Node Feature Discovery reads classes of core power (SST-CP) was changed.",
     ),
-    "cpu_reclaimed": LogEvent("info", "A task is over, and its CPU list free."),
+    "cpu_reclaimed": LogEvent("info", "A task has ended, and its CPU list was released."),
     "cpu_elsewhere": LogEvent(
         "warning",
-        "A task may run on other CPUs than those of its list: it changed its affinity (`isolate --no-affinity` is for"
-        " that), or somebody else did, such as a kubelet with the static policy.",
+        "A task may run on CPUs outside of its list: the task changed its affinity (use `isolate --no-affinity` for"
+        " this), or another program changed it, such as a kubelet with the static policy.",
     ),
     "cpu_doubtful": LogEvent(
         "warning",
-        "A task's wrapper is gone, and processes may be left of it that we may not look at, so its CPU list is not"
-        " freed. Run `reconcile` as root with the capability SYS_PTRACE, or leave it to the node agent.",
+        "The wrapper of a task has ended, but processes of the task that cannot be read may still run, so its CPU list"
+        " is not released. Run `reconcile` as root with the capability SYS_PTRACE, or run the node agent.",
     ),
     "cpu_webhook_mutual": LogEvent(
         "info",
-        "The webhook serves who shows a certificate of `cafile`. The API server shows one only if its"
-        " --admission-control-config-file says so: `nodewise cpu webhook --print-admission-config` writes it.",
+        "The webhook requires a client certificate of `cafile`. The API server presents one only if its"
+        " --admission-control-config-file configures it: `nodewise cpu webhook --print-admission-config` writes it.",
     ),
     "cpu_webhook_any_client": LogEvent(
         "warning",
-        "The webhook serves everybody who reaches its port (`--insecure`): it shows a certificate and asks for none, as"
-        " the API server has none to show unless `nodewise cpu webhook --print-admission-config` was made use of.",
+        "The webhook serves every client that reaches its port (`--insecure`) and requires no client certificate. To"
+        " configure one for the API server, use `nodewise cpu webhook --print-admission-config`.",
     ),
-    "cpu_pod_mutated": LogEvent("info", "A pod that asks for cores in `namespace` was given what it lacked."),
+    "cpu_pod_mutated": LogEvent("info", "The webhook mutated a pod in `namespace` that requests cores."),
     "cpu_pod_refused": LogEvent(
         "warning",
-        "A review of the API server has an object that cannot be mutated; it was told `error`. If it is no pod, the"
-        " rules of the MutatingWebhookConfiguration send too much.",
+        "The API server sent an object that cannot be mutated; the response contains `error`. If the object is not a"
+        " pod, restrict the rules of the MutatingWebhookConfiguration.",
     ),
     "cpu_mutations_read": LogEvent("info", "The mutations changed, and pods get the new ones from now on."),
     "cpu_mutations_failed": LogEvent(
-        "warning", "The mutations changed and cannot be used; pods get the last good ones. `error` says why."
+        "warning", "The changed mutations are invalid; pods get the last valid ones. `error` is the reason."
     ),
-    "cpu_waiting": LogEvent("info", "So many seconds until the next round (`--interval`)."),
+    "cpu_waiting": LogEvent("info", "The seconds until the next round (`--interval`)."),
     "cpu_round_failed": LogEvent("warning", "A round of `--interval` failed; the next one tries again."),
     "cpu_report_skipped": LogEvent(
         "warning", "A report could not be published: its namespace is missing, or its kind (`deploy/crds`)."
@@ -255,46 +257,46 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "cpu_intent_recovered": LogEvent(
         "warning",
-        "Who reconfigured the node ended in the middle of it: tasks are back on the CPUs that they hold, and nodes can"
-        " be reconfigured again.",
+        "A reconfiguration of the node was interrupted and has been reverted: tasks run on their previous CPUs, and the"
+        " node can be reconfigured again.",
     ),
     "cpu_intent_left": LogEvent(
         "warning",
-        "A reconfiguration was begun by a process that is gone, and could not be undone here: nobody gets a core until"
-        " it is. The node agent does it, or `nodewise cpu reconcile` or `reconfigure` as root with hostPID.",
+        "An interrupted reconfiguration could not be reverted here. No core is allocated until the node agent reverts"
+        " it, or `nodewise cpu reconcile` or `reconfigure` as root with hostPID.",
     ),
     "cpu_claim_refused": LogEvent(
         "warning",
-        "A process may not have the CPUs that it asked the node agent for; it was told `error`. One line in ten"
-        " seconds, `unlogged` counts the others.",
+        "The node agent refused a request for CPUs; the response contains `error`. At most one line in ten seconds;"
+        " `unlogged` counts the others.",
     ),
     "cpu_unchecked": LogEvent(
         "warning",
-        "Nobody checks whether pods requested the exclusive CPUs that they claim: there is no API server"
-        " (`--conf-dir`), or `--allow-unrequested`.",
+        "The node agent does not check whether pods requested the exclusive CPUs that they use, because there is no API"
+        " server (`--conf-dir`) or because of `--allow-unrequested`.",
     ),
     "cpu_enforcing_failed": LogEvent(
         "warning",
-        "A container's cpuset could not be set to the CPUs of its tasks; the next sweep tries again. `error` says why.",
+        "The cpuset of a container could not be set to the CPUs of its tasks. `error` is the reason; it is retried.",
     ),
     "cpu_enforced": LogEvent(
         "info",
-        "A container's cpuset was set: the CPUs of its tasks, or all that it had before, where it has no task left.",
+        "A container's cpuset was set to the CPUs of its tasks, or to its previous CPUs if it has no task left.",
     ),
     "cpu_kubelet_conflict": LogEvent(
         "warning",
-        "The kubelet's own CPU manager (`cpuManagerPolicy: static`) and the pools are at odds: `what` is or has `seen`;"
-        " `wanted` is what would be well.",
+        "The kubelet's CPU manager (`cpuManagerPolicy: static`) conflicts with the pools: `seen` is the value of"
+        " `what`, and `wanted` is the expected value.",
     ),
     "cpu_kubelet_instead": LogEvent(
-        "info", "What of the kubelet's own would replace this pool; told where the two are at odds."
+        "info", "The kubelet settings that could replace this pool, if the kubelet and the pools conflict."
     ),
     "cpu_chore_failed": LogEvent(
         "warning",
-        "Something that the node agent does after each sweep failed, or the sweep itself, `what` says which; it is"
-        " tried again, and told once for each reason.",
+        "A garbage collection of the node agent failed, or a task after it; `what` names it. It is tried again, and"
+        " logged once for each reason.",
     ),
-    "cpu_chore_back": LogEvent("info", "What failed before is done again."),
+    "cpu_chore_back": LogEvent("info", "A task of the node agent that failed before succeeds again."),
     "listening": LogEvent("info", "The server listens on `url`."),
     "accept_failed": LogEvent(
         "error", "New connections cannot be accepted for now. Raise the limit of open files."

@@ -1,7 +1,7 @@
-"""Details of each candidate for explanations: the GPUs that the pod would get, or the amount that is lacking.
+"""Details of each candidate for explanations: the GPUs that the pod would get, or the missing amount.
 
-They are views of a fit, computed without further work and without a reference to the layout, because decisions are kept
-for a long time. Texts are rendered on demand.
+The details are views of the arrays of a fit. They hold no reference to the layout, because decisions are stored for a
+long time and would keep the layout in memory. Texts are rendered on demand.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,8 @@
 """The node labels that policies require, computed over all nodes as arrays. No I/O.
 
-A label changes only on fresh evidence: while a rule that sets it lacks its value, an existing label of ours stays.
-Key forms: Telemetry Aware Scheduling 0.7, `pkg/strategies/deschedule` and `pkg/strategies/labeling`.
+A label changes only because of fresh values: if a rule that sets the label has no fresh value for a node, an existing
+label that nodewise owns stays. The format of the keys is that of Telemetry Aware Scheduling 0.7
+(`pkg/strategies/deschedule` and `pkg/strategies/labeling`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""The node agent's socket server: one line per request and response, for many clients, some of them hostile.
+"""The node agent's socket server: one line per request and response, for many clients that can be hostile.
 
-One thread handles all connections and never blocks on one; worker threads (`worker_pool.py`) make the responses. A
-connection has a deadline whenever input or output is due, and the number of connections per tenant is limited, so that
-no tenant can keep out others.
+One thread handles all connections and never blocks on one. Worker threads (`worker_pool.py`) compute the responses. A
+connection has a deadline for each pending input or output, and the number of connections per tenant is limited, so that
+a tenant cannot block other tenants.
 """
 
 import contextlib

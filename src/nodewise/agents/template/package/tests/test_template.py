@@ -1,4 +1,4 @@
-"""The agent's responses to requests of kube-scheduler."""
+"""Tests of the agent's responses to requests of kube-scheduler."""
 
 from typing import Any
 
