@@ -205,7 +205,7 @@ def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeyp
         Path(changes[1].path).write_bytes(b"theirs")
         raise OSError(errno.EIO, os.strerror(errno.EIO), changes[0].path)
 
-    monkeypatch.setattr(file_transaction, "_verify", verify)
+    monkeypatch.setattr(file_transaction, "_verify_written_files", verify)
     with pytest.raises(Exception, match="Input/output error"):
         file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert (tmp_path / "manifest").read_bytes() == b"theirs"

@@ -17,7 +17,7 @@ OTHER_FILES: Final = {
     "cluster/pod_progress.py": "messages of pods",
     "install/bundle.py": "what PyInstaller prints",
     "node/nfd_feature.py": "a file that nodewise wrote",
-    "workload/service_account.py": "the token and namespace of the service account",
+    "workload/service_account_client.py": "the token and namespace of the service account",
 }
 """Modules of the CPU manager that split or read other texts than the kernel's."""
 
