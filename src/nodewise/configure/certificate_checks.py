@@ -9,7 +9,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from nodewise.configure.certificate_renewal import is_ca, public_key_as_der
+from nodewise.configure.x509_certificates import is_ca, public_key_as_der
 from nodewise.errors import Problem, shown
 from nodewise.serve.client_authorizer import parse_client_certificate
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER

@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from nodewise import trusted_files
 from nodewise.configure import host_path_checks
-from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates, merge_authorities
+from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates
 from nodewise.configure.host_files import fsync_folder
+from nodewise.configure.x509_certificates import merge_authorities
 from nodewise.errors import BadInput, Problem
 
 _DATA: Final = "..data"

@@ -7,17 +7,21 @@ certificates determine the next one. The key of an authority exists only during 
 certificates is issued again.
 """
 
-import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from nodewise.configure.x509_certificates import (
+    certificate_names,
+    common_name,
+    encode_pem,
+    format_time,
+    load_certificates,
+    load_leaf,
+    normalize_name,
+)
 from nodewise.errors import BadSettings, Problem, Unavailable
 from nodewise.serve.certificate_issuer import (
     SKEW,
@@ -32,7 +36,6 @@ from nodewise.serve.options import ISSUED_CLIENT
 SERVICE: Final = "nodewise"
 CLIENT: Final = ISSUED_CLIENT
 _AUTHORITY_PREFIX: Final = "nodewise-ca-"
-_PEM: Final = serialization.Encoding.PEM
 _MIN_LIFETIME: Final = timedelta(minutes=1)
 _MAX_LIFETIME: Final = timedelta(days=10 * 365)
 _MAX_NAME_LENGTH: Final = 64  # of a common name, RFC 5280
@@ -234,8 +237,8 @@ def apply_renewal_step(
     server = _add_issued_certificate(before.server, server_status, issuer.server(spec.names, common))
     client, foreign = before.client, b""
     if client.signer:  # any of these authorities, or one that they signed, may have issued its certificate
-        held = _load_certificates(before.server.trusted)
-        foreign = _encode_pem(
+        held = load_certificates(before.server.trusted)
+        foreign = encode_pem(
             authority
             for authority in held
             if not _is_issued_here(authority) and authority.not_valid_after_utc > now
@@ -249,42 +252,11 @@ def apply_renewal_step(
     )
 
 
-def merge_authorities(trusted: bytes, more: bytes) -> bytes:
-    """A bundle of both lists of authorities in PEM, without duplicates."""
-    held = _load_certificates(trusted)
-    return _encode_pem(
-        [*held, *(authority for authority in _load_certificates(more) if authority not in held)]
-    )
-
-
-def issued_certificate_problem(cert: bytes, key: bytes) -> str:
-    """The problem of a client certificate that an external signer issued; empty if there is none."""
-    leaf, problem = _load_leaf(cert, key)
-    if leaf is None:
-        return problem
-    try:
-        uses = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except x509.ExtensionNotFound:
-        return "is for any use"
-    return "" if ExtendedKeyUsageOID.CLIENT_AUTH in uses else "is not for clients"
-
-
-def is_authority(cert: bytes) -> bool:
-    """Whether PEM data holds at least one certificate, and all of them are certificates of a CA."""
-    certificates = _load_certificates(cert)
-    return bool(certificates) and all(map(_is_ca, certificates))
-
-
-def format_time(when: datetime) -> str:
-    """A time as in the Kubernetes API: RFC 3339, seconds, UTC."""
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _assess_peer_certificate(
     peer: PeerCertificates, other: PeerCertificates, spec: CertificateSpec, now: datetime, *, is_server: bool
 ) -> _PeerStatus:
     who = "nodewise's certificate" if is_server else "kube-scheduler's client certificate"
-    leaf, problem = _load_leaf(peer.cert, peer.key)
+    leaf, problem = load_leaf(peer.cert, peer.key)
     if leaf is not None and not problem:
         problem = _validity_problem(leaf, other.trusted + peer.trusted, now)
 
@@ -293,7 +265,7 @@ def _assess_peer_certificate(
             candidate, spec, is_server=is_server
         )
 
-    next_leaf, _ = _load_leaf(peer.next_cert, peer.next_key)
+    next_leaf, _ = load_leaf(peer.next_cert, peer.next_key)
     if next_leaf is not None and find_problem(next_leaf):
         next_leaf = None
     if leaf is None or problem:
@@ -318,32 +290,10 @@ def _renewal_margin(leaf: x509.Certificate, spec: CertificateSpec) -> timedelta:
     return min(spec.renew_before, whole / 2) if spec.renew_before is not None else whole / 3
 
 
-def _load_leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
-    """The certificate and an empty text, or None and the problem with the certificate or its key."""
-    if not cert or not key:
-        return None, "is not there"
-    try:
-        leaf = x509.load_pem_x509_certificate(cert)
-        own = serialization.load_pem_private_key(key, None).public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        return None, "cannot be read"
-    if public_key_as_der(own) != public_key_as_der(leaf.public_key()):
-        return None, "does not match its key"
-    return (None, "is an authority's") if _is_ca(leaf) else (leaf, "")
-
-
-def _is_ca(cert: x509.Certificate) -> bool:
-    """Whether the extension marks a CA; False without the extension, while `is_ca` fails closed."""
-    try:
-        return cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (ValueError, x509.ExtensionNotFound):
-        return False
-
-
 def _validity_problem(leaf: x509.Certificate, trusted: bytes, now: datetime) -> str:
     if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
         return f"is valid from {format_time(leaf.not_valid_before_utc)} to {format_time(leaf.not_valid_after_utc)} only"
-    by = [authority for authority in _load_certificates(trusted) if is_issued_by(leaf, authority)]
+    by = [authority for authority in load_certificates(trusted) if is_issued_by(leaf, authority)]
     if not any(authority.not_valid_after_utc > now for authority in by):
         return "is of an authority that the other side's ca.crt does not hold"
     return ""
@@ -352,32 +302,13 @@ def _validity_problem(leaf: x509.Certificate, trusted: bytes, now: datetime) -> 
 def _missing_names(leaf: x509.Certificate, spec: CertificateSpec, *, is_server: bool) -> str:
     """A phrase that names the host names or the client name missing in a certificate; empty if complete."""
     if not is_server:
-        name = _common_name(leaf)
+        name = common_name(leaf)
         return "" if name == spec.client_name else f"names {name!r}, not {spec.client_name!r}"
     missing = sorted(
-        {_normalize_name(name) for name in spec.names}
-        - {_normalize_name(name) for name in _certificate_names(leaf)}
+        {normalize_name(name) for name in spec.names}
+        - {normalize_name(name) for name in certificate_names(leaf)}
     )
     return f"does not name {', '.join(missing)}" if missing else ""
-
-
-def _normalize_name(name: str) -> str:
-    return str(ipaddress.ip_address(name)) if is_address(name) else name.lower()
-
-
-def _certificate_names(leaf: x509.Certificate) -> list[str]:
-    try:
-        alternative_names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    addresses = [str(address) for address in alternative_names.get_values_for_type(x509.IPAddress)]
-    return [*alternative_names.get_values_for_type(x509.DNSName), *addresses]
-
-
-def _common_name(leaf: x509.Certificate) -> str:
-    return next(
-        (str(attribute.value) for attribute in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), ""
-    )
 
 
 def _summarize_peer_status(status: _PeerStatus, peer: PeerCertificates) -> CertificateSummary | None:
@@ -385,7 +316,7 @@ def _summarize_peer_status(status: _PeerStatus, peer: PeerCertificates) -> Certi
     if leaf is None:
         return None
     return CertificateSummary(
-        _certificate_names(leaf) or [_common_name(leaf)], leaf.not_valid_after_utc, peer.signer
+        certificate_names(leaf) or [common_name(leaf)], leaf.not_valid_after_utc, peer.signer
     )
 
 
@@ -411,37 +342,11 @@ def _build_trusted_ca_bundle(
     """A bundle of the new authority, of the known authority that signed the other peer's certificate, and of `kept`."""
     signers = [
         authority
-        for authority in _load_certificates(b"".join(known))
+        for authority in load_certificates(b"".join(known))
         if other.is_usable and other.leaf is not None and is_issued_by(other.leaf, authority)
     ]
-    return _encode_pem(dict.fromkeys([*_load_certificates(fresh), *signers, *_load_certificates(kept)]))
+    return encode_pem(dict.fromkeys([*load_certificates(fresh), *signers, *load_certificates(kept)]))
 
 
 def _is_issued_here(authority: x509.Certificate) -> bool:
-    return _common_name(authority).startswith(_AUTHORITY_PREFIX)
-
-
-def _load_certificates(pem: bytes) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError:
-        return []
-
-
-def _encode_pem(certificates: Iterable[x509.Certificate]) -> bytes:
-    return b"".join(certificate.public_bytes(_PEM) for certificate in certificates)
-
-
-def is_ca(certificate: x509.Certificate) -> bool:
-    """Whether this is the certificate of a CA. An unreadable extension counts as one: the check fails closed."""
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return certificate.issuer == certificate.subject
-    except ValueError:
-        return True
-
-
-def public_key_as_der(key: PublicKeyTypes) -> bytes:
-    """A public key as DER. A certificate and its private key have the same one."""
-    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return common_name(authority).startswith(_AUTHORITY_PREFIX)

@@ -154,9 +154,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "error", "A call failed with status 500 because of a defect. Please report it."
     ),
     "task_failed": LogEvent("error", "A background task failed because of a defect and was restarted."),
-    "objects_reread": LogEvent("info", "Objects from files (`--from`) were reread after a change."),
+    "objects_reread": LogEvent("info", "Objects from files (`--objects-from`) were reread after a change."),
     "objects_unreadable": LogEvent(
-        "warning", "Files of `--from` cannot be read; the last valid content stays in use."
+        "warning", "Files of `--objects-from` cannot be read; the last valid content stays in use."
     ),
     "recording_stopped": LogEvent(
         "warning", "Recording (`--record`) has stopped; `why` is the reason. The extender continues to serve."

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import DNSName
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from nodewise.configure import certificate_objects, certificate_renewal
+from nodewise.configure import certificate_objects, certificate_renewal, x509_certificates
 from nodewise.configure.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
 from nodewise.errors import BadSettings, Unavailable
 from nodewise.serve.certificate_issuer import CertificateIssuer
@@ -185,7 +185,7 @@ def test_an_authority_of_others_that_is_over_is_dropped() -> None:
     )
     leaf = later.client(SPEC.client_name)
     first = issue_certificates()
-    trusted = certificate_renewal.merge_authorities(first.server.trusted, signer.cert + later.cert)
+    trusted = x509_certificates.merge_authorities(first.server.trusted, signer.cert + later.cert)
     signed = PeerCertificates(leaf.cert, leaf.key, first.client.trusted, signer="a/b")
     certificates = announce_authority(
         ConnectionCertificates(first.server._replace(trusted=trusted), signed), NOW + 120 * DAY
@@ -239,7 +239,7 @@ def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_
     certificates = issue_certificates()
     certificates = ConnectionCertificates(
         certificates.server._replace(
-            trusted=certificate_renewal.merge_authorities(certificates.server.trusted, signer.cert)
+            trusted=x509_certificates.merge_authorities(certificates.server.trusted, signer.cert)
         ),
         PeerCertificates(leaf.cert, leaf.key, certificates.client.trusted, signer="example.com/clients"),
     )
@@ -258,7 +258,7 @@ def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_i
     leaf = signer.client(SPEC.client_name)
     server, client = issue_certificates()
     certificates = ConnectionCertificates(
-        server._replace(trusted=certificate_renewal.merge_authorities(server.trusted, signer.cert)),
+        server._replace(trusted=x509_certificates.merge_authorities(server.trusted, signer.cert)),
         client._replace(cert=leaf.cert, key=leaf.key, signer="example.com/clients"),
     )
     assert certificate_renewal.plan_renewal(certificates, SPEC, NOW).at == NOW + 20 * DAY

@@ -14,7 +14,8 @@
 | `allocation_limits.py` | limits of pods and allocation records, shared by filter and bind |
 | `node_allocations.py` | which pod holds which GPUs of a node |
 | `free_cpu.py` | the CPU of nodes that no pod requests |
-| `gpu_arrays.py`, `resource_name_limit.py` | the GPUs of all nodes as arrays, and the most resources in these |
+| `gpu_arrays.py`, `node_gpu_column.py` | the GPUs of all nodes as arrays, and of one node as a column of these |
+| `resource_name_limit.py` | the most resources in the arrays |
 | `fit.py` | whether a pod fits, and on which GPUs |
 | `gpu_selection.py`, `candidate_gpus.py`, `linked_gpu_selection.py`, `rejection_collector.py` | the parts of a fit |
 | `placement_order.py`, `fragmentation.py`, `typical_pods.py` | the order of GPUs and nodes; the pods of a
@@ -29,7 +30,7 @@ typical workload |
 | `garbage_collection.py` | reservations to remove |
 | `demand_histogram.py` | the histogram of pods in a ConfigMap |
 | `allocation_consistency.py` | compares the allocations with a fresh list |
-| `controller.py` | calls the API server for the four above |
+| `controller` | calls the API server for the four above |
 
 Replaces GPU Aware Scheduling 0.5.6.
 """
@@ -45,7 +46,7 @@ from nodewise.agents.gpu.demand_histogram import DemandConfigMap
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, PODS, GpuStateBuilder
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, NAME, PODS, GpuStateBuilder
 from nodewise.binder import ALLOCATION_RECORD_LABEL, AllocationRecordLease
 from nodewise.controllers import ControllerKind, Handle
 
@@ -57,7 +58,7 @@ _LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 class GpuKind(ControllerKind):
     """The agent `gpu`."""
 
-    name = "gpu"
+    name = NAME
     summary = "place pods on nodes whose GPUs fit, and track the allocations of each GPU"
     options = GpuOptions
     pod_fields = GpuPod

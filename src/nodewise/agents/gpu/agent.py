@@ -47,7 +47,7 @@ from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.placement_order import PlacementInputs
 from nodewise.agents.gpu.resource_profile import ResourceProfile
-from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, NodeState
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, NAME, PODS, GpuState, NodeState
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from nodewise.binder import BindPlan, BindPlugin, Refusal
 
@@ -68,7 +68,7 @@ class GpuAgent(
 ):
     """The agent `gpu`."""
 
-    name = "gpu"
+    name = NAME
     reason_marks = gpu_rejection_reasons.REASON_PREFIXES
     allocation_records = ALLOCATION_RECORDS
     pods = PODS

@@ -6,7 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.gpu_arrays import ABSENT, Amounts, Bits, Codes, GpuLayout, Mask
+from nodewise.agents.gpu.gpu_arrays import Amounts, Bits, GpuLayout, Mask
+from nodewise.agents.gpu.node_gpu_column import ABSENT, Codes
 
 Columns = NDArray[np.intp] | slice
 

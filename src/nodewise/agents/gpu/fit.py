@@ -15,9 +15,10 @@ from nodewise.agent import Reason
 from nodewise.agents.gpu import allocation_limits, gpu_rejection_reasons, gpu_selection, linked_gpu_selection
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
-from nodewise.agents.gpu.gpu_arrays import BROKEN, GROUPED, MAX_AMOUNT, GpuLayout, Mask
+from nodewise.agents.gpu.gpu_arrays import GpuLayout, Mask
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, NumaGroup
+from nodewise.agents.gpu.node_gpu_column import BROKEN, GROUPED, MAX_AMOUNT
 from nodewise.agents.gpu.rejection_collector import Rejections, Shortfalls, explain_failure
 
 __all__ = ["Balanced", "FirstFit", "FitResult", "GpuChoice", "GpuOrder", "Shortfalls", "fit"]

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import FitResult
-from nodewise.agents.gpu.gpu_arrays import Codes, GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.node_gpu_column import Codes
 
 
 class FitDetails(NamedTuple):

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu import gpu_arrays
+from nodewise.agents.gpu import node_gpu_column
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.demand import ContainerDemand
-from nodewise.agents.gpu.gpu_arrays import Bits, Codes, Mask
+from nodewise.agents.gpu.gpu_arrays import Bits, Mask
 from nodewise.agents.gpu.gpu_selection import (
     GpuChoice,
     GpuOrder,
@@ -21,6 +21,7 @@ from nodewise.agents.gpu.gpu_selection import (
     after_choice,
     first_position,
 )
+from nodewise.agents.gpu.node_gpu_column import Codes
 
 Numbers = NDArray[np.intp] | Codes
 
@@ -44,7 +45,7 @@ class LinkAllocator:
     def __init__(self, candidate_gpus: CandidateGpus) -> None:
         packed = candidate_gpus.layout.links[:, candidate_gpus.columns]
         at = np.nonzero(packed >= 0)
-        self._links = CandidateLinks(at[1], *gpu_arrays.unpack_links(packed[at]))
+        self._links = CandidateLinks(at[1], *node_gpu_column.unpack_links(packed[at]))
         self._free = candidate_gpus.layout.free_subdevices[:, candidate_gpus.columns]
         self._existing = np.ones(self._free.shape, bool)
 

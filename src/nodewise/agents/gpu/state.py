@@ -35,6 +35,8 @@ from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationStateBuilder
 from nodewise.state import NODES, Change
 
+NAME: Final = "gpu"
+"""The name of the agent: its key in `Snapshot.agent_states`."""
 PODS: Final = "pods"
 ALLOCATION_RECORDS: Final = "ledgers"
 DEMAND_CONFIGMAP: Final = "gpu_typical_pods"

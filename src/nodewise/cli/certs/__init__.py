@@ -4,16 +4,14 @@ import asyncio
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import click
-import msgspec
-import yaml
 
-from nodewise.cli import exit_codes, terminal
+from nodewise.cli import terminal
+from nodewise.cli.certs import output
 from nodewise.cli.certs.options import CertsOptions, check_options
 from nodewise.cli.options_from_settings import CommandLine, make_command, parameters
 from nodewise.clock import SystemClock
@@ -22,14 +20,13 @@ from nodewise.configure import (
     certificate_objects,
     certificate_renewal,
     certificate_secrets,
+    x509_certificates,
 )
 from nodewise.configure.certificate_renewal import (
     CertificateSpec,
-    CertificateSummary,
     ConnectionCertificates,
     PeerCertificates,
     RenewalPlan,
-    format_time,
 )
 from nodewise.configure.certificate_secrets import SecretLocation, SigningRequest, StoredSecrets
 from nodewise.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
@@ -72,7 +69,7 @@ def run(command_line: CommandLine) -> None:
     spec = _certificate_spec(options)
     check_options(options)
     if options.cert_manager:
-        _print_objects(
+        output.print_objects(
             certificate_objects.build_cert_manager_objects(
                 spec, options.namespace, _secret_location(options).names
             ),
@@ -92,7 +89,7 @@ def run(command_line: CommandLine) -> None:
         made = certificate_renewal.apply_renewal_step(
             ConnectionCertificates(), "make", spec, datetime.now(UTC)
         )
-        _print_objects(
+        output.print_objects(
             certificate_objects.build_secrets(made, options.namespace, _secret_location(options).names),
             options.output,
         )
@@ -139,7 +136,7 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
     try:
         certificate_files.check_folder(folder)
         if options.check:
-            _print_next_step_and_exit(
+            output.print_next_step_and_exit(
                 options,
                 certificate_renewal.plan_renewal(
                     certificate_files.read_certificates(folder).certificates, spec, now
@@ -157,7 +154,7 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
                 certificate_files.write_certificates(folder, after)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
-    _print_result(
+    output.print_result(
         options,
         plan,
         certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now),
@@ -171,14 +168,14 @@ async def _renew_secrets(options: CertsOptions, spec: CertificateSpec) -> None:
     try:
         if options.check:
             existing = await certificate_secrets.read_secrets(api, location)
-            _print_next_step_and_exit(
+            output.print_next_step_and_exit(
                 options, certificate_renewal.plan_renewal(existing.certificates, spec, now)
             )
         plan, after = await _apply_to_secrets(api, options, spec, now)
     finally:
         await api.close()
     where = ", ".join(f"Secret {location.namespace}/{name}" for name in location.names)
-    _print_result(
+    output.print_result(
         options, plan, certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now), where
     )
 
@@ -225,7 +222,7 @@ async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec)
             click.echo(f"Secret {location.namespace}/{location.names[1]}: a certificate of {signer}")
         else:
             client = PeerCertificates(leaf.cert, leaf.key, signer=signer)
-            _print_objects(
+            output.print_objects(
                 [certificate_objects.build_secret(location.names[1], location.namespace, client)],
                 options.output,
             )
@@ -260,9 +257,9 @@ async def _request_certificate(
         request,
         options.timeout_s,
         SystemClock(),
-        lambda: _print_approval_command(request, options.timeout_s),
+        lambda: output.print_approval_command(request, options.timeout_s),
     )
-    if reason := certificate_renewal.issued_certificate_problem(cert, made.key):
+    if reason := x509_certificates.issued_certificate_problem(cert, made.key):
         problem = Problem("certificate", reason, "a client's certificate")
         raise BadInput(f"signer {options.signer_name}", [problem])
     return made._replace(cert=cert)
@@ -279,7 +276,7 @@ async def _write_signed_certificate(
     location = _secret_location(options)
     existing = await certificate_secrets.read_secrets(api, location)
     server, client = existing.certificates
-    trusted = certificate_renewal.merge_authorities(server.trusted, authorities)
+    trusted = x509_certificates.merge_authorities(server.trusted, authorities)
     await certificate_secrets.write_secrets(
         api, location, existing, ConnectionCertificates(server._replace(trusted=trusted), client)
     )
@@ -301,7 +298,7 @@ def _read_signer_ca(path: str) -> bytes:
         pem = Path(path).read_bytes()
     except OSError as error:
         raise BadSettings("settings", [Problem("--signer-ca", str(error), "a PEM file")]) from error
-    if not certificate_renewal.is_authority(pem):
+    if not x509_certificates.is_authority(pem):
         raise BadSettings(
             "settings", [Problem("--signer-ca", f"{path} holds no authority", "its certificate, PEM")]
         )
@@ -328,90 +325,6 @@ def _daily_renewal_command(folder: str) -> list[str]:
 
 
 _ONE_TIME_FLAGS: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
-
-
-def _print_objects(made: list[dict[str, Any]], output: str | None) -> None:
-    if output == "json":
-        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": made}))
-    else:
-        click.echo(yaml.safe_dump_all(made, sort_keys=False), nl=False)
-
-
-def _print_approval_command(request: SigningRequest, timeout_s: float) -> None:
-    terminal.print_message(
-        f"waiting up to {timeout_s:g} s for the approval of CertificateSigningRequest {request.name}: "
-        f"kubectl certificate approve {request.name}"
-    )
-
-
-def _print_next_step_and_exit(options: CertsOptions, plan: RenewalPlan) -> NoReturn:
-    """Print the next step with its time and exit with the code of --check."""
-    if options.output == "json":
-        click.echo(msgspec.json.encode(_plan_document(plan)))
-    else:
-        for line in _plan_lines(plan):
-            click.echo(line)
-    raise click.exceptions.Exit(exit_codes.NO if plan.is_due else exit_codes.DONE)
-
-
-def _plan_document(plan: RenewalPlan) -> dict[str, Any]:
-    def summary_document(certificate: CertificateSummary | None) -> dict[str, Any] | None:
-        signer = {"signer": certificate.signer} if certificate and certificate.signer else {}
-        return (
-            {"names": list(certificate.names), "ends": format_time(certificate.not_after), **signer}
-            if certificate
-            else None
-        )
-
-    return {
-        "due": plan.is_due,
-        "next": plan.step if plan.is_due else "announce",
-        "at": format_time(plan.at),
-        "reasons": list(plan.reasons),
-        "server": summary_document(plan.server),
-        "client": summary_document(plan.client),
-    }
-
-
-def _plan_lines(plan: RenewalPlan) -> list[str]:
-    texts: dict[str, Callable[[], str]] = {
-        "make": lambda: "due: the first certificates",
-        "announce": lambda: f"due since {format_time(plan.at)}: a renewal",
-        "wait": lambda: f"due before {format_time(plan.at)}: a restart of kube-scheduler, then --restarted",
-        "switch": lambda: f"due since {format_time(plan.at)}: the switch to the new certificates",
-        "clock": lambda: "due now: the clock of this machine",
-        "sign": lambda: f"due since {format_time(plan.at)}: kube-scheduler's certificate, by --signer-name",
-        "nothing": lambda: f"nothing is due before {format_time(plan.at)}",
-    }
-    return [texts[plan.step](), *(f"  {reason}" for reason in plan.reasons)]
-
-
-def _print_result(options: CertsOptions, done: RenewalPlan, after: RenewalPlan, where: str) -> None:
-    """Print the step that was applied, and the required actions."""
-    if options.output == "json":
-        click.echo(msgspec.json.encode({"done": done.step, "where": where, **_plan_document(after)}))
-        return
-    messages = {
-        "make": f"made: {where}",
-        "announce": f"announced a new authority beside the old one: {where}",
-        "wait": f"waiting until {format_time(after.at)}, or for --restarted: {where}",
-        "switch": f"switched to the certificates of the new authority: {where}",
-        "sign": f"nothing to do here, but kube-scheduler's certificate is due, by --signer-name: {where}",
-        "nothing": f"nothing is due before {format_time(after.at)}: {where}",
-    }
-    click.echo(messages[done.step])
-    for reason in done.reasons if done.step in {"announce", "make"} else ():
-        click.echo(f"  {reason}")
-    if done.step == "make":
-        terminal.print_message(
-            "if kube-scheduler runs with another caFile, restart all replicas now: it reads its caFile once, and every "
-            "call fails until then. nodewise needs no restart"
-        )
-    if after.step == "wait":
-        terminal.print_message(
-            f"restart all replicas of kube-scheduler before {format_time(after.at)}: it reads its caFile once, and "
-            "would refuse the new certificate. Then run this command with --restarted. nodewise needs no restart"
-        )
 
 
 command = make_command("certs", run, parameters(CertsOptions), short_help="Make and renew certificates.")

@@ -1,0 +1,171 @@
+"""The GPUs of one node as a column of `gpu_arrays`: their capacity, free amounts, NUMA groups and links.
+
+Sets of GPUs and of sub-devices are bits, and a link is one number, so that an array can hold them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agents.gpu.node_gpus import NodeGpus
+
+Codes = NDArray[np.int32]
+MAX_GPUS: Final = 64
+MAX_SUBDEVICES: Final = 64
+"""The most named sub-devices of a GPU; an invalid capacity may be larger. Real GPUs have up to eight."""
+MAX_LINKS: Final = 1024
+"""The most links of a node; eight GPUs of two sub-devices, all linked in both directions, have 224."""
+MAX_GROUPS: Final = 64
+MAX_AMOUNT: Final = 2**63 - 1
+ABSENT: Final = -1
+"""The free amount of a resource that a GPU does not have: even a request of 0 does not fit."""
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+_NO_SUBDEVICES: Final[frozenset[int]] = frozenset()
+
+
+class GpuUsage(Protocol):
+    """The GPU usage of pods on one node (`node_allocations.NodeAllocations`)."""
+
+    @property
+    def amounts(self) -> Mapping[str, Mapping[str, int]]:
+        """Held amounts by GPU and resource."""
+        ...
+
+    @property
+    def subdevices(self) -> Mapping[str, frozenset[int]]:
+        """Named sub-devices in use, by GPU."""
+        ...
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of the node's allocation record."""
+        ...
+
+
+ONE_GROUP: Final = 0
+"""The node has no NUMA label: all its GPUs are one group."""
+GROUPED: Final = 1
+BROKEN: Final = 2
+"""The NUMA label is invalid."""
+
+
+class NodeColumn(NamedTuple):
+    """The column of one node; the same fields by GPU, link or group."""
+
+    names: Sequence[str]
+    capacity: Mapping[str, Sequence[int]]
+    free: Mapping[str, Sequence[int]]
+    usable: Sequence[bool]
+    models: Sequence[str]
+    preferred: int
+    groups: Sequence[int]
+    group_state: int
+    links: Sequence[int]
+    free_subdevices: Sequence[int]
+    record_bytes: int
+
+
+def pack_links(left: int, left_subdevice: int, right: int, right_subdevice: int) -> int:
+    """Encode links as numbers; each part is below 64."""
+    return left | left_subdevice << 6 | right << 12 | right_subdevice << 18
+
+
+def unpack_links(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
+    """Decode packed links into left GPU, left sub-device, right GPU, right sub-device."""
+    return links & 63, links >> 6 & 63, links >> 12 & 63, links >> 18 & 63
+
+
+def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
+    """The column of a node: its GPUs and their free amounts."""
+    at = {name: position for position, name in enumerate(gpus.names[:MAX_GPUS])}
+    named = [_unavailable_subdevices(gpus, usage, name) for name in at]
+    capacity = _capped_capacity(gpus, len(at), subdevices)
+    free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
+    if subdevices in capacity:
+        held_subdevices = [
+            _held_subdevices(usage, name, subdevices, taken) for name, taken in zip(at, named, strict=True)
+        ]
+        free[subdevices] = [*map(_clipped_free_amount, capacity[subdevices], held_subdevices)]
+    counts = capacity.get(subdevices, (0,) * len(at))
+    return NodeColumn(
+        names=tuple(at),
+        capacity=capacity,
+        free=free,
+        usable=[name not in gpus.unusable for name in at],
+        models=gpus.models[: len(at)],
+        preferred=at.get(gpus.preferred, -1),
+        groups=_numa_group_bits(gpus, at),
+        group_state=BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,
+        links=_packed_links(gpus, at),
+        free_subdevices=[_subdevice_bits(count, taken) for count, taken in zip(counts, named, strict=True)],
+        record_bytes=usage.record_bytes,
+    )
+
+
+def _capped_capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int]]:
+    """By resource, the amount of each GPU, capped at what an array can hold."""
+    return {
+        name: [
+            min(amount, MAX_SUBDEVICES if name == subdevices else MAX_AMOUNT) for amount in amounts[:count]
+        ]
+        for name, amounts in gpus.capacity.items()
+    }
+
+
+def _free_amounts(
+    capacity: Mapping[str, Sequence[int]], held: Sequence[Mapping[str, int]]
+) -> dict[str, list[int]]:
+    """By resource, the free amount of each GPU."""
+    return {
+        name: [
+            _clipped_free_amount(amount, amounts_held.get(name, 0))
+            for amount, amounts_held in zip(amounts, held, strict=True)
+        ]
+        for name, amounts in capacity.items()
+    }
+
+
+def _unavailable_subdevices(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
+    """The sub-devices that cannot be allocated: in use, or disabled."""
+    return usage.subdevices.get(gpu, _NO_SUBDEVICES) | gpus.subdevices_off.get(gpu, _NO_SUBDEVICES)
+
+
+def _held_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:
+    """The number of unavailable sub-devices, which includes charged ones without a name."""
+    charged = usage.amounts.get(gpu, _NOTHING).get(subdevices, 0)
+    return len(taken) + max(0, charged - len(usage.subdevices.get(gpu, _NO_SUBDEVICES)))
+
+
+def _clipped_free_amount(capacity: int, held: int) -> int:
+    """The free amount, clipped to int64 for any allocations."""
+    return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
+
+
+def _subdevice_bits(count: int, taken: Iterable[int]) -> int:
+    everything = (1 << (count or MAX_SUBDEVICES)) - 1
+    if not taken:
+        return everything
+    return everything & ~sum(1 << subdevice for subdevice in set(taken) if 0 <= subdevice < MAX_SUBDEVICES)
+
+
+def _numa_group_bits(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
+    """NUMA groups as bits. A group that equals an earlier one has no effect and is omitted."""
+    sets = (sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
+    return list(dict.fromkeys(filter(None, sets)))[:MAX_GROUPS]
+
+
+def _packed_links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
+    """Links in the order in which they are tried: by sub-device of the left GPU, then in the order of the label."""
+    known = [
+        link
+        for link in gpus.links[:MAX_LINKS]
+        if link.left in at and link.right in at and link.left != link.right
+        if 0 <= link.left_subdevice < MAX_SUBDEVICES and 0 <= link.right_subdevice < MAX_SUBDEVICES
+    ]
+    known.sort(key=lambda link: link.left_subdevice)
+    return [
+        pack_links(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice) for link in known
+    ]
