@@ -100,7 +100,7 @@ controlplane: $(VENV)/.dev ## build or fetch the real programs once, into a cach
 	@$(BIN)/python -m tests.cluster.programs
 
 lock: $(VENV)/.run ## lock the dependencies anew
-	@$(BIN)/python tools/lock.py $(BIN)/uv $(ARGS)
+	@$(BIN)/python tools/dependency_lock.py $(BIN)/uv $(ARGS)
 
 clean: ## take away what the recipes made here (not the cache of programs)
 	rm -rf .venv .venv-* dist build .hypothesis .mypy_cache .ruff_cache .import_linter_cache

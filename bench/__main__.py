@@ -8,21 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.cluster.toolchain import MissingError
+from tests.cluster.go_toolchain import MissingError
 
 from bench import (
     bench_processes,
     gpu_agent,
     isolate_times,
     load_clients,
-    node_names,
     node_overload,
     report,
+    requests_with_node_names,
+    requests_with_whole_nodes,
     results,
     scaling,
     scoring_agents,
-    startup,
-    whole_nodes,
+    startup_and_memory,
 )
 from bench.bench_processes import BenchContext
 from bench.load_clients import LoadClient
@@ -90,11 +90,13 @@ def _parts(options: argparse.Namespace) -> dict[str, Part]:
     """All parts, in order."""
     times, requests, seconds = options.rounds, options.requests, options.seconds
     return {
-        NAMES: partial(node_names.measure, times=times, requests=requests, seconds=seconds),
-        WHOLE_NODES: partial(whole_nodes.measure, times=times, requests=max(requests // 100, 5)),
+        NAMES: partial(requests_with_node_names.measure, times=times, requests=requests, seconds=seconds),
+        WHOLE_NODES: partial(
+            requests_with_whole_nodes.measure, times=times, requests=max(requests // 100, 5)
+        ),
         GPU: partial(gpu_agent.measure, times=times, requests=requests),
         SCORING: partial(scoring_agents.measure, times=times, requests=requests),
-        START: partial(startup.measure, times=times),
+        START: partial(startup_and_memory.measure, times=times),
         GROWTH: partial(scaling.measure, requests=max(requests // 10, 30), periods=2),
         ISOLATE: partial(isolate_times.measure, times=times, requests=requests, seconds=seconds),
         BURSTS: partial(node_overload.measure, runs=times, hours=options.hours),

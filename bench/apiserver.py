@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 import uvicorn
 
-from bench import cluster_data, server_process
+from bench import cluster_data, server_command_line
 
 METRICS_API: Final = "/apis/custom.metrics.k8s.io"
 VERSION: Final = "v1beta2"
@@ -155,7 +155,7 @@ def build(count: int) -> BenchApiServer:
 
 
 def main() -> None:
-    parser = server_process.argument_parser(__doc__)
+    parser = server_command_line.argument_parser(__doc__)
     parser.add_argument("--nodes", type=int, required=True)
     options = parser.parse_args()
     opened = socket.create_server(("127.0.0.1", 0))
@@ -171,7 +171,7 @@ def main() -> None:
         ssl_ca_certs=options.client_ca,
         ssl_cert_reqs=ssl.CERT_REQUIRED,
     )
-    server_process.announce(opened.getsockname()[1])
+    server_command_line.announce(opened.getsockname()[1])
     uvicorn.Server(config).run(sockets=[opened])
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import httpx2
 import msgspec
-from tests.cluster import objects
-from tests.cluster.api import Object
+from tests.cluster import kubernetes_objects
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
@@ -140,7 +140,7 @@ def bind_pods(
     plane = sandbox.plane
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     labels = {"app": "web", "telemetry-policy": policy}
-    wanted = [objects.pod(f"web-{number:05d}", labels=labels) for number in range(pods)]
+    wanted = [kubernetes_objects.pod(f"web-{number:05d}", labels=labels) for number in range(pods)]
     run_concurrently(lambda pod: plane.api.request("POST", path, json=pod), wanted)
     with watching(plane, path) as watch:
         config = {"clientConnection": CONNECTION, "extenders": list(extenders)}

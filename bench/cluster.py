@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.cluster import controlplane, custom_metrics, namespace_sandboxes, programs
+from tests.cluster import controlplane, fake_custom_metrics_server, namespace_sandboxes, programs
 from tests.cluster.namespace_sandboxes import Sandbox
 
-from bench import bind_rounds, cluster_data, contenders, etcd_population, report, results
+from bench import bind_rounds, cluster_data, compared_extenders, etcd_population, report, results
 from bench.bind_rounds import BindSummary, BindWatch
-from bench.contenders import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
+from bench.compared_extenders import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
 from bench.progress_lines import report_progress_line
 from bench.results import CLUSTER, FIGURES, Measurement
 
@@ -85,10 +85,10 @@ def _prepared(options: argparse.Namespace, programs: Path, folder: Path) -> Iter
             etcd_population.nodes(names),
             lambda count: report_progress_line(f"{count} created"),
         )
-        contenders.policies(sandbox)
+        compared_extenders.policies(sandbox)
         with (
-            custom_metrics.behind(sandbox, folder, ("v1beta2",)) as metrics,
-            contenders.feeding(metrics, names),
+            fake_custom_metrics_server.behind(sandbox, folder, ("v1beta2",)) as metrics,
+            compared_extenders.feeding(metrics, names),
         ):
             yield ClusterBench(sandbox, folder, options.nodes, options.pods)
 
@@ -110,7 +110,7 @@ def _round(bench: ClusterBench, name: str, number: int) -> BindSummary:
     """Measure one round. RuntimeError if a pod violates nodewise's policy: then the measurement is invalid."""
     plane = bench.sandbox.plane
     deadline_s = 60 + bench.pods / SLOWEST_RATE
-    with contenders.extenders(name, plane, bench.folder / f"{name}-{number}") as extenders:
+    with compared_extenders.extenders(name, plane, bench.folder / f"{name}-{number}") as extenders:
         policy = ALL if name == ADMITTING else HALF
         watch = bind_rounds.bind_pods(bench.sandbox, bench.pods, policy, extenders, deadline_s)
     if name == NODEWISE and (wrong := _violating(watch, bench.nodes)):

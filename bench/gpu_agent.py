@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster import controlplane, gpu, namespace_sandboxes, programs, replicas
+from tests.cluster import controlplane, gpu_agent_replicas, gpu_cluster, namespace_sandboxes, programs
+from tests.cluster.gpu_agent_replicas import GpuReplicas
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.replicas import GpuReplicas
 
-from bench import alternating_rounds, bench_processes, bind_rounds, cluster_data, node_names
+from bench import alternating_rounds, bench_processes, bind_rounds, cluster_data, requests_with_node_names
 from bench.alternating_rounds import Rounds
 from bench.bind_rounds import BindWatch
 from bench.cluster_data import Object
@@ -60,7 +60,9 @@ def _filter(context: bench_processes.BenchContext, times: int, requests: int) ->
     (folder / "all.json").write_text(
         json.dumps({"kind": "List", "apiVersion": "v1", "items": list(_items())})
     )
-    bodies = node_names.write(context.folder / "gpu", [_request(number) for number in range(POD_VARIANTS)])
+    bodies = requests_with_node_names.write(
+        context.folder / "gpu", [_request(number) for number in range(POD_VARIANTS)]
+    )
     settings = ["--address=127.0.0.1", "--port=0", "--health-port=0", "--log-format=json"]
     arguments = [
         "--agents=gpu",
@@ -91,19 +93,21 @@ def _check(answer: Object) -> None:
 def _items() -> Iterator[Object]:
     """Nodes, and their pods with allocations in the annotations of GPU-aware scheduling."""
     for number, name in enumerate(cluster_data.names(NODES)):
-        yield gpu.node(name, GPUS_PER_NODE, shares=10, millicores=MILLICORES, **{"memory.max": MEMORY})
+        yield gpu_cluster.node(
+            name, GPUS_PER_NODE, shares=10, millicores=MILLICORES, **{"memory.max": MEMORY}
+        )
         for place in range(PODS_PER_NODE):
-            pod = gpu.pod(f"p-{number}-{place}", 2, millicores=2 * HELD_MILLICORES[number % 2])
+            pod = gpu_cluster.pod(f"p-{number}-{place}", 2, millicores=2 * HELD_MILLICORES[number % 2])
             cards = f"card{2 * place},card{2 * place + 1}"
             pod["metadata"] |= {"namespace": "shop", "uid": f"u-{number}-{place}"}
-            pod["metadata"]["annotations"] = {gpu.CARDS: cards}
+            pod["metadata"]["annotations"] = {gpu_cluster.CARDS: cards}
             pod["spec"]["nodeName"] = name
             yield pod
 
 
 def _request(number: int) -> bytes:
     """A request for a pod with two containers and two GPUs each."""
-    pod = gpu.pod(f"asks-{number}", 2, millicores=2 * REQUESTED_MILLICORES, **{"memory.max": 2048})
+    pod = gpu_cluster.pod(f"asks-{number}", 2, millicores=2 * REQUESTED_MILLICORES, **{"memory.max": 2048})
     first: dict[str, Any] = pod["spec"]["containers"][0]
     pod["spec"]["containers"] = [first, first | {"name": "side"}]
     pod["metadata"] |= {"namespace": "shop", "uid": f"asks-{number}"}
@@ -116,11 +120,11 @@ def _bind(folder: Path, times: int) -> list[float]:
     with (
         controlplane.running(programs.folder(), folder) as plane,
         namespace_sandboxes.created(plane) as sandbox,
-        replicas.behind_a_service(plane, folder, 2) as made,
+        gpu_agent_replicas.behind_a_service(plane, folder, 2) as made,
     ):
         sandbox.nodes(
             *(
-                gpu.node(f"n{number}", GPUS_PER_NODE, shares=2, millicores=1000)
+                gpu_cluster.node(f"n{number}", GPUS_PER_NODE, shares=2, millicores=1000)
                 for number in range(BIND_NODES)
             )
         )
@@ -130,7 +134,7 @@ def _bind(folder: Path, times: int) -> list[float]:
 def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
     """Create pods, start a scheduler, wait for all bindings, and delete the pods."""
     place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
-    pods = [gpu.pod(f"p-{number}-{count}", 1, millicores=600) for count in range(BIND_PODS)]
+    pods = [gpu_cluster.pod(f"p-{number}-{count}", 1, millicores=600) for count in range(BIND_PODS)]
     bind_rounds.run_concurrently(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
     config = {"clientConnection": bind_rounds.CONNECTION, "extenders": [made.entry()]}
     with (
@@ -144,7 +148,11 @@ def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
             watch.progress,
         )
     sandbox.api.delete(place)
-    wait("all GPUs are free", lambda: not any(map(replicas.held_gpus, made.running)) or None, DEADLINE_S)
+    wait(
+        "all GPUs are free",
+        lambda: not any(map(gpu_agent_replicas.held_gpus, made.running)) or None,
+        DEADLINE_S,
+    )
     summary = _summary(watch)
     report_progress_line(
         f"round {number + 1}: {summary:.1f} pods bound per second, {len(watch.rejected)} rejected at first"

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.cluster import packages
+from tests.cluster import debian_packages
+from tests.cluster.go_toolchain import MissingError
 from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
-from tests.cluster.toolchain import MissingError
-from tests.node import installed_program, runtime
+from tests.node import containerd_runtime, installed_program
 
 from bench import alternating_rounds
 from bench.alternating_rounds import Rounds
@@ -37,7 +37,7 @@ IterationSummary = dict[str, float]
 
 def measure(context: BenchContext, times: int, requests: int, seconds: float) -> Measurement:
     """Measure both with one exclusive core and infra on the others. MissingError if this machine does not allow it."""
-    if why := runtime.lacking():
+    if why := containerd_runtime.lacking():
         raise MissingError("no file system of its own for the command", why)
     if len(os.sched_getaffinity(0)) < 2:
         raise MissingError("one core only", "run this on a machine with two")
@@ -95,7 +95,7 @@ def _image(root: Path) -> Path:
     """Create a root file system with busybox and the installed program; it has no libraries and no Python."""
     for name in ("bin", "proc", "run/nodewise", "state"):
         (root / name).mkdir(parents=True)
-    shutil.copy(packages.containers().busybox, root / "bin/busybox")
+    shutil.copy(debian_packages.containers().busybox, root / "bin/busybox")
     installed_program.install(root / "opt/bin")
     return root
 

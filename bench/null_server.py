@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench import server_process
+from bench import server_command_line
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, Handler, Response, Route
 from nodewise.serve.options import ServeOptions
@@ -30,12 +30,12 @@ async def _serve(options: ServeOptions, routes: list[Route]) -> None:
         metrics_registry,
     )
     await server.start()
-    server_process.announce(server.port)
+    server_command_line.announce(server.port)
     await asyncio.Event().wait()
 
 
 def main() -> None:
-    parser = server_process.argument_parser(__doc__)
+    parser = server_command_line.argument_parser(__doc__)
     parser.add_argument("answers", nargs="+", metavar="PATH=FILE")
     arguments = parser.parse_args()
     pairs = (answer.split("=", 1) for answer in arguments.answers)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from bench import alternating_rounds, bench_processes, cluster_data, node_names
+from bench import alternating_rounds, bench_processes, cluster_data, requests_with_node_names
 from bench.load_clients import HttpLoad
-from bench.node_names import PATHS
 from bench.progress_lines import report_progress_line
+from bench.requests_with_node_names import PATHS
 from bench.results import FILTER, PRIORITIZE, Measurement
 
 SIZES: Final = (500, 1000, 5000, 20_000)
@@ -47,7 +47,7 @@ def measure(context: bench_processes.BenchContext, requests: int, periods: int) 
 
 
 def _at(context: bench_processes.BenchContext, count: int, requests: int, periods: int) -> Row:
-    bodies = node_names.write(
+    bodies = requests_with_node_names.write(
         context.folder / f"growth-{count}", cluster_data.requests(cluster_data.names(count), PODS)
     )
     with (

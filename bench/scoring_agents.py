@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench import alternating_rounds, bench_processes, cluster_data, node_names, results
+from bench import alternating_rounds, bench_processes, cluster_data, requests_with_node_names, results
 from bench.cluster_data import Object
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
@@ -45,7 +45,7 @@ def measure(context: bench_processes.BenchContext, times: int, requests: int) ->
         json.dumps({"kind": "List", "apiVersion": "v1", "items": list(_items(now))})
     )
     (context.folder / "state.json").write_text(json.dumps(_agent_memories(now)))
-    bodies = node_names.write(
+    bodies = requests_with_node_names.write(
         context.folder / "scoring",
         cluster_data.requests(cluster_data.names(NODES), POD_VARIANTS, _pod_variant),
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import effort
-from tests.cluster import availability
+from tests import case_counts
+from tests.cluster import skip_conditions
 
 ROOT = Path(__file__).parents[1]
 DURATIONS = Path(__file__).parent / "file_durations.txt"
@@ -28,7 +28,7 @@ CLUSTER_FILE_S = 20.0
 # it fails only for what a change has touched.
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=3000)
-settings.load_profile(effort.of("quick", "long"))
+settings.load_profile(case_counts.of("quick", "long"))
 
 # A shell that starts the tests in the background makes them, and every program that they start, ignore these signals.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
@@ -72,7 +72,7 @@ def read_durations() -> dict[str, float]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid() != 0:
-        availability.not_run("needs root")
+        skip_conditions.not_run("needs root")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import httpx2
 
-from tests.cluster import namespace_sandboxes, objects
-from tests.cluster.api import ApiError, ClusterApi, Object, path_of
+from tests.cluster import kubernetes_objects, namespace_sandboxes
+from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 
 
@@ -56,7 +56,7 @@ def registered(
     api: ClusterApi, backend: AggregatedApiBackend, versions: Mapping[str, Sequence[str]]
 ) -> Iterator[None]:
     """The backend answers for these versions of groups until the block is left."""
-    api.ensure(objects.namespace(backend.namespace))
+    api.ensure(kubernetes_objects.namespace(backend.namespace))
     service = backend.service()
     ones = [backend.api_service(group, version) for group in versions for version in versions[group]]
     try:

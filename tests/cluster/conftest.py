@@ -1,6 +1,6 @@
 """Fixtures: one control plane for all files, cleaned after each of them, and a namespace for each test.
 
-What cannot be set up on this machine is reported by `availability.not_run`.
+What cannot be set up on this machine is reported by `skip_conditions.not_run`.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,26 +10,26 @@ from typing import TypeVar
 import pytest
 
 from tests.cluster import (
-    availability,
-    custom_metrics,
+    debian_packages,
     extender_double,
+    fake_custom_metrics_server,
     health_example,
     metrics_pipeline,
-    monitoring,
     namespace_sandboxes,
-    packages,
     programs,
+    prometheus_and_exporters,
+    skip_conditions,
 )
-from tests.cluster.audit import AuditLog
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_double import FakeExtenderServer
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.go_toolchain import MissingError
 from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.cluster.schedulers import RealScheduler, SchedulerUnderTest
 from tests.cluster.shared_control_plane import SHARED, SharedControlPlane
 from tests.cluster.simulated_scheduler import SimulatedScheduler
-from tests.cluster.toolchain import MissingError
 
 Got = TypeVar("Got")
 
@@ -48,7 +48,7 @@ def get_or_skip(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
             return get()
     except MissingError as missing:
         why = str(missing)
-    return availability.not_run(f"{why}; then `{programs.SET_UP}`")
+    return skip_conditions.not_run(f"{why}; then `{programs.SET_UP}`")
 
 
 @pytest.fixture(scope="session")
@@ -81,19 +81,19 @@ def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
 @pytest.fixture
 def metrics(sandbox: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
     """The custom metrics API of the control plane, served by a test's own server."""
-    with custom_metrics.behind(sandbox, tmp_path) as serving:
+    with fake_custom_metrics_server.behind(sandbox, tmp_path) as serving:
         yield serving
 
 
 @pytest.fixture(scope="session")
-def prometheus_programs(request: pytest.FixtureRequest) -> packages.PrometheusPrograms:
+def prometheus_programs(request: pytest.FixtureRequest) -> debian_packages.PrometheusPrograms:
     """Prometheus and its node exporter."""
-    return get_or_skip(request, packages.get)
+    return get_or_skip(request, debian_packages.get)
 
 
 @pytest.fixture(scope="session")
 def descheduler_program(request: pytest.FixtureRequest) -> Path:
-    """The descheduler; see `descheduling`."""
+    """The descheduler; see `descheduler_run`."""
     return get_or_skip(request, programs.descheduler)
 
 
@@ -105,11 +105,11 @@ def adapter_program(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def measuring(
-    plane: ControlPlane, prometheus_programs: packages.PrometheusPrograms, adapter_program: Path
+    plane: ControlPlane, prometheus_programs: debian_packages.PrometheusPrograms, adapter_program: Path
 ) -> Iterator[MetricsServices]:
     """Exporters of the example's nodes, a Prometheus that scrapes them, and an adapter that asks it."""
     with (
-        monitoring.running(
+        prometheus_and_exporters.running(
             prometheus_programs, plane.folder / "monitoring", health_example.NODES
         ) as scraping,
         metrics_pipeline.running_adapter(plane, adapter_program, scraping.url) as adapting,

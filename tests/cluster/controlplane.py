@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from tests.cluster import access, certificates, processes
-from tests.cluster.access import ApiServerAccess, User
-from tests.cluster.api import ClusterApi, Object
+from tests.cluster import api_user_kubeconfigs, certificates, processes
+from tests.cluster.api_client import ClusterApi, Object
+from tests.cluster.api_user_kubeconfigs import ApiServerAccess, User
 from tests.cluster.processes import Process
 
 CONTROLLERS = "*,-node-lifecycle-controller,-taint-eviction-controller"
@@ -42,7 +42,7 @@ class ControlPlane:
         self.processes: list[Process] = []
         self.etcd = ""
         """Its address, once it runs."""
-        self.admin: User = self._server.user("admin", access.ADMIN_GROUP)
+        self.admin: User = self._server.user("admin", api_user_kubeconfigs.ADMIN_GROUP)
 
     @property
     def url(self) -> str:
@@ -139,22 +139,22 @@ class ControlPlane:
     def user(self, name: str, rules: Sequence[Object] = (), namespace: str = "", group: str = "") -> User:
         """A user by client certificate, who may do what `rules` say, everywhere or in one namespace."""
         if rules:
-            access.grant(self.api, name, rules, namespace)
+            api_user_kubeconfigs.grant(self.api, name, rules, namespace)
         return self._kept(self._server.user(name, group))
 
     def service_account(
         self, name: str, namespace: str, rules: Sequence[Object] = (), lifetime_s: int = 3600
     ) -> User:
         """A service account and its token (of 600 s at least), which may do everywhere what `rules` say."""
-        token = access.service_account_token(self.api, name, namespace, lifetime_s)
+        token = api_user_kubeconfigs.service_account_token(self.api, name, namespace, lifetime_s)
         if rules:
-            access.grant(self.api, f"system:serviceaccount:{namespace}:{name}", rules)
+            api_user_kubeconfigs.grant(self.api, f"system:serviceaccount:{namespace}:{name}", rules)
         return self._kept(self._server.bearer(name, token))
 
     def pod_account(self, pod: Object) -> User:
         """The service account that a pod names, with a token that is bound to it."""
         name, space = pod["spec"]["serviceAccountName"], pod["metadata"]["namespace"]
-        token = access.service_account_token(self.api, name, space, pod=pod)
+        token = api_user_kubeconfigs.service_account_token(self.api, name, space, pod=pod)
         return self._kept(self._server.bearer(pod["metadata"]["name"], token))
 
     def kubectl(self, *arguments: str) -> str:

@@ -13,16 +13,16 @@ from nodewise.cli.demo import print_demo_text
 from nodewise.cli.demo.cluster import METRIC, example
 from tests.cluster import (
     controlplane,
-    custom_metrics,
     extender_process,
+    fake_custom_metrics_server,
+    kubernetes_objects,
     namespace_sandboxes,
-    objects,
     programs,
 )
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
 
 BAD = {"rack1-a": 0, "rack1-b": 2, "rack2-a": 0}
@@ -36,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
         with sandbox(plane) as alone:
             by_requests = place_by_requests(plane, alone)
-        with sandbox(plane) as ours, custom_metrics.behind(ours, Path(folder)) as metrics:
+        with sandbox(plane) as ours, fake_custom_metrics_server.behind(ours, Path(folder)) as metrics:
             definition(ours)
             metrics.set(METRIC, BAD)
             with extender_process.extender(plane, Path(folder)) as nodewise:
@@ -48,7 +48,7 @@ def main() -> None:
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
     """A namespace, and the nodes of the example."""
     with namespace_sandboxes.created(plane) as own:
-        own.nodes(*(objects.node(name, cpu=cpu) for name, cpu in CPU.items()))
+        own.nodes(*(kubernetes_objects.node(name, cpu=cpu) for name, cpu in CPU.items()))
         yield own
 
 
@@ -62,7 +62,7 @@ def definition(own: Sandbox) -> None:
 
 
 def pod(name: str, **more: Any) -> Object:
-    return objects.pod(
+    return kubernetes_objects.pod(
         name,
         cpu="1",
         memory="2Gi",
@@ -75,7 +75,7 @@ def pod(name: str, **more: Any) -> Object:
 def place_by_requests(plane: ControlPlane, own: Sandbox) -> dict[str, str]:
     names = [f"app-{number}" for number in range(1, 5)]
     with plane.start_scheduler({}):
-        own.pods(*(objects.pod(name, cpu="1", memory="2Gi") for name in names))
+        own.pods(*(kubernetes_objects.pod(name, cpu="1", memory="2Gi") for name in names))
         return {name: own.expect_bound(name) for name in names}
 
 
@@ -128,7 +128,7 @@ def all_rejected(own: Sandbox, nodewise: ExtenderProcess) -> Any:
 
 def survives(own: Sandbox, nodewise: ExtenderProcess) -> None:
     nodewise.process.kill()
-    own.pods(pod("app-6"), objects.pod("plain"))
+    own.pods(pod("app-6"), kubernetes_objects.pod("plain"))
     print_demo_text("\nnodewise is killed:")
     print_demo_text(f"  app-6 waits: {own.expect_rejected('app-6')[:110]}")
     print_demo_text(

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from tests.cluster import custom_metrics, healthy_cluster, misconfigurations
+from tests.cluster import fake_custom_metrics_server, healthy_cluster, misconfigurations
 from tests.cluster.misconfigurations import Defect
 
 RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
@@ -279,7 +279,11 @@ DOCTOR_CASES: Final = (
         (),
     ),
     DoctorCase(
-        "metrics-api-unavailable", "nobody serves it", misconfigurations.unserved, custom_metrics.GROUP, ()
+        "metrics-api-unavailable",
+        "nobody serves it",
+        misconfigurations.unserved,
+        fake_custom_metrics_server.GROUP,
+        (),
     ),
     DoctorCase(
         "policy-without-effect",

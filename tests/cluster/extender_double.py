@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tests.cluster import asgi_server_thread
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.certificates import CertificatePair
 

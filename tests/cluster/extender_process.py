@@ -10,12 +10,12 @@ from typing import Any
 import httpx2
 import yaml
 
-from tests.cluster import access, admission, objects, processes
-from tests.cluster.access import User
-from tests.cluster.api import ClusterApi, Object, path_of
+from tests.cluster import admission_policy_waits, api_user_kubeconfigs, kubernetes_objects, processes
+from tests.cluster.api_client import ClusterApi, Object, path_of
+from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
 
@@ -57,12 +57,12 @@ def refusing_unknown_fields(api: ClusterApi) -> Iterator[None]:
     wrong = tas_policy("wrong", {"dontschedule": {"rules": [HOT | {"colour": "red"}]}}, OWN_NAMESPACE)
     made = [api.create(document) for document in manifest("policy-fields.yaml")]
     try:
-        admission.wait_denied(lambda: admission.try_create(api, wrong))
+        admission_policy_waits.wait_denied(lambda: admission_policy_waits.try_create(api, wrong))
         yield
     finally:
         for document in made:
             api.delete(path_of(document))
-        admission.wait_allowed(lambda: admission.try_create(api, wrong))
+        admission_policy_waits.wait_allowed(lambda: admission_policy_waits.try_create(api, wrong))
 
 
 def tas_policy(name: str, strategies: Object, namespace: str = "") -> Object:
@@ -82,15 +82,15 @@ def policy(sandbox: Sandbox, **strategies: list[Object]) -> None:
 
 
 def pod(name: str, **more: Any) -> Object:
-    """A pod of the policy `pol` that kube-scheduler asks us about; see `objects.pod`."""
-    return objects.pod(name, labels={"telemetry-policy": "pol"}, limits=LIMITS, **more)
+    """A pod of the policy `pol` that kube-scheduler asks us about; see `kubernetes_objects.pod`."""
+    return kubernetes_objects.pod(name, labels={"telemetry-policy": "pol"}, limits=LIMITS, **more)
 
 
 def heated(
     sandbox: Sandbox, metrics: FakeCustomMetricsApi, heat: Mapping[str, str | int], **strategies: list[Object]
 ) -> None:
     """Create nodes with these values of `heat`, and a policy with `strategies`, by default against hot nodes."""
-    sandbox.nodes(*objects.nodes(" ".join(heat)))
+    sandbox.nodes(*kubernetes_objects.nodes(" ".join(heat)))
     metrics.set("heat", heat)
     policy(sandbox, **(strategies or {"dontschedule": [HOT]}))
 
@@ -223,7 +223,7 @@ def endpoint(name: str, url: str, *, ready: bool = True) -> Object:
 def user(plane: ControlPlane) -> User:
     """A user with the shipped rights; nodewise's own namespace is `OWN_NAMESPACE`."""
     made = plane.user(f"nodewise-{processes.number()}", rules())
-    access.grant(plane.api, made.name, rules("Role"), OWN_NAMESPACE)
+    api_user_kubeconfigs.grant(plane.api, made.name, rules("Role"), OWN_NAMESPACE)
     return made
 
 

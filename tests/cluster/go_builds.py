@@ -20,8 +20,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tests.cluster import toolchain
-from tests.cluster.toolchain import MissingError
+from tests.cluster import go_toolchain
+from tests.cluster.go_toolchain import MissingError
 
 
 class GoModule(NamedTuple):
@@ -52,7 +52,7 @@ class GoModule(NamedTuple):
 
     def home(self) -> Path:
         """Where the programs are, or will be."""
-        return toolchain.cache() / self.name / self.key()
+        return go_toolchain.cache() / self.name / self.key()
 
     def built(self) -> Path:
         """The folder with every program, built now where it must be. Raises MissingError.
@@ -68,7 +68,7 @@ class GoModule(NamedTuple):
         return home
 
     def _build_into(self, home: Path) -> None:
-        go = toolchain.find(self.folder)
+        go = go_toolchain.find(self.folder)
         part = home.with_suffix(".part")
         for stale in (part, home):
             shutil.rmtree(stale, ignore_errors=True)
@@ -86,7 +86,7 @@ class GoModule(NamedTuple):
         completed = subprocess.run(
             [*command, self.packages[name]],
             cwd=self.folder,
-            env=toolchain.environment(),
+            env=go_toolchain.environment(),
             stderr=subprocess.PIPE,
             text=True,
             check=False,

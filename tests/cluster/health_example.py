@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from tests.cluster import namespace_sandboxes
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 FOLDER = Path(__file__).parents[2] / "examples" / "health-metric"

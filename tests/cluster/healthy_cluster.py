@@ -19,25 +19,25 @@ import yaml
 from tests.cluster import (
     asgi_server_thread,
     controlplane,
-    custom_metrics,
     extender_process,
-    gpu,
+    fake_custom_metrics_server,
+    gpu_cluster,
     health_example,
     installation,
+    kubernetes_objects,
     namespace_sandboxes,
-    objects,
     processes,
-    purpose_certificates,
     read_only_commands,
+    single_purpose_certificates,
 )
-from tests.cluster.access import User
-from tests.cluster.api import ClusterApi, Object, path_of
+from tests.cluster.api_client import ClusterApi, Object, path_of
+from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
-from tests.cluster.audit import AuditLog
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
 
@@ -74,7 +74,7 @@ class HealthyCluster:
         self.plane = plane
         self.folder = folder
         self.log = log
-        self.papers = purpose_certificates.PurposeCertificates(folder)
+        self.papers = single_purpose_certificates.PurposeCertificates(folder)
         self.doctor: User
         """The account of deploy/doctor.yaml."""
         self.metrics: FakeCustomMetricsApi
@@ -163,7 +163,11 @@ def running_pod(name: str, namespace: str, node: str, pod: Object, owner: str = 
     if owner:
         by = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}
         metadata["ownerReferences"] = [by]
-    return {"apiVersion": "v1", "kind": "Pod"} | objects.running_on(node, pod) | {"metadata": metadata}
+    return (
+        {"apiVersion": "v1", "kind": "Pod"}
+        | kubernetes_objects.running_on(node, pod)
+        | {"metadata": metadata}
+    )
 
 
 def put_running(api: ClusterApi, pod: Object, address: str = "") -> None:
@@ -204,7 +208,9 @@ def policy(name: str, **strategies: Iterable[Object]) -> Object:
 def node(name: str, kubelet: str = "") -> Object:
     """One of the cluster's nodes, whose kubelet is at an address of this machine."""
     made = (
-        gpu.node(name) if name == CARDS else objects.node(name, labels=POOL_LABEL if name == POOLS else None)
+        gpu_cluster.node(name)
+        if name == CARDS
+        else kubernetes_objects.node(name, labels=POOL_LABEL if name == POOLS else None)
     )
     made["status"]["nodeInfo"] = {"kubeletVersion": "v1.36.3"}
     if kubelet:
@@ -220,7 +226,7 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Heal
     with contextlib.ExitStack() as stack:
         cluster = HealthyCluster(plane, folder, log)
         for name in (NAMESPACE, TENANT, SYSTEM):
-            plane.api.ensure(objects.namespace(name, trusted=name == TENANT))
+            plane.api.ensure(kubernetes_objects.namespace(name, trusted=name == TENANT))
         _install(cluster)
         _nodes(cluster, stack)
         _metrics(cluster, stack)
@@ -276,7 +282,7 @@ def _nodes(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
 
 def _metrics(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
     own = stack.enter_context(namespace_sandboxes.created(cluster.plane))
-    cluster.metrics = stack.enter_context(custom_metrics.behind(own, cluster.folder))
+    cluster.metrics = stack.enter_context(fake_custom_metrics_server.behind(own, cluster.folder))
     cluster.metrics.set("heat", dict.fromkeys(NODES, 20))
     cluster.api.create(
         policy(
@@ -294,7 +300,7 @@ def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
     arguments += [
         f"--namespace={NAMESPACE}",
         "--agents=telemetry,gpu",
-        f"--client-name={purpose_certificates.CLIENT}",
+        f"--client-name={single_purpose_certificates.CLIENT}",
     ]
     address = processes.own_address()
     arguments += [f"--address={address}", f"--health-address={address}"]
@@ -322,8 +328,8 @@ def _with_ports_of(template: Object, replica: ExtenderProcess) -> Object:
 
 
 def _scheduler(cluster: HealthyCluster) -> None:
-    entry = gpu.entry(cluster.replicas[0])
-    entry["managedResources"] = [*extender_process.MANAGED, *gpu.MANAGED]
+    entry = gpu_cluster.entry(cluster.replicas[0])
+    entry["managedResources"] = [*extender_process.MANAGED, *gpu_cluster.MANAGED]
     cluster.config = controlplane.SCHEDULER | {
         "leaderElection": {"leaderElect": True},
         "extenders": [entry],
@@ -386,6 +392,6 @@ def _descheduler(cluster: HealthyCluster) -> None:
 def _workloads(cluster: HealthyCluster) -> None:
     shop = extender_process.pod("shop")
     put_running(cluster.api, running_pod("shop", TENANT, PLAIN[1], shop))
-    train = gpu.pod("train")
-    train["metadata"]["annotations"] = {gpu.CARDS: "card0"}
+    train = gpu_cluster.pod("train")
+    train["metadata"]["annotations"] = {gpu_cluster.CARDS: "card0"}
     put_running(cluster.api, running_pod("train", TENANT, CARDS, train))

@@ -13,13 +13,13 @@ import yaml
 
 from tests.cluster import (
     asgi_server_thread,
-    gpu,
+    gpu_cluster,
     healthy_cluster,
     misconfigurations,
     processes,
-    purpose_certificates,
+    single_purpose_certificates,
 )
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.healthy_cluster import HealthyCluster
 
@@ -92,7 +92,7 @@ def talking_pods(cluster: HealthyCluster) -> Iterator[None]:
     """Pods with as much in annotations and conditions as the API server takes."""
     pods = [misconfigurations.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
     for pod in pods:
-        pod["metadata"]["annotations"] = {"note": LONG, gpu.CARDS: ESCAPES}
+        pod["metadata"]["annotations"] = {"note": LONG, gpu_cluster.CARDS: ESCAPES}
         pod["spec"]["schedulingGates"] = [{"name": "tests/held"}]
     condition = {
         "type": "PodScheduled",
@@ -160,7 +160,7 @@ def odd_kubelet(cluster: HealthyCluster) -> Iterator[None]:
 
 def odd_cards() -> Callable[[HealthyCluster], AbstractContextManager[None]]:
     """A node with GPU labels that cannot be parsed."""
-    node = gpu.node("odd")
+    node = gpu_cluster.node("odd")
     node["metadata"]["annotations"] = {"nodewise.io/gpu-cards": ESCAPES + LONG}
     return misconfigurations.created(node)
 
@@ -177,7 +177,7 @@ class _SilentServer:
 def strange_server(cluster: HealthyCluster) -> Iterator[None]:
     """A server at the extender's address that never responds, with control sequences in its certificate's name."""
     pair = cluster.papers.leaf(
-        ESCAPES[:60], cluster.papers.authority, "other.example", use=purpose_certificates.SERVER
+        ESCAPES[:60], cluster.papers.authority, "other.example", use=single_purpose_certificates.SERVER
     )
     with asgi_server_thread.serving(_SilentServer(), ServerTls(pair), host=processes.own_address()) as url:
         odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"

@@ -7,14 +7,14 @@ import fcntl
 import hashlib
 from pathlib import Path
 
-from tools.image import assemble, image_properties
+from tools.image import image_assembly, image_properties
 from tools.image.__main__ import identity
-from tools.image.assemble import ImageInputs
 from tools.image.errors import ImageError
+from tools.image.image_assembly import ImageInputs
 
 import nodewise
-from tests.cluster import toolchain
-from tests.cluster.toolchain import MissingError
+from tests.cluster import go_toolchain
+from tests.cluster.go_toolchain import MissingError
 from tests.node import installed_program
 
 NAME = f"{image_properties.NAME}:{nodewise.__version__}"
@@ -27,7 +27,7 @@ _KEPT = 3
 
 def archive() -> Path:
     """The archive, made now where it must be: about a minute, more at first. Raises MissingError."""
-    home = toolchain.cache() / "image"
+    home = go_toolchain.cache() / "image"
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -35,11 +35,13 @@ def archive() -> Path:
         file = folder / f"{image_properties.NAME}.oci.tar"
         if not file.exists():
             try:
-                assemble.make(file, ImageInputs(home, installed_program.ready(), fresh=False), identity())
+                image_assembly.make(
+                    file, ImageInputs(home, installed_program.ready(), fresh=False), identity()
+                )
             except ImageError as error:
                 raise MissingError(f"no image: {error}", "see `make image`") from error
         folder.touch()
-        toolchain.tidy((path.parent for path in home.glob("*/*.oci.tar")), _KEPT)
+        go_toolchain.tidy((path.parent for path in home.glob("*/*.oci.tar")), _KEPT)
         return file
 
 

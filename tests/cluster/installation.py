@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.cluster import (
-    admission,
-    custom_metrics,
+    admission_policy_waits,
     extender_process,
+    fake_custom_metrics_server,
+    fake_metrics_server,
+    kubernetes_objects,
     namespace_sandboxes,
-    objects,
     processes,
-    resource_metrics,
-    rights,
+    rbac_rights,
 )
-from tests.cluster.access import User
-from tests.cluster.api import JSON_PATCH, Object, path_of
-from tests.cluster.audit import AuditLog
+from tests.cluster.api_client import JSON_PATCH, Object, path_of
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.rights import ApiRight
+from tests.cluster.rbac_rights import ApiRight
 
 NAMESPACE = "nodewise"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:nodewise"
@@ -74,13 +74,13 @@ class ShippedInstallation(NamedTuple):
         role = next(
             manifest for manifest in extender_process.manifest("rbac.yaml") if manifest["kind"] == kind
         )
-        self._put(role | {"rules": rights.without(role["rules"], right)})
+        self._put(role | {"rules": rbac_rights.without(role["rules"], right)})
         try:
-            wait("it is gone", lambda: not rights.holds(self.plane.api, ACCOUNT, right) or None)
+            wait("it is gone", lambda: not rbac_rights.holds(self.plane.api, ACCOUNT, right) or None)
             yield
         finally:
             self._put(role)
-            wait("it is back", lambda: rights.holds(self.plane.api, ACCOUNT, right) or None)
+            wait("it is back", lambda: rbac_rights.holds(self.plane.api, ACCOUNT, right) or None)
 
     def _put(self, role: Object) -> None:
         self.plane.api.request("PUT", path_of(role), json=role)
@@ -103,7 +103,7 @@ def policy(name: str, metric: str, *strategies: str) -> Object:
 
 
 def pod(name: str, policy: str) -> Object:
-    return objects.pod(name, labels={"telemetry-policy": policy}, limits=extender_process.LIMITS)
+    return kubernetes_objects.pod(name, labels={"telemetry-policy": policy}, limits=extender_process.LIMITS)
 
 
 def endpoint(name: str, url: str) -> Object:
@@ -126,11 +126,11 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Ship
         plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
     with (
         namespace_sandboxes.created(plane) as own,
-        custom_metrics.behind(own, folder) as custom,
-        resource_metrics.behind(plane.api, folder) as resource,
+        fake_custom_metrics_server.behind(own, folder) as custom,
+        fake_metrics_server.behind(plane.api, folder) as resource,
     ):
         resource.cpu = {"a": "1", "b": "2", "c": "500m"}
         papers = CertificateFiles(folder, HOST, processes.own_address())
         account = plane.service_account("nodewise", NAMESPACE)
-        admission.wait_nodes(plane.api, account.api)
+        admission_policy_waits.wait_nodes(plane.api, account.api)
         yield ShippedInstallation(plane, log, custom, account, papers)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tests.cluster.api import ApiError, ClusterApi, Object
+from tests.cluster.api_client import ApiError, ClusterApi, Object
 
 _PAUSE_S = 0.05
 SUCCEEDED: Object = {"phase": "Succeeded"}

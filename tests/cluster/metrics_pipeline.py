@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.cluster import aggregated_api, health_example, namespace_sandboxes, processes
-from tests.cluster.access import rule
 from tests.cluster.aggregated_api import AggregatedApiBackend
-from tests.cluster.api import ApiError, ClusterApi
+from tests.cluster.api_client import ApiError, ClusterApi
+from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.monitoring import Monitoring
 from tests.cluster.processes import Process
+from tests.cluster.prometheus_and_exporters import Monitoring
 
 GROUP = "custom.metrics.k8s.io"
 APIS: Mapping[str, Sequence[str]] = {GROUP: ("v1beta1", "v1beta2")}

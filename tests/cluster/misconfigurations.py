@@ -9,16 +9,16 @@ from typing import Final
 
 from tests.cluster import (
     asgi_server_thread,
-    custom_metrics,
     extender_process,
-    gpu,
+    fake_custom_metrics_server,
+    gpu_cluster,
     healthy_cluster,
     installation,
-    objects,
+    kubernetes_objects,
     processes,
-    purpose_certificates,
+    single_purpose_certificates,
 )
-from tests.cluster.api import Object, path_of
+from tests.cluster.api_client import Object, path_of
 from tests.cluster.asgi_server_thread import ServerTls
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.healthy_cluster import HealthyCluster
@@ -110,7 +110,7 @@ def deleted(*paths: str) -> Defect:
 
 def waiting(name: str, scheduler: str = "", **more: object) -> Object:
     """A pod of the tenant that no node has."""
-    pod = objects.pod(name, labels=more.pop("labels", None), limits=extender_process.LIMITS)  # type: ignore[arg-type]
+    pod = kubernetes_objects.pod(name, labels=more.pop("labels", None), limits=extender_process.LIMITS)  # type: ignore[arg-type]
     pod["metadata"]["namespace"] = healthy_cluster.TENANT
     pod["spec"] |= more | ({"schedulerName": scheduler} if scheduler else {})
     return pod
@@ -200,7 +200,7 @@ def stranger(cluster: HealthyCluster) -> CertificateAuthority:
 
 
 def strangers_client(cluster: HealthyCluster) -> CertificatePair:
-    return cluster.papers.leaf(purpose_certificates.CLIENT, stranger(cluster))
+    return cluster.papers.leaf(single_purpose_certificates.CLIENT, stranger(cluster))
 
 
 def ca_pair(cluster: HealthyCluster) -> CertificatePair:
@@ -209,13 +209,13 @@ def ca_pair(cluster: HealthyCluster) -> CertificatePair:
 
 def lasting(days: int) -> Callable[[HealthyCluster], CertificatePair]:
     return lambda cluster: cluster.papers.leaf(
-        purpose_certificates.CLIENT, cluster.papers.authority, days=days
+        single_purpose_certificates.CLIENT, cluster.papers.authority, days=days
     )
 
 
 def for_servers(cluster: HealthyCluster) -> CertificatePair:
     return cluster.papers.leaf(
-        purpose_certificates.CLIENT, cluster.papers.authority, use=purpose_certificates.SERVER
+        single_purpose_certificates.CLIENT, cluster.papers.authority, use=single_purpose_certificates.SERVER
     )
 
 
@@ -279,7 +279,7 @@ def expired_server(cluster: HealthyCluster) -> Iterator[None]:
     """The extender has a certificate that expired yesterday."""
     host = processes.own_address()
     pair = cluster.papers.leaf(
-        "late", cluster.papers.authority, host, use=purpose_certificates.SERVER, days=-1
+        "late", cluster.papers.authority, host, use=single_purpose_certificates.SERVER, days=-1
     )
     with (
         asgi_server_thread.serving(healthy_cluster.KubeletServer(), ServerTls(pair), host=host) as url,
@@ -298,7 +298,7 @@ def crowd(cluster: HealthyCluster) -> Iterator[None]:
         cluster.metrics.set("load", heat | dict.fromkeys(names[:-5], 95))
         try:
             for name in names:
-                cluster.api.create(objects.node(name, labels={"crowd": ""}))
+                cluster.api.create(kubernetes_objects.node(name, labels={"crowd": ""}))
             yield
         finally:
             cluster.api.request("DELETE", "/api/v1/nodes", params={"labelSelector": "crowd"})
@@ -411,8 +411,8 @@ def one_down(cluster: HealthyCluster) -> Iterator[None]:
 def unserved(cluster: HealthyCluster) -> Iterator[None]:
     """No server is behind the custom metrics API."""
     paths = [
-        f"/apis/apiregistration.k8s.io/v1/apiservices/{v}.{custom_metrics.GROUP}"
-        for v in custom_metrics.VERSIONS
+        f"/apis/apiregistration.k8s.io/v1/apiservices/{v}.{fake_custom_metrics_server.GROUP}"
+        for v in fake_custom_metrics_server.VERSIONS
     ]
     ports = [cluster.api.get(path)["spec"]["service"]["port"] for path in paths]
 
@@ -437,6 +437,6 @@ def unserved(cluster: HealthyCluster) -> Iterator[None]:
 
 
 def bare_node() -> Object:
-    made = gpu.node("bare")
-    del made["metadata"]["labels"][f"{gpu.PREFIX}gpu-numbers"]
+    made = gpu_cluster.node("bare")
+    del made["metadata"]["labels"][f"{gpu_cluster.PREFIX}gpu-numbers"]
     return made

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.cluster import processes, prometheus, virtual_machine
+from tests.cluster import processes, prometheus_process, virtual_machine
 from tests.cluster.virtual_machine import EmulatedHardware
 
 CPUS = 2
@@ -81,5 +81,7 @@ def running(root: Path, exporter: Path, folder: Path) -> Iterator[MonitoredMachi
     ) as process:
         machine = MonitoredMachine(f"127.0.0.1:{measured}", orders)
         with httpx2.Client(trust_env=False) as client:
-            process.wait_ready(lambda: prometheus.answers(f"http://{machine.exporter}/metrics", client))
+            process.wait_ready(
+                lambda: prometheus_process.answers(f"http://{machine.exporter}/metrics", client)
+            )
         yield machine

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from tests.cluster import objects
-from tests.cluster.api import ApiError, ClusterApi, Object, path_of
+from tests.cluster import kubernetes_objects
+from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 
 Seen = TypeVar("Seen")
@@ -47,7 +47,7 @@ class Sandbox:
         self.namespace = f"test-{next(_numbers)}"
         self.api: ClusterApi = plane.api
         self._made: list[str] = []
-        self.api.create(objects.namespace(self.namespace, trusted=trusted))
+        self.api.create(kubernetes_objects.namespace(self.namespace, trusted=trusted))
 
     def trust(self, *, granted: bool = True) -> None:
         """Grants trust to the namespace, or takes it away."""
@@ -65,14 +65,14 @@ class Sandbox:
         return self.create(obj | {"metadata": obj["metadata"] | {"namespace": self.namespace}})
 
     def nodes(self, *nodes: Object) -> None:
-        """Makes nodes; see `objects.node`."""
+        """Makes nodes; see `kubernetes_objects.node`."""
         for node in nodes:
             self.create(node)
 
     def pods(self, *pods: Object) -> None:
-        """Makes pods in this namespace, with the priority classes that they name; see `objects.pod`."""
-        for value in objects.priorities(pods):
-            self.api.ensure(objects.priority_class(value))
+        """Makes pods in this namespace, with the priority classes that they name; see `kubernetes_objects.pod`."""
+        for value in kubernetes_objects.priorities(pods):
+            self.api.ensure(kubernetes_objects.priority_class(value))
         for pod in pods:
             wait("a priority class is known", functools.partial(self._admitted, pod))
 

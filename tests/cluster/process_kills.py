@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.metric_history import HOT, OURS, POLICY, FreshnessCheck, MetricHistory, MetricValues
 from tests.cluster.processes import Process
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self
 
-from tests.cluster import availability
+from tests.cluster import skip_conditions
 
 LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 """Below the range of outgoing connections, which could take a port between our look and its use."""
@@ -66,7 +66,7 @@ def own_address() -> str:
         address: str = probe.getsockname()[0]
         if not address.startswith("127."):
             return address
-    return availability.not_run("this machine has no address but loopback: give it a network")
+    return skip_conditions.not_run("this machine has no address but loopback: give it a network")
 
 
 class ChildProcess(Protocol):

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster import image_archive, packages
+from tests.cluster import debian_packages, image_archive
 from tests.cluster.go_builds import GoModule, print_progress
-from tests.cluster.toolchain import MissingError
+from tests.cluster.go_toolchain import MissingError
 
 VERSION = "v1.36.3"
 MODULE = Path(__file__).parent / "bin"
@@ -128,12 +128,12 @@ def helm() -> Path:
 
 def prometheus_folder() -> Path:
     """The folder of Prometheus. Raises MissingError."""
-    return packages.get().prometheus.parent
+    return debian_packages.get().prometheus.parent
 
 
 def containers_folder() -> Path:
     """The folder of containerd. Raises MissingError."""
-    return packages.containers().containerd.parent
+    return debian_packages.containers().containerd.parent
 
 
 def image_folder() -> Path:
@@ -150,8 +150,8 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: kubeadm().parent,
     lambda: helm().parent,
     containers_folder,
-    packages.MACHINE.get,
-    packages.IMAGE_TOOLS.get,
+    debian_packages.MACHINE.get,
+    debian_packages.IMAGE_TOOLS.get,
     image_folder,
 )
 """Everything that is got ready, what most tests wait for first."""

@@ -6,19 +6,19 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests import forks
-from tests.cluster import access, extender_process, objects, processes
-from tests.cluster.access import User
-from tests.cluster.api import Object
+from tests import forked_commands
+from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes
+from tests.cluster.api_client import Object
+from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The command without any configuration of this machine's user."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    return forks.run([forks.NODEWISE, *arguments], env=environment, input=stdin)
+    return forked_commands.run([forked_commands.NODEWISE, *arguments], env=environment, input=stdin)
 
 
 def parse_report(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
@@ -34,7 +34,7 @@ def reader(
     everywhere, inside = extender_process.manifest("reader.yaml")
     user = plane.user(f"reader-{processes.number()}", rules or everywhere["rules"], namespace)
     if service_namespace:
-        access.grant(plane.api, user.name, inside["rules"], service_namespace)
+        api_user_kubeconfigs.grant(plane.api, user.name, inside["rules"], service_namespace)
     return user
 
 
@@ -61,6 +61,6 @@ def policy_file(folder: Path, namespace: str, *rules: Object) -> Path:
 def warm(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> None:
     """Nodes a to d, of which a and d are too hot, b is the coolest."""
     extender_process.define(sandbox.api)
-    sandbox.nodes(*objects.nodes("a b c d"))
+    sandbox.nodes(*kubernetes_objects.nodes("a b c d"))
     metrics.set("heat", {"a": 90, "b": 30, "c": 60, "d": "84500m"})
     sandbox.create(policy(sandbox.namespace, extender_process.HOT))

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from tests.cluster import namespace_sandboxes
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox
 

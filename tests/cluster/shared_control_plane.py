@@ -5,9 +5,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster import audit, controlplane
-from tests.cluster.audit import AuditLog
-from tests.cluster.cleanup import Baseline
+from tests.cluster import audit_log_reader, controlplane
+from tests.cluster.api_server_cleanup import Baseline
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
 
 
@@ -50,7 +50,7 @@ class SharedControlPlane:
     def _start(self, programs: Path) -> ControlPlane:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="nodewise-audit-"))
         self._folder = Path(folder)
-        flags = audit.flags(self._folder)
+        flags = audit_log_reader.flags(self._folder)
         self._plane = self._stack.enter_context(controlplane.running(programs, flags=flags))
         self._baseline = Baseline(self._plane.api)
         return self._plane

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from nodewise.clock import ManualClock
 from nodewise.simulate import simulated_cluster
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.schedulers import SchedulingOutcome
 
 

@@ -6,13 +6,19 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.cluster import access, admission, extender_process, objects, rights
-from tests.cluster.access import User
-from tests.cluster.api import JSON_PATCH, MERGE, ApiError, Object
-from tests.cluster.audit import AuditLog
+from tests.cluster import (
+    admission_policy_waits,
+    api_user_kubeconfigs,
+    extender_process,
+    kubernetes_objects,
+    rbac_rights,
+)
+from tests.cluster.api_client import JSON_PATCH, MERGE, ApiError, Object
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.rights import ApiRight
+from tests.cluster.rbac_rights import ApiRight
 
 NAMESPACE: Final = "nodewise"
 MANIFESTS: Final = ("rbac.yaml", "gpu.yaml", "annotator.yaml", "trust.yaml")
@@ -42,7 +48,7 @@ class WriteRequest(NamedTuple):
         method, headers = "PATCH", {"Content-Type": self.kind}
         if self.kind in {"POST", "PUT"}:
             method, headers = self.kind, {}
-        params = admission.DRY_RUN if dry_run else {}
+        params = admission_policy_waits.DRY_RUN if dry_run else {}
         if self.kind == APPLY:
             params = {**params, "fieldManager": "nodewise-telemetry", "force": str(self.force).lower()}
         answer: Object = user.api.request(
@@ -78,7 +84,7 @@ def binding(**fields: Any) -> Object:
 
 def node() -> Object:
     """A node with something of everything that other programs write."""
-    made = objects.node("n1")
+    made = kubernetes_objects.node("n1")
     made["metadata"]["labels"] = {
         "kubernetes.io/hostname": "n1",
         "node-role.kubernetes.io/worker": "",
@@ -102,7 +108,7 @@ IN_STATUS: Final = {
 
 
 def pod() -> Object:
-    made = objects.pod("web", labels={"app": "web"})
+    made = kubernetes_objects.pod("web", labels={"app": "web"})
     made["metadata"]["annotations"] = {"owner": "somebody"}
     return made | {"metadata": made["metadata"] | {"namespace": "tenant"}}
 
@@ -292,12 +298,12 @@ POD_ALLOWED: Final = {
 }
 
 BEYOND_RBAC: Final = {
-    "a Node": WriteRequest("/api/v1/nodes", objects.node("n9"), "POST"),
+    "a Node": WriteRequest("/api/v1/nodes", kubernetes_objects.node("n9"), "POST"),
     "a Node by an apply": WriteRequest("/api/v1/nodes/n9", applied("n9"), APPLY),
-    "a Pod": WriteRequest(PODS, objects.pod("other"), "POST"),
+    "a Pod": WriteRequest(PODS, kubernetes_objects.pod("other"), "POST"),
     "a Pod by an apply": WriteRequest(
         f"{PODS}/other",
-        {"apiVersion": "v1", "kind": "Pod", **objects.pod("other")},
+        {"apiVersion": "v1", "kind": "Pod", **kubernetes_objects.pod("other")},
         APPLY,
     ),
     "a Pod's status": WriteRequest(f"{POD}/status", {"status": {"phase": "Failed"}}),
@@ -327,7 +333,7 @@ class GuardedCluster(NamedTuple):
         before = self.version(NODE), self.version(POD)
         with pytest.raises(ApiError) as refused:
             write.send(user)
-        assert admission.DENIED in str(refused.value), refused.value
+        assert admission_policy_waits.DENIED in str(refused.value), refused.value
         assert "resulted in error" not in str(refused.value), "an expression fails"
         assert (self.version(NODE), self.version(POD)) == before
         return str(refused.value)
@@ -337,7 +343,7 @@ class GuardedCluster(NamedTuple):
 def cluster(plane: ControlPlane, audit_log: AuditLog) -> GuardedCluster:
     for name in MANIFESTS:
         plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
-    plane.api.create(objects.namespace("tenant"))
+    plane.api.create(kubernetes_objects.namespace("tenant"))
     plane.api.create(node())
     plane.api.patch(STATUS, {"status": IN_STATUS})
     plane.api.create(pod())
@@ -349,14 +355,14 @@ def cluster(plane: ControlPlane, audit_log: AuditLog) -> GuardedCluster:
 
 def wait_enforced(cluster: GuardedCluster) -> None:
     """Wait until every policy is enforced for an account that it applies to."""
-    tool = cluster.plane.user("enforced", [access.rule("patch", "namespaces")])
+    tool = cluster.plane.user("enforced", [api_user_kubeconfigs.rule("patch", "namespaces")])
     for user, write in (
         (cluster.nodewise, NODE_FORBIDDEN["a taint"]),
         (cluster.nodewise, POD_FORBIDDEN["an image"]),
         (cluster.annotator, NODE_FORBIDDEN["a taint"]),
         (tool, WriteRequest("/api/v1/namespaces/tenant", label(TRUSTED, "true"))),
     ):
-        admission.wait_denied(lambda user=user, write=write: write.send(user, dry_run=True))  # type: ignore[misc]
+        admission_policy_waits.wait_denied(lambda user=user, write=write: write.send(user, dry_run=True))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("what", NODE_FORBIDDEN)
@@ -423,23 +429,25 @@ def wider(cluster: GuardedCluster) -> Iterator[None]:
     name = "wider"
     cluster.plane.api.create(
         {
-            "apiVersion": f"{access.RBAC}/v1",
+            "apiVersion": f"{api_user_kubeconfigs.RBAC}/v1",
             "kind": "ClusterRole",
             "metadata": {"name": name},
             "rules": [
-                access.rule("*", "nodes nodes/status pods bindings */status */ephemeralcontainers */eviction")
+                api_user_kubeconfigs.rule(
+                    "*", "nodes nodes/status pods bindings */status */ephemeralcontainers */eviction"
+                )
             ],
         }
     )
     account = f"system:serviceaccount:{NAMESPACE}:nodewise"
-    access.bind(cluster.plane.api, account, name)
+    api_user_kubeconfigs.bind(cluster.plane.api, account, name)
     right = ApiRight("create", "", "pods")
-    wait("the right is granted", lambda: rights.holds(cluster.plane.api, account, right) or None)
+    wait("the right is granted", lambda: rbac_rights.holds(cluster.plane.api, account, right) or None)
     yield
-    group = f"/apis/{access.RBAC}/v1"
+    group = f"/apis/{api_user_kubeconfigs.RBAC}/v1"
     cluster.plane.api.delete(f"{group}/clusterrolebindings/{name}-{account.replace(':', '-')}")
     cluster.plane.api.delete(f"{group}/clusterroles/{name}")
-    wait("the right is gone", lambda: not rights.holds(cluster.plane.api, account, right) or None)
+    wait("the right is gone", lambda: not rbac_rights.holds(cluster.plane.api, account, right) or None)
 
 
 @pytest.mark.parametrize("what", BEYOND_RBAC)
@@ -471,12 +479,12 @@ def _is_denied(user: User, write: WriteRequest) -> bool:
     try:
         write.send(user, dry_run=True)
     except ApiError as error:
-        return admission.DENIED in str(error)
+        return admission_policy_waits.DENIED in str(error)
     return False
 
 
 def test_a_node_with_thousands_of_labels_stays_within_the_cost_limit(cluster: GuardedCluster) -> None:
-    big = objects.node("big")
+    big = kubernetes_objects.node("big")
     big["metadata"]["labels"] = {f"example.org/feature-number-{number}": "x" * 60 for number in range(5000)}
     big["metadata"]["annotations"] = {f"example.org/note-{number}": "x" * 100 for number in range(2000)}
     cluster.plane.api.create(big)
@@ -527,7 +535,7 @@ SPACE: Final = "/api/v1/namespaces/team"
 @pytest.fixture
 def space(cluster: GuardedCluster) -> Iterator[str]:
     """A namespace that is trusted."""
-    made = objects.namespace("team")
+    made = kubernetes_objects.namespace("team")
     made["metadata"]["labels"] = {TRUSTED: "true"}
     cluster.plane.api.ensure(made)
     yield "team"
@@ -537,14 +545,14 @@ def space(cluster: GuardedCluster) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def tool(cluster: GuardedCluster) -> User:
     """A self-service tool: it may do everything with namespaces, but lacks the verb `trust`."""
-    verbs = access.rule(
+    verbs = api_user_kubeconfigs.rule(
         "get list create update patch delete", "namespaces namespaces/status namespaces/finalize"
     )
     return cluster.plane.user("tool", [verbs])
 
 
 def new(name: str = "fresh", **values: str) -> Object:
-    made = objects.namespace(name)
+    made = kubernetes_objects.namespace(name)
     made["metadata"]["labels"] = values
     return made
 
@@ -592,14 +600,18 @@ def test_without_the_verb_nobody_trusts(cluster: GuardedCluster, tool: User, spa
 
 
 def test_a_role_binding_in_a_namespace_grants_no_trust(cluster: GuardedCluster) -> None:
-    user = cluster.plane.user("tenant-admin", [access.rule("patch", "namespaces")])
+    user = cluster.plane.user("tenant-admin", [api_user_kubeconfigs.rule("patch", "namespaces")])
     cluster.plane.api.create(
         {
-            "apiVersion": f"{access.RBAC}/v1",
+            "apiVersion": f"{api_user_kubeconfigs.RBAC}/v1",
             "kind": "RoleBinding",
             "metadata": {"name": "trust", "namespace": "tenant"},
-            "roleRef": {"apiGroup": access.RBAC, "kind": "ClusterRole", "name": "nodewise-trust"},
-            "subjects": [{"apiGroup": access.RBAC, "kind": "User", "name": user.name}],
+            "roleRef": {
+                "apiGroup": api_user_kubeconfigs.RBAC,
+                "kind": "ClusterRole",
+                "name": "nodewise-trust",
+            },
+            "subjects": [{"apiGroup": api_user_kubeconfigs.RBAC, "kind": "User", "name": user.name}],
         }
     )
     with pytest.raises(ApiError, match="needs the verb trust"):
@@ -608,16 +620,16 @@ def test_a_role_binding_in_a_namespace_grants_no_trust(cluster: GuardedCluster) 
 
 @pytest.mark.parametrize("role", ["nodewise-trust", "cluster-admin"])
 def test_with_the_verb_namespaces_are_trusted(cluster: GuardedCluster, role: str) -> None:
-    user = cluster.plane.user(f"by-{role}", [access.rule("create patch", "namespaces")])
-    access.bind(cluster.plane.api, user.name, role)
+    user = cluster.plane.user(f"by-{role}", [api_user_kubeconfigs.rule("create patch", "namespaces")])
+    api_user_kubeconfigs.bind(cluster.plane.api, user.name, role)
     write = WriteRequest(TENANT, label(TRUSTED, "true"))
-    admission.wait_allowed(lambda: write.send(user, dry_run=True))
+    admission_policy_waits.wait_allowed(lambda: write.send(user, dry_run=True))
     WriteRequest(NAMESPACES, trusted("true"), "POST").send(user, dry_run=True)
 
 
 def test_who_may_trust_may_do_nothing_else(cluster: GuardedCluster) -> None:
     user = cluster.plane.user("only-trust")
-    access.bind(cluster.plane.api, user.name, "nodewise-trust")
+    api_user_kubeconfigs.bind(cluster.plane.api, user.name, "nodewise-trust")
     with pytest.raises(ApiError, match="cannot patch resource"):
         WriteRequest(TENANT, label(TRUSTED, "true")).send(user)
 

@@ -21,22 +21,22 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.cluster import (
-    admission,
+    admission_policy_waits,
+    debian_packages,
     extender_process,
+    fake_metrics_server,
+    kubernetes_objects,
     namespace_sandboxes,
-    objects,
-    packages,
-    prometheus,
+    prometheus_process,
+    rbac_rights,
     read_only_commands,
-    resource_metrics,
-    rights,
 )
-from tests.cluster.audit import AuditLog
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
-from tests.cluster.prometheus import PrometheusProcess
-from tests.unit.annotator.objects import node, pod
+from tests.cluster.prometheus_process import PrometheusProcess
+from tests.unit.annotator.annotator_objects import node, pod
 
 STEP_S = 15
 SPAN_S = 3600
@@ -88,7 +88,7 @@ def _exporter(
 
 @pytest.fixture(scope="module")
 def server(
-    prometheus_programs: packages.PrometheusPrograms, tmp_path_factory: pytest.TempPathFactory
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrometheusProcess]:
     running = PrometheusProcess(prometheus_programs, tmp_path_factory.mktemp("annotator") / "prometheus", {})
     try:
@@ -204,7 +204,7 @@ def anyio_backend() -> str:
 
 async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane, sandbox: Sandbox) -> None:
     """Of a real API server; so does the one in memory."""
-    sandbox.nodes(objects.node("anew"), objects.node("there"))
+    sandbox.nodes(kubernetes_objects.node("anew"), kubernetes_objects.node("there"))
     uid = plane.api.get("/api/v1/nodes/there")["metadata"]["uid"]
     api = connect(KubeOptions(kubeconfig=str(plane.admin.kubeconfig)), MetricsRegistry())
     plans = [
@@ -235,13 +235,13 @@ def test_the_rights_that_ship_are_those_that_were_needed(
         for name in ("rbac.yaml", "annotator.yaml"):
             plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
         all_sandboxes = [stack.enter_context(namespace_sandboxes.created(plane)) for _ in range(2)]
-        measured = stack.enter_context(resource_metrics.behind(plane.api, tmp_path))
+        measured = stack.enter_context(fake_metrics_server.behind(plane.api, tmp_path))
         measured.cpu = {"a": "1", "b": "500m"}
-        all_sandboxes[0].nodes(*objects.nodes("a b"))
+        all_sandboxes[0].nodes(*kubernetes_objects.nodes("a b"))
         for sandbox, name in zip(all_sandboxes, "ab", strict=True):
-            sandbox.pods(objects.running_on(name, objects.pod("web", cpu="250m")))
+            sandbox.pods(kubernetes_objects.running_on(name, kubernetes_objects.pod("web", cpu="250m")))
         account = plane.service_account("nodewise-annotator", NAMESPACE)
-        admission.wait_nodes(plane.api, account.api)
+        admission_policy_waits.wait_nodes(plane.api, account.api)
         command = ["annotate", f"--kubeconfig={account.kubeconfig}", "--health-port=0", "--log-format=json"]
         process = stack.enter_context(
             Process([extender_process.NODEWISE, *command], tmp_path / "annotate.log")
@@ -263,22 +263,22 @@ def test_the_rights_that_ship_are_those_that_were_needed(
             if line["event"] == "started"
         )
         with httpx2.Client(trust_env=False) as client:
-            assert prometheus.answers(f"{health}/readyz", client)
+            assert prometheus_process.answers(f"{health}/readyz", client)
             assert (
                 'nodewise_node_annotations_total{outcome="done"} 2.0' in client.get(f"{health}/metrics").text
             )
     requests = [request for request in audit_log.requests(ACCOUNT) if request.resource]
     assert [request for request in requests if request.is_refused] == []
     assert [request for request in requests if "nodewise-annotator" not in request.allowed_by] == []
-    assert rights.needed(requests) == rights.granted(extender_process.manifest("annotator.yaml"))
+    assert rbac_rights.needed(requests) == rbac_rights.granted(extender_process.manifest("annotator.yaml"))
 
 
 def test_the_extenders_leader_annotates_with_the_rights_of_the_extender(
     plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    sandbox.nodes(*objects.nodes("a b"))
-    sandbox.pods(objects.running_on("a", objects.pod("web", cpu="250m")))
-    with resource_metrics.behind(plane.api, tmp_path) as measured:
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
+    sandbox.pods(kubernetes_objects.running_on("a", kubernetes_objects.pod("web", cpu="250m")))
+    with fake_metrics_server.behind(plane.api, tmp_path) as measured:
         measured.cpu = {"a": "1", "b": "500m"}
         with extender_process.extender(plane, tmp_path, "--annotate=all") as running:
             running.wait_leading()

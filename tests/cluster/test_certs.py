@@ -16,18 +16,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from nodewise.serve.certificate_issuer import is_issued_by
-from tests import forks
-from tests.cluster import access, extender_process, objects, processes, steady_load
-from tests.cluster.access import User
-from tests.cluster.api import Object
+from tests import forked_commands
+from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes, steady_load
+from tests.cluster.api_client import Object
+from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE, ROOT, policy
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.steady_load import ClientIdentity
-from tests.cluster.test_rotation import clients_end_after, reloads
-from tests.cluster.test_rotation_scheduler import HOT, stream
+from tests.cluster.test_certificate_rotation import clients_end_after, reloads
+from tests.cluster.test_scheduler_certificate_rotation import HOT, stream
 
 CLIENT = "nodewise-scheduler-client"
 NAMES = ("nodewise-tls", CLIENT)
@@ -36,7 +36,7 @@ SIGNER = "kubernetes.io/kube-apiserver-client"
 
 def certs(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     """The command, which has to end with this code."""
-    done = forks.run([forks.NODEWISE, "certs", *arguments])
+    done = forked_commands.run([forked_commands.NODEWISE, "certs", *arguments])
     assert done.returncode == code, done.stdout + done.stderr
     assert "PRIVATE" not in done.stdout + done.stderr
     return done
@@ -117,7 +117,7 @@ def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_
     written: WrittenCertificates,
     tmp_path: Path,
 ) -> None:
-    sandbox.nodes(*(objects.node(name, cpu="400") for name in "ab"))
+    sandbox.nodes(*(kubernetes_objects.node(name, cpu="400") for name in "ab"))
     metrics.set("heat", {"a": 90, "b": 10})
     policy(sandbox, dontschedule=[HOT])
     with extender_process.extender(plane, tmp_path, *written.flags, papers=written) as nodewise:
@@ -144,7 +144,7 @@ def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_
 @pytest.fixture
 def operator(plane: ControlPlane, sandbox: Sandbox) -> User:
     """A user with the rights that the page about certificates lists, in the test's namespace only."""
-    rules = [access.rule("get create update", "secrets")]
+    rules = [api_user_kubeconfigs.rule("get create update", "secrets")]
     return plane.user(f"operator-{processes.number()}", rules, sandbox.namespace)
 
 

@@ -10,8 +10,16 @@ import yaml
 from tools import chart
 
 import nodewise
-from tests.cluster import extender_process, metrics_pipeline, monitoring, objects, packages, programs, rights
-from tests.cluster.api import Object
+from tests.cluster import (
+    debian_packages,
+    extender_process,
+    kubernetes_objects,
+    metrics_pipeline,
+    programs,
+    prometheus_and_exporters,
+    rbac_rights,
+)
+from tests.cluster.api_client import Object
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -169,9 +177,9 @@ def test_rights_are_those_of_the_manifests(helm: Helm) -> None:
     assert _bindings(made) == _bindings(shipped)
 
 
-def _roles(manifests: list[Object]) -> dict[tuple[str, ...], set[rights.ApiRight]]:
+def _roles(manifests: list[Object]) -> dict[tuple[str, ...], set[rbac_rights.ApiRight]]:
     return {
-        _key(manifest): rights.granted([manifest])
+        _key(manifest): rbac_rights.granted([manifest])
         for manifest in manifests
         if manifest["kind"] in {"Role", "ClusterRole"}
     }
@@ -690,7 +698,7 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
             config = config.replace(f"https://nodewise.{space}.svc:9001", running.url)
             process = sandbox.plane.start_scheduler(config, user=account)
             try:
-                sandbox.nodes(objects.node("chart-node"))
+                sandbox.nodes(kubernetes_objects.node("chart-node"))
                 sandbox.put(_chosen("one"))
                 pod_path = f"/api/v1/namespaces/{space}/pods/one"
                 wait("the pod is bound", lambda: sandbox.api.get(pod_path)["spec"].get("nodeName"))
@@ -707,7 +715,7 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
 
 def _chosen(name: str, **more: Any) -> Object:
     """A pod for the second scheduler, of a policy that there is not."""
-    made = objects.pod(name, labels={"telemetry-policy": "none"}, **more)
+    made = kubernetes_objects.pod(name, labels={"telemetry-policy": "none"}, **more)
     made["spec"]["schedulerName"] = "nodewise-scheduler"
     return made
 
@@ -715,7 +723,7 @@ def _chosen(name: str, **more: Any) -> Object:
 def test_the_demo_of_metrics_names_each_nodes_value(
     plane: ControlPlane,
     sandbox: Sandbox,
-    prometheus_programs: packages.PrometheusPrograms,
+    prometheus_programs: debian_packages.PrometheusPrograms,
     adapter_program: Path,
     tmp_path: Path,
 ) -> None:
@@ -725,14 +733,14 @@ def test_the_demo_of_metrics_names_each_nodes_value(
     # where no pods are discovered, the node's name comes in another label; `instance` is an address, as in a cluster
     to_node = {"source_labels": ["instance"], "target_label": relabelling["targetLabel"]}
     to_address = {"source_labels": ["__address__"], "target_label": "instance"}
-    job = {**monitoring.JOB, "relabel_configs": [to_node, to_address]}
+    job = {**prometheus_and_exporters.JOB, "relabel_configs": [to_node, to_address]}
     rules = tmp_path / "rules.yaml"
     adapter_rules = yaml.safe_load((METRICS / "prometheus-adapter.yaml").read_text())["rules"]
     rules.write_text(yaml.safe_dump({"rules": adapter_rules["custom"]}))
-    sandbox.nodes(objects.node("chart-a"), objects.node("chart-b"))
+    sandbox.nodes(kubernetes_objects.node("chart-a"), kubernetes_objects.node("chart-b"))
     settings = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
     with (
-        monitoring.running(
+        prometheus_and_exporters.running(
             prometheus_programs, tmp_path / "monitoring", ["chart-a", "chart-b"], [job]
         ) as scraping,
         metrics_pipeline.running_adapter(plane, adapter_program, scraping.url, rules) as adapter,

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.cluster import processes, programs
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import NotReadyError, Process
 from tests.conformance.configure import scheduler_manifests

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import access, controlplane, objects
-from tests.cluster.access import rule
-from tests.cluster.api import ApiError, Object
+from tests.cluster import api_user_kubeconfigs, controlplane, kubernetes_objects
+from tests.cluster.api_client import ApiError, Object
+from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import NotReadyError, Process
@@ -21,7 +21,7 @@ def test_the_version_is_one_that_clients_can_parse(plane: ControlPlane) -> None:
 
 
 def test_kubectl_sees_a_ready_node_without_taints(plane: ControlPlane, sandbox: Sandbox) -> None:
-    sandbox.nodes(objects.node("a"))
+    sandbox.nodes(kubernetes_objects.node("a"))
     assert "Ready" in plane.kubectl("get", "nodes", "a").split()
     assert "taints" not in sandbox.api.get(f"{NODES}/a")["spec"]
 
@@ -47,15 +47,15 @@ def test_a_service_account_comes_in_by_token(plane: ControlPlane, sandbox: Sandb
 
 
 def test_a_stranger_is_not_let_in(plane: ControlPlane, tmp_path: Path) -> None:
-    server = access.ApiServerAccess(plane.url, plane.authority, tmp_path)
+    server = api_user_kubeconfigs.ApiServerAccess(plane.url, plane.authority, tmp_path)
     with pytest.raises(ApiError, match="401"):
         server.bearer("stranger", "no token of ours").api.get(NODES)
 
 
 def test_a_scheduler_takes_its_configuration_as_yaml(plane: ControlPlane, sandbox: Sandbox) -> None:
-    sandbox.nodes(objects.node("a"))
+    sandbox.nodes(kubernetes_objects.node("a"))
     scheduler = plane.start_scheduler("profiles: [{schedulerName: mine}]")
-    sandbox.pods(objects.pod("others"), _scheduled_by("mine", objects.pod("ours")))
+    sandbox.pods(kubernetes_objects.pod("others"), _scheduled_by("mine", kubernetes_objects.pod("ours")))
     assert sandbox.expect_bound("ours") == "a"
     sandbox.expect_stays_unbound("others", for_s=0.5)
     scheduler.stop()
@@ -63,9 +63,9 @@ def test_a_scheduler_takes_its_configuration_as_yaml(plane: ControlPlane, sandbo
 
 
 def test_the_words_of_a_sandbox(plane: ControlPlane, sandbox: Sandbox) -> None:
-    sandbox.nodes(*objects.nodes("a b"))
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
     with plane.start_scheduler({}):
-        sandbox.pods(objects.pod("small"), objects.pod("large", cpu="99"))
+        sandbox.pods(kubernetes_objects.pod("small"), kubernetes_objects.pod("large", cpu="99"))
         assert sandbox.expect_bound("small") in {"a", "b"}
         assert sandbox.expect_rejected("large").startswith("0/2 nodes are available: 2 Insufficient cpu.")
         assert sandbox.expect_event("large") == sandbox.expect_rejected("large")
@@ -93,7 +93,7 @@ def test_a_program_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
 
 
 def test_the_controller_manager_clears_a_namespace(plane: ControlPlane) -> None:
-    plane.api.create(objects.namespace("doomed"))
+    plane.api.create(kubernetes_objects.namespace("doomed"))
     manager = plane.start_controller_manager("namespace-controller")
     plane.api.delete("/api/v1/namespaces/doomed")
     wait("doomed is gone", lambda: plane.api.find("/api/v1/namespaces/doomed") is None or None, deadline_s=60)

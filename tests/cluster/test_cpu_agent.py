@@ -15,10 +15,16 @@ import httpx2
 import pytest
 
 from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL
-from tests.cluster import admission, availability, extender_process, objects, rights
-from tests.cluster.access import User
-from tests.cluster.api import ApiError, ClusterApi, Object
-from tests.cluster.audit import AuditLog
+from tests.cluster import (
+    admission_policy_waits,
+    extender_process,
+    kubernetes_objects,
+    rbac_rights,
+    skip_conditions,
+)
+from tests.cluster.api_client import ApiError, ClusterApi, Object
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
@@ -73,13 +79,15 @@ def cluster(
         for place in places:
             place.agent.wait_ready(place.socket.exists)
         another = f"/api/v1/nodes/{NODES[1]}", {"metadata": {"labels": {LABEL: "false"}}}
-        admission.wait_denied(lambda: admission.try_patch(places[0].account.api, *another))
+        admission_policy_waits.wait_denied(
+            lambda: admission_policy_waits.try_patch(places[0].account.api, *another)
+        )
         yield TwoNodeCluster(plane, audit_log, places)
 
 
 def _place(plane: ControlPlane, node: str, folder: Path, stack: contextlib.ExitStack) -> CpuAgentNode:
-    plane.api.create(objects.node(node))
-    pod = objects.pod(f"agent-{node}")
+    plane.api.create(kubernetes_objects.node(node))
+    pod = kubernetes_objects.pod(f"agent-{node}")
     pod["metadata"]["namespace"] = NAMESPACE
     pod["spec"] |= {"nodeName": node, "serviceAccountName": "cmk-agent"}
     account = plane.pod_account(plane.api.create(pod))
@@ -109,7 +117,7 @@ def _containers(
     cluster: TwoNodeCluster, place: CpuAgentNode, name: str, *requested: int
 ) -> Iterator[list[Path]]:
     """The cgroups of a pod's containers, each of which requests so many exclusive cores; no kubelet is needed."""
-    pod = objects.pod(name)
+    pod = kubernetes_objects.pod(name)
     main = pod["spec"]["containers"][0]
     pod["spec"]["containers"] = [
         {
@@ -147,7 +155,7 @@ def _containers(
             try:
                 folder.mkdir(parents=True)
             except OSError as error:
-                availability.not_run(f"no cgroup can be made here: {error}")
+                skip_conditions.not_run(f"no cgroup can be made here: {error}")
         for folder in (folders[0].parents[1], folders[0].parent, *folders):
             stack.callback(_removed, folder)
         yield folders
@@ -165,7 +173,7 @@ def _hierarchy() -> Path:
         if hierarchy.version == 2 or "pids" in hierarchy.options
     ]
     if not hierarchies:
-        availability.not_run("cgroups are not mounted")
+        skip_conditions.not_run("cgroups are not mounted")
     return hierarchies[0]
 
 
@@ -397,7 +405,7 @@ def test_who_leaves_nodes_may_not_write(cluster: TwoNodeCluster, what: str) -> N
     with pytest.raises(ApiError, match="cmk-own-node"):
         _send(account.api, method, path, body)
     labelled = {"metadata": {"labels": {LABEL: None}}}
-    admission.try_patch(account.api, "/api/v1/nodes/n1", labelled)
+    admission_policy_waits.try_patch(account.api, "/api/v1/nodes/n1", labelled)
 
 
 def test_a_token_that_is_bound_to_no_node_writes_nothing(cluster: TwoNodeCluster) -> None:
@@ -431,11 +439,11 @@ def test_the_rights_that_ship_are_those_that_were_needed(cluster: TwoNodeCluster
             wrapper.wait()
             wait("it is free again", lambda place=place: cluster.is_free(place.node))
             wrapper.communicate()
-    shipped = rights.granted(extender_process.manifest("cpu-agent.yaml"))
+    shipped = rbac_rights.granted(extender_process.manifest("cpu-agent.yaml"))
 
-    def needed() -> set[rights.ApiRight]:
+    def needed() -> set[rbac_rights.ApiRight]:
         requests = cluster.log.requests(ACCOUNT)
-        return rights.needed(
+        return rbac_rights.needed(
             request
             for request in requests
             if request.resource and (request.code < 400 or request.code == 404)

@@ -19,8 +19,8 @@ from nodewise.cpu.workload.service_account_client import ServiceAccountClient
 from nodewise.errors import BadSettings, Refused, Unavailable
 from nodewise.kube.options import KubeOptions
 from nodewise.yaml_loader import MOST_FROM_ALIASES
-from tests.cluster import access, availability, objects, processes
-from tests.cluster.access import rule
+from tests.cluster import api_user_kubeconfigs, kubernetes_objects, processes, skip_conditions
+from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox
@@ -48,7 +48,7 @@ def account(plane: ControlPlane, space: str, tmp_path: Path) -> Path:
     """What a kubelet mounts into a pod's containers, of an account that may do what isolate needs."""
     folder = tmp_path / "account"
     folder.mkdir()
-    token = access.service_account_token(plane.api, "worker", space)
+    token = api_user_kubeconfigs.service_account_token(plane.api, "worker", space)
     (folder / "token").write_text(token)
     (folder / "ca.crt").write_bytes(plane.ca_file.read_bytes())
     (folder / "namespace").write_text(space)
@@ -65,7 +65,7 @@ def environment(plane: ControlPlane) -> dict[str, str]:
 
 
 def allow(plane: ControlPlane, space: str, *rules: Any) -> None:
-    access.grant(plane.api, f"system:serviceaccount:{space}:worker", rules, space)
+    api_user_kubeconfigs.grant(plane.api, f"system:serviceaccount:{space}:worker", rules, space)
 
 
 class TestInsideOnReal(ApiClientSuite):
@@ -115,7 +115,7 @@ class PodProcesses:
     def __init__(self, plane: ControlPlane, sandbox: Sandbox, account: Path) -> None:
         self._account = account
         self.space = sandbox.namespace
-        pod = objects.pod("worker-1")
+        pod = kubernetes_objects.pod("worker-1")
         pod["spec"]["nodeName"] = NODE
         sandbox.put(pod)
         self.environment = environment(plane) | {"HOSTNAME": "worker-1", "CMK_PROC_FS": "/proc"}
@@ -151,7 +151,7 @@ class PodProcesses:
 @pytest.fixture
 def pod(plane: ControlPlane, sandbox: Sandbox, account: Path) -> PodProcesses:
     if os.geteuid() != 0 or not {0, 1} <= os.sched_getaffinity(0):
-        availability.not_run("a mount takes root, and isolate CPUs 0 and 1")
+        skip_conditions.not_run("a mount takes root, and isolate CPUs 0 and 1")
     return PodProcesses(plane, sandbox, account)
 
 

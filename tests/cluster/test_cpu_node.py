@@ -17,9 +17,9 @@ from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.topology import CPUS
 from nodewise.errors import Conflict
 from tests.cluster import processes
-from tests.cluster.access import User, rule
+from tests.cluster.api_user_kubeconfigs import User, rule
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.cpu_node import GONE, CpuNode, requests
+from tests.cluster.cpu_node_commands import GONE, CpuNode, requests
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 CRDS = Path(__file__).parents[2] / "deploy" / "crds" / "cmk-reports.yaml"

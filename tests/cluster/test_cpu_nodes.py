@@ -15,9 +15,9 @@ from nodewise.cpu import cmk_names, pools, procfs
 from nodewise.cpu.cluster import agent_daemonset, api_versions, setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.pool_allocations import IDENTITIES
-from tests import forks
+from tests import forked_commands
 from tests.cluster import extender_process, kubelet_double
-from tests.cluster import objects as cluster_objects
+from tests.cluster import kubernetes_objects as cluster_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet_double import FakeKubelets
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -68,8 +68,11 @@ def run(
     arguments = ["cpu", *words, *place, f"--timeout={timeout_s:g}", "-o", "json"]
     environment = {**os.environ, "NODE_NAME": ""}
     if not as_users_do:
-        return forks.run(
-            [forks.NODEWISE, *arguments], env=environment, constants=forks.SHORT_WAITS, timeout=240
+        return forked_commands.run(
+            [forked_commands.NODEWISE, *arguments],
+            env=environment,
+            constants=forked_commands.SHORT_WAITS,
+            timeout=240,
         )
     return subprocess.run(
         [sys.executable, "-m", "nodewise", *arguments],

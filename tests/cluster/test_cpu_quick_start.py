@@ -10,7 +10,7 @@ import yaml
 
 from nodewise.cpu import cmk_names
 from tests import page_code_blocks, page_reader
-from tests.cluster import controlplane, kubelet_double, objects
+from tests.cluster import controlplane, kubelet_double, kubernetes_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE
 from tests.page_code_blocks import Block
@@ -40,7 +40,7 @@ def pod() -> Any:
 def plane(control_plane_programs: Path, tmp_path: Path) -> Iterator[ControlPlane]:
     with controlplane.running(control_plane_programs, tmp_path) as plane:
         for name in NODES:
-            plane.api.create(objects.node(name))
+            plane.api.create(kubernetes_objects.node(name))
         controllers = "daemonset-controller,garbage-collector-controller"
         with (
             plane.start_controller_manager(controllers),

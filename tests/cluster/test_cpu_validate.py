@@ -9,9 +9,9 @@ import pytest
 from nodewise.cpu import cmk_names
 from nodewise.cpu.cmk_names import EXCLUSIVE_CORES
 from nodewise.cpu.pool_allocations import Task
-from tests.cluster import objects, test_cpu_webhook
-from tests.cluster.api import Object
-from tests.cluster.cpu_node import CpuNode
+from tests.cluster import kubernetes_objects, test_cpu_webhook
+from tests.cluster.api_client import Object
+from tests.cluster.cpu_node_commands import CpuNode
 from tests.cluster.namespace_sandboxes import Sandbox
 
 
@@ -34,7 +34,7 @@ def prepared(node: CpuNode) -> CpuNode:
 
 def agent(node: CpuNode) -> Object:
     """A pod that says that it is the node agent."""
-    pod = objects.running_on(node.name, objects.pod("agent"))
+    pod = kubernetes_objects.running_on(node.name, kubernetes_objects.pod("agent"))
     pod["spec"]["containers"][0]["args"] = ["nodewise cpu agent"]
     made = node.sandbox.put(pod)
     status = {"conditions": [{"type": "Ready", "status": "True"}]}

@@ -18,7 +18,7 @@ from nodewise.cpu import cmk_names
 from nodewise.cpu.webhook import certificates
 from nodewise.cpu.webhook import manifests as webhook_manifests
 from tests.cluster import asgi_server_thread, controlplane, namespace_sandboxes
-from tests.cluster.api import ApiError, ClusterApi, Object, folder_of, path_of
+from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.namespace_sandboxes import Sandbox, wait

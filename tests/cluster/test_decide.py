@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import access, extender_process, objects, read_only_commands
-from tests.cluster.access import rule
-from tests.cluster.api import Object
+from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, read_only_commands
+from tests.cluster.api_client import Object
+from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT, pod
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.read_only_commands import parse_report, run, warm
 
@@ -77,7 +77,9 @@ def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
 def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, tmp_path: Path) -> None:
     """Which pods sit on nodes that it would reject, and where each would go."""
     cluster.pods(
-        objects.running_on("c", pod("warm")), objects.running_on("b", pod("cool")), objects.pod("plain")
+        kubernetes_objects.running_on("c", pod("warm")),
+        kubernetes_objects.running_on("b", pod("cool")),
+        kubernetes_objects.pod("plain"),
     )
     stricter = read_only_commands.policy_file(tmp_path, cluster.namespace, HOT | {"target": 50})
     calm = parse_report(run(*decide_command(plane, cluster, "--running", "-o", "json")))["decisions"]
@@ -131,7 +133,7 @@ def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster:
     cluster.pods(pod("web"))
     inside = [rule("list", "pods"), rule("list", "taspolicies", "telemetry.intel.com")]
     user = read_only_commands.reader(plane, inside, cluster.namespace)
-    access.grant(
+    api_user_kubeconfigs.grant(
         plane.api, user.name, [rule("list", "nodes namespaces"), rule("get", "*", "custom.metrics.k8s.io")]
     )
     command = ["decide", "--cluster", f"--kubeconfig={user.kubeconfig}", "-o", "json"]

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import descheduling, extender_double, extender_process, health_example, objects
+from tests.cluster import (
+    descheduler_run,
+    extender_double,
+    extender_process,
+    health_example,
+    kubernetes_objects,
+)
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_double import FakeExtenderServer
 from tests.cluster.health_example import LABEL, NODES
@@ -42,23 +48,23 @@ class TestDemoApplication:
     def test_it_moves_off_a_node_that_is_labelled(
         self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
-        sandbox.nodes(*(objects.node(name, extra=ADVERTISED) for name in NODES))
+        sandbox.nodes(*(kubernetes_objects.node(name, extra=ADVERTISED) for name in NODES))
         sandbox.put(health_example.deployment())
         first = health_example.placed(sandbox)
-        assert descheduling.once(plane, descheduler_program).evicted == 0
+        assert descheduler_run.once(plane, descheduler_program).evicted == 0
         label(sandbox, first)
-        assert descheduling.once(plane, descheduler_program).evicted == 1
+        assert descheduler_run.once(plane, descheduler_program).evicted == 1
         assert health_example.placed(sandbox) != first
 
     def test_it_stays_where_no_node_has_the_resource_that_it_asks_for(
         self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
         """Whether a pod fits elsewhere is always asked, and the descheduler knows of no extender."""
-        sandbox.nodes(*(objects.node(name) for name in NODES))
+        sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
         sandbox.put(health_example.deployment())
         first = health_example.placed(sandbox)
         label(sandbox, first)
-        report = descheduling.once(plane, descheduler_program)
+        report = descheduler_run.once(plane, descheduler_program)
         assert report.evicted == 0
         assert "insufficient telemetry/scheduling" in report.log
         assert health_example.placed(sandbox) == first
@@ -66,12 +72,12 @@ class TestDemoApplication:
     def test_it_stays_where_every_node_is_labelled(
         self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
-        sandbox.nodes(*(objects.node(name, extra=ADVERTISED) for name in NODES))
+        sandbox.nodes(*(kubernetes_objects.node(name, extra=ADVERTISED) for name in NODES))
         sandbox.put(health_example.deployment())
         first = health_example.placed(sandbox)
         for node in NODES:
             label(sandbox, node)
-        assert descheduling.once(plane, descheduler_program).evicted == 0
+        assert descheduler_run.once(plane, descheduler_program).evicted == 0
         assert health_example.placed(sandbox) == first
 
 
@@ -79,7 +85,7 @@ def test_a_resource_that_is_advertised_through_the_status_counts(
     plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
 ) -> None:
     """As `--advertise-resource` does it: a patch of each node's status."""
-    sandbox.nodes(*(objects.node(name) for name in NODES))
+    sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
     owner = {
         "apiVersion": "apps/v1",
         "kind": "ReplicaSet",
@@ -87,12 +93,12 @@ def test_a_resource_that_is_advertised_through_the_status_counts(
         "uid": "0",
         "controller": True,
     }
-    pod = objects.running_on(NODES[0], health_example.pod("demo"))
+    pod = kubernetes_objects.running_on(NODES[0], health_example.pod("demo"))
     sandbox.pods(pod | {"metadata": pod["metadata"] | {"ownerReferences": [owner]}})
     label(sandbox, NODES[0])
-    assert descheduling.once(plane, descheduler_program).evicted == 0
+    assert descheduler_run.once(plane, descheduler_program).evicted == 0
     for node in NODES:
         status = {"capacity": ADVERTISED, "allocatable": ADVERTISED}
         sandbox.api.patch(f"/api/v1/nodes/{node}/status", {"status": status})
-    assert descheduling.once(plane, descheduler_program).evicted == 1
+    assert descheduler_run.once(plane, descheduler_program).evicted == 1
     sandbox.expect_gone("demo")

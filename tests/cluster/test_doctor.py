@@ -17,14 +17,14 @@ from tests.cluster import (
     extender_process,
     healthy_cluster,
     installation,
+    kubernetes_objects,
     misconfigurations,
-    objects,
     processes,
+    rbac_rights,
     read_only_commands,
-    rights,
 )
-from tests.cluster.api import Object, path_of
-from tests.cluster.audit import AuditLog
+from tests.cluster.api_client import Object, path_of
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.doctor_cases import DOCTOR_CASES, DoctorCase
 from tests.cluster.healthy_cluster import Diagnosis, HealthyCluster
@@ -215,11 +215,11 @@ def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Hea
     assert [request for request in requests if request.code == FORBIDDEN] == []
     used = {
         (right.verb, right.resource, right.group)
-        for right in rights.needed(request for request in requests if request.resource)
+        for right in rbac_rights.needed(request for request in requests if request.resource)
     }
     granted = {
         (right.verb, right.resource, right.group)
-        for right in rights.granted(extender_process.manifest("doctor.yaml"))
+        for right in rbac_rights.granted(extender_process.manifest("doctor.yaml"))
     }
     assert granted - used == {("list", "nodes", "metrics.k8s.io")}, "no policy here names a metric of it"
 
@@ -268,7 +268,7 @@ def test_an_api_server_that_is_away_is_one_plain_line(cluster: HealthyCluster) -
 def crowded(cluster: HealthyCluster, nodes: int, policies: int) -> Iterator[None]:
     """So many nodes, and so many policies with a pod each, all marked to be taken away together."""
     names = [f"crowd-{at}" for at in range(nodes)]
-    made = [objects.node(name, labels=CROWD) for name in names]
+    made = [kubernetes_objects.node(name, labels=CROWD) for name in names]
     for at in range(policies):
         policy = healthy_cluster.policy(f"crowd-{at}", dontschedule=[extender_process.HOT])
         policy["metadata"]["labels"] = CROWD

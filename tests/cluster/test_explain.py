@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import extender_process, objects, processes, read_only_commands
+from tests.cluster import extender_process, kubernetes_objects, processes, read_only_commands
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess, pod
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.read_only_commands import parse_report, run, warm
 
@@ -121,7 +121,7 @@ def test_pods_that_nobody_asked_about(
     with replica(plane, papers, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry()]}):
             large = pod("large", cpu="64")
-            cluster.pods(objects.pod("plain"), large)
+            cluster.pods(kubernetes_objects.pod("plain"), large)
             cluster.expect_bound("plain")
             cluster.expect_rejected("large")
         outputs = {}
@@ -142,8 +142,10 @@ def test_pods_that_are_scheduled_without_their_policy(
     with replica(plane, papers, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry()]}):
             cluster.pods(
-                objects.pod("misspelt", labels={"telemetry-polcy": "pol"}, limits=extender_process.LIMITS),
-                objects.pod("unasked", labels={"telemetry-policy": "pol"}),
+                kubernetes_objects.pod(
+                    "misspelt", labels={"telemetry-polcy": "pol"}, limits=extender_process.LIMITS
+                ),
+                kubernetes_objects.pod("unasked", labels={"telemetry-policy": "pol"}),
             )
             cluster.expect_bound("misspelt")
             cluster.expect_bound("unasked")

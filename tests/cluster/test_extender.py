@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import extender_process, namespace_sandboxes, objects, processes
+from tests.cluster import extender_process, kubernetes_objects, namespace_sandboxes, processes
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import COOLEST, HOT, ExtenderProcess, heated, pod, policy
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
@@ -61,7 +61,7 @@ def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
         assert message.startswith("0/2 nodes are available")
         ours = wait("our own event", lambda: sandbox.events("web", "NoNodePasses") or None)
         assert ours[0].endswith("heat GreaterThan 80"), "no measured values"
-        sandbox.pods(objects.pod("plain"))
+        sandbox.pods(kubernetes_objects.pod("plain"))
         assert sandbox.expect_bound("plain") in {"a", "b"}
 
 
@@ -69,7 +69,7 @@ def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
 def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess, case: str
 ) -> None:
-    sandbox.nodes(*objects.nodes("a b"))
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
     if case == "a metric that was never fetched":
         policy(sandbox, dontschedule=[HOT | {"metricname": "absent"}])
         wait("the policy is known", lambda: nodewise.events("metric_failed") or None)
@@ -92,7 +92,7 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
     blind = plane.user(f"blind-{processes.number()}", [extender_process.rules()[0]])
     with extender_process.started(tmp_path, extender_process.arguments(blind, papers), papers) as running:
         with schedule(plane, running, ignorable=True):
-            sandbox.pods(pod("web"), objects.pod("plain", limits=extender_process.LIMITS))
+            sandbox.pods(pod("web"), kubernetes_objects.pod("plain", limits=extender_process.LIMITS))
             assert "nodewise: starting, policies are not read yet" in sandbox.expect_event("web")
             sandbox.expect_stays_unbound("web", 1)
             assert sandbox.expect_bound("plain") in {"a", "b"}
@@ -110,7 +110,7 @@ def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
     cached: bool,
 ) -> None:
     heated(sandbox, metrics, {"a": 90})
-    sandbox.pods(objects.running_on("a", objects.pod("small", cpu="3")))
+    sandbox.pods(kubernetes_objects.running_on("a", kubernetes_objects.pod("small", cpu="3")))
     nodewise.wait_fetched("heat")
     with schedule(plane, nodewise, nodeCacheCapable=cached):
         sandbox.pods(pod("large", cpu="3", priority=100))
@@ -127,7 +127,7 @@ def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
 def test_one_metric_that_hangs_or_lies_delays_no_other(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess
 ) -> None:
-    sandbox.nodes(*objects.nodes("a b c"))
+    sandbox.nodes(*kubernetes_objects.nodes("a b c"))
     metrics.set("heat", {"a": 90, "b": 10, "c": 90, "ghost": 1})
     metrics.set("dust", {"a": "NaN", "b": "12 apples", "c": 0})
     metrics.set("noise", {"a": 1})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import gpu, objects
+from tests.cluster import gpu_cluster, kubernetes_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -15,13 +15,16 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 @pytest.fixture
 def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[ExtenderProcess]:
     """A node of two cards with 1000 millicores each, nodewise, and a scheduler that asks it."""
-    sandbox.nodes(gpu.node("g1", cards=2, shares=10, millicores=1000))
-    with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
+    sandbox.nodes(gpu_cluster.node("g1", cards=2, shares=10, millicores=1000))
+    with (
+        gpu_cluster.extender(plane, tmp_path) as served,
+        plane.start_scheduler({"extenders": [gpu_cluster.entry(served)]}),
+    ):
         yield served
 
 
 def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running: ExtenderProcess) -> None:
-    made = gpu.pod("train", 2, millicores=600)
+    made = gpu_cluster.pod("train", 2, millicores=600)
     made["metadata"]["annotations"] = {"mine": "stays"}
     sandbox.pods(made)
     assert sandbox.expect_bound("train") == "g1"
@@ -33,7 +36,7 @@ def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running:
     assert annotations["cards.nodewise.io/main"] == "0,1"
     assert annotations["gas-ts"].isdecimal()
     assert "gas-container-tiles" not in annotations
-    entry = gpu.allocation_record(sandbox, "g1")[pod["metadata"]["uid"]]
+    entry = gpu_cluster.allocation_record(sandbox, "g1")[pod["metadata"]["uid"]]
     assert entry["cards"] == "card0,card1"
     assert [event["holds"] for event in running.events("bound")] == ["main: card0, card1"]
 
@@ -41,14 +44,14 @@ def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running:
 def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: ExtenderProcess) -> None:
     """The node's sum would have room for a third pod of 600 millicores; no single card has."""
     names = ["one", "two", "three"]
-    sandbox.pods(*(gpu.pod(name, 1, millicores=600) for name in names))
+    sandbox.pods(*(gpu_cluster.pod(name, 1, millicores=600) for name in names))
     wait("two are bound", lambda: len(_bound_pods(sandbox, names)) == 2 or None)
     waiting = (set(names) - _bound_pods(sandbox, names)).pop()
     why = "Not enough GPU-resources for deployment: will not fit"
     # the first try may have come between the filter call and the bind call of another pod, and ended in its bind
     wait("it is told why", lambda: any(why in text for text in sandbox.events(waiting)) or None)
     assert sorted(
-        card for name in _bound_pods(sandbox, names) for card in gpu.cards_of(sandbox.pod(name) or {})
+        card for name in _bound_pods(sandbox, names) for card in gpu_cluster.cards_of(sandbox.pod(name) or {})
     ) == [
         "card0",
         "card1",
@@ -62,33 +65,35 @@ def test_a_pod_without_cards_that_is_sent_to_us_is_bound_too(
     sandbox: Sandbox, running: ExtenderProcess
 ) -> None:
     """`i915: 0` is a managed resource as well, so kube-scheduler leaves the bind to us."""
-    sandbox.pods(gpu.pod("none", 0))
+    sandbox.pods(gpu_cluster.pod("none", 0))
     assert sandbox.expect_bound("none") == "g1"
     assert "gas-container-cards" not in (sandbox.pod("none") or {})["metadata"].get("annotations", {})
 
 
 def test_a_card_in_an_init_container_is_refused_in_words(sandbox: Sandbox, running: ExtenderProcess) -> None:
-    made = gpu.pod("early", 1)
+    made = gpu_cluster.pod("early", 1)
     made["spec"]["initContainers"] = [{**made["spec"]["containers"][0], "name": "first"}]
-    made["spec"]["containers"][0] = objects.pod("early")["spec"]["containers"][0]
+    made["spec"]["containers"][0] = kubernetes_objects.pod("early")["spec"]["containers"][0]
     sandbox.pods(made)
     assert "container first is an init container" in sandbox.expect_event("early")
 
 
 def test_a_victim_is_taken_only_where_its_card_helps(sandbox: Sandbox, running: ExtenderProcess) -> None:
     """On `g1` the small pods' cards stay too full without any one of them; where preemption helps, it happens."""
-    sandbox.pods(*(gpu.pod(name, 1, millicores=800) for name in ("low-1", "low-2")))
+    sandbox.pods(*(gpu_cluster.pod(name, 1, millicores=800) for name in ("low-1", "low-2")))
     for name in ("low-1", "low-2"):
         sandbox.expect_bound(name)
-    urgent = gpu.pod("urgent", 1, millicores=900)
-    urgent["spec"] |= objects.pod("urgent", priority=100)["spec"] | {
+    urgent = gpu_cluster.pod("urgent", 1, millicores=900)
+    urgent["spec"] |= kubernetes_objects.pod("urgent", priority=100)["spec"] | {
         "containers": urgent["spec"]["containers"]
     }
     sandbox.pods(urgent)
     sandbox.expect_bound("urgent")
     left = [name for name in ("low-1", "low-2") if sandbox.pod(name)]
     assert len(left) == 1
-    assert gpu.cards_of(sandbox.pod(left[0]) or {}) != gpu.cards_of(sandbox.pod("urgent") or {})
+    assert gpu_cluster.cards_of(sandbox.pod(left[0]) or {}) != gpu_cluster.cards_of(
+        sandbox.pod("urgent") or {}
+    )
 
 
 def _bound_pods(sandbox: Sandbox, names: list[str]) -> set[str]:

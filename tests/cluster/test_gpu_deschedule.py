@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodewise.agents.gpu.eviction_labels import LABEL
-from tests.cluster import descheduling, gpu, objects
-from tests.cluster.api import ApiError, Object
+from tests.cluster import descheduler_run, gpu_cluster, kubernetes_objects
+from tests.cluster.api_client import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -22,16 +22,16 @@ OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "0
 
 @pytest.fixture
 def nodes(sandbox: Sandbox) -> None:
-    labels = {f"{gpu.PREFIX}pci-groups": "0.1_2"}
+    labels = {f"{gpu_cluster.PREFIX}pci-groups": "0.1_2"}
     for name in ("g1", "g2"):
-        made = gpu.node(name, cards=3, tiles=2)
+        made = gpu_cluster.node(name, cards=3, tiles=2)
         made["metadata"]["labels"] |= labels
         sandbox.nodes(made)
 
 
 @pytest.fixture
 def running(plane: ControlPlane, sandbox: Sandbox, nodes: None, tmp_path: Path) -> Iterator[ExtenderProcess]:
-    with gpu.extender(plane, tmp_path) as served:
+    with gpu_cluster.extender(plane, tmp_path) as served:
         served.wait_leading()
         yield served
 
@@ -46,11 +46,13 @@ def put(
     sandbox: Sandbox, name: str, cards: str, node: str = "g1", tiles: str = "", phase: str = "Running"
 ) -> None:
     """A pod of the older system, on a node already, without any label."""
-    made = gpu.pod(name, 1, **({"tiles": 1} if tiles else {}))
+    made = gpu_cluster.pod(name, 1, **({"tiles": 1} if tiles else {}))
     del made["metadata"]["labels"]
-    made["metadata"]["annotations"] = {gpu.CARDS: cards} | ({"gas-container-tiles": tiles} if tiles else {})
+    made["metadata"]["annotations"] = {gpu_cluster.CARDS: cards} | (
+        {"gas-container-tiles": tiles} if tiles else {}
+    )
     made["metadata"]["ownerReferences"] = [OWNER]
-    sandbox.pods(objects.running_on(node, made))
+    sandbox.pods(kubernetes_objects.running_on(node, made))
     set_phase(sandbox, name, phase)
 
 
@@ -116,14 +118,14 @@ def test_what_was_told_before_a_restart_is_taken_back(
 ) -> None:
     put(sandbox, "a", "card0")
     sandbox.api.patch(path(sandbox, "a"), {"metadata": {"labels": {LABEL: "gpu", "mine": "stays"}}})
-    with gpu.extender(plane, tmp_path):
+    with gpu_cluster.extender(plane, tmp_path):
         expect_labelled(sandbox)
     assert (sandbox.pod("a") or {})["metadata"]["labels"] == {"mine": "stays"}
 
 
 def test_a_pod_made_anew_under_the_name_is_not_touched(sandbox: Sandbox) -> None:
     """The API server holds the patch to the uid in it."""
-    sandbox.nodes(gpu.node("g1"))
+    sandbox.nodes(gpu_cluster.node("g1"))
     put(sandbox, "a", "card0")
     with pytest.raises(ApiError) as refused:
         sandbox.api.patch(path(sandbox, "a"), {"metadata": {"uid": "another", "labels": {LABEL: "gpu"}}})
@@ -136,10 +138,10 @@ def test_the_descheduler_evicts_who_is_told(
 ) -> None:
     put(sandbox, "stays", "card1")
     put(sandbox, "goes", "card0")
-    assert descheduling.once(plane, descheduler_program, POLICY).evicted == 0
+    assert descheduler_run.once(plane, descheduler_program, POLICY).evicted == 0
     mark(sandbox, "g1", deschedule__pods__card0="true")
     expect_labelled(sandbox, "goes")
     # a pod has to be a second old
-    wait("one is evicted", lambda: descheduling.once(plane, descheduler_program, POLICY).evicted or None)
+    wait("one is evicted", lambda: descheduler_run.once(plane, descheduler_program, POLICY).evicted or None)
     sandbox.expect_gone("goes")
     assert sandbox.pod("stays")

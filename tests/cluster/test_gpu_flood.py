@@ -6,26 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from tests import effort
-from tests.cluster import gpu, replicas
-from tests.cluster.api import Object
+from tests import case_counts
+from tests.cluster import gpu_agent_replicas, gpu_cluster
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.gpu_agent_replicas import GpuReplicas, PodHistory
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.replicas import GpuReplicas, PodHistory
 
-NODES, CARDS = effort.of(24, 50), 8
+NODES, CARDS = case_counts.of(24, 50), 8
 TRIPLES, SINGLES = 3 * NODES // 2, 5 * NODES // 2
 """Pods that want three cards each, and pods that want one: together seven of eight cards."""
 PODS = TRIPLES + SINGLES
-MILLICORES = f"{gpu.PREFIX}millicores"
+MILLICORES = f"{gpu_cluster.PREFIX}millicores"
 WANTED = 600
 """Of the 1000 of a card: two on one card are too much, though the sum of the node has room for 13."""
 
 
 def wave(name: str) -> list[Object]:
     """Those that want three come first, while there are nodes that have three."""
-    triples = [gpu.pod(f"{name}-three-{number}", 3, millicores=3 * WANTED) for number in range(TRIPLES)]
-    singles = [gpu.pod(f"{name}-one-{number}", 1, millicores=WANTED) for number in range(SINGLES)]
+    triples = [
+        gpu_cluster.pod(f"{name}-three-{number}", 3, millicores=3 * WANTED) for number in range(TRIPLES)
+    ]
+    singles = [gpu_cluster.pod(f"{name}-one-{number}", 1, millicores=WANTED) for number in range(SINGLES)]
     return [*triples, *singles]
 
 
@@ -46,16 +48,18 @@ class PodWaves:
 
     def expect_nothing_held(self) -> None:
         for replica in self.replicas.running:
-            held = functools.partial(replicas.held_gpus, replica)
+            held = functools.partial(gpu_agent_replicas.held_gpus, replica)
             wait("no card is held", lambda held=held: not held() or None, show=held)
 
 
 @pytest.fixture
 def flood(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[PodWaves]:
-    sandbox.nodes(*(gpu.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(NODES)))
+    sandbox.nodes(
+        *(gpu_cluster.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(NODES))
+    )
     with (
-        replicas.behind_a_service(plane, tmp_path, 2) as made,
-        replicas.record_history(sandbox) as history,
+        gpu_agent_replicas.behind_a_service(plane, tmp_path, 2) as made,
+        gpu_agent_replicas.record_history(sandbox) as history,
         plane.start_scheduler({"extenders": [made.entry()], "podInitialBackoffSeconds": 1}),
     ):
         yield PodWaves(sandbox, made, history)
@@ -70,7 +74,7 @@ def test_no_card_is_ever_given_twice_and_none_is_lost(flood: PodWaves) -> None:
     history.wait_bound(PODS)
     flood.delete_all(30)
     for replica in made.running:
-        assert sum(map(len, replicas.held_gpus(replica).values())) == PODS, (
+        assert sum(map(len, gpu_agent_replicas.held_gpus(replica).values())) == PODS, (
             "who terminates still uses its cards"
         )
     flood.delete_all(0)

@@ -13,21 +13,21 @@ import httpx2
 import pytest
 
 from tests.cluster import (
-    descheduling,
+    descheduler_run,
     extender_process,
     health_example,
+    kubernetes_objects,
     label_watch,
     metrics_pipeline,
-    objects,
 )
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.health_example import NODES, POLICY
 from tests.cluster.label_watch import NodeLabelChange
 from tests.cluster.metrics_pipeline import MetricsServices
-from tests.cluster.monitoring import HEALTH, Monitoring
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.prometheus_and_exporters import HEALTH, Monitoring
 
 ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
 
@@ -35,7 +35,7 @@ ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
 @pytest.fixture(params=[ADAPTER, DIRECT])
 def way(request: pytest.FixtureRequest, sandbox: Sandbox, measuring: MetricsServices) -> Iterator[str]:
     """How values get to nodewise; every node is there, and well."""
-    sandbox.nodes(*(objects.node(name) for name in NODES))
+    sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
     with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
         both_ends.monitoring.set(HEALTH, dict.fromkeys(NODES, 0))
         both_ends.wait_visible("health_metric", dict.fromkeys(NODES, "0"))
@@ -134,9 +134,9 @@ def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
     with label_watch.watch_labels(plane) as labels:
         nodes.set_health(application, 2)
         until_labelled(sandbox, application)
-        assert descheduling.once(plane, descheduler_program).evicted == 1
+        assert descheduler_run.once(plane, descheduler_program).evicted == 1
         assert health_example.placed(sandbox) != application
-        assert descheduling.once(plane, descheduler_program).evicted == 0
+        assert descheduler_run.once(plane, descheduler_program).evicted == 0
         nodes.set_health(application, 0)
         until_labelled(sandbox)
         marked, cleared = (None, "violating"), ("violating", None)

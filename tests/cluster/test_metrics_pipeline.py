@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import extender_process, health_example, objects
+from tests.cluster import extender_process, health_example, kubernetes_objects
 from tests.cluster import metrics_pipeline as way
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
@@ -25,7 +25,7 @@ def seen(**others: str) -> dict[str, str]:
 @pytest.fixture
 def measured(sandbox: Sandbox, pipeline: MetricsPipeline) -> MetricsPipeline:
     """The nodes of the example, all of them well."""
-    sandbox.nodes(*(objects.node(name) for name in NODES))
+    sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
     for node in NODES:
         pipeline.set_health(node, 0)
     pipeline.wait_visible("health_metric", WELL)

@@ -7,22 +7,22 @@ from typing import NamedTuple
 import pytest
 
 from tests.cluster import (
-    access,
+    api_user_kubeconfigs,
     extender_process,
     installation,
+    kubernetes_objects,
     namespace_sandboxes,
-    objects,
     processes,
+    rbac_rights,
     read_only_commands,
-    rights,
 )
-from tests.cluster.api import ClusterApi, path_of
-from tests.cluster.audit import AuditLog
+from tests.cluster.api_client import ClusterApi, path_of
+from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.installation import NAMESPACE, ShippedInstallation, pod, policy
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.rights import ApiRight
+from tests.cluster.rbac_rights import ApiRight
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ WITHOUT = {
 
 
 def test_every_right_has_its_row() -> None:
-    assert WITHOUT.keys() == rights.granted(extender_process.manifest("rbac.yaml"))
+    assert WITHOUT.keys() == rbac_rights.granted(extender_process.manifest("rbac.yaml"))
 
 
 def lease(api: ClusterApi, *, there: bool) -> None:
@@ -101,7 +101,7 @@ class FeatureCluster(NamedTuple):
 
     def enter(self) -> None:
         """What only a watch can tell."""
-        self.sandbox.nodes(objects.node("late"))
+        self.sandbox.nodes(kubernetes_objects.node("late"))
         self.other.trust()
         self.sandbox.put(policy("second", "heat", "dontschedule"))
         self.sandbox.pods(pod("waits", "pol"))
@@ -147,7 +147,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     shipped: ShippedInstallation, sandbox: Sandbox, tmp_path: Path, right: ApiRight
 ) -> None:
     message, lost = WITHOUT[right]
-    sandbox.nodes(*objects.nodes("a b"))
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
     shipped.label_as_the_older_system("a", "old")
     shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
     sandbox.put(policy("pol", "heat", "dontschedule", "deschedule"))
@@ -177,7 +177,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
 def test_a_right_that_is_taken_and_given_back_needs_no_restart(
     shipped: ShippedInstallation, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    sandbox.nodes(*objects.nodes("a b"))
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
     shipped.metrics.set("heat", {"a": 90, "b": 10})
     sandbox.put(policy("pol", "heat", "dontschedule", "deschedule"))
     with shipped.started(tmp_path) as running:
@@ -217,17 +217,17 @@ READERS = {
 
 
 def test_every_right_of_a_reader_has_its_row() -> None:
-    assert READERS.keys() == rights.granted(extender_process.manifest("reader.yaml"))
+    assert READERS.keys() == rbac_rights.granted(extender_process.manifest("reader.yaml"))
 
 
 @pytest.fixture(scope="module")
 def decided(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A pod on its node that a replica was asked about."""
     with namespace_sandboxes.created(shipped.plane) as sandbox:
-        sandbox.nodes(*objects.nodes("a b"))
+        sandbox.nodes(*kubernetes_objects.nodes("a b"))
         shipped.metrics.set("heat", {"a": 90, "b": 10})
         sandbox.put(policy("pol", "heat", "dontschedule"))
-        sandbox.pods(objects.running_on("b", pod("probe", "pol")))
+        sandbox.pods(kubernetes_objects.running_on("b", pod("probe", "pol")))
         with shipped.started(tmp_path_factory.mktemp("decided")) as running:
             wait("heat is known", lambda: not running.rejects(sandbox.namespace, "b", "pol") or None)
             sandbox.create(installation.endpoint("decided", running.url))
@@ -242,8 +242,8 @@ def test_a_reader_is_told_which_right_is_missing(
     plane = shipped.plane
     user = plane.user(f"reader-{processes.number()}")
     for role in extender_process.manifest("reader.yaml"):
-        less = rights.without(role["rules"], right)
-        access.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
+        less = rbac_rights.without(role["rules"], right)
+        api_user_kubeconfigs.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
     more = (decided, *installation.shown(shipped.papers)) if arguments is EXPLAIN else ()
     done = read_only_commands.run(*arguments, *more, f"--kubeconfig={user.kubeconfig}")
     assert (done.returncode, refusal_message(right) in done.stderr) == (code, True), done.stderr

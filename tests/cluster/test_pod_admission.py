@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import admission, extender_process, objects, programs
-from tests.cluster.api import ApiError, ClusterApi, Object, folder_of, path_of
+from tests.cluster import admission_policy_waits, extender_process, kubernetes_objects, programs
+from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.unit.agents.telemetry.test_misspelt_label import MISSPELT, OTHERS
+from tests.unit.agents.telemetry.test_misspelt_policy_label import MISSPELT, OTHERS
 
 RIGHT = {"telemetry-policy": "pol"}
 KINDS = {
@@ -39,13 +39,13 @@ def manifests(*actions: str, resource: str = "telemetry/scheduling") -> list[Obj
 
 def warnings(api: ClusterApi, obj: Object) -> list[str]:
     """What the API server warns of if this object is created. Nothing is stored."""
-    answer = api.request("POST", folder_of(obj), json=obj, params=admission.DRY_RUN)
+    answer = api.request("POST", folder_of(obj), json=obj, params=admission_policy_waits.DRY_RUN)
     return answer.headers.get_list("warning")
 
 
 def bad_pod(sandbox: Sandbox) -> Object:
     """A pod in the test's namespace that the policy reports."""
-    return in_namespace(sandbox, objects.pod("bad", labels={"telemetry-polcy": "pol"}))
+    return in_namespace(sandbox, kubernetes_objects.pod("bad", labels={"telemetry-polcy": "pol"}))
 
 
 def in_namespace(sandbox: Sandbox, obj: Object) -> Object:
@@ -59,7 +59,9 @@ def enforced(sandbox: Sandbox, policy: Sequence[Object]) -> Iterator[None]:
 
     def has_effect() -> bool:
         messages: list[str] = []  # by one request, as the policy may come into effect between two
-        return admission.is_denied(lambda: messages.extend(warnings(sandbox.api, bad))) or bool(messages)
+        return admission_policy_waits.is_denied(lambda: messages.extend(warnings(sandbox.api, bad))) or bool(
+            messages
+        )
 
     made = [sandbox.api.create(manifest) for manifest in policy]
     try:
@@ -73,7 +75,7 @@ def enforced(sandbox: Sandbox, policy: Sequence[Object]) -> Iterator[None]:
 
 def workload(kind: str, labels: dict[str, str], limits: dict[str, str] | None = None) -> Object:
     """A workload whose pods have these labels and limits."""
-    pod = objects.pod("any", limits=limits)
+    pod = kubernetes_objects.pod("any", limits=limits)
     wanted = {"app": "shop"}
     spec = pod["spec"] | {"restartPolicy": "Never" if "Job" in kind else "Always"}
     template = {"metadata": {"labels": wanted | labels}, "spec": spec}
@@ -103,19 +105,24 @@ def kubectl(sandbox: Sandbox, *arguments: str) -> subprocess.CompletedProcess[st
 def test_misspelt_keys_are_reported_and_others_are_not(sandbox: Sandbox) -> None:
     with enforced(sandbox, manifests()):
         for key in MISSPELT:
-            pod = in_namespace(sandbox, objects.pod("web", labels={key: "pol"}))
+            pod = in_namespace(sandbox, kubernetes_objects.pod("web", labels={key: "pol"}))
             [warning] = warnings(sandbox.api, pod)
             assert f'found the pod label \\"{key}\\", expected \\"telemetry-policy\\"' in warning
         for key in OTHERS:
-            assert warnings(sandbox.api, in_namespace(sandbox, objects.pod("web", labels={key: "pol"}))) == []
-        assert warnings(sandbox.api, in_namespace(sandbox, objects.pod("web"))) == []
+            assert (
+                warnings(
+                    sandbox.api, in_namespace(sandbox, kubernetes_objects.pod("web", labels={key: "pol"}))
+                )
+                == []
+            )
+        assert warnings(sandbox.api, in_namespace(sandbox, kubernetes_objects.pod("web"))) == []
         both = RIGHT | {"x/telemetry-policy": "pol"}
-        pod = objects.pod("web", labels=both, limits=extender_process.LIMITS)
+        pod = kubernetes_objects.pod("web", labels=both, limits=extender_process.LIMITS)
         assert warnings(sandbox.api, in_namespace(sandbox, pod)) == []
 
 
 def test_a_policy_label_without_the_request_is_reported(sandbox: Sandbox) -> None:
-    pod = in_namespace(sandbox, objects.pod("web", labels=RIGHT))
+    pod = in_namespace(sandbox, kubernetes_objects.pod("web", labels=RIGHT))
     init = deepcopy(pod)
     asks = {"resources": {"limits": extender_process.LIMITS, "requests": extender_process.LIMITS}}
     init["spec"]["initContainers"] = [init["spec"]["containers"][0] | {"name": "first"} | asks]
@@ -153,10 +160,10 @@ def test_deny_refuses_pods_and_workloads(sandbox: Sandbox, tmp_path: Path) -> No
     before = sandbox.put(workload("Deployment", RIGHT) | {"metadata": {"name": "before"}})
     with enforced(sandbox, manifests("Deny")):
         with pytest.raises(ApiError, match='expected "telemetry-policy"'):
-            sandbox.put(objects.pod("web", labels={"telemetry-polcy": "pol"}))
+            sandbox.put(kubernetes_objects.pod("web", labels={"telemetry-polcy": "pol"}))
         done = kubectl(sandbox, "apply", "-f", str(file))
         assert done.returncode == 1
         assert "no request for telemetry/scheduling" in done.stderr
         scaled = sandbox.api.patch(path_of(before), {"spec": {"replicas": 0}})
         assert scaled["spec"]["replicas"] == 0
-        sandbox.pods(objects.pod("other"), extender_process.pod("right"))
+        sandbox.pods(kubernetes_objects.pod("other"), extender_process.pod("right"))

@@ -13,10 +13,10 @@ from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry import policy_lint
 from nodewise.agents.telemetry.policy import PolicyObject
 from tests.cluster import extender_process
-from tests.cluster.api import ApiError, ClusterApi
+from tests.cluster.api_client import ApiError, ClusterApi
 from tests.cluster.controlplane import ControlPlane
 from tests.conformance.tas import table_rows
-from tests.conformance.tas.single_rows import DefinitionTable
+from tests.conformance.tas.non_request_rows import DefinitionTable
 
 PATH = "/apis/telemetry.intel.com/v1alpha1/namespaces/default/taspolicies"
 WHOLE: dict[str, Any] = {

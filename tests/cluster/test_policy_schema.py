@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import admission, extender_process, programs
-from tests.cluster.api import JSON_PATCH, ApiError, ClusterApi
+from tests.cluster import admission_policy_waits, extender_process, programs
+from tests.cluster.api_client import JSON_PATCH, ApiError, ClusterApi
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import HOT
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/taspolicies.telemetry.intel.com"
@@ -42,7 +42,7 @@ def before_the_upgrade(api: ClusterApi) -> Iterator[None]:
 
 def _takes(api: ClusterApi, obj: Any) -> bool:
     try:
-        admission.try_create(api, obj)
+        admission_policy_waits.try_create(api, obj)
     except ApiError:
         return False
     return True
@@ -127,7 +127,9 @@ def test_the_largest_policy_that_the_definition_takes_is_within_the_cost_limits(
     whole = dict.fromkeys(("dontschedule", "scheduleonmetric", "deschedule", "labeling"), rules)
     extender_process.define(sandbox.api)
     with extender_process.refusing_unknown_fields(sandbox.api):
-        admission.try_create(sandbox.api, extender_process.tas_policy("large", whole, sandbox.namespace))
+        admission_policy_waits.try_create(
+            sandbox.api, extender_process.tas_policy("large", whole, sandbox.namespace)
+        )
 
 
 def _kubectl(sandbox: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -29,25 +29,24 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests import effort
+from tests import case_counts
 from tests.cluster import (
     controlplane,
+    debian_packages,
     extender_process,
+    kubernetes_objects,
     metric_history,
     metrics_pipeline,
-    monitoring,
-    objects,
-    packages,
     process_kills,
     processes,
+    prometheus_and_exporters,
 )
-from tests.cluster.api import ApiError, ClusterApi, Object
+from tests.cluster.api_client import ApiError, ClusterApi, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.metric_history import BUSY, HOT, POLICY, MetricHistory
 from tests.cluster.metrics_pipeline import PrometheusAdapter
-from tests.cluster.monitoring import Monitoring
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.process_kills import (
     NAMESPACE,
@@ -57,10 +56,11 @@ from tests.cluster.process_kills import (
     RepeatingThread,
     SupervisedProcess,
 )
+from tests.cluster.prometheus_and_exporters import Monitoring
 
 NODES = tuple(f"n{number:03}" for number in range(100))
 FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}
-FAULTS = int(os.environ.get("NODEWISE_FAULTS", effort.of("12", "100")))
+FAULTS = int(os.environ.get("NODEWISE_FAULTS", case_counts.of("12", "100")))
 SEED = int(os.environ.get("NODEWISE_FAULTS_SEED", "20261121"))
 KILLS = 6
 """Faults of one storm, after which all is to be well again."""
@@ -72,7 +72,7 @@ METRICS = f"/apis/{metrics_pipeline.GROUP}/v1beta2/nodes/*"
 POLICIES = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{NAMESPACE}/taspolicies"
 EXPORTER = "all"
 """One exporter tells of all nodes, so that a scrape sees one truth."""
-JOB = {**monitoring.JOB, "honor_labels": True}
+JOB = {**prometheus_and_exporters.JOB, "honor_labels": True}
 MAX_AGE_S = 60.0
 """The default: what is older counts for nothing."""
 MOST_WARNINGS = 40
@@ -315,7 +315,7 @@ def _parts(
 @pytest.fixture(scope="module")
 def scene(
     control_plane_programs: Path,
-    prometheus_programs: packages.PrometheusPrograms,
+    prometheus_programs: debian_packages.PrometheusPrograms,
     adapter_program: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[KillTestCluster]:
@@ -323,7 +323,7 @@ def scene(
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(controlplane.running(control_plane_programs, tmp_path))
         scraping = stack.enter_context(
-            monitoring.running(prometheus_programs, tmp_path / "monitoring", [EXPORTER], [JOB])
+            prometheus_and_exporters.running(prometheus_programs, tmp_path / "monitoring", [EXPORTER], [JOB])
         )
         adapter = stack.enter_context(metrics_pipeline.running_adapter(plane, adapter_program, scraping.url))
         _populate(plane, adapter)
@@ -343,9 +343,9 @@ def _populate(plane: ControlPlane, adapter: PrometheusAdapter) -> None:
     api = plane.api
     extender_process.define(api)
     for name in (NAMESPACE, adapter.backend.namespace):
-        api.create(objects.namespace(name, trusted=name == NAMESPACE))
+        api.create(kubernetes_objects.namespace(name, trusted=name == NAMESPACE))
     for name in NODES:
-        api.create(objects.node(name, labels=FOREIGN))
+        api.create(kubernetes_objects.node(name, labels=FOREIGN))
     api.create(adapter.backend.service())
     for version in metrics_pipeline.APIS[metrics_pipeline.GROUP]:
         api.create(adapter.backend.api_service(metrics_pipeline.GROUP, version))
@@ -386,7 +386,7 @@ def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     names = [f"m{number:03}" for number in range(250)]
-    sandbox.nodes(*(objects.node(name) for name in names))
+    sandbox.nodes(*(kubernetes_objects.node(name) for name in names))
     metrics.set("heat", dict.fromkeys(names, 10))
     extender_process.policy(sandbox, deschedule=[TOO_HOT])
     with extender_process.extender(plane, tmp_path, "--kube-qps=20", "--kube-burst=20") as running:

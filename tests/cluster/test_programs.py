@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import availability, programs, toolchain
-from tests.cluster.toolchain import MissingError
+from tests.cluster import go_toolchain, programs, skip_conditions
+from tests.cluster.go_toolchain import MissingError
 
 GO = """#!/bin/sh
 case "$1" in
@@ -110,8 +110,8 @@ def test_without_a_go_the_error_says_what_to_install(machine: EmptyBuildMachine,
 
 
 def test_the_package_of_go_is_new_enough() -> None:
-    packaged = tuple(int(n) for n in toolchain.PACKAGE.partition("==")[2].split("."))
-    assert packaged >= toolchain.wanted(programs.MODULE)
+    packaged = tuple(int(n) for n in go_toolchain.PACKAGE.partition("==")[2].split("."))
+    assert packaged >= go_toolchain.wanted(programs.MODULE)
 
 
 def test_every_kubernetes_program_is_of_one_version() -> None:
@@ -122,13 +122,13 @@ def test_every_kubernetes_program_is_of_one_version() -> None:
 def test_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NODEWISE_REQUIRE", raising=False)
     with pytest.raises(pytest.skip.Exception, match=r"^not run: no Go; `make controlplane`$"):
-        availability.not_run("no Go; `make controlplane`")
+        skip_conditions.not_run("no Go; `make controlplane`")
 
 
 def test_what_cannot_run_fails_where_all_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODEWISE_REQUIRE", "all")
     with pytest.raises(pytest.fail.Exception, match=r"^not run: no Go"):
-        availability.not_run("no Go; `make controlplane`")
+        skip_conditions.not_run("no Go; `make controlplane`")
 
 
 def test_old_builds_go_but_none_that_another_run_may_use(tmp_path: Path) -> None:
@@ -136,5 +136,5 @@ def test_old_builds_go_but_none_that_another_run_may_use(tmp_path: Path) -> None
     for name, age_s in ages_s.items():
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    toolchain.tidy(tmp_path.iterdir(), kept=2)
+    go_toolchain.tidy(tmp_path.iterdir(), kept=2)
     assert {path.name for path in tmp_path.iterdir()} == {"newest", "new", "used"}

@@ -16,8 +16,8 @@ import yaml
 from nodewise.errors import NodewiseError
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
-from tests.cluster import objects, packages, prometheus, read_only_commands
-from tests.cluster.api import Object
+from tests.cluster import debian_packages, kubernetes_objects, prometheus_process, read_only_commands
+from tests.cluster.api_client import Object
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.namespace_sandboxes import wait
 from tests.unit.metrics.prometheus_double import SeriesSamples
@@ -30,13 +30,13 @@ HASH = "$2b$04$uCC4cvupet6tuzk0uSInmuxVKhogVpFL4P72LL2SbdR4WtwFaog3e"
 class TestReal(PrometheusSuite):
     @pytest.fixture
     def prometheus(
-        self, prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
+        self, prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
     ) -> Iterator[Holding]:
         with contextlib.ExitStack() as stack:
 
             def holding(series: SeriesSamples) -> str:
                 return stack.enter_context(
-                    prometheus.prometheus_with_series(prometheus_programs, tmp_path, series)
+                    prometheus_process.prometheus_with_series(prometheus_programs, tmp_path, series)
                 ).url
 
             yield holding
@@ -61,7 +61,7 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
         "metadata": {"name": "cool", "namespace": "default"},
         "spec": {"strategies": strategies},
     }
-    pod = objects.pod("web", labels={"telemetry-policy": "cool"})
+    pod = kubernetes_objects.pod("web", labels={"telemetry-policy": "cool"})
     pod["metadata"]["namespace"] = "default"
     trusted = {"name": "default", "labels": {"nodewise.io/trusted": "true"}}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": trusted}
@@ -76,10 +76,10 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
 
 
 def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
-    prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     """Without an aggregation no node has a value: every node was accepted, the one at 97 °C included."""
-    with prometheus.prometheus_with_series(prometheus_programs, tmp_path / "held", HOT) as server:
+    with prometheus_process.prometheus_with_series(prometheus_programs, tmp_path / "held", HOT) as server:
         decision = decide(server.url, tmp_path)
         assert decision["feasible"] == []
         assert decision["error"].startswith(
@@ -119,14 +119,14 @@ class ChangingExporter:
 
 
 def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
-    prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     """Its samples are still in the range that is requested, but Prometheus has marked it as ended."""
     exporter = ChangingExporter()
     exporter.text = 'temp{instance="a",pod="old"} 97\n'
     job = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [exporter.address]}]}
     config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": [job]}
-    server = prometheus.PrometheusProcess(prometheus_programs, tmp_path / "scraping", config)
+    server = prometheus_process.PrometheusProcess(prometheus_programs, tmp_path / "scraping", config)
     try:
         server.start()
         wait("the old series is scraped", lambda: server.ask("temp") or None)
@@ -190,11 +190,11 @@ class ProtectedPrometheus:
 
 @pytest.fixture
 def guarded(
-    prometheus_programs: packages.PrometheusPrograms, tmp_path: Path
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> Iterator[ProtectedPrometheus]:
     guarded = ProtectedPrometheus(tmp_path)
     series = {'temp{instance="a"}': "1"}
-    with prometheus.prometheus_with_series(
+    with prometheus_process.prometheus_with_series(
         prometheus_programs, tmp_path / "held", series, guarded.web(), guarded.client()
     ) as server:
         guarded.url = server.url

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import httpx2
 
-from tests.cluster import extender_process, objects
+from tests.cluster import extender_process, kubernetes_objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import ExtenderProcess, heated, pod
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 PERIOD_S = 0.5
@@ -90,7 +90,7 @@ def test_nothing_is_written_while_nobody_waits(
         before = _settled_writes(running)
         assert before > 0, "the status at least"
         sandbox.pods(
-            objects.running_on("b", objects.pod("runs")), pod("unseen")
+            kubernetes_objects.running_on("b", kubernetes_objects.pod("runs")), pod("unseen")
         )  # nobody schedules: it waits unseen
         for heat in (10, 90, 10, 90):
             metrics.set("heat", {"a": heat, "b": 10})

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.cluster import extender_double, objects
+from tests.cluster import extender_double, kubernetes_objects
 from tests.cluster.extender_double import FakeExtenderServer, RecordedCall
 from tests.cluster.schedulers import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
-LARGE = objects.pod("large", cpu="3", priority=100)
+LARGE = kubernetes_objects.pod("large", cpu="3", priority=100)
 ONE_FULL = "0/1 nodes are available: 1 Insufficient cpu."
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
@@ -20,9 +20,9 @@ def full(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, **fields: object
 ) -> AbstractContextManager[ScheduledCluster]:
     """One node that its only pod, `small`, fills; the extender is the fake."""
-    small = objects.running_on("a", objects.pod("small", cpu="3"))
+    small = kubernetes_objects.running_on("a", kubernetes_objects.pod("small", cpu="3"))
     return scheduler.cluster(
-        [objects.node("a")], [extender_double.entry(fake_extender.url, **fields)], [small]
+        [kubernetes_objects.node("a")], [extender_double.entry(fake_extender.url, **fields)], [small]
     )
 
 
@@ -94,7 +94,7 @@ def test_a_pod_of_no_greater_priority_evicts_nobody(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     with full(scheduler, fake_extender) as cluster:
-        outcome = cluster.submit(objects.pod("large", cpu="3"))["large"]
+        outcome = cluster.submit(kubernetes_objects.pod("large", cpu="3"))["large"]
         assert not cluster.is_gone("small")
     assert fake_extender.calls == []
     no_victims = "preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."

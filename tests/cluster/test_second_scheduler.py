@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 
 from tests.cluster import extender_process, processes
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import NODEWISE, CertificateFiles
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 NAME, NAMESPACE = "nodewise-scheduler", "nodewise"

@@ -6,7 +6,7 @@ import ssl
 import subprocess
 from urllib.parse import urlsplit
 
-from tests.cluster import availability, steady_load
+from tests.cluster import skip_conditions, steady_load
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.steady_load import ClientIdentity
 
@@ -41,7 +41,7 @@ class ResumingClient:
         return RESUMED if reused or "Reused, " in output else SERVED
 
     def _s_client(self, *more: str) -> str:
-        program = shutil.which("openssl") or availability.not_run(
+        program = shutil.which("openssl") or skip_conditions.not_run(
             "openssl is not installed: `apt install openssl`"
         )
         flag = {"TLSv1_2": "-tls1_2", "TLSv1_3": "-tls1_3"}[self._version.name]

@@ -14,9 +14,9 @@ from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.simulate.in_memory_api_server import ApiServer
-from tests import forks
+from tests import forked_commands
 from tests.conformance.test_commands import NODEWISE
-from tests.unit.annotator.objects import Object, node, pod
+from tests.unit.annotator.annotator_objects import Object, node, pod
 
 USES = {"rack1-a": ("1500m", "4Gi"), "rack1-b": ("250m", "2Gi"), "rack2-a": ("1", "1Gi")}
 
@@ -49,7 +49,7 @@ class AnnotateShell:
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [NODEWISE, "annotate", f"--usage-from=file:{self.metrics}", *arguments]
         environment = {"PATH": os.environ["PATH"], "KUBECONFIG": str(self.kubeconfig)} | variables
-        return forks.run(command, cwd=self.folder, env=environment)
+        return forked_commands.run(command, cwd=self.folder, env=environment)
 
     def annotations(self) -> dict[str, dict[str, str]]:
         nodes = self._server.call(lambda api: api.objects(NODES))

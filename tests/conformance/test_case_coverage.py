@@ -1,8 +1,8 @@
 """Every row of the numbered cases is collected as a test.
 
-The `test_differences.py` of each folder checks that the tables hold every number. This file checks that pytest makes at
-least as many tests of each number as the tables have rows of it, whichever command runs them
-(`tests/unit/test_make_targets.py`: no numbered case is long, and every other test runs in exactly one command).
+The `test_differences_page.py` of each folder checks that the tables hold every number. This file checks that pytest
+makes at least as many tests of each number as the tables have rows of it, whichever command runs them
+(`tests/unit/test_make_test_targets.py`: no numbered case is long, and every other test runs in exactly one command).
 """
 
 import functools
@@ -23,7 +23,7 @@ CLUSTER_TESTS = {
     "cmk": (),
     "gas": ("tests/cluster/test_gas_cases.py", "tests/cluster/test_gas_stories.py"),
     "safe": (),
-    "tas": ("tests/cluster/test_conformance_crd.py", "tests/cluster/test_conformance_labels.py"),
+    "tas": ("tests/cluster/test_tas_crd_cases.py", "tests/cluster/test_tas_stories.py"),
 }
 """By folder of tables: the tests on a real API server that also read them."""
 NUMBER = r"[A-Z]{0,2}\d+"

@@ -14,7 +14,7 @@ from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resource_kinds import NODES, PODS, Resource
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
-from tests import forks
+from tests import forked_commands
 from tests.cluster.certificates import CertificateAuthority
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ EXAMPLE = "examples/health-metric"
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return forks.run([NODEWISE, *arguments], cwd=ROOT, input=stdin)
+    return forked_commands.run([NODEWISE, *arguments], cwd=ROOT, input=stdin)
 
 
 class TestDecide:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests import forks
+from tests import forked_commands
 from tests.conformance.test_commands import NODEWISE, ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -64,7 +64,7 @@ SIZES = {
 def decide(*arguments: str) -> list[dict[str, Any]]:
     """The decisions of `nodewise decide`, which has to find a node for every pod."""
     command = [NODEWISE, "decide", *arguments, "-o", "json"]
-    done = forks.run(command, cwd=ROOT)
+    done = forked_commands.run(command, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     decisions: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
     return decisions
@@ -145,7 +145,7 @@ def test_running_pods_stay_on_the_cards_that_they_hold() -> None:
 
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"overload"}))
 def test_the_policy_of_an_example_has_no_problem(name: str) -> None:
-    done = forks.run([NODEWISE, "policy", "lint", f"examples/{name}"], cwd=ROOT)
+    done = forked_commands.run([NODEWISE, "policy", "lint", f"examples/{name}"], cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "1 policy, no problem\n")
 
 

@@ -17,7 +17,7 @@ import pytest
 from nodewise.cli.demo import extender_process
 from nodewise.extender import recording_file
 from nodewise.extender.recording_file import RequestEntry
-from tests import forks
+from tests import forked_commands
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -84,7 +84,7 @@ def arguments(objects: Path, file: Path, *more: str) -> list[str]:
 
 
 def replay(file: Path, *more: str) -> tuple[int, Any]:
-    done = forks.run([NODEWISE, "simulate", "replay", file, "-o", "json", *more])
+    done = forked_commands.run([NODEWISE, "simulate", "replay", file, "-o", "json", *more])
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
 
@@ -171,7 +171,7 @@ def test_at_its_limit_a_recording_ends_and_the_extender_serves_on(objects: Path,
 
 def test_a_file_that_cannot_be_written_is_a_wrong_setting(objects: Path, tmp_path: Path) -> None:
     flags = arguments(objects, tmp_path / "nowhere/recording.gz", "--unsafe", "--port=0", "--health-port=0")
-    done = forks.run([NODEWISE, "extender", *flags])
+    done = forked_commands.run([NODEWISE, "extender", *flags])
     assert done.returncode == 2
     assert "--record" in done.stderr
 
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_recording_is_bad_input(
     file = tmp_path / "recording.gz"
     if contents is not None:
         file.write_bytes(contents)
-    done = forks.run([NODEWISE, "simulate", "replay", file])
+    done = forked_commands.run([NODEWISE, "simulate", "replay", file])
     assert (done.returncode, done.stdout) == (1, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -194,9 +194,9 @@ def test_in_words(objects: Path, tmp_path: Path) -> None:
     with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         RecordedCaller(extender.url).filter()
-    same = forks.run([NODEWISE, "simulate", "replay", file])
+    same = forked_commands.run([NODEWISE, "simulate", "replay", file])
     assert same.stdout.splitlines()[-1] == "all 1 responses are equal, byte for byte"
-    other = forks.run([NODEWISE, "simulate", "replay", file, "--when-missing=reject"])
+    other = forked_commands.run([NODEWISE, "simulate", "replay", file, "--when-missing=reject"])
     assert other.returncode == 3
     assert "changed: --when-missing: pass -> reject" in other.stdout
     line = (
@@ -206,5 +206,5 @@ def test_in_words(objects: Path, tmp_path: Path) -> None:
 
 
 def test_help_has_an_example() -> None:
-    done = forks.run([NODEWISE, "simulate", "replay", "--help"])
+    done = forked_commands.run([NODEWISE, "simulate", "replay", "--help"])
     assert "Examples:" in done.stdout

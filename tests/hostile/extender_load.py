@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.cluster.namespace_sandboxes import wait
-from tests.hostile import cluster_files, responses
+from tests.hostile import cluster_files, response_checks
 from tests.hostile.extender_process import PATIENCE_S, AttackedExtender, candidates
 
 LONG_DEADLINES: Final = {
@@ -46,7 +46,7 @@ def honest_calls(target: AttackedExtender, excused_s: float = PATIENCE_S) -> Ite
                 with target.line() as line:
                     for _ in range(10):
                         answer = line.ask("/scheduler/filter", candidates(cluster_files.NODES))
-                        assert responses.check_filtered(answer, cluster_files.NODES)[1] == {
+                        assert response_checks.check_filtered(answer, cluster_files.NODES)[1] == {
                             cluster_files.HOT: cluster_files.WHY
                         }
             except (OSError, AssertionError) as error:

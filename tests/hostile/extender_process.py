@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tests.forks import NODEWISE, ForkedProcess
+from tests.forked_commands import NODEWISE, ForkedProcess
 from tests.unit.serve.certificate_files import ServerCertificateFiles
 
 PATIENCE_S = 60.0

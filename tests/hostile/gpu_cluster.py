@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from tests.cluster.namespace_sandboxes import wait
-from tests.hostile import cluster_files, malformed_api_server, responses
+from tests.hostile import cluster_files, malformed_api_server, response_checks
 from tests.hostile.extender_process import PATIENCE_S, AttackedExtender, RawResponse
 from tests.hostile.malformed_api_server import MalformedApiServer
 
@@ -92,7 +92,7 @@ class GpuCluster(NamedTuple):
         with self.target.line() as line:
             answer = line.ask("/scheduler/filter", request_body(pod, names))
         assert answer.status == 200, answer.body[:500]
-        return responses.check_filtered(answer, names)
+        return response_checks.check_filtered(answer, names)
 
     def bind(self, pod: Any, node: str) -> RawResponse:
         meta = pod["metadata"]
@@ -135,7 +135,7 @@ class GpuCluster(NamedTuple):
     def check_others(self) -> None:
         """Both agents answer for those about whom nothing is odd, and nothing of ours broke."""
         answer = self.target.filter(cluster_files.NODES)
-        assert responses.check_filtered(answer, cluster_files.NODES) == (
+        assert response_checks.check_filtered(answer, cluster_files.NODES) == (
             ["n1", "n2"],
             {cluster_files.HOT: cluster_files.WHY},
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.hostile import responses, scoring_inputs
+from tests.hostile import response_checks, scoring_inputs
 from tests.hostile.extender_process import AttackedExtender, RawConnection
 from tests.hostile.json_strategies import encoded
 from tests.hostile.scoring_inputs import RESOURCES, body, node, pod
@@ -42,7 +42,7 @@ def scores(line: RawConnection, path: str, pod: Any, nodes: Sequence[Any]) -> li
     answer = line.ask(path, encoded(body(pod, nodes)))
     assert answer.status == 200, answer.body[:300]
     names = [node["metadata"]["name"] for node in nodes]
-    responses.check_scored(answer, names)
+    response_checks.check_scored(answer, names)
     priorities = json.loads(answer.body)
     assert [priority["Host"] for priority in priorities] == names
     return [priority["Score"] for priority in priorities]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import cluster_files, responses
-from tests.hostile.cases import cases, data
+from tests.hostile import cluster_files, response_checks
+from tests.hostile.corpus_cases import cases, data
 from tests.hostile.extender_process import AttackedExtender, RawConnection, candidates
 
 BODIES = cases("bodies")
@@ -21,15 +21,15 @@ def test_a_body(target: AttackedExtender, case: dict[str, Any]) -> None:
         if answer.status == 200:
             _check_regular(path.rpartition("/")[2], answer, expect)
         else:
-            responses.check_refused(answer)
+            response_checks.check_refused(answer)
             assert expect.get("field", answer.field()) == answer.field(), answer.body[:500]
         _check_alive(line)
 
 
 def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
-    responses.check(verb, answer)
+    response_checks.check(verb, answer)
     assert len(answer.body) <= expect.get("most_bytes", len(answer.body))
-    response_body = responses.document(answer, repeated=True)
+    response_body = response_checks.document(answer, repeated=True)
     if verb == "preempt":
         assert len(response_body["NodeNameToMetaVictims"]) == expect["candidates"]
     elif verb == "prioritize":
@@ -37,7 +37,7 @@ def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
     elif "kept_times" in expect:
         assert len(response_body["NodeNames"]) == expect["kept_times"]
     else:
-        kept, failed = responses.check_filtered(answer)
+        kept, failed = response_checks.check_filtered(answer)
         assert len(kept) + len(failed) == expect.get("candidates", len(kept) + len(failed))
         assert kept == expect.get("kept", kept)
         assert list(failed) == expect.get("failed", list(failed))
@@ -46,7 +46,7 @@ def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
 def _check_alive(line: RawConnection) -> None:
     """The same connection goes on, and what is said on it is right."""
     answer = line.ask("/scheduler/filter", candidates(cluster_files.NODES))
-    assert responses.check_filtered(answer, cluster_files.NODES) == (
+    assert response_checks.check_filtered(answer, cluster_files.NODES) == (
         ["n1", "n2"],
         {cluster_files.HOT: cluster_files.WHY},
     )
@@ -62,7 +62,7 @@ def test_a_request(target: AttackedExtender, case: dict[str, Any]) -> None:
         assert [answer and answer.status for answer in answers] == statuses
         last = answers[-1] if answers else None
         if last is not None and last.status != 200:
-            responses.check_refused(last)
+            response_checks.check_refused(last)
             assert expect.get("field", last.field()) == last.field(), last.body
         if expect.get("unread"):
             return  # the server waits for the rest, to throw it away, for as long as a body has

@@ -17,7 +17,7 @@ import pytest
 
 from nodewise.cpu import procfs
 from nodewise.cpu.agent.socket_server import ConnectionLimits
-from tests.forks import ForkedProcess
+from tests.forked_commands import ForkedProcess
 from tests.unit.cpu.agent import agent_process
 from tests.unit.cpu.agent.agent_process import PATIENCE_S, RunningNodeAgent
 

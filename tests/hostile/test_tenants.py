@@ -1,6 +1,6 @@
 """Two tenants on a real API server: neither can change anything of the other.
 
-See `tenants.py` for the cluster. A test creates what a tenant may create, calls `cluster.settle()` and
+See `tenant_cluster.py` for the cluster. A test creates what a tenant may create, calls `cluster.settle()` and
 compares. Attacks that need another cluster are in files of their own; `docs/security.md` lists all of them.
 """
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.api import ApiError, Object
+from tests.cluster.api_client import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import wait
-from tests.hostile import tenants
-from tests.hostile.tenants import HOT, NODES, TenantCluster
+from tests.hostile import tenant_cluster
+from tests.hostile.tenant_cluster import HOT, NODES, TenantCluster
 
 
 @pytest.fixture(scope="module")
 def shared_cluster(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantCluster]:
-    with tenants.running(plane, tmp_path_factory.mktemp("tenants")) as cluster:
+    with tenant_cluster.running(plane, tmp_path_factory.mktemp("tenants")) as cluster:
         yield cluster
 
 

@@ -14,7 +14,7 @@ from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics import load_annotations
 from nodewise.statistics.load_annotations import ANNOTATED_AT
 from nodewise.statistics.node_capacity import Capacity
-from tests.unit.annotator.objects import pod, read_pods
+from tests.unit.annotator.annotator_objects import pod, read_pods
 
 NOW = 1_800_000_000.0
 RULES = PatchRules(3600)

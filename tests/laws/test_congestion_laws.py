@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agents.congestion.options import CongestionOptions
-from tests.unit.agents.congestion.snapshots import scores
+from tests.unit.agents.congestion.congestion_snapshots import scores
 
 FACTORS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 200)
 MOST = st.integers(1, 2**63 - 1) | st.integers(1, 200)

@@ -21,7 +21,13 @@ from nodewise.extender import (
 from nodewise.extender.agent_chain import AgentChain
 from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision, DecisionRing
-from tests.unit.agents.telemetry.snapshots import cluster_state, metrics_snapshot, policy, series, snapshot
+from tests.unit.agents.telemetry.snapshot_notation import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    series,
+    snapshot,
+)
 
 NODES = [f"n{i}" for i in range(12)]
 NUMBERS = st.integers(-20, 20) | st.fractions(-5, 5, max_denominator=8).map(float) | st.just(10**25)

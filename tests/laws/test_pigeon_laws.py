@@ -12,7 +12,7 @@ from nodewise.agents.pigeon import score_scaling
 from nodewise.agents.pigeon.demand_memory import DemandMemory
 from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, NodeTable, Objective
-from tests.unit.agents.pigeon.clusters import PigeonCluster, node
+from tests.unit.agents.pigeon.cluster_notation import PigeonCluster, node
 from tests.unit.agents.pigeon.test_node_requests import apply_pod_changes, holding_pod, reduced_pods
 
 Floats = NDArray[np.float64]

@@ -23,8 +23,8 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.state import NODES
-from tests.unit.agents.pigeon.clusters import node
-from tests.unit.state_changes import built
+from tests.unit.agent_state_builds import built
+from tests.unit.agents.pigeon.cluster_notation import node
 
 Thing = struct_type_merge.merge("Thing")
 NAMES = st.sampled_from("abc")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
-from tests.unit.agents.telemetry.snapshots import (
+from tests.unit.agents.telemetry.snapshot_notation import (
     cluster_state,
     metrics_snapshot,
     policy,

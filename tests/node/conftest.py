@@ -5,10 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import custom_metrics, image_archive, namespace_sandboxes, packages, programs
+from tests.cluster import (
+    debian_packages,
+    fake_custom_metrics_server,
+    image_archive,
+    namespace_sandboxes,
+    programs,
+)
 from tests.cluster.conftest import control_plane_programs, get_or_skip, plane, sandbox, shared_control_plane
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.node import host_kubelet, installed_program, kubelet
 from tests.node.host_kubelet import KubernetesHost
@@ -23,9 +29,9 @@ def kubelet_program(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def container_programs(request: pytest.FixtureRequest) -> packages.ContainerPrograms:
+def container_programs(request: pytest.FixtureRequest) -> debian_packages.ContainerPrograms:
     """containerd and the programs that it needs."""
-    return get_or_skip(request, packages.containers)
+    return get_or_skip(request, debian_packages.containers)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +44,7 @@ def program() -> Path:
 def node(
     plane: ControlPlane,
     kubelet_program: Path,
-    container_programs: packages.ContainerPrograms,
+    container_programs: debian_packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Kubelet]:
     """A node whose kubelet runs the pods that are bound to it."""
@@ -51,7 +57,7 @@ def node(
 def kube_host(
     control_plane_programs: Path,
     kubelet_program: Path,
-    container_programs: packages.ContainerPrograms,
+    container_programs: debian_packages.ContainerPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[KubernetesHost]:
     """A control plane with a real node whose pods have full network access."""
@@ -79,7 +85,7 @@ def host_sandbox(kube_host: KubernetesHost) -> Iterator[Sandbox]:
 @pytest.fixture
 def metrics_api(host_sandbox: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
     """The custom metrics API on the host."""
-    with custom_metrics.behind(host_sandbox, tmp_path) as serving:
+    with fake_custom_metrics_server.behind(host_sandbox, tmp_path) as serving:
         yield serving
 
 

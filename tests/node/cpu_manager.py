@@ -15,8 +15,8 @@ from nodewise.cpu import cmk_names
 from nodewise.cpu.cpusets import container_cpusets
 from nodewise.cpu.node import thread_affinity
 from tests.cluster import processes
-from tests.cluster.access import User
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
+from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import image
+from tests.node import busybox_image
 
 
 def pod(name: str, script: str, *, on: str = "", **spec: Any) -> Object:
     """A pod whose container `main` runs a script once; `on` is the node, if no scheduler chooses one."""
-    container = {"name": "main", "image": image.NAME, "command": ["sh", "-c", script]}
+    container = {"name": "main", "image": busybox_image.NAME, "command": ["sh", "-c", script]}
     placed = {"nodeName": on} if on else {}
     return {
         "apiVersion": "v1",

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.cluster import controlplane
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.debian_packages import ContainerPrograms
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.packages import ContainerPrograms
-from tests.node import image, kubelet, loopback_forwarding
+from tests.node import busybox_image, kubelet, loopback_forwarding
+from tests.node.containerd_runtime import Containerd
 from tests.node.kubelet import Kubelet
 from tests.node.loopback_forwarding import Network
-from tests.node.runtime import Containerd
 
 NAME: Final = "host"
 ADDRESS: Final = "10.88.1.1"
@@ -113,7 +113,7 @@ def running(
         kubelet.running(plane, kubelet_program, containers, folder, name, SETTINGS, prepared) as node,
     ):
         archive = folder / "kube-scheduler.tar"
-        image.write_program(archive, programs / "kube-scheduler", SCHEDULER_IMAGE)
+        busybox_image.write_program(archive, programs / "kube-scheduler", SCHEDULER_IMAGE)
         node.runtime.load(archive)
         yield KubernetesHost(plane, node, networks[0])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nodewise.cli.cpu.install import modules
 from nodewise.cpu.install import bundle, installation
-from tests.cluster import toolchain
+from tests.cluster import go_toolchain
 
 ROOT = Path(__file__).parents[2]
 MOUNT = Path("/opt/bin")
@@ -21,7 +21,7 @@ _KEPT = 4
 
 def ready() -> Path:
     """The bundle: the result of `nodewise cpu install --build`."""
-    home = toolchain.cache() / "program"
+    home = go_toolchain.cache() / "program"
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -29,7 +29,7 @@ def ready() -> Path:
         if not folder.is_dir():
             bundle.build(folder, modules())
         folder.touch()
-        toolchain.tidy((path for path in home.iterdir() if path.is_dir()), _KEPT)
+        go_toolchain.tidy((path for path in home.iterdir() if path.is_dir()), _KEPT)
         return folder
 
 

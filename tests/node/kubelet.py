@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import processes
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.debian_packages import ContainerPrograms
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.packages import ContainerPrograms
 from tests.cluster.processes import Process
-from tests.node import cgroups, runtime
-from tests.node.runtime import Containerd
+from tests.node import cgroups, containerd_runtime
+from tests.node.containerd_runtime import Containerd
 
 KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
 
@@ -93,7 +93,7 @@ def running(
     """
     with (
         cgroups.created(name) as cgroup,
-        runtime.running(containers, folder) as containerd,
+        containerd_runtime.running(containers, folder) as containerd,
         prepared(containerd) if prepared else contextlib.nullcontext(processes.own_address()) as address,
     ):
         command = _command(plane, program, folder, name, _settings(cgroup) | dict(settings or {}), address)
@@ -150,7 +150,7 @@ def _serving(plane: ControlPlane, serving: CertificatePair) -> dict[str, Any]:
 def _settings(cgroup: str) -> dict[str, Any]:
     """The configuration for a machine that others use too: its disk and memory are not managed."""
     return {
-        "containerRuntimeEndpoint": f"unix://{runtime.SOCKET}",
+        "containerRuntimeEndpoint": f"unix://{containerd_runtime.SOCKET}",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": cgroup,
         "failCgroupV1": False,

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tests.cluster.api import ClusterApi
+from tests.cluster.api_client import ClusterApi
 from tests.cluster.load_balancer import pump
-from tests.node.runtime import Containerd
+from tests.node.containerd_runtime import Containerd
 
 _NEWNET = 0x40000000
 """CLONE_NEWNET of <sched.h>."""

@@ -5,9 +5,9 @@ One node is real; the other one is only an object for kube-scheduler, on which p
 
 from typing import Any, Final
 
-from tests.cluster import extender_process, objects
-from tests.cluster.api import Object
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster import extender_process, kubernetes_objects
+from tests.cluster.api_client import Object
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.node import cpu_workloads, host_kubelet
 
@@ -18,7 +18,7 @@ def policy(host_sandbox: Sandbox, metrics_api: FakeCustomMetricsApi, hot: str) -
     """Create the node `FAR`, and the policy `pol`, which makes kube-scheduler avoid the hot node."""
     # the pods of this module tolerate it; pods that have to run do not
     taint = {"key": "nodewise.test/no-kubelet", "effect": "NoSchedule"}
-    far = objects.node(FAR, pods=1000)
+    far = kubernetes_objects.node(FAR, pods=1000)
     host_sandbox.nodes(far | {"spec": {"taints": [taint]}})
     metrics_api.set("heat", {name: 90 if name == hot else 10 for name in (host_kubelet.NAME, FAR)})
     extender_process.policy(host_sandbox, dontschedule=[extender_process.HOT])

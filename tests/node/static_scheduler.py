@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.configure import scheduler_manifests
 from tests.node import host_kubelet, loopback_forwarding

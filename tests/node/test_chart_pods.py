@@ -11,9 +11,9 @@ import pytest
 from cryptography import x509
 
 from nodewise.cpu.cpusets import container_cpusets
-from tests.cluster.api import Object
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.api_client import Object
 from tests.cluster.extender_process import NODEWISE
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_certs import AppliedCertificates
 from tests.cluster.test_chart import CHART, Helm, helm_program

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import gpu
-from tests.cluster.api import Object
+from tests.cluster import gpu_cluster
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import image
+from tests.node import busybox_image
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -21,26 +21,33 @@ FOR_EVER_S = 1_000_000_000
 @pytest.fixture
 def cards(plane: ControlPlane, sandbox: Sandbox, node: Kubelet, tmp_path: Path) -> Iterator[None]:
     """The node has four devices with 1000 millicores each; nodewise, and a scheduler that uses it."""
-    shape = gpu.node(node.name, cards=4, shares=10, millicores=1000)
+    shape = gpu_cluster.node(node.name, cards=4, shares=10, millicores=1000)
     node.label(shape["metadata"]["labels"])
     node.advertise({name: amount for name, amount in shape["status"]["capacity"].items() if "/" in name})
-    with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
+    with (
+        gpu_cluster.extender(plane, tmp_path) as served,
+        plane.start_scheduler({"extenders": [gpu_cluster.entry(served)]}),
+    ):
         yield
 
 
 def pod(name: str, for_s: int = FOR_EVER_S, **cards: int) -> Object:
     """Containers that print their devices and stay; each requests this number, with most of each device."""
-    made = gpu.pod(name)
+    made = gpu_cluster.pod(name)
     made["spec"]["containers"] = [_container(*each, for_s) for each in cards.items()]
     return made
 
 
 def _container(name: str, cards: int, for_s: int) -> Object:
     source = {"fieldRef": {"fieldPath": f"metadata.annotations['cards.nodewise.io/{name}']"}}
-    wanted = {f"{gpu.PREFIX}i915": str(cards), f"{gpu.PREFIX}millicores": str(600 * cards)} if cards else {}
+    wanted = (
+        {f"{gpu_cluster.PREFIX}i915": str(cards), f"{gpu_cluster.PREFIX}millicores": str(600 * cards)}
+        if cards
+        else {}
+    )
     return {
         "name": name,
-        "image": image.NAME,
+        "image": busybox_image.NAME,
         "command": ["sh", "-c", TELL.format(for_s=for_s)],
         "env": [{"name": "ZE_AFFINITY_MASK", "valueFrom": source}],
         "resources": {"limits": wanted},
@@ -68,7 +75,7 @@ def test_a_restarted_container_reads_the_current_annotation(
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods/short"
     sandbox.api.patch(path, {"metadata": {"annotations": {"cards.nodewise.io/main": "3"}}})
     wait("it is told anew", lambda: node.log(short_pod, "main")[-1:] == ["mask=3"] or None)
-    assert gpu.allocation_record(sandbox, node.name)[short_pod["metadata"]["uid"]]["cards"] == "card0"
+    assert gpu_cluster.allocation_record(sandbox, node.name)[short_pod["metadata"]["uid"]]["cards"] == "card0"
 
 
 def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
@@ -86,7 +93,7 @@ def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
         mask = _mask(node, pod, container)
         assert mask == annotations.get(f"cards.nodewise.io/{container}", "")
         devices[container] = [number for number in mask.split(",") if number]
-    assert sorted(gpu.cards_of(pod)) == sorted(
+    assert sorted(gpu_cluster.cards_of(pod)) == sorted(
         f"card{number}" for held in devices.values() for number in held
     )
     return devices

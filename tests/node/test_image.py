@@ -12,22 +12,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tools.image import assemble, debian, image_properties, python, templates
+from tools.image import debian_packages, image_assembly, image_properties, python_wheels, scheduler_templates
 from tools.image.__main__ import identity
-from tools.image.assemble import ImageInputs
+from tools.image.image_assembly import ImageInputs
 
 import nodewise
 from nodewise.cli.cpu import COMMANDS as CPU_COMMANDS
 from nodewise.cli.main import COMMANDS
 from nodewise.cpu.cluster import api_versions, setup_objects
 from nodewise.cpu.cluster.setup_objects import SetupOptions
-from tests.cluster import image_archive, toolchain
+from tests.cluster import go_toolchain, image_archive
 from tests.cluster.conftest import get_or_skip
+from tests.cluster.debian_packages import ContainerPrograms
 from tests.cluster.extender_process import NODEWISE
-from tests.cluster.packages import ContainerPrograms
 from tests.conformance.configure import control_plane_hosts
-from tests.node import installed_program, runtime
-from tests.node.runtime import Containerd
+from tests.node import containerd_runtime, installed_program
+from tests.node.containerd_runtime import Containerd
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +48,7 @@ def archive(request: pytest.FixtureRequest) -> Path:
 def containerd(
     container_programs: ContainerPrograms, archive: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Containerd]:
-    with runtime.running(container_programs, tmp_path_factory.mktemp("containerd")) as running:
+    with containerd_runtime.running(container_programs, tmp_path_factory.mktemp("containerd")) as running:
         running.load(archive)
         of_root = tmp_path_factory.mktemp("root") / "image.tar"
         with_roots_user(archive, of_root)
@@ -168,12 +168,12 @@ def test_the_image_is_small_enough(archive: Path) -> None:
 
 def test_the_same_inputs_make_the_same_image(archive: Path, tmp_path: Path) -> None:
     """But for Debian's and the wheels' layers, which are taken from the cache: see the test of layers."""
-    inputs = ImageInputs(toolchain.cache() / "image", installed_program.ready(), fresh=False)
+    inputs = ImageInputs(go_toolchain.cache() / "image", installed_program.ready(), fresh=False)
     files = [tmp_path / "one.oci.tar", tmp_path / "two.oci.tar"]
-    made = [assemble.make(file, inputs, identity()) for file in files]
+    made = [image_assembly.make(file, inputs, identity()) for file in files]
     assert made[0].digest == made[1].digest
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert assemble.sbom_path(files[0]).read_bytes() == assemble.sbom_path(files[1]).read_bytes()
+    assert image_assembly.sbom_path(files[0]).read_bytes() == image_assembly.sbom_path(files[1]).read_bytes()
 
 
 def test_starting_its_python_leaves_nothing_that_says_where_and_when_it_was(
@@ -181,11 +181,11 @@ def test_starting_its_python_leaves_nothing_that_says_where_and_when_it_was(
 ) -> None:
     """A module that was compiled so would stay, for it is newer than its source."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    home = assemble.debian_home(archive.parents[1])
-    packages = debian.cached_packages(home)
+    home = image_assembly.debian_home(archive.parents[1])
+    packages = debian_packages.cached_packages(home)
     assert packages
-    debian.unpack(packages, home, tmp_path / "root")
-    assert python.target(tmp_path / "root", "2.36", platform.machine()).version.startswith("3.")
+    debian_packages.unpack(packages, home, tmp_path / "root")
+    assert python_wheels.target(tmp_path / "root", "2.36", platform.machine()).version.startswith("3.")
     assert list((tmp_path / "root").rglob("*.pyc")) == []
 
 
@@ -196,7 +196,7 @@ def test_its_modules_are_compiled_without_times(archive: Path) -> None:
 
 def test_the_list_of_what_is_in_it_is_inside_and_beside(image: ImageUnderTest, archive: Path) -> None:
     inside = output(image.run("python3", "-c", f"print(open({image_properties.SBOM!r}).read(), end='')"))
-    assert inside == assemble.sbom_path(archive).read_text()
+    assert inside == image_assembly.sbom_path(archive).read_text()
     components = {component["name"]: component for component in json.loads(inside)["components"]}
     assert components["libssl3" if "libssl3" in components else "libssl3t64"]["purl"].startswith(
         "pkg:deb/debian/"
@@ -312,7 +312,7 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
 def test_the_older_configurators_templates_are_where_it_had_them(image: ImageUnderTest) -> None:
     script = "import json, sys; print(json.dumps([open(path).read() for path in sys.argv[1:]]))"
     read = json.loads(output(image.run("python3", "-c", script, *image_properties.TEMPLATES)))
-    assert read == [templates.template(agents) for agents in image_properties.TEMPLATES.values()]
+    assert read == [scheduler_templates.template(agents) for agents in image_properties.TEMPLATES.values()]
 
 
 @pytest.mark.parametrize("template", [f"{TEMPLATES}/scheduler-config.yaml", f"{TEMPLATES}/{BOTH}", ""])

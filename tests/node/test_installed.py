@@ -11,8 +11,8 @@ import pytest
 
 from nodewise.cli.cpu import COMMANDS
 from nodewise.cpu.install import installation
-from tests.cluster import availability, packages
-from tests.node import installed_program, runtime
+from tests.cluster import debian_packages, skip_conditions
+from tests.node import containerd_runtime, installed_program
 
 BIN = Path(sys.executable).parent
 ELSEWHERE = ("agent", "cluster-init", "webhook")
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module", autouse=True)
 def _namespaces() -> None:
-    if why := runtime.lacking():
-        availability.not_run(f"no file systems of their own: {why}")
+    if why := containerd_runtime.lacking():
+        skip_conditions.not_run(f"no file systems of their own: {why}")
 
 
 class ReadOnlyRoot:
@@ -95,7 +95,7 @@ def test_a_command_that_is_not_in_it_says_where_it_is(empty: ReadOnlyRoot, name:
 @pytest.fixture
 def busybox(tmp_path: Path, empty: ReadOnlyRoot, request: pytest.FixtureRequest) -> ReadOnlyRoot:
     """An image with busybox, the host's processes, and a state of two pools."""
-    program = packages.containers().busybox
+    program = debian_packages.containers().busybox
     (empty.root / "bin").mkdir()
     shutil.copy(program, empty.root / "bin/busybox")
     state = tmp_path / "state"

@@ -14,10 +14,10 @@ import yaml
 
 from nodewise.cpu import cmk_names
 from tests import page_code_blocks
-from tests.cluster import admission
-from tests.cluster.api import ApiError, Object
+from tests.cluster import admission_policy_waits
+from tests.cluster.api_client import ApiError, Object
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import cpu_manager, cpu_workloads, host_kubelet, image, migration
+from tests.node import busybox_image, cpu_manager, cpu_workloads, host_kubelet, migration_page_reader
 from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.cpu_workloads import container_of
 from tests.node.host_kubelet import KubernetesHost
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cluster
 PAGE = page_code_blocks.HOW_TO / "migrate-from-cmk.md"
 NAMESPACE = "cmk-namespace"
 DAEMONS = f"cmk-reconcile-nodereport-ds-{host_kubelet.NAME}"
-DOES_NOTHING = {"image": image.NAME, "command": ["busybox", "sleep", "1000000000"]}
+DOES_NOTHING = {"image": busybox_image.NAME, "command": ["busybox", "sleep", "1000000000"]}
 WEBHOOK = {"app": "cmk-webhook-app"}
 INSIDE = f"/api/v1/namespaces/{NAMESPACE}"
 APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}"
@@ -212,14 +212,16 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
     hold, away, install, look, let, rights = page_code_blocks.section(PAGE, "## Node by node")
     validate, describe = look.text.splitlines(keepends=True)
     kubeconfig = str(kube_host.plane.admin.kubeconfig)
-    with migration.operator(
+    with migration_page_reader.operator(
         kube_host,
         control_plane_programs,
         tmp_path,
         instead={"~/.kube/config": kubeconfig, "my-namespace": host_sandbox.namespace},
     ) as typing:
         typing.follows([hold])
-        migration.expect_rejected(host_sandbox, pending_pod("too-early"), "exceeded quota: no-cores")
+        migration_page_reader.expect_rejected(
+            host_sandbox, pending_pod("too-early"), "exceeded quota: no-cores"
+        )
         typing.follows([away, install])
         output = typing.types(validate, may_fail=True)
         checks = json.loads(output)["checks"]
@@ -252,7 +254,9 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         assert cpu_workloads.running(host_sandbox, "new")["metadata"]["uid"] == new["metadata"]["uid"]
         account = kube_host.plane.service_account("cmk-serviceaccount", NAMESPACE, RIGHTS)
         config_map = _made("v1", "ConfigMap", "cmk-webhook-configmap", data={"server.yaml": ""})
-        admission.wait_allowed(lambda: admission.try_create(account.api, config_map))
+        admission_policy_waits.wait_allowed(
+            lambda: admission_policy_waits.try_create(account.api, config_map)
+        )
         account.api.create(config_map)
         typing.follows([rights])
         with pytest.raises(ApiError, match='cannot list resource "pods"'):

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from tests import page_code_blocks
-from tests.cluster import gpu
-from tests.cluster.api import Object
+from tests.cluster import gpu_cluster
+from tests.cluster.api_client import Object
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_chart import helm_program
 from tests.conformance.configure import scheduler_manifests as kubeadm
-from tests.node import cpu_workloads, host_kubelet, image, migration, static_scheduler
+from tests.node import busybox_image, cpu_workloads, host_kubelet, migration_page_reader, static_scheduler
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.static_scheduler import StaticScheduler
 from tests.page_code_blocks import ShellStep
@@ -69,7 +69,7 @@ spec:
       terminationGracePeriodSeconds: 3
       containers:
       - name: gasext
-        image: {image.NAME}
+        image: {busybox_image.NAME}
         command: [sh, -c, "trap '' TERM; while :; do sleep 1; done"]
         volumeMounts: [{{name: certs, mountPath: /gas/cert}}]
       volumes: [{{name: certs, secret: {{secretName: extender-secret}}}}]
@@ -108,13 +108,13 @@ roleRef: {{kind: ClusterRole, name: gas-handler, apiGroup: rbac.authorization.k8
 @pytest.fixture
 def cards(kube_host: KubernetesHost) -> Iterator[None]:
     """The host has three devices, as Intel's plugin advertises them."""
-    shape = gpu.node(host_kubelet.NAME, cards=3, millicores=1000)
+    shape = gpu_cluster.node(host_kubelet.NAME, cards=3, millicores=1000)
     kube_host.node.label({key: text for key, text in shape["metadata"]["labels"].items() if "intel" in key})
     extended = {key: amount for key, amount in shape["status"]["capacity"].items() if "/" in key}
     kube_host.node.advertise(extended)
     yield
     api, path = kube_host.plane.api, kube_host.node.path
-    api.patch(path, {"metadata": {"labels": {f"{gpu.PREFIX}gpu-numbers": None}}})
+    api.patch(path, {"metadata": {"labels": {f"{gpu_cluster.PREFIX}gpu-numbers": None}}})
     api.patch(f"{path}/status", {"status": {"capacity": dict.fromkeys(extended)}})
 
 
@@ -186,7 +186,7 @@ def operator(
     def replica() -> Object:
         return kube_host.wait_ready("nodewise", 2, **EXTENDER)[0]
 
-    with migration.operator(
+    with migration_page_reader.operator(
         kube_host, control_plane_programs, tmp_path, replica, helm_program, instead
     ) as typing:
         yield typing
@@ -195,13 +195,13 @@ def operator(
 
 def pod(name: str, card: str = "") -> Object:
     """A pod that wants most of a card; with a card one that GAS has bound."""
-    limits = {f"{gpu.PREFIX}i915": "1", f"{gpu.PREFIX}millicores": "600"}
+    limits = {f"{gpu_cluster.PREFIX}i915": "1", f"{gpu_cluster.PREFIX}millicores": "600"}
     container = {"resources": {"limits": limits}}
     made = cpu_workloads.pod(
         name, "exec sleep 1000", on=host_kubelet.NAME if card else "", container=container
     )
     if card:
-        made["metadata"]["annotations"] = {gpu.CARDS: card, "gas-ts": "1700000000500000000"}
+        made["metadata"]["annotations"] = {gpu_cluster.CARDS: card, "gas-ts": "1700000000500000000"}
     return made
 
 
@@ -225,10 +225,10 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     host_sandbox.pods(pod("of-meanwhile", "card2"))
     (_, curl) = page_code_blocks.steps(first[-1])
     wait("nodewise knows both", lambda: _held(operator, curl) == {"card0", "card2"} or None)
-    migration.name_service(kube_host, "nodewise", "nodewise")
+    migration_page_reader.name_service(kube_host, "nodewise", "nodewise")
 
     operator.follows([hold])
-    migration.expect_rejected(host_sandbox, pod("too-early"), "exceeded quota: no-cards")
+    migration_page_reader.expect_rejected(host_sandbox, pod("too-early"), "exceeded quota: no-cards")
     host_sandbox.pods(cpu_workloads.pod("without-cards", "exec sleep 1000"))
     assert host_sandbox.expect_bound("without-cards") == host_kubelet.NAME
     operator.follows([stop])
@@ -251,7 +251,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     running = {
         name: cpu_workloads.running(host_sandbox, name) for name in ("of-before", "of-meanwhile", "first")
     }
-    assert [gpu.cards_of(pod) for pod in running.values()] == [["card0"], ["card2"], ["card1"]]
+    assert [gpu_cluster.cards_of(pod) for pod in running.values()] == [["card0"], ["card2"], ["card1"]]
     operator.follows(away)
     wait("GAS is gone", lambda: None if kube_host.pods("default", app="gas") else True)
 

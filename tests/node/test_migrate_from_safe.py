@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests import page_code_blocks
-from tests.cluster import resource_metrics
-from tests.cluster.api import Object
+from tests.cluster import fake_metrics_server
+from tests.cluster.api_client import Object
 from tests.cluster.namespace_sandboxes import wait
-from tests.node import host_kubelet, image, migration
+from tests.node import busybox_image, host_kubelet, migration_page_reader
 from tests.node.host_kubelet import KubernetesHost
 from tests.page_reader import PageReader
 
@@ -38,7 +38,7 @@ WRITTEN = {
 
 def deployment(name: str) -> Object:
     labels = OLDER[name]
-    container = {"name": name, "image": image.NAME, "command": ["busybox", "sleep", "1000000000"]}
+    container = {"name": name, "image": busybox_image.NAME, "command": ["busybox", "sleep", "1000000000"]}
     spec = {"terminationGracePeriodSeconds": 1, "containers": [container]}
     return {
         "apiVersion": "apps/v1",
@@ -61,7 +61,7 @@ def safe(kube_host: KubernetesHost, cluster_scheduler: None, tmp_path: Path) -> 
         api.create(deployment(name))
         kube_host.wait_ready(SYSTEM, **labels)
     api.patch(kube_host.node.path, {"metadata": {"annotations": WRITTEN}})
-    with resource_metrics.behind(api, folder) as metrics:
+    with fake_metrics_server.behind(api, folder) as metrics:
         metrics.cpu = {host_kubelet.NAME: "500m"}
         yield
     for name in OLDER:
@@ -72,7 +72,7 @@ def safe(kube_host: KubernetesHost, cluster_scheduler: None, tmp_path: Path) -> 
 def operator(
     kube_host: KubernetesHost, image: str, safe: None, control_plane_programs: Path, tmp_path: Path
 ) -> Iterator[PageReader]:
-    with migration.operator(kube_host, control_plane_programs, tmp_path) as typing:
+    with migration_page_reader.operator(kube_host, control_plane_programs, tmp_path) as typing:
         yield typing
         files = "-f deploy/annotator.yaml -f deploy/test-pod.yaml -f deploy/rbac.yaml -f deploy/scoring.yaml"
         typing.types(f"kubectl delete --ignore-not-found {files}")
@@ -98,7 +98,7 @@ def test_annotations_and_the_scheduler_change_hands_and_change_back(
     for labels in OLDER.values():
         (pod,) = kube_host.wait_ready(SYSTEM, **labels)
         (container,) = pod["spec"]["containers"]
-        assert container["image"] == image.NAME
+        assert container["image"] == busybox_image.NAME
     assert kube_host.pods("nodewise", app="nodewise-annotator") == []
 
 

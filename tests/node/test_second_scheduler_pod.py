@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import extender_process
-from tests.cluster.api import Object
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
+from tests.cluster.api_client import Object
 from tests.cluster.extender_process import NODEWISE
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import host_kubelet, preferred_nodes
 from tests.node.host_kubelet import KubernetesHost

@@ -11,8 +11,8 @@ from tools.mkdocs_hook import lines, links
 from nodewise.cli.main import COMMANDS
 from nodewise.observe.log_events import EVENTS
 from nodewise.observe.metric_definitions import METRICS
-from tests.cluster import rights
-from tests.cluster.rights import ApiRight
+from tests.cluster import rbac_rights
+from tests.cluster.rbac_rights import ApiRight
 
 ROOT = Path(__file__).parents[2]
 SOURCES = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
@@ -95,7 +95,7 @@ def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
     page = (ROOT / "docs/rights.md").read_text()
     section = page.partition(f"`deploy/{manifest}`\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:5] for line in section.splitlines() if line.startswith("| `")]
-    granted = rights.granted(yaml.safe_load_all((ROOT / "deploy" / manifest).read_text()))
+    granted = rbac_rights.granted(yaml.safe_load_all((ROOT / "deploy" / manifest).read_text()))
     documented = [_right(*(cell.strip() for cell in row)) for row in rows]
     assert set(documented) == granted
     assert len(documented) == len(granted)

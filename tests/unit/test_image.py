@@ -16,12 +16,22 @@ import pytest
 import trustme
 import yaml
 from click.testing import CliRunner
-from tools.image import assemble, debian, image_properties, layers, libraries, oci, python, sbom, templates
-from tools.image.assemble import BuiltLayer
+from tools.image import (
+    debian_packages,
+    image_assembly,
+    image_properties,
+    layers,
+    libraries,
+    oci,
+    python_wheels,
+    sbom,
+    scheduler_templates,
+)
 from tools.image.errors import ImageError
+from tools.image.image_assembly import BuiltLayer
 from tools.image.layers import Layer
 from tools.image.oci import ImageIdentity
-from tools.image.python import PythonTarget
+from tools.image.python_wheels import PythonTarget
 
 from nodewise.cli.configure import command
 from nodewise.cpu.cluster import setup_objects
@@ -169,9 +179,11 @@ def test_the_same_parts_make_the_same_archive(archive: Path, folder: Path, tmp_p
 
 def test_an_image_that_has_become_too_large_is_none(folder: Path, tmp_path: Path) -> None:
     layer = made(folder, tmp_path / "layer")
-    assemble._check_size([layer._replace(size_bytes=90_000_000)] * 2)
+    image_assembly._check_size([layer._replace(size_bytes=90_000_000)] * 2)
     with pytest.raises(ImageError, match=r"180\.0 MB in all, more than 180 MB"):
-        assemble._check_size([layer._replace(size_bytes=90_000_000), layer._replace(size_bytes=90_000_001)])
+        image_assembly._check_size(
+            [layer._replace(size_bytes=90_000_000), layer._replace(size_bytes=90_000_001)]
+        )
 
 
 def test_a_library_that_nobody_brings_is_named(tmp_path: Path) -> None:
@@ -191,7 +203,7 @@ def test_what_was_made_of_the_same_is_not_made_again(tmp_path: Path) -> None:
         (root / "a").write_text("a")
 
     def part(*parts: str) -> BuiltLayer:
-        return assemble.LayerCache(tmp_path, 5).part("a layer", [debian], parts, fill)
+        return image_assembly.LayerCache(tmp_path, 5).part("a layer", [debian_packages], parts, fill)
 
     first = part("1")
     assert (part("1"), len(calls)) == (first, 1)
@@ -199,12 +211,12 @@ def test_what_was_made_of_the_same_is_not_made_again(tmp_path: Path) -> None:
     assert (first.folder / "a").read_text() == "a"
 
 
-def cached(cache: Path) -> list[debian.Package]:
+def cached(cache: Path) -> list[debian_packages.Package]:
     """A cache of one package, as an earlier run has recorded it."""
     (cache / "packages").mkdir(parents=True)
     file = cache / "packages/bash_5_amd64.deb"
     file.write_bytes(b"a package")
-    package = debian.Package(
+    package = debian_packages.Package(
         "bash", "5", "amd64", "bash", file.name, hashlib.sha256(b"a package").hexdigest()
     )
     (cache / "packages.json").write_text(json.dumps([package]))
@@ -213,15 +225,15 @@ def cached(cache: Path) -> list[debian.Package]:
 
 def test_packages_in_the_cache_are_verified(tmp_path: Path) -> None:
     packages = cached(tmp_path)
-    assert debian.cached_packages(tmp_path) == packages
+    assert debian_packages.cached_packages(tmp_path) == packages
     file = tmp_path / "packages/bash_5_amd64.deb"
     file.write_bytes(b"A package")
     actual = hashlib.sha256(b"A package").hexdigest()
     message = f"{file}: found SHA-256 digest {actual}, expected {packages[0].digest}"
     with pytest.raises(ImageError, match=re.escape(message)):
-        debian.cached_packages(tmp_path)
+        debian_packages.cached_packages(tmp_path)
     file.unlink()
-    assert debian.cached_packages(tmp_path) is None
+    assert debian_packages.cached_packages(tmp_path) is None
 
 
 @pytest.mark.parametrize("path", ["layer.tar.gz", "root/a"])
@@ -230,20 +242,20 @@ def test_layers_in_the_cache_are_verified(path: str, tmp_path: Path) -> None:
         root.mkdir()
         (root / "a").write_text("a")
 
-    part = assemble.LayerCache(tmp_path, 5).part("a layer", [debian], ["1"], fill)
+    part = image_assembly.LayerCache(tmp_path, 5).part("a layer", [debian_packages], ["1"], fill)
     file = part.folder.parent / path
     file.write_bytes(b"another program")
     changed = part.folder if path.startswith("root") else file
     expected = part.layer.diff_id if path.startswith("root") else part.layer.digest
     with pytest.raises(ImageError, match=rf"{changed}: found SHA-256 digest sha256:\w+, expected {expected}"):
-        assemble.LayerCache(tmp_path, 5).part("a layer", [debian], ["1"], fill)
+        image_assembly.LayerCache(tmp_path, 5).part("a layer", [debian_packages], ["1"], fill)
 
 
 def test_digests_of_downloaded_packages_are_those_of_the_signed_lists() -> None:
     digest = "3eb1ea6d85488f488cc2a163b98ad640ef88cee4c79287cf14e361aaf6206f47"
     name = "base-files_12.4+deb12u15_amd64.deb"
     printed = f"'mirror/{name}' {name} 70936 SHA256:{digest}\n"
-    assert debian.signed_digests(printed) == {name: digest}
+    assert debian_packages.signed_digests(printed) == {name: digest}
 
 
 def test_pods_of_the_cpu_manager_name_the_image_that_is_made() -> None:
@@ -261,7 +273,10 @@ Conf libc6 (2.36-9+deb12u14 Debian:12.15/oldstable [amd64])
 
 
 def test_packages_that_only_serve_to_install_others_are_left_out() -> None:
-    assert debian.select_packages(SAID, "debian") == ["libc6=2.36-9+deb12u14", "libssl3=3.0.22-1~deb12u2"]
+    assert debian_packages.select_packages(SAID, "debian") == [
+        "libc6=2.36-9+deb12u14",
+        "libssl3=3.0.22-1~deb12u2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +288,7 @@ def test_packages_that_only_serve_to_install_others_are_left_out() -> None:
 )
 def test_packages_of_another_origin_make_no_image(simulation: str, seen: str) -> None:
     with pytest.raises(ImageError, match=seen):
-        debian.select_packages(simulation, "debian")
+        debian_packages.select_packages(simulation, "debian")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +303,7 @@ def test_packages_of_another_origin_make_no_image(simulation: str, seen: str) ->
     ],
 )
 def test_older_folders_lead_into_usr(packaged: str, placed: str) -> None:
-    assert debian.merged_path(packaged) == placed
+    assert debian_packages.merged_path(packaged) == placed
 
 
 @pytest.mark.parametrize(
@@ -307,7 +322,7 @@ def test_older_folders_lead_into_usr(packaged: str, placed: str) -> None:
     ],
 )
 def test_documentation_goes_and_licences_stay(path: str, dropped: bool) -> None:
-    assert debian.is_excluded(path) is dropped
+    assert debian_packages.is_excluded(path) is dropped
 
 
 LOCK = """\
@@ -334,7 +349,7 @@ jsfetch==1.0 ; sys_platform == 'emscripten' \\
 )
 def test_what_the_lock_says_is_asked_for_the_images_python_not_for_this_one(full: str, numpy: str) -> None:
     target = PythonTarget(Path("/none"), full.rpartition(".")[0], full, "2.36", "x86_64")
-    assert python.requirements(LOCK, target) == [numpy, "uvloop==0.23.0 --hash=sha256:dd"]
+    assert python_wheels.requirements(LOCK, target) == [numpy, "uvloop==0.23.0 --hash=sha256:dd"]
 
 
 def test_wheels_may_be_of_any_machine_that_is_as_old() -> None:
@@ -367,7 +382,7 @@ def test_a_template_is_what_configure_writes_by_itself(path: str, agents: str, t
     manifest.parent.mkdir()
     manifest.write_text(MANIFEST)
     (tmp_path / "given").mkdir()
-    (tmp_path / "given/template.yaml").write_text(templates.template(agents))
+    (tmp_path / "given/template.yaml").write_text(scheduler_templates.template(agents))
     several = ["--one-entry-per-agent"] if "," in agents else []
     own = configured(tmp_path, f"--agents={agents}", *several)
     rendered = configured(tmp_path, "-f", str(tmp_path / "given/template.yaml"))

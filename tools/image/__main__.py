@@ -8,9 +8,9 @@ from pathlib import Path
 
 import nodewise
 from nodewise.errors import NodewiseError
-from tools.image import assemble, image_properties
-from tools.image.assemble import ImageInputs
+from tools.image import image_assembly, image_properties
 from tools.image.errors import ImageError, say
+from tools.image.image_assembly import ImageInputs
 from tools.image.oci import ImageIdentity
 
 
@@ -48,10 +48,10 @@ def main() -> int:
 
 def _make(arguments: argparse.Namespace, inputs: ImageInputs, wanted: ImageIdentity) -> None:
     if arguments.folders:
-        assemble.folders(arguments.folders, inputs, wanted)
+        image_assembly.folders(arguments.folders, inputs, wanted)
         return
     file = arguments.into / f"{image_properties.NAME}-{wanted.version}.oci.tar"
-    made = assemble.make(file, inputs, wanted)
+    made = image_assembly.make(file, inputs, wanted)
     say(f"{made.size_bytes / 1e6:6.1f} MB  in all")
     print(file, made.digest)
 

@@ -20,7 +20,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 from tools.image import image_properties
-from tools.image.debian import Package
+from tools.image.debian_packages import Package
 from tools.image.oci import ImageIdentity
 
 _SPDX: Final = {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from tools.reference.commands import COMMAND_PAGES
+from tools.reference.custom_resources import definitions_page
 from tools.reference.dashboards import dashboards_page
-from tools.reference.definitions import definitions_page
-from tools.reference.observability import observability_page
-from tools.reference.serving import serving_page
+from tools.reference.log_events_and_metrics import observability_page
+from tools.reference.ports_and_paths import serving_page
 from tools.reference.settings import settings_page
 
 FOLDER: Final = Path("docs/reference")

@@ -10,7 +10,7 @@ import click
 
 from nodewise.cli import cpu, exit_codes, main, older_flags
 from nodewise.cli.options_from_settings import SectionedCommand, parameter_help_heading
-from tools.reference.text import MADE, code, entry, table
+from tools.reference.page_text import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
 _PROGRAM: Final = "nodewise"

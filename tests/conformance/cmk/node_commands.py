@@ -11,7 +11,7 @@ from typing import Any
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.store import directory
-from tests import forks
+from tests import forked_commands
 from tests.conformance.cmk import table_rows
 from tests.conformance.cmk.minimal_api_server import MinimalApiServer, serving
 
@@ -30,7 +30,7 @@ def run(
         return subprocess.run(
             [*before, *command], env=variables, capture_output=True, text=True, timeout=120, check=False
         )
-    return forks.run(command, env=variables)
+    return forked_commands.run(command, env=variables)
 
 
 def json_output(*arguments: object) -> Any:

@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests import forks
+from tests import forked_commands
 
 CMK = Path(sys.executable).parent / "cmk"
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return forks.run([CMK, "install", *map(str, words)])
+    return forked_commands.run([CMK, "install", *map(str, words)])
 
 
 def test_a_folder_that_is_not_ready(tmp_path: Path) -> None:

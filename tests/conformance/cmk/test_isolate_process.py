@@ -16,7 +16,7 @@ from nodewise.cpu import ended_tasks, pool_allocations
 from nodewise.cpu.cmk_names import LOCK_TIMEOUT
 from nodewise.cpu.node import garbage_collection
 from nodewise.cpu.store.file_transaction import TransactionalDirectory
-from tests.cluster import availability
+from tests.cluster import skip_conditions
 from tests.conformance.cmk import isolate_process, table_rows
 from tests.conformance.cmk.isolate_process import (
     DirectoryNode,
@@ -49,7 +49,7 @@ print(child, flush=True)
 @pytest.fixture
 def two(tmp_path: Path) -> DirectoryNode:
     if not {0, 1} <= os.sched_getaffinity(0):
-        availability.not_run("isolate takes CPUs 0 and 1")
+        skip_conditions.not_run("isolate takes CPUs 0 and 1")
     return isolate_process.on_two_cpus(tmp_path)
 
 

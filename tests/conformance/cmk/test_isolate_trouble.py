@@ -18,7 +18,7 @@ import pytest
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import Intent
 from nodewise.cpu.pool_allocations import Task
-from tests.cluster import availability
+from tests.cluster import skip_conditions
 from tests.conformance.cmk import isolate_process
 from tests.conformance.cmk.isolate_process import (
     PATIENCE_S,
@@ -52,7 +52,7 @@ CPUSET = Path("/sys/fs/cgroup/cpuset")
 @pytest.fixture
 def two(tmp_path: Path) -> DirectoryNode:
     if not {0, 1} <= os.sched_getaffinity(0):
-        availability.not_run("isolate takes CPUs 0 and 1")
+        skip_conditions.not_run("isolate takes CPUs 0 and 1")
     return isolate_process.on_two_cpus(tmp_path)
 
 
@@ -77,7 +77,7 @@ def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> 
 def cpuset(cpus: str) -> Iterator[Path]:
     """A cgroup of processes with these CPUs."""
     if not (CPUSET / "cpuset.mems").exists():
-        availability.not_run("a cpuset takes a hierarchy of version 1")
+        skip_conditions.not_run("a cpuset takes a hierarchy of version 1")
     group = CPUSET / f"nodewise-test-{os.getpid()}"
     group.mkdir()
     try:
@@ -249,7 +249,7 @@ def test_orphans_are_waited_for_by_it(two: DirectoryNode) -> None:
     """And none stays a zombie."""
     grandchild = "(sh -c 'sleep 0.05' &) ; sleep 1; ps -o stat= --ppid $PPID | grep -c Z || true"
     if shutil.which("ps") is None:
-        availability.not_run("ps is missing")
+        skip_conditions.not_run("ps is missing")
     done = run(cpu(two, "--", "sh", "-c", grandchild))
     assert (done.stdout.strip(), done.returncode) == ("0", 0)
 

@@ -18,7 +18,7 @@ from nodewise.cpu.speed_select import fast_cpus, preferences
 from nodewise.cpu.store import configmap
 from nodewise.cpu.topology import CPUS
 from nodewise.cpu.webhook import certificates
-from tests.cluster import availability
+from tests.cluster import skip_conditions
 from tests.conformance.cmk import isolate_process
 from tests.conformance.cmk.isolate_process import DirectoryNode
 from tests.conformance.cmk.node_commands import (
@@ -39,7 +39,7 @@ NEWEST = api_versions.TABLE[-1]
 @pytest.fixture
 def two(tmp_path: Path) -> DirectoryNode:
     if not {0, 1} <= os.sched_getaffinity(0):
-        availability.not_run("isolate takes CPUs 0 and 1")
+        skip_conditions.not_run("isolate takes CPUs 0 and 1")
     return isolate_process.on_two_cpus(tmp_path)
 
 

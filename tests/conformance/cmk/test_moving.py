@@ -13,8 +13,8 @@ from nodewise.cpu.store import configmap
 from nodewise.cpu.store.configmap import ConfigMapTexts
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.kube.resource_kinds import NODES
-from tests.cluster import availability
-from tests.conformance.cmk import machines, table_rows
+from tests.cluster import skip_conditions
+from tests.conformance.cmk import case_machines, table_rows
 from tests.conformance.cmk.minimal_api_server import MinimalApiServer
 from tests.conformance.cmk.node_commands import CONFIG_MAP, cluster, directory_of, run, write
 from tests.conformance.cmk.table_rows import MovedRow, Pools
@@ -75,8 +75,8 @@ def filled(allocations: Allocations) -> Pools:
 @pytest.mark.root
 def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
     if not {0, 1} <= os.sched_getaffinity(0):
-        availability.not_run("moving processes takes two CPUs")
-    machine = write(machines.texts(row.machine, row.isolated), tmp_path / "machine")
+        skip_conditions.not_run("moving processes takes two CPUs")
+    machine = write(case_machines.texts(row.machine, row.isolated), tmp_path / "machine")
     with started(row) as families, cluster("v1.36.3", tmp_path) as (server, leading):
         tasks = {letter: family.task for letter, family in families.items()}
         first = node(row.before, tasks)

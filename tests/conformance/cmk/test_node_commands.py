@@ -19,8 +19,8 @@ from nodewise.cpu.store.configmap import ConfigMapTexts
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.errors import BadInput
 from nodewise.kube.resource_kinds import NODES
-from tests.cluster import availability
-from tests.conformance.cmk import machines, table_rows
+from tests.cluster import skip_conditions
+from tests.conformance.cmk import case_machines, table_rows
 from tests.conformance.cmk.minimal_api_server import MinimalApiServer, RequestRefusal
 from tests.conformance.cmk.node_commands import (
     BOOT,
@@ -59,7 +59,7 @@ def test_versions(row: VersionRow) -> None:
 
 @pytest.mark.parametrize("row", table_rows.read("init", InitRow), ids=lambda row: row.id)
 def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
-    machine = write(machines.texts("T8"), tmp_path / "machine")
+    machine = write(case_machines.texts("T8"), tmp_path / "machine")
     options = ["--sysfs", machine, "--num-exclusive-cores", row.asked[0], "--num-shared-cores", row.asked[1]]
     first = _planned(row.before, machine).mapped(
         lambda _, cpu_list: [Task(row.held[cpu_list.text], 5, BOOT)] if cpu_list.text in row.held else []
@@ -180,12 +180,12 @@ def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -
 
 @pytest.mark.parametrize("row", table_rows.read("container", ContainerRow), ids=lambda row: row.id)
 def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_path: Path) -> None:
-    unshare = shutil.which("unshare") or availability.not_run(
+    unshare = shutil.which("unshare") or skip_conditions.not_run(
         "there is no program unshare: install util-linux"
     )
     inside = [unshare, "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
-        availability.not_run("this machine lets nobody have a PID namespace: run as root")
+        skip_conditions.not_run("this machine lets nobody have a PID namespace: run as root")
     allocations = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
     conf = directory_of(allocations, tmp_path / "conf")
     done = run(row.command, "--conf-dir", conf, before=inside)
@@ -225,7 +225,7 @@ def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
 
 def test_the_same_machine_gets_the_same_pools_to_the_letter(tmp_path: Path) -> None:
     """Whatever order Python has in its sets."""
-    isolated = write(machines.texts("D24", "0-4,24-28,12-16,36-40"), tmp_path / "machine")
+    isolated = write(case_machines.texts("D24", "0-4,24-28,12-16,36-40"), tmp_path / "machine")
     options = ["--num-exclusive-cores", 8, "--num-shared-cores", 1, "--exclusive-mode", "spread"]
     made = []
     for seed in ("1", "2", "3"):
@@ -246,7 +246,12 @@ class TestFullDisk:
     FULL = (shutil.which("prlimit") or "prlimit", "--fsize=0")
 
     def test_a_full_disk_leaves_no_partial_pools(self, tmp_path: Path) -> None:
-        options = ["--conf-dir", tmp_path / "conf", "--sysfs", write(machines.texts("T8"), tmp_path / "m")]
+        options = [
+            "--conf-dir",
+            tmp_path / "conf",
+            "--sysfs",
+            write(case_machines.texts("T8"), tmp_path / "m"),
+        ]
         done = run("init", *options, before=self.FULL)
         assert done.returncode == 1
         assert "File too large" in done.stderr

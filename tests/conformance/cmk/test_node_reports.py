@@ -7,7 +7,7 @@ import pytest
 
 from nodewise.cpu.cluster import reports
 from nodewise.kube.resource_kinds import NODES
-from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk import case_machines, table_rows
 from tests.conformance.cmk.minimal_api_server import RequestRefusal, serving
 from tests.conformance.cmk.node_commands import allocations_of, cluster, directory_of, json_output, run, write
 from tests.conformance.cmk.table_rows import NameRow, PublishRow
@@ -84,7 +84,7 @@ class TestNodeReport:
     def test_143_lists_that_overlap(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "0"}, "shared": {0: "0"}}), tmp_path / "conf")
         report = json_output(
-            "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
+            "node-report", "--conf-dir", conf, "--sysfs", write(case_machines.texts("T8"), tmp_path / "m")
         )
         overlap = "exclusive:0 and shared:0 (in both: [0])"
         assert report["checks"]["configDirectory"] == {"errors": [overlap], "ok": False}
@@ -94,7 +94,7 @@ class TestNodeReport:
         assert socket["cores"][1]["cpus"] == [{"id": 1, "isolated": False}, {"id": 9, "isolated": False}]
 
     def test_145_a_node_without_pools(self, tmp_path: Path) -> None:
-        machine = write(machines.texts("T8"), tmp_path / "m")
+        machine = write(case_machines.texts("T8"), tmp_path / "m")
         report = json_output("node-report", "--conf-dir", tmp_path / "nothing", "--sysfs", machine)
         (error,) = report["checks"]["configDirectory"]["errors"]
         assert "unable to read" in error
@@ -105,7 +105,7 @@ class TestNodeReport:
     def test_lists_whose_cpus_went(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "1,9 63"}}), tmp_path / "conf")
         report = json_output(
-            "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
+            "node-report", "--conf-dir", conf, "--sysfs", write(case_machines.texts("T8"), tmp_path / "m")
         )
         assert report["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
 
@@ -118,7 +118,7 @@ class TestNodeReport:
             "checksum": 1,
         }
         kubelet = write({"cpu_manager_state": json.dumps(state_file)}, tmp_path / "kubelet")
-        machine = write(machines.texts("T8"), tmp_path / "m")
+        machine = write(case_machines.texts("T8"), tmp_path / "m")
         report = json_output("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
         check = report["checks"]["kubelet"]
         assert (check["ok"], check["policy"]) == (False, "static")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import cpulist
-from tests import forks
-from tests.conformance.cmk import machines as made_up
+from tests import forked_commands
+from tests.conformance.cmk import case_machines as made_up
 from tests.conformance.cmk import table_rows
 from tests.conformance.cmk.table_rows import PoolsRow
 from tests.unit.cpu import real_machines
@@ -22,7 +22,7 @@ PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return forks.run([NODEWISE, "cpu", *map(str, arguments)])
+    return forked_commands.run([NODEWISE, "cpu", *map(str, arguments)])
 
 
 def answered(*arguments: object) -> Any:

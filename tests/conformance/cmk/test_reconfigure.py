@@ -9,7 +9,7 @@ from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.pools import PoolOptions
 from nodewise.cpu.reconfiguration_plan import Reconfiguration
 from nodewise.errors import BadInput
-from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk import case_machines, table_rows
 from tests.conformance.cmk.table_rows import MoveRow, Pools
 
 
@@ -40,7 +40,7 @@ def brief(allocations: Allocations) -> Mapping[str, Mapping[int, str]]:
 
 
 def reconfigured(row: MoveRow) -> Reconfiguration:
-    machine = topology.parse(machines.texts(row.machine, row.isolated))
+    machine = topology.parse(case_machines.texts(row.machine, row.isolated))
     wanted = pools.plan(machine, PoolOptions(row.exclusive, row.shared, non_isolcpus=row.listed))
     return reconfiguration_plan.plan(node(row.before), wanted.pools)
 

@@ -14,7 +14,7 @@ from nodewise.cpu.pools import PoolOptions
 from nodewise.cpu.store import configmap, directory
 from nodewise.cpu.store.configmap import ConfigMapTexts
 from nodewise.errors import BadInput, NodewiseError
-from tests.conformance.cmk import machines, table_rows
+from tests.conformance.cmk import case_machines, table_rows
 from tests.conformance.cmk.table_rows import ClaimRow, Pools, SweepRow
 
 C1: Pools = {
@@ -100,12 +100,12 @@ def test_sweeps(row: SweepRow) -> None:
 
 
 def test_96_a_list_of_one_cpu_is_quoted() -> None:
-    plan = pools.plan(topology.parse(machines.texts("T4n", "1-3")), PoolOptions(2, 1))
+    plan = pools.plan(topology.parse(case_machines.texts("T4n", "1-3")), PoolOptions(2, 1))
     assert "    '1': []\n" in configmap.format_texts(pool_allocations.from_lists(plan.pools)).config
 
 
 def test_98_the_files_of_a_fresh_directory() -> None:
-    machine = topology.parse(machines.texts("T8", "1,2,9,10"))
+    machine = topology.parse(case_machines.texts("T8", "1,2,9,10"))
     plan = pools.plan(machine, PoolOptions(1, 1, non_isolcpus="0,3-5"))
     files = directory.format_files(pool_allocations.from_lists(plan.pools))
     flags = {path: text for path, text in files.items() if path.endswith("/exclusive") and text is not None}

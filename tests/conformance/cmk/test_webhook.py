@@ -19,7 +19,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests import forks
+from tests import forked_commands
 from tests.conformance.cmk import table_rows, webhook_process
 from tests.conformance.cmk.table_rows import StoryRow, WebhookHttpRow, WebhookRow
 from tests.conformance.cmk.webhook_process import CMK, NODEWISE, Object, Webhook, WebhookCertificateFiles
@@ -220,7 +220,7 @@ def test_a_signal_ends_it_well(number: signal.Signals, tmp_path: Path) -> None:
 
 def certificate(folder: Path) -> None:
     command = [NODEWISE, "cpu", "webhook", "--print-manifests", "--with-certificate", "--namespace=ns1"]
-    command_result = forks.run(command, check=True, cwd=folder)
+    command_result = forked_commands.run(command, check=True, cwd=folder)
     objects = {obj["kind"]: obj for obj in yaml.safe_load_all(command_result.stdout)}
     secret = {name: base64.b64decode(text) for name, text in objects["Secret"]["data"].items()}
     (hook,) = objects["MutatingWebhookConfiguration"]["webhooks"]
@@ -332,7 +332,7 @@ def started(
     content = webhook_process.own_mutations() if mutations is None else mutations
     file = webhook_process.configure(folder, certificates, content, without=without)
     command = [CMK, "webhook", "--conf-file", file, "--health-port=0", *arguments]
-    return forks.run(command)
+    return forked_commands.run(command)
 
 
 STORIES: dict[str, Callable[[Path], None]] = {

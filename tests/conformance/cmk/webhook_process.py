@@ -17,7 +17,7 @@ import yaml
 from nodewise.cpu.webhook import pod_mutation
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.processes import Process, number
-from tests.forks import ForkedProcess
+from tests.forked_commands import ForkedProcess
 
 Object = dict[str, Any]
 NODEWISE = Path(sys.executable).with_name("nodewise")

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tests import forks
+from tests import forked_commands
 from tests.conformance.configure import scheduler_manifests
 
 TEMPLATE = "deploy/extender-configuration/scheduler-config.yaml"
@@ -81,8 +81,8 @@ class ControlPlaneHost:
         environment = env or {
             name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")
         }
-        completed = forks.run(
-            [forks.NODEWISE, "configure", *words], cwd=self.work, env=environment, before=before
+        completed = forked_commands.run(
+            [forked_commands.NODEWISE, "configure", *words], cwd=self.work, env=environment, before=before
         )
         assert "Traceback" not in completed.stderr, completed.stderr
         return RunResult(completed.returncode, completed.stdout, completed.stderr)

@@ -13,7 +13,10 @@ import pytest
 from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost, RunResult
 from tests.conformance.configure.scheduler_manifests import with_field
-from tests.conformance.configure.test_failures import OWN_CONFIGURATION, write_own_configuration
+from tests.conformance.configure.test_host_and_certificate_problems import (
+    OWN_CONFIGURATION,
+    write_own_configuration,
+)
 
 
 def run_script(host: ControlPlaneHost, script: str, work: Path) -> RunResult:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from tests.conformance.gas import expectations, story_environment, table_rows
+from tests.conformance.gas import expectation_checks, story_environment, table_rows
 from tests.conformance.gas.story_environment import GasApiServer, GasEnvironment
 from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
 
@@ -35,13 +35,15 @@ def check_placement(on: GasEnvironment, case: PlacementCase) -> None:
     served = on.extender(row.flags)
     pod = on.pod(f"{case.tag}-p", row.pod, case.driver, **row.annotations)
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-    expectations.check_filtered(case, on.filter(served, pod, [f"{case.tag}-{node}" for node in row.names]))
+    expectation_checks.check_filtered(
+        case, on.filter(served, pod, [f"{case.tag}-{node}" for node in row.names])
+    )
     node = f"{case.tag}-{(row.kept or row.names)[0]}"
     answer = on.bind(served, name, uid, node)
     if not row.kept:
-        expectations.check_refused(case, answer, on.find(name))
+        expectation_checks.check_refused(case, answer, on.find(name))
         return
-    expectations.check_bound(case, answer, on.find(name))
+    expectation_checks.check_bound(case, answer, on.find(name))
     if row.expect.books is not None:
         assert on.allocations(served, node) == story_environment.with_full_names(
             row.expect.books, case.driver

@@ -19,7 +19,7 @@ from nodewise.agents.gpu.node_allocations import PodIndex
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.resource_profile import INTEL
-from tests.cluster.api import Object
+from tests.cluster.api_client import Object
 from tests.conformance.gas import table_notation
 from tests.conformance.gas.table_rows import GasPartRow
 

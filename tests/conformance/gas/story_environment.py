@@ -15,8 +15,8 @@ import httpx2
 
 from nodewise.simulate import in_memory_api_server
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.cluster import asgi_server_thread, extender_process, gpu, namespace_sandboxes
-from tests.cluster.api import ClusterApi, Object, path_of
+from tests.cluster import asgi_server_thread, extender_process, gpu_cluster, namespace_sandboxes
+from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
@@ -182,7 +182,7 @@ class FaultyGasEnvironment(GasEnvironment):
 
     def __init__(self, api_server: GasApiServer, folder: Path, plane: ControlPlane) -> None:
         super().__init__(api_server, folder)
-        context = plane.authority.client_context(gpu.user(plane).pair)
+        context = plane.authority.client_context(gpu_cluster.user(plane).pair)
         self.trouble, address = self._open.enter_context(faulty_proxy.serving(plane.url, context))
         self._kubeconfig = asgi_server_thread.kubeconfig(folder, address)
         self._lit: Counter[str] = Counter()
@@ -237,7 +237,7 @@ def with_full_names(books: Books, driver: str = "i915") -> Books:
 def on_control_plane(plane: ControlPlane) -> Iterator[GasApiServer]:
     """A real API server. Nothing of ours is left there afterwards."""
     with namespace_sandboxes.created(plane) as sandbox:
-        yield GasApiServer(plane.api, sandbox.namespace, gpu.user(plane).kubeconfig)
+        yield GasApiServer(plane.api, sandbox.namespace, gpu_cluster.user(plane).kubeconfig)
         for path, selector in ((NODES, BELONGS), (ALLOCATION_RECORDS, "nodewise.io/ledger=gpu")):
             plane.api.request("DELETE", path, params={"labelSelector": selector})
 

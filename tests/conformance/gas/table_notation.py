@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from tests.cluster import objects
-from tests.cluster.api import Object
+from tests.cluster import kubernetes_objects
+from tests.cluster.api_client import Object
 
 PREFIX: Final = "gpu.intel.com/"
 TELEMETRY: Final = "telemetry.aware.scheduling."
@@ -42,7 +42,7 @@ class RunningPod(NamedTuple):
 def node(name: str, text: str, driver: str = "i915") -> Object:
     """The node that a text stands for; `driver` is what `i915` in it means."""
     labels, allocatable, *capacity = text.split(";")
-    node = objects.node(name, labels=dict(map(_label, labels.split())))
+    node = kubernetes_objects.node(name, labels=dict(map(_label, labels.split())))
     plain = node["status"]["capacity"]
     node["status"]["allocatable"] = plain | _resources(allocatable, driver)
     node["status"]["capacity"] = plain | _resources(capacity[0] if capacity else allocatable, driver)

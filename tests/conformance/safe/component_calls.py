@@ -21,8 +21,8 @@ from nodewise.statistics.load_annotations import AllocationAnnotations
 from tests.conformance.safe import promtool
 from tests.conformance.safe.table_rows import SafePartRow
 from tests.unit.agents.learned import pod_histories
-from tests.unit.annotator import objects
-from tests.unit.annotator.objects import Object
+from tests.unit.annotator import annotator_objects
+from tests.unit.annotator.annotator_objects import Object
 
 
 def call_component(row: SafePartRow) -> Any:
@@ -157,20 +157,20 @@ def _phases(phases: list[str]) -> list[float]:
 
 def _allocation(arguments: Mapping[str, Any]) -> Mapping[str, str | None] | None:
     """What of the node is to be written where nothing stands yet, but the time; None for nothing."""
-    pods = objects.read_pods(
+    pods = annotator_objects.read_pods(
         *(pod(number, pod_arguments) for number, pod_arguments in enumerate(arguments["pods"]))
     )
     measurements = NodeMeasurements(None, run_without_pauses(allocation_by_node(pods)), now=0.0)
     config, rules = AnnotatorConfig(usage=False, allocation=True), PatchRules(max_age_s=3600)
     plans = run_without_pauses(
-        plan_patches([objects.read_node(node(arguments))], measurements, config, rules)
+        plan_patches([annotator_objects.read_node(node(arguments))], measurements, config, rules)
     )
     return plans.nodes[0].desired if plans.nodes else None
 
 
 def node(arguments: Mapping[str, Any]) -> Object:
     """The node n1 of a row."""
-    made = objects.node("n1", ready=str(arguments.get("ready", True)))
+    made = annotator_objects.node("n1", ready=str(arguments.get("ready", True)))
     made["status"]["allocatable"] = arguments["node"]
     return made
 
@@ -179,7 +179,7 @@ def pod(number: int, arguments: Mapping[str, Any]) -> Object:
     """One of its pods."""
     init = ({"name": "i", "resources": {"requests": arguments["init"]}},) if "init" in arguments else ()
     on = "n1" if arguments.get("bound", True) else ""
-    return objects.pod(
+    return annotator_objects.pod(
         f"p{number}", on, *arguments["requests"], phase=arguments.get("phase", "Running"), init=init
     )
 

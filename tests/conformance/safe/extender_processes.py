@@ -12,7 +12,7 @@ import httpx2
 
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.processes import Process
-from tests.forks import ForkedProcess
+from tests.forked_commands import ForkedProcess
 
 Object = dict[str, Any]
 AGENTS = "safe,congestion,pigeon"

@@ -11,8 +11,8 @@ import yaml
 
 from nodewise.statistics import load_queries
 from nodewise.statistics.load_queries import WindowOptions
-from tests.cluster import availability, packages
-from tests.cluster.toolchain import MissingError
+from tests.cluster import debian_packages, skip_conditions
+from tests.cluster.go_toolchain import MissingError
 
 _NOBODYS: Final = -1.0
 """A value that no query has, so that the tool says what it has."""
@@ -52,7 +52,7 @@ def _value(query: str, series: Mapping[str, str], interval_s: int, at_s: int) ->
 
 def _promtool() -> Path:
     try:
-        return packages.get().prometheus.parent / "promtool"
+        return debian_packages.get().prometheus.parent / "promtool"
     except MissingError as missing:
         why = str(missing)
-    return availability.not_run(why)
+    return skip_conditions.not_run(why)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tests.conformance.tas.cases import TasCase
+from tests.conformance.tas.request_cases import TasCase
 from tests.conformance.tas.table_rows import RowCluster
 
 

@@ -14,7 +14,7 @@ import trustme
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.conformance.tas.table_rows import ClientConnection, HttpCall
-from tests.forks import NODEWISE, ForkedProcess
+from tests.forked_commands import NODEWISE, ForkedProcess
 from tests.unit.serve.certificate_files import NAMES, ServerCertificateFiles
 
 PATIENCE_S = 120.0

@@ -4,7 +4,7 @@ import json
 
 from msgspec import UNSET
 
-from tests.conformance.tas.cases import TasCase
+from tests.conformance.tas.request_cases import TasCase
 from tests.conformance.tas.table_rows import ExtenderRequestRow
 
 _NODE = """{ "metadata" : {"name": %s,  "labels": {"zone":"\\u0061", "a":"<&>"}, "uid": "u" },

@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 import httpx2
 
 from tests.cluster import (
-    access,
+    api_user_kubeconfigs,
     asgi_server_thread,
-    custom_metrics,
     extender_process,
+    fake_custom_metrics_server,
+    kubernetes_objects,
     label_watch,
     namespace_sandboxes,
-    objects,
     processes,
 )
-from tests.cluster.api import JSON_PATCH, ApiError, Object, path_of
+from tests.cluster.api_client import JSON_PATCH, ApiError, Object, path_of
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.custom_metrics import FakeCustomMetricsApi
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.label_watch import LabelWatch
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.conformance.tas import faulty_proxy
-from tests.conformance.tas.stories import PREFIX, Labels
+from tests.conformance.tas.story_definitions import PREFIX, Labels
 
 ROW = "conformance"
 """The label by which a node belongs to a row; no story speaks of it."""
@@ -57,7 +57,9 @@ class TasEnvironment:
         """Every start of the process."""
         name = f"conformance-{self._port}"
         self._user = plane.user(name, extender_process.rules())
-        access.grant(self.api, name, extender_process.rules("Role"), extender_process.OWN_NAMESPACE)
+        api_user_kubeconfigs.grant(
+            self.api, name, extender_process.rules("Role"), extender_process.OWN_NAMESPACE
+        )
         context = plane.authority.client_context(self._user.pair)
         self.proxy, self._address = self._open.enter_context(faulty_proxy.serving(plane.url, context))
         self.watch: LabelWatch = self._open.enter_context(label_watch.watch_labels(plane))
@@ -126,8 +128,8 @@ class TasEnvironment:
 
     def light(self) -> None:
         """Make the beacon, which tells that everything before it was seen."""
-        self.api.ensure(objects.namespace(BEACON))
-        self.sandbox.nodes(objects.node(BEACON))
+        self.api.ensure(kubernetes_objects.namespace(BEACON))
+        self.sandbox.nodes(kubernetes_objects.node(BEACON))
 
     def settle(self) -> None:
         """Wait until the process has seen, decided and written all that happened so far.
@@ -230,7 +232,7 @@ def open_environment(plane: ControlPlane, folder: Path) -> Iterator[TasEnvironme
     with (
         _older_definition(plane),
         namespace_sandboxes.created(plane) as sandbox,
-        custom_metrics.behind(sandbox, folder) as metrics,
+        fake_custom_metrics_server.behind(sandbox, folder) as metrics,
     ):
         made = TasEnvironment(plane, sandbox, metrics, folder)
         try:

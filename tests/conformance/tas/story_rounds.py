@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from tests.conformance.tas.faulty_proxy import NODES
-from tests.conformance.tas.stories import Labels, TasStory, Upheaval
+from tests.conformance.tas.story_definitions import Labels, TasStory, Upheaval
 from tests.conformance.tas.story_environment import POLICIES, TasEnvironment
 from tests.conformance.tas.story_runner import DEADLINE_S, TasStoryRun
 

@@ -7,13 +7,20 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from tests.cluster import namespace_sandboxes, objects
-from tests.cluster.api import JSON_PATCH, Object
-from tests.cluster.custom_metrics import NodeSample
+from tests.cluster import kubernetes_objects, namespace_sandboxes
+from tests.cluster.api_client import JSON_PATCH, Object
 from tests.cluster.extender_process import LIMITS
+from tests.cluster.fake_custom_metrics_server import NodeSample
 from tests.conformance.tas import cluster_files
 from tests.conformance.tas.faulty_proxy import NODES
-from tests.conformance.tas.stories import ExpectedDecision, Labels, StoryNames, StoryPod, TasStep, TasStory
+from tests.conformance.tas.story_definitions import (
+    ExpectedDecision,
+    Labels,
+    StoryNames,
+    StoryPod,
+    TasStep,
+    TasStory,
+)
 from tests.conformance.tas.story_environment import POLICIES, ROW, TasEnvironment
 
 OLD_MANAGER = "extender"
@@ -51,9 +58,9 @@ class TasStoryRun:
         environment, names = self._environment, self.names
         policies = {policy for step in self.story.steps for policy in step.policies}
         for space in {names.policy(policy)[0] for policy in ("demo", *policies)}:
-            environment.sandbox.create(objects.namespace(space))
+            environment.sandbox.create(kubernetes_objects.namespace(space))
         for node, labels in self._labels.items():
-            environment.sandbox.nodes(objects.node(node, labels={ROW: names.tag, **labels}))
+            environment.sandbox.nodes(kubernetes_objects.node(node, labels={ROW: names.tag, **labels}))
 
     def _tas_labels(self, node: str, labels: dict[str, str]) -> None:
         """As the older system wrote them: by JSON patch."""
@@ -104,7 +111,7 @@ class TasStoryRun:
 
     def _submit(self, name: str, pod: StoryPod) -> None:
         space, policy = self.names.policy(pod.policy)
-        made = objects.pod(name, labels={"telemetry-policy": policy}, limits=LIMITS)
+        made = kubernetes_objects.pod(name, labels={"telemetry-policy": policy}, limits=LIMITS)
         made["metadata"]["namespace"] = space
         made["spec"]["nodeSelector"] = {ROW: self.names.tag}
         self._environment.sandbox.create(made)

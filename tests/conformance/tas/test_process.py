@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests import forks
+from tests import forked_commands
 from tests.cluster import asgi_server_thread, extender_process
 from tests.cluster.extender_process import NODEWISE, CertificateFiles, ExtenderProcess
 from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.tas import table_rows
-from tests.conformance.tas.single_rows import ProcessRow, ProcessTable
+from tests.conformance.tas.non_request_rows import ProcessRow, ProcessTable
 
 ROWS = table_rows.read("process", ProcessTable).rows
 DEADLINE_S = 60
@@ -40,7 +40,7 @@ def arguments(row: ProcessRow, papers: CertificateFiles, folder: Path) -> list[s
 @each([row for row in ROWS if row.exit is not None and not row.signal])
 def test_a_process_that_does_not_start(row: ProcessRow, tmp_path: Path) -> None:
     command = [NODEWISE, "extender", *arguments(row, CertificateFiles(tmp_path), tmp_path)]
-    done = forks.run(command)
+    done = forked_commands.run(command)
     assert done.returncode == row.exit, done.stderr
     for words in row.said:
         assert words.format(nowhere=tmp_path / "nowhere") in done.stderr

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tests.conformance.tas import cases, cluster_files, request_bodies
-from tests.conformance.tas.cases import TasCase
+from tests.conformance.tas import cluster_files, request_bodies, request_cases
 from tests.conformance.tas.extender_process import CaseExtender, CaseResponse, ClosedConnection
+from tests.conformance.tas.request_cases import TasCase
 from tests.conformance.tas.table_rows import ExpectedResponse, HttpCall
 
 EARLY_S = 0.5  # a timer of the event loop may end a little before ours
 LATE_S = 60.0  # no limit on speed: long enough for any machine
 
-FIRST = cases.filtering()[0]
+FIRST = request_cases.filtering()[0]
 
 
 class FilteredNodeList(msgspec.Struct):
@@ -40,7 +40,7 @@ class HostPriority(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
 @pytest.fixture(scope="module")
 def extender(tmp_path_factory) -> Iterator[CaseExtender]:
     made = CaseExtender(tmp_path_factory.mktemp("tas"))
-    cluster_files.write_clusters(cases.all_cases(), made.objects)
+    cluster_files.write_clusters(request_cases.all_cases(), made.objects)
     with made:
         made.first = made.ask(FIRST.path, request_bodies.body(FIRST))
         yield made
@@ -49,7 +49,7 @@ def extender(tmp_path_factory) -> Iterator[CaseExtender]:
 @pytest.fixture(scope="module")
 def closed_connections(extender):
     """Connections that the server has to end, all of them opened at once."""
-    talking = [case for case in cases.http() if case.row.connect.send is not None]
+    talking = [case for case in request_cases.http() if case.row.connect.send is not None]
     return {case.tag: extender.listen(case.row.connect) for case in talking}
 
 
@@ -70,13 +70,20 @@ def each(cases: list[TasCase]):
     return pytest.mark.parametrize("case", cases, ids=map(str, cases))
 
 
-@each([*cases.filtering(), *cases.prioritizing(), *cases.operators(), *cases.violations()])
+@each(
+    [
+        *request_cases.filtering(),
+        *request_cases.prioritizing(),
+        *request_cases.operators(),
+        *request_cases.violations(),
+    ]
+)
 def test_answers(extender, case):
     check(case, extender.ask(case.path, request_bodies.body(case)))
     check_log(case, extender)
 
 
-@each([case for case in cases.http() if case.row.connect.send is None])
+@each([case for case in request_cases.http() if case.row.connect.send is None])
 def test_requests(extender, case):
     row, body = case.row, request_bodies.body(case)
     if row.expect.refused:
@@ -86,7 +93,7 @@ def test_requests(extender, case):
     check_log(case, extender)
 
 
-@each([case for case in cases.http() if case.row.connect.send is not None])
+@each([case for case in request_cases.http() if case.row.connect.send is not None])
 def test_connections_that_the_server_ends(closed_connections, case):
     response: ClosedConnection = closed_connections[case.tag].result()
     expect = case.row.expect

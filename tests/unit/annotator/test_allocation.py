@@ -8,7 +8,7 @@ from nodewise.annotator import allocation
 from nodewise.annotator.allocation import Allocation
 from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics import node_capacity
-from tests.unit.annotator.objects import node, pod, read_node, read_pods
+from tests.unit.annotator.annotator_objects import node, pod, read_node, read_pods
 
 SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}
 INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}

@@ -19,7 +19,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.statistics.load_annotations import ANNOTATED_AT
 from nodewise.statistics.load_queries import WindowOptions
-from tests.unit.annotator.objects import Object, node, pod, read_node, read_pods
+from tests.unit.annotator.annotator_objects import Object, node, pod, read_node, read_pods
 
 pytestmark = pytest.mark.anyio
 START = 1_800_000_000.0

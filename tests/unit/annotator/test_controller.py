@@ -16,7 +16,7 @@ from nodewise.kube.store import StoreWriter
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.statistics.load_queries import WindowOptions
 from tests.unit.agents.fake_handle import build_handle
-from tests.unit.annotator.objects import node, pod, read_node, read_pods
+from tests.unit.annotator.annotator_objects import node, pod, read_node, read_pods
 from tests.unit.annotator.test_annotator import GIB, START, Meter
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ from nodewise.cli.cpu import machine_svg
 from nodewise.cpu import pools, topology
 from nodewise.cpu.pools import PoolOptions
 from nodewise.cpu.topology import Topology
-from tests.conformance.cmk import machines as made_up
-from tests.laws.test_cpu_laws import machines as any_machine
+from tests.conformance.cmk import case_machines as made_up
+from tests.laws.test_cpu_pool_laws import machines as any_machine
 from tests.unit.cpu import real_machines
 
 SVG = "{http://www.w3.org/2000/svg}"

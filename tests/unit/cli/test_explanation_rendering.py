@@ -16,7 +16,7 @@ from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
 from nodewise.extender.decision_endpoint import DecisionPage
-from tests.unit.extender.decisions import (
+from tests.unit.extender.decision_notation import (
     AT,
     ShareDetails,
     decision,

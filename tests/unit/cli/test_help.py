@@ -11,7 +11,7 @@ from nodewise import agents
 from nodewise.cli import cmk
 from nodewise.cli.main import run
 from tests import page_code_blocks
-from tests.unit.test_pages import problem
+from tests.unit.test_page_commands import problem
 
 COMMANDS = every()
 COLUMNS = 80

@@ -4,7 +4,7 @@ import pytest
 
 from nodewise.cpu import core_lists, topology
 from nodewise.errors import BadInput
-from tests.conformance.cmk.machines import texts
+from tests.conformance.cmk.case_machines import texts
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from nodewise.cpu import cpulist, pools, topology
 from nodewise.cpu.pools import PoolOptions
 from nodewise.errors import BadInput
-from tests.conformance.cmk.machines import texts
+from tests.conformance.cmk.case_machines import texts
 from tests.unit.cpu import real_machines
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from nodewise.cpu import speed_select, topology
 from nodewise.cpu.topology import CPUS
-from tests.conformance.cmk.machines import texts
+from tests.conformance.cmk.case_machines import texts
 from tests.unit.cpu import real_machines
 
 

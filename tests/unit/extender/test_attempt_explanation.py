@@ -11,7 +11,7 @@ from nodewise.extender import attempt_explanation
 from nodewise.extender.attempt_explanation import Attempt
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.decision_codec import StaticReason
-from tests.unit.extender.decisions import AT, decision, evidence, of, verdict
+from tests.unit.extender.decision_notation import AT, decision, evidence, of, verdict
 
 
 def call(verb: Any, at: float, names: str = "a b", uid: str = "u") -> Decision:

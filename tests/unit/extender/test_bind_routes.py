@@ -17,7 +17,7 @@ from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
-from tests.unit.extender.replicas import NoFreeDevice
+from tests.unit.extender.binding_replicas import NoFreeDevice
 
 ASKED = {"PodName": "p", "PodNamespace": "d", "PodUID": "u", "Node": "n1"}
 REFUSED = BindOutcome("refused", "will not fit", reason=NoFreeDevice())

@@ -14,7 +14,7 @@ from nodewise.binder import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
 from nodewise.extender.binding import RESERVATION_DROPPED_ANNOTATION, BindOutcome
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
-from tests.unit.extender.replicas import (
+from tests.unit.extender.binding_replicas import (
     DEVICE_ANNOTATION,
     OURS,
     LossyApi,

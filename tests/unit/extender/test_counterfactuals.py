@@ -9,7 +9,7 @@ from nodewise.agent import Verdict
 from nodewise.extender import counterfactuals
 from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
-from tests.unit.extender.decisions import decision, evidence, of, verdict
+from tests.unit.extender.decision_notation import decision, evidence, of, verdict
 
 ROUND = [
     pytest.param("80", "84.7", "85", id="up, to a round number beyond"),

@@ -9,8 +9,15 @@ from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import decision_codec, decision_document
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
-from tests.unit.extender import decisions
-from tests.unit.extender.decisions import COUNT, ShareDetails, decision, large, of, prioritize_decision
+from tests.unit.extender import decision_notation
+from tests.unit.extender.decision_notation import (
+    COUNT,
+    ShareDetails,
+    decision,
+    large,
+    of,
+    prioritize_decision,
+)
 
 
 def words(answer: Decision) -> dict[str, object]:
@@ -69,13 +76,13 @@ def test_why_nobody_could_answer() -> None:
 
 def test_values_without_a_target() -> None:
     rule = Evidence("m", "LessThan", None, np.array([5]), np.array([0], np.uint8), np.array([np.nan]))
-    filtered = decisions.of(("t", Verdict(np.array([0], np.int16), (), (rule,))))
+    filtered = decision_notation.of(("t", Verdict(np.array([0], np.int16), (), (rule,))))
     assert decision_document.measured_values(filtered)[0]["target"] is None
 
 
 def test_details_are_told_by_node_and_agent() -> None:
     lacks, gets = StaticDetails(["lacks 2", ""], np.ones(2)), StaticDetails(["c: card1"], np.ones(1))
-    filtered = decisions.of(
+    filtered = decision_notation.of(
         ("gpu", Verdict(np.array([1, 0], np.int16), (StaticReason("full"),), details=lacks))
     )
     assert words(filtered)["details"] == {"n1": {"gpu": "lacks 2"}}
@@ -83,7 +90,7 @@ def test_details_are_told_by_node_and_agent() -> None:
     scored = Decision("prioritize", PodRef("d", "p"), 1.0, 1, Names.of(["n2"]), scores=scores)
     document = decision_document.pod_document(filtered, scored, ["gpu"])
     assert document["details"] == {"n1": {"gpu": "lacks 2"}, "n2": {"gpu": "c: card1"}}
-    assert filtered.size_bytes() >= decisions.of(nodes="n1 n2").size_bytes() + lacks.nbytes
+    assert filtered.size_bytes() >= decision_notation.of(nodes="n1 n2").size_bytes() + lacks.nbytes
 
 
 NUMBERS = {"cpu": {"share": 0.5, "limit": None, "cores": [0, 1]}, "rank": 0}

@@ -13,7 +13,7 @@ from nodewise.agent import Names, Scores
 from nodewise.errors import BadInput
 from nodewise.extender import decision_codec, decision_document, decision_endpoint
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
-from tests.unit.extender import decisions
+from tests.unit.extender import decision_notation
 
 
 def body(ring: DecisionRing, **query: str) -> bytes:
@@ -42,11 +42,13 @@ SCORED = Decision(
     5.25,
     1,
     Names.of(["a", "b"]),
-    scores=(("telemetry", Scores(np.array([10, 0]), (replace(decisions.evidence("power", "3 -"), target=None),))),),
+    scores=(
+        ("telemetry", Scores(np.array([10, 0]), (replace(decision_notation.evidence("power", "3 -"), target=None),))),
+    ),
 )  # fmt: skip
 
 
-DETAILED = decisions.decision(heat="81 70")
+DETAILED = decision_notation.decision(heat="81 70")
 DETAILED = msgspec.structs.replace(
     DETAILED,
     verdicts=tuple(
@@ -65,11 +67,13 @@ DETAILED = msgspec.structs.replace(
     "written",
     [
         pytest.param(DETAILED, id="details"),
-        pytest.param(decisions.decision(heat="81 70 - ! 90~"), id="every state"),
-        pytest.param(decisions.decision(heat="81500m 1n 100E"), id="beyond 64 bits, and the smallest"),
+        pytest.param(decision_notation.decision(heat="81 70 - ! 90~"), id="every state"),
+        pytest.param(
+            decision_notation.decision(heat="81500m 1n 100E"), id="beyond 64 bits, and the smallest"
+        ),
         pytest.param(SCORED, id="scores"),
-        pytest.param(decisions.of(nodes="a b"), id="nobody has an opinion"),
-        pytest.param(decisions.large(), id="many nodes"),
+        pytest.param(decision_notation.of(nodes="a b"), id="nobody has an opinion"),
+        pytest.param(decision_notation.large(), id="many nodes"),
     ],
 )
 def test_what_is_read_back_is_what_was_written(written: Decision) -> None:
@@ -95,7 +99,7 @@ def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
 
 
 def test_a_page_ends_where_it_grows_large() -> None:
-    ring = ring_of(*[decisions.large()] * 20)
+    ring = ring_of(*[decision_notation.large()] * 20)
     page, listed = decision_endpoint.decode_page(body(ring, form="arrays"))
     assert 3 < len(listed) < 20 == page.found
     assert 1 <= len(json.loads(body(ring))["decisions"]) < 5
@@ -107,7 +111,7 @@ def test_nothing_is_kept() -> None:
 
 
 def test_words_are_the_usual_form() -> None:
-    page = json.loads(body(ring_of(decisions.decision(heat="81 70"))))
+    page = json.loads(body(ring_of(decision_notation.decision(heat="81 70"))))
     assert page["decisions"][0]["feasible"] == ["n2"]
 
 
@@ -134,7 +138,7 @@ def test_every_problem_of_a_query_is_named() -> None:
     ],
 )
 def test_what_another_version_may_answer_is_an_error(old: bytes, new: bytes) -> None:
-    page = body(ring_of(decisions.decision(heat="81 70")), form="arrays")
+    page = body(ring_of(decision_notation.decision(heat="81 70")), form="arrays")
     assert old in page
     with pytest.raises(BadInput, match="decisions"):
         decision_endpoint.decode_page(page.replace(old, new))

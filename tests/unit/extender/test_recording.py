@@ -17,8 +17,15 @@ from nodewise.extender import recording, recording_file
 from nodewise.extender.recording_file import EndEntry, GapEntry, Header, Record, RequestEntry, SeriesEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample
-from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
-from tests.unit.extender.recordings import Disk, RecordedExtender, body, records
+from tests.unit.agents.telemetry.snapshot_notation import (
+    NOW,
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rule,
+    series,
+)
+from tests.unit.extender.recording_extender import Disk, RecordedExtender, body, records
 
 HEAT = policy(dontschedule=[rule("heat", target=5)])
 HEADER = Header(format=recording_file.FORMAT, nodewise="1", agents=(), sync_period_s=5.0, at=1.0)

@@ -14,6 +14,7 @@ from nodewise.extender import recording_deltas
 from nodewise.extender.recording_deltas import ClusterStateRebuilder
 from nodewise.kube.struct_type_merge import merge
 from nodewise.state import NODES
+from tests.unit.agent_state_builds import changed
 from tests.unit.agents.gpu.gpu_snapshots import (
     agent_state,
     charged_amounts,
@@ -24,7 +25,6 @@ from tests.unit.agents.gpu.gpu_snapshots import (
     node,
     pod,
 )
-from tests.unit.state_changes import changed
 
 
 def rebuild(cluster_states: Sequence[ClusterState]) -> list[ClusterState]:

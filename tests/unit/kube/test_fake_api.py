@@ -1,4 +1,4 @@
-"""The fake passes what the real API server passes (tests/cluster/test_kube.py)."""
+"""The fake passes what the real API server passes (tests/cluster/test_api_client.py)."""
 
 import pytest
 

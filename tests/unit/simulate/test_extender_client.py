@@ -10,7 +10,7 @@ from nodewise.errors import BadSettings, Unavailable
 from nodewise.simulate import extender_configuration, node_info, scheduler_objects
 from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.extender_messages import Victims
-from tests.cluster import objects as made
+from tests.cluster import kubernetes_objects as made
 from tests.unit.simulate import fake_extender
 
 POD = scheduler_objects.named(

@@ -7,7 +7,7 @@ from nodewise.simulate.filter_plugins import ClusterEvent
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.scheduler_objects import Node, Pod
 from nodewise.simulate.unschedulable_message import Rejection
-from tests.cluster import objects as made
+from tests.cluster import kubernetes_objects as made
 
 PLUGINS = filter_plugins.standard()
 

@@ -4,7 +4,7 @@ import pytest
 
 from nodewise.simulate import node_selectors, scheduler_objects
 from nodewise.simulate.scheduler_objects import Node, Pod, Taint
-from tests.cluster import objects as made
+from tests.cluster import kubernetes_objects as made
 
 NODE = scheduler_objects.node(made.node("a", labels={"disk": "ssd", "cores": "8", "web-policy": "violating"}))
 

@@ -9,7 +9,7 @@ from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.preemption import Preemption, PreemptionContext
 from nodewise.simulate.scheduler_objects import Pod
 from nodewise.simulate.unschedulable_message import Rejection
-from tests.cluster import objects as made
+from tests.cluster import kubernetes_objects as made
 from tests.unit.simulate import fake_extender
 
 NOT_NOW = Rejection(("Insufficient cpu",))

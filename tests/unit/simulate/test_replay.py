@@ -18,8 +18,15 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.simulate import response_differences
 from nodewise.simulate.replay import Player, PodChange, ReplayAgents
 from nodewise.simulate.response_differences import ExtenderResponse, NodeChange
-from tests.unit.agents.telemetry.snapshots import NOW, cluster_state, metrics_snapshot, policy, rule, series
-from tests.unit.extender.recordings import RecordedExtender, body, records, replay
+from tests.unit.agents.telemetry.snapshot_notation import (
+    NOW,
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rule,
+    series,
+)
+from tests.unit.extender.recording_extender import RecordedExtender, body, records, replay
 
 TOO_HOT = "telemetry policy d/pol: heat GreaterThan {}"
 ASK = body("pol", "n1 n2 n3", NodeNameToMetaVictims={"n1": {}, "n2": {}, "n3": {}})

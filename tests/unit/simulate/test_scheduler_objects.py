@@ -6,7 +6,7 @@ import pytest
 
 from nodewise.errors import BadInput
 from nodewise.simulate import scheduler_objects
-from tests.cluster import objects as made
+from tests.cluster import kubernetes_objects as made
 
 
 def test_a_pod_is_read() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from nodewise.simulate import node_info, resource_requests, scheduler_objects, score_plugins
 from nodewise.simulate.node_info import NodeInfo
-from tests.cluster import objects as made
+from tests.cluster import kubernetes_objects as made
 
 SMALL = NodeInfo(scheduler_objects.node(made.node("b", cpu="4", memory="8Gi")))
 LARGE = NodeInfo(scheduler_objects.node(made.node("e", cpu="8", memory="16Gi")))

@@ -8,7 +8,7 @@ from nodewise.clock import ManualClock
 from nodewise.errors import BadSettings
 from nodewise.simulate import simulated_cluster
 from nodewise.simulate.simulated_cluster import Cluster, SimulatedSchedulerOptions
-from tests.cluster import objects as made
+from tests.cluster import kubernetes_objects as made
 from tests.unit.simulate import fake_extender
 from tests.unit.simulate.fake_extender import FakeExtender
 

@@ -8,7 +8,7 @@ from nodewise.agent import Details, Snapshot
 from nodewise.agents.congestion.agent import CongestionAgent
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.extender import agent_chain
-from tests.unit.agents.congestion.snapshots import POD, scores, snapshot
+from tests.unit.agents.congestion.congestion_snapshots import POD, scores, snapshot
 
 NO_FACTOR = [None, "", "abc", "50.5", " 50", "50 ", "0x10", "1e1", "1_0", "٣", "nan", "99999999999999999999"]
 

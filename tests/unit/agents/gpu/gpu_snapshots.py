@@ -16,7 +16,7 @@ from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from tests.unit.state_changes import built
+from tests.unit.agent_state_builds import built
 
 PREFIX = "gpu.intel.com/"
 SHORT = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}

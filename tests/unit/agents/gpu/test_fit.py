@@ -25,7 +25,7 @@ from nodewise.agents.gpu.node_gpus import GpuNode, Link, NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
-from tests.conformance.gas import expectations, table_notation, table_rows
+from tests.conformance.gas import expectation_checks, table_notation, table_rows
 from tests.conformance.gas.table_rows import PlacementCase
 
 MC = "gpu.intel.com/millicores"
@@ -97,7 +97,9 @@ def test_case(case: PlacementCase) -> None:
         why = case.row.expect.failed.get(name, case.row.expect.why)
         if fitted.codes[at]:
             reason = fitted.reasons[fitted.codes[at] - 1]
-            assert expectations.begins(reason.text(), expectations.PREFIX + expectations.REASONS[why])
+            assert expectation_checks.begins(
+                reason.text(), expectation_checks.PREFIX + expectation_checks.REASONS[why]
+            )
     if case.row.kept:
         first = names.index(case.row.kept[0])
         check_taken(case, nodes[first], demand, fitted, first)
@@ -127,7 +129,7 @@ def check_taken(case: PlacementCase, node: AllocatedNode, demand: Demand, fitted
             zip(gpus, subdevices, strict=True) for gpus, subdevices in zip(taken, numbers, strict=True)
         )
     ]
-    expectations.check_tiles("|".join(map(",".join, subdevices_by_container)), case.row.expect.tiles)
+    expectation_checks.check_tiles("|".join(map(",".join, subdevices_by_container)), case.row.expect.tiles)
 
 
 def gpus(count: int = 2, **more: Any) -> NodeGpus:
@@ -166,7 +168,7 @@ def fit_one(
 
 
 def text(fitted: FitResult, at: int = 0) -> str:
-    return fitted.reasons[fitted.codes[at] - 1].text().removeprefix(expectations.PREFIX)
+    return fitted.reasons[fitted.codes[at] - 1].text().removeprefix(expectation_checks.PREFIX)
 
 
 def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:

@@ -11,6 +11,7 @@ from nodewise.agents.gpu import resource_name_limit
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
+from tests.unit.agent_state_builds import changed
 from tests.unit.agents.gpu import gpu_objects
 from tests.unit.agents.gpu.gpu_snapshots import (
     PREFIX,
@@ -24,7 +25,6 @@ from tests.unit.agents.gpu.gpu_snapshots import (
     node,
     pod,
 )
-from tests.unit.state_changes import changed
 
 I915 = f"{PREFIX}i915"
 NODES = {"plain": node("", ""), "n1": node(), "n2": node(numbers="0.1.2", allocatable="i915=3")}

@@ -9,7 +9,7 @@ import pytest
 from nodewise import cooperative_scheduling
 from nodewise.agent import ScorePlugin, StateExporter
 from nodewise.agents.pigeon import score_scaling
-from tests.unit.agents.pigeon.clusters import N3, P1, PigeonCluster, close, pod
+from tests.unit.agents.pigeon.cluster_notation import N3, P1, PigeonCluster, close, pod
 
 NAN = float("nan")
 H3 = "h1(4,8Gi,10;1000,2Gi,2) h2(8,64Gi,20;2000,4Gi,10) h3(16,16Gi,110;3000,6Gi,0)"

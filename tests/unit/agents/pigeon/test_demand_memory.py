@@ -9,7 +9,7 @@ import pytest
 from nodewise.agents.pigeon import demand_memory as memories
 from nodewise.agents.pigeon.demand_memory import DemandMemory
 from nodewise.errors import BadInput
-from tests.unit.agents.pigeon.clusters import P1, PigeonCluster, pod
+from tests.unit.agents.pigeon.cluster_notation import P1, PigeonCluster, pod
 
 SMALL, LARGE = np.array([100, 128, 1, 0, 0], float), np.array([8000, 65536, 1, 0, 0], float)
 

@@ -13,7 +13,7 @@ from nodewise.agents.pigeon import node_requests
 from nodewise.agents.pigeon.node_requests import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.kube.store import difference
-from tests.unit.agents.pigeon.clusters import PigeonCluster, node
+from tests.unit.agents.pigeon.cluster_notation import PigeonCluster, node
 
 Pods = Mapping[tuple[str, str], HoldingPod]
 

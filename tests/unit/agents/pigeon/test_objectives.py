@@ -6,7 +6,7 @@ import pytest
 from nodewise.agents.pigeon import demand_statistics as demands
 from nodewise.agents.pigeon import mean_covariance
 from nodewise.agents.pigeon.objectives import LAYOUTS, NodeTable, Objective
-from tests.unit.agents.pigeon.clusters import close
+from tests.unit.agents.pigeon.cluster_notation import close
 
 NOTHING = np.zeros(1)
 

@@ -16,7 +16,7 @@ from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
 from nodewise.agents.telemetry.status import PolicyCondition, PolicyStatus
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from tests.unit.agents.telemetry.snapshots import (
+from tests.unit.agents.telemetry.snapshot_notation import (
     cluster_state,
     metrics_snapshot,
     policy,

@@ -14,7 +14,7 @@ from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
 from nodewise.agents.telemetry.status import PolicyCondition, PolicyStatus
 from nodewise.errors import BadSettings
-from tests.unit.agents.telemetry.snapshots import (
+from tests.unit.agents.telemetry.snapshot_notation import (
     cluster_state,
     metrics_snapshot,
     policy,

@@ -6,7 +6,13 @@ from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from tests.unit.agents.telemetry.snapshots import cluster_state, metrics_snapshot, policy, rule, series
+from tests.unit.agents.telemetry.snapshot_notation import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rule,
+    series,
+)
 
 P = "telemetry.aware.scheduling.pol/"
 STALE = 900.0

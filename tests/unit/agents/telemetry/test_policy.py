@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
-from tests.unit.agents.telemetry.snapshots import policy, rule
+from tests.unit.agents.telemetry.snapshot_notation import policy, rule
 
 
 def problems(spec: Any, name: str = "pol") -> list[str]:

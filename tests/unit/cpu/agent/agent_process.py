@@ -17,7 +17,7 @@ from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.store.directory import DirectoryStore
 from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.processes import Process
-from tests.forks import CMK, NODEWISE, ForkedProcess
+from tests.forked_commands import CMK, NODEWISE, ForkedProcess
 
 PATIENCE_S = 60.0
 CLAIM_AND_END = """

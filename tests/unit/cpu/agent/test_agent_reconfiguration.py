@@ -19,11 +19,11 @@ from nodewise.cpu.reconfiguration import execution
 from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.cluster import availability
+from tests.cluster import skip_conditions
 from tests.cluster.namespace_sandboxes import wait
-from tests.conformance.cmk import machines
+from tests.conformance.cmk import case_machines
 from tests.conformance.cmk.test_node_commands import write
-from tests.forks import NODEWISE
+from tests.forked_commands import NODEWISE
 from tests.unit.cpu.agent import agent_process
 from tests.unit.cpu.agent.agent_process import PATIENCE_S, RunningNodeAgent
 from tests.unit.cpu.reconfiguration import process_trees
@@ -43,13 +43,13 @@ pytestmark = pytest.mark.root
 @pytest.fixture(autouse=True)
 def two_cpus() -> None:
     if not {0, 1} <= os.sched_getaffinity(0):
-        availability.not_run("moving processes takes two CPUs")
+        skip_conditions.not_run("moving processes takes two CPUs")
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> str:
     """The option of a machine whose second core is isolated, and so becomes exclusive."""
-    return f"--sysfs={write(machines.texts('B2', '1'), tmp_path / 'machine')}"
+    return f"--sysfs={write(case_machines.texts('B2', '1'), tmp_path / 'machine')}"
 
 
 def family(task: Task) -> list[thread_affinity.Thread]:

@@ -12,7 +12,7 @@ from nodewise.cpu import procfs
 from nodewise.cpu.cgroups import USER_SLICE, CgroupOwner, parse_cgroup
 from nodewise.cpu.node import peer_credentials
 from nodewise.errors import Unavailable
-from tests.cluster import availability
+from tests.cluster import skip_conditions
 
 POD = "01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11"
 ESCAPED = POD.replace("-", "_")
@@ -154,7 +154,7 @@ def test_a_reused_process_id_is_not_the_peer(listening: socket.socket, tmp_path:
         try:
             connected.getsockopt(socket.SOL_SOCKET, 77, 4)
         except OSError:
-            availability.not_run("the kernel gives no descriptor of a peer: Linux 6.5 does")
+            skip_conditions.not_run("the kernel gives no descriptor of a peer: Linux 6.5 does")
         another = tmp_path / f"proc/{child.pid}"
         another.mkdir(parents=True)
         for name in ("stat", "cgroup"):

@@ -1,0 +1,124 @@
+"""Start and memory: a real API server with 5,000 nodes of 10 kB and 50,000 pods of 5 kB."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.cluster import (
+    controlplane,
+    extender_process,
+    fake_custom_metrics_server,
+    kubernetes_objects,
+    namespace_sandboxes,
+    programs,
+)
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.namespace_sandboxes import Sandbox
+
+from bench import bench_processes, cluster_data, compared_extenders, etcd_population
+from bench.cluster_data import Object
+from bench.progress_lines import report_progress_line
+from bench.requests_with_node_names import NODES
+from bench.results import Measurement
+
+POD_COUNT: Final = 50_000
+MOVING_METRIC: Final = cluster_data.OTHERS[-1]
+MOVING_TARGET: Final = 897_300
+"""Threshold for values up to 900,000: about fifteen of 5,000 nodes exceed it, different ones in each period."""
+SETTLE_S: Final = 6.0
+"""Waiting time after readiness: three periods."""
+
+
+class Start(NamedTuple):
+    """Measurements of one start of the extender."""
+
+    ready_s: float
+    rss_mib: float
+    """The larger value of when it was ready and some periods later."""
+    peak_mib: float
+
+
+class FilledControlPlane(NamedTuple):
+    """A control plane with its objects, and the user of the extender."""
+
+    sandbox: Sandbox
+    folder: Path
+    user: User
+
+
+def measure(context: bench_processes.BenchContext, times: int) -> Measurement:
+    """Measure `times` starts."""
+    report_progress_line("finding the control plane (where it has to be built: five minutes)")
+    with _filled(programs.folder(), context.folder) as plane:
+        starts = []
+        for number in range(times):
+            starts.append(_start(plane, number))
+            report_progress_line(f"start {number + 1} of {times}: {starts[-1]}")
+    figures = {
+        "ready_s": round(statistics.median(start.ready_s for start in starts), 2),
+        "rss_50000_pods_mib": round(statistics.median(start.rss_mib for start in starts), 1),
+        "rss_50000_pods_peak_mib": round(statistics.median(start.peak_mib for start in starts), 1),
+    }
+    more = {"starts": [start._asdict() for start in starts]}
+    versions = {"kubernetes": programs.VERSION}
+    return Measurement(figures, {}, "", more, versions)
+
+
+@contextlib.contextmanager
+def _filled(programs: Path, folder: Path) -> Iterator[FilledControlPlane]:
+    """Run a control plane with nodes, pods, policies, and ten metrics that change."""
+    named = cluster_data.names(NODES)
+    with controlplane.running(programs, folder) as plane, namespace_sandboxes.created(plane) as sandbox:
+        for what, entries in (
+            (f"{NODES} nodes", etcd_population.nodes(named)),
+            (f"{POD_COUNT} pods", etcd_population.pods(named, POD_COUNT)),
+        ):
+            report_progress_line(f"writing {what} into etcd")
+            etcd_population.fill(plane.etcd, entries, lambda count: report_progress_line(f"{count} written"))
+        extender_process.define(plane.api)
+        sandbox.create(kubernetes_objects.namespace(cluster_data.NAMESPACE, trusted=True))
+        for policy in policies():
+            sandbox.create(policy)
+        with (
+            fake_custom_metrics_server.behind(sandbox, folder, ("v1beta2",)) as metrics,
+            compared_extenders.feeding(metrics, named, cluster_data.METRICS),
+        ):
+            yield FilledControlPlane(sandbox, folder, extender_process.user(plane))
+
+
+def policies() -> list[Object]:
+    """The common policies, and one whose labels move to other nodes after each refresh."""
+    rule = {
+        "metricname": MOVING_METRIC,
+        "operator": "GreaterThan",
+        "target": MOVING_TARGET,
+        "labels": ["tier=hot"],
+    }
+    policies = [*cluster_data.policies(), cluster_data.policy("moving", {"labeling": {"rules": [rule]}})]
+    own = ("uid", "resourceVersion", "generation")
+    return [
+        policy | {"metadata": {key: value for key, value in policy["metadata"].items() if key not in own}}
+        for policy in policies
+    ]
+
+
+def _start(plane: FilledControlPlane, number: int) -> Start:
+    """Measure one start, with the shipped access rights."""
+    folder = plane.folder / f"start-{number}"
+    folder.mkdir()
+    arguments = [
+        *extender_process.arguments(plane.user, extender_process.CertificateFiles(folder)),
+        f"--sync-period={compared_extenders.PERIOD_S}s",
+        "--log-format=json",
+    ]
+    with bench_processes.serving(bench_processes.PROGRAM, arguments, folder / "extender.log") as extender:
+        rss_mib = extender.rss_mib()
+        time.sleep(SETTLE_S)
+        return Start(
+            round(extender.ready_s, 2),
+            round(max(rss_mib, extender.rss_mib()), 1),
+            round(extender.peak_mib(), 1),
+        )

@@ -1,0 +1,69 @@
+"""A metrics.k8s.io server with settable values behind the API server, in place of metrics-server."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import aggregated_api, asgi_server_thread, processes
+from tests.cluster.aggregated_api import AggregatedApiBackend
+from tests.cluster.api_client import ClusterApi, Object
+from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
+from tests.cluster.certificates import CertificateAuthority
+
+GROUP = "metrics.k8s.io"
+VERSION = f"{GROUP}/v1beta1"
+ROOT = f"/apis/{VERSION}"
+
+
+class FakeResourceMetricsApi:
+    """What the server knows; a test changes `cpu`, cores in use by node, at any time."""
+
+    def __init__(self, cpu: Mapping[str, str] = {}) -> None:
+        self.cpu = cpu
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request (ASGI)."""
+        await asgi_server_thread.body_of(receive)
+        answers = {ROOT: _discovery, f"{ROOT}/nodes": self._nodes}
+        answer = answers.get(scope["path"].rstrip("/"))
+        status: tuple[int, Any] = (200, answer()) if answer else (404, {"kind": "Status", "code": 404})
+        await asgi_server_thread.answer(send, *status)
+
+    def _nodes(self) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        items = [
+            {
+                "metadata": {"name": node},
+                "timestamp": now,
+                "window": "10s",
+                "usage": {"cpu": cpu, "memory": "1Gi"},
+            }
+            for node, cpu in self.cpu.items()
+        ]
+        return {"kind": "NodeMetricsList", "apiVersion": VERSION, "metadata": {}, "items": items}
+
+
+def _discovery() -> Object:
+    nodes = {
+        "name": "nodes",
+        "singularName": "",
+        "namespaced": False,
+        "kind": "NodeMetrics",
+        "verbs": ["get", "list"],
+    }
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": VERSION, "resources": [nodes]}
+
+
+@contextlib.contextmanager
+def behind(api: ClusterApi, folder: Path) -> Iterator[FakeResourceMetricsApi]:
+    """A server that the API server hands on to, until the block is left."""
+    authority = CertificateAuthority(folder, "resource-metrics-ca")
+    backend = AggregatedApiBackend("resource-metrics", "metrics-server", processes.free_port(), authority)
+    metrics = FakeResourceMetricsApi()
+    with (
+        asgi_server_thread.serving(metrics, ServerTls(backend.certificate()), backend.port),
+        aggregated_api.registered(api, backend, {GROUP: ["v1beta1"]}),
+    ):
+        yield metrics

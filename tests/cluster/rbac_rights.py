@@ -1,0 +1,98 @@
+"""Rights that RBAC grants and rights that requests needed, in one form, so that tests can compare them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tests.cluster.api_client import ClusterApi, Object
+from tests.cluster.audit_log_reader import AuditedRequest
+
+ANY = "*"
+NAMED_BY_USERS = frozenset(["custom.metrics.k8s.io"])
+"""Groups whose resources are called as users like: nobody can list them in a rule."""
+
+
+class ApiRight(NamedTuple):
+    """One verb on one resource; `resource` has its subresource, as in a rule: `nodes/status`."""
+
+    verb: str
+    group: str
+    resource: str
+    name: str = ""
+    """Of the one object that it is about; empty: of all."""
+    namespace: str = ""
+    """Empty: everywhere."""
+
+
+def granted(objects: Iterable[Object]) -> set[ApiRight]:
+    """What the Roles and ClusterRoles among some objects allow, each right once."""
+    return {
+        right
+        for manifest in objects
+        for rule in manifest.get("rules", ())
+        for right in of_rule(rule, manifest["metadata"].get("namespace", ""))
+    }
+
+
+def of_rule(rule: Object, namespace: str = "") -> Iterator[ApiRight]:
+    """The rights of one rule."""
+    for group in rule["apiGroups"]:
+        for resource in rule["resources"]:
+            for verb in rule["verbs"]:
+                for name in rule.get("resourceNames", [""]):
+                    yield ApiRight(verb, group, resource, name, namespace)
+
+
+def needed(requests: Iterable[AuditedRequest]) -> set[ApiRight]:
+    """The narrowest rights under which all of these requests are allowed.
+
+    A right is of one name, or one namespace, if no request was about another.
+    """
+    places = defaultdict(set)
+    for request in requests:
+        resource = ANY if request.group in NAMED_BY_USERS else request.resource
+        places[request.verb, request.group, resource].add((request.name, request.namespace))
+    return {
+        ApiRight(*what, _only(name for name, _ in where), _only(namespace for _, namespace in where))
+        for what, where in places.items()
+    }
+
+
+def _only(values: Iterable[str]) -> str:
+    """The one value there is; empty if there are several."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else ""
+
+
+def without(rules: Iterable[Object], right: ApiRight) -> list[Object]:
+    """The rules of a role, less one right."""
+    kept: list[Object] = []
+    for rule in rules:
+        verbs = [verb for verb in rule["verbs"] if not _is(right, verb, rule)]
+        kept += [rule | {"verbs": verbs}] if verbs else []
+    return kept
+
+
+def _is(right: ApiRight, verb: str, rule: Object) -> bool:
+    about = (right.group in rule["apiGroups"], right.resource in rule["resources"])
+    return all(about) and right.name in rule.get("resourceNames", [""]) and right.verb == verb
+
+
+def holds(api: ClusterApi, user: str, right: ApiRight) -> bool:
+    """Whether the API server allows it to a user now."""
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {
+        "verb": right.verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+        "name": right.name,
+        "namespace": right.namespace,
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "metadata": {},
+        "spec": {"user": user, "resourceAttributes": attributes},
+    }
+    return bool(api.create(review)["status"]["allowed"])

@@ -1,0 +1,151 @@
+"""The shipped rights are exactly those that the audit log shows as used when every feature is enabled."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.cluster import (
+    api_user_kubeconfigs,
+    extender_process,
+    fake_custom_metrics_server,
+    installation,
+    kubernetes_objects,
+    namespace_sandboxes,
+    rbac_rights,
+    read_only_commands,
+)
+from tests.cluster.api_client import Object
+from tests.cluster.audit_log_reader import AuditLog
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE, ShippedInstallation, pod, policy
+from tests.cluster.namespace_sandboxes import Sandbox, wait
+
+READER = "reader"
+EVERYBODYS = "system:discovery"
+"""The ClusterRole by which every user may ask which APIs there are."""
+
+
+@pytest.fixture(scope="module")
+def shipped(
+    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ShippedInstallation]:
+    with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
+        yield shipped
+
+
+class RightsScenario(NamedTuple):
+    """What is recorded, in two namespaces and on several nodes, so that no right is for one only."""
+
+    shipped: ShippedInstallation
+    first: Sandbox
+    second: Sandbox
+    filters: ExtenderProcess
+    """The replica that the scheduler asks to filter."""
+    scores: ExtenderProcess
+
+    def told(self, event: str) -> list[Object]:
+        """What the replicas logged."""
+        return [*self.filters.events(event), *self.scores.events(event)]
+
+    def entries(self) -> list[Object]:
+        """Both replicas, in a scheduler's configuration."""
+        filters, scores = (
+            replica.entry(tlsConfig=replica.entry()["tlsConfig"] | {"serverName": HOST}, httpTimeout="30s")
+            for replica in (self.filters, self.scores)
+        )
+        no_filter = {"filterVerb": "", "preemptVerb": "", "managedResources": []}
+        return [filters | {"prioritizeVerb": ""}, scores | no_filter]
+
+    def is_written(self) -> bool:
+        """Whether the leader has written all that it writes by itself."""
+        nodes = [
+            self.shipped.labels(node).get("cool") == "violating" and self.shipped.advertises(node)
+            for node in ("a", "b", "c")
+        ]
+        statuses = [
+            extender_process.status(self.first, "cool"),
+            extender_process.status(self.second, "calm"),
+        ]
+        ready = self.filters.is_ready() and self.scores.is_ready()
+        return ready and all(nodes) and all(statuses) and len(self.told("labels_taken_over")) == 2
+
+    def rejections(self) -> None:
+        """The same twice of each policy: the second time the event is counted, not made."""
+        for _ in range(2):
+            assert self.filters.rejects(self.first.namespace, "a", "cool")
+            assert self.filters.rejects(self.second.namespace, "a", "calm")
+
+    def pods_that_wait_until_their_metric_heals(self) -> None:
+        self.first.pods(pod("web", "cool"))
+        self.second.pods(pod("shop", "calm"))
+        self.first.expect_event("web", "NoNodePasses")
+        self.second.expect_event("shop", "NoNodePasses")
+        self.shipped.metrics.set("power", dict.fromkeys("abc", 10))
+        self.second.expect_bound("shop")
+        wait("it was woken", lambda: self.told("woken") or None)
+        self.shipped.metrics.set("heat", dict.fromkeys("abc", 10))
+        self.first.expect_bound("web")
+
+    def looks(self) -> None:
+        """Run the read-only commands as a user with their roles."""
+        plane = self.shipped.plane
+        user = plane.user(READER)
+        api_user_kubeconfigs.bind(plane.api, user.name, "nodewise-reader")
+        api_user_kubeconfigs.bind(plane.api, user.name, "nodewise-reader", NAMESPACE)
+        for replica in (self.filters, self.scores):
+            self.first.create(installation.endpoint(f"replica-{replica.process.pid}", replica.url))
+        by = f"--kubeconfig={user.kubeconfig}"
+        for named in (f"{self.first.namespace}/web", f"{self.second.namespace}/shop"):
+            done = read_only_commands.run(
+                "explain", named, by, *installation.shown(self.shipped.papers), "-o", "json"
+            )
+            assert [
+                replica["found"] > 0 for replica in read_only_commands.parse_report(done)["replicas"]
+            ] == [
+                True,
+                True,
+            ]
+        report = read_only_commands.parse_report(
+            read_only_commands.run("decide", "--cluster", "--running", by, "-o", "json")
+        )
+        assert {decision["stays"] for decision in report["decisions"]} == {True}
+
+
+@pytest.fixture(scope="module")
+def recorded(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
+    """The log of a run in which nodewise did all that it can do."""
+    folder = tmp_path_factory.mktemp("replicas")
+    with (
+        namespace_sandboxes.created(shipped.plane) as first,
+        namespace_sandboxes.created(shipped.plane) as second,
+    ):
+        first.nodes(*kubernetes_objects.nodes("a b c"))
+        for node in ("a", "b"):
+            shipped.label_as_the_older_system(node, "cool")
+        for metric in ("heat", "power"):
+            shipped.metrics.set(metric, dict.fromkeys("abc", 90))
+        first.put(policy("cool", "heat", "dontschedule", "deschedule", "labeling"))
+        second.put(policy("calm", "power", "dontschedule"))
+        with shipped.started(folder) as first_replica, shipped.started(folder) as other:
+            run = RightsScenario(shipped, first, second, first_replica, other)
+            wait("all is written", lambda: run.is_written() or None)
+            run.rejections()
+            with shipped.plane.start_scheduler({"extenders": run.entries()}):
+                run.pods_that_wait_until_their_metric_heals()
+            run.looks()
+    return shipped.log
+
+
+@pytest.mark.parametrize(("file", "user"), [("rbac.yaml", ACCOUNT), ("reader.yaml", READER)])
+def test_the_rights_that_ship_are_those_that_were_needed(recorded: AuditLog, file: str, user: str) -> None:
+    """Neither more nor less, and none for more names or namespaces than one where one was enough."""
+    requests = recorded.requests(user)
+    assert [request for request in requests if request.is_refused] == []
+    discovery = [request for request in requests if not request.resource]
+    assert {request.path for request in discovery} == {f"/apis/{fake_custom_metrics_server.GROUP}"}
+    assert all(EVERYBODYS in request.allowed_by for request in discovery)
+    rest = [request for request in requests if request.resource]
+    assert [request for request in rest if "nodewise" not in request.allowed_by] == []
+    assert rbac_rights.needed(rest) == rbac_rights.granted(extender_process.manifest(file))

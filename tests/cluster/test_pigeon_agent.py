@@ -1,0 +1,109 @@
+"""Pods are packed by current requests, and the statistics of requests survive a restart."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes
+from tests.cluster.api_client import Object
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import OWN_NAMESPACE, ExtenderProcess
+from tests.cluster.namespace_sandboxes import Sandbox, wait
+
+NODES = "a b c"
+CPU = 4
+
+
+def entry(running: ExtenderProcess) -> Object:
+    """Scores for all pods, that count more than all else."""
+    fields = running.entry(weight=100, managedResources=[])
+    return {name: value for name, value in fields.items() if name not in ("filterVerb", "preemptVerb")}
+
+
+def room(running: ExtenderProcess, node: str, cpu_milli: int) -> bool:
+    """Whether nodewise takes so much of a node to be free."""
+    spec = {"containers": [{"name": "main", "resources": {"requests": {"cpu": f"{cpu_milli}m"}}}]}
+    pod = {"metadata": {"name": "probe", "namespace": "default", "uid": "probe"}, "spec": spec}
+    context = running.papers.authority.client_context(running.papers.client)
+    with httpx2.Client(verify=context, trust_env=False) as client:
+        request = {"Pod": pod, "NodeNames": [node]}
+        (answer,) = client.post(f"{running.url}/agents/pigeon/prioritize", json=request).json()
+    return bool(answer["Score"])
+
+
+def test_one_node_after_another_is_filled(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> None:
+    """kube-scheduler by itself would spread them; a scheduler that goes by annotations would not know of the last."""
+    sandbox.nodes(*kubernetes_objects.nodes(NODES, cpu=str(CPU)))
+    how = ["--agents=pigeon", "--policy-objective=CONSOLIDATE", "--pigeon-usage=pods"]
+    there: Counter[str] = Counter()
+    with (
+        extender_process.extender(plane, tmp_path, *how) as running,
+        plane.start_scheduler({"extenders": [entry(running)]}),
+    ):
+        for number in range(2 * CPU):
+            sandbox.pods(kubernetes_objects.pod(f"web-{number}", cpu="1", memory="64Mi"))
+            node = sandbox.expect_bound(f"web-{number}")
+            there[node] += 1
+            left = 1000 * (CPU - there[node])
+            wait("the pod counts", lambda node=node, left=left: not room(running, node, left + 1) or None)
+    assert sorted(there.values()) == [CPU, CPU]
+
+
+KEPT = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-memory"
+
+
+@pytest.fixture
+def forgotten(plane: ControlPlane) -> Iterator[None]:
+    """Nothing is kept, and nothing stays."""
+    forget(plane)
+    yield
+    forget(plane)
+
+
+def forget(plane: ControlPlane) -> None:
+    if plane.api.find(KEPT) is not None:
+        plane.api.delete(KEPT)
+
+
+def keeper(plane: ControlPlane) -> User:
+    """A user with the shipped rights, including those for stored state."""
+    memory = next(
+        manifest for manifest in extender_process.manifest("memory.yaml") if manifest["kind"] == "Role"
+    )["rules"]
+    made = plane.user(f"nodewise-{processes.number()}", extender_process.rules())
+    api_user_kubeconfigs.grant(
+        plane.api, made.name, [*extender_process.rules("Role"), *memory], OWN_NAMESPACE
+    )
+    return made
+
+
+def demand(running: ExtenderProcess) -> Any:
+    return httpx2.get(f"{running.health}/state/pigeon").json()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_what_pods_ask_for_outlives_the_process(
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    sandbox.nodes(*kubernetes_objects.nodes(NODES, cpu="32"))
+    user = keeper(plane)
+    with (
+        extender_process.extender(plane, tmp_path, "--agents=pigeon", by=user) as running,
+        plane.start_scheduler({"extenders": [entry(running)]}),
+    ):
+        for number, cpu in enumerate(("1", "3")):
+            sandbox.pods(kubernetes_objects.pod(f"web-{number}", cpu=cpu, memory="1Gi"))
+            sandbox.expect_bound(f"web-{number}")
+        before = wait("both have counted", lambda: demand(running) if demand(running)["pods"] == 2 else None)
+    kept = plane.api.get(KEPT)["data"]
+    assert json.loads(kept["pigeon.json"])["samples"] == 2
+    with extender_process.extender(plane, tmp_path, "--agents=pigeon", by=user) as running:
+        wait("it remembers", lambda: demand(running) == before or None)
+    assert before["resources"]["cpu"]["pod_mean"] == 2000
+    assert before["resources"]["cpu"]["pod_deviation"] == 1000

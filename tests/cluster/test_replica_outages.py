@@ -1,0 +1,510 @@
+"""Replicas that are stopped or killed, and an API server that is unavailable, under a real kube-scheduler.
+
+What kube-scheduler does, and the Go client in it, cannot be changed by an extender: a call is made once, and one that
+gets no answer fails the attempt; the pod is tried again after its back-off of a second, at most ten. So:
+
+- A replica that is told to end (SIGTERM) takes part in no failed call: it falls from readiness, serves on, and ends
+  each connection with an answer.
+- Of one that is killed (SIGKILL) the calls are lost that it had begun, and those that were sent to it before the
+  Service knew. No other replica's calls are touched, and no pod is lost.
+- Pods without a policy never come to us, whatever state we are in.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests import case_counts
+from tests.cluster import (
+    controlplane,
+    debian_packages,
+    extender_process,
+    fake_custom_metrics_server,
+    kubernetes_objects,
+    load_balancer,
+    namespace_sandboxes,
+    process_kills,
+    prometheus_and_exporters,
+    scheduler_calls,
+)
+from tests.cluster.api_client import Object
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.load_balancer import BalancedEndpoint, LoadBalancer
+from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.processes import Process
+from tests.cluster.scheduler_calls import FailedCall, PodStream, SchedulerCaller
+
+HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+BUSY = {"metricname": "load", "operator": "GreaterThan", "target": 5, "query": "node_load"}
+CALLERS = 6
+LEASE_S = 15 + 4.4
+"""The Lease of a leader that is dead is left alone for 15 s; then it is looked at every 4.4 s at the latest."""
+SLACK_S = 60
+"""For a machine that has much else to do."""
+POD_SCHEDULER = {"clientConnection": {"qps": 5000, "burst": 5000}}
+
+
+def pod(name: str) -> Object:
+    """One that names the policy, and so comes to nodewise."""
+    return kubernetes_objects.pod(
+        name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=extender_process.LIMITS
+    )
+
+
+def plain(name: str) -> Object:
+    return kubernetes_objects.pod(name, cpu="1m", memory="1Mi")
+
+
+def roomy(name: str) -> Object:
+    return kubernetes_objects.node(name, cpu="10000", memory="100Ti", pods=100_000)
+
+
+def filtered_names(callers: Sequence[scheduler_calls.SchedulerCaller]) -> set[str]:
+    """The different lists of node names in the newest responses."""
+    return {str(caller.answers["filter"]["NodeNames"]) for caller in callers}
+
+
+def filter_request(namespace: str, policy: str, *nodes: str) -> Object:
+    metadata = {"name": "probe", "namespace": namespace, "labels": {"telemetry-policy": policy}}
+    return {"Pod": {"metadata": metadata}, "NodeNames": list(nodes)}
+
+
+class TelemetryReplicas:
+    """Replicas of nodewise behind one Service."""
+
+    def __init__(self, plane: ControlPlane, folder: Path, service: LoadBalancer) -> None:
+        extender_process.define(plane.api)
+        self.service = service
+        self.papers = CertificateFiles(folder)
+        self.running: list[ExtenderProcess] = []
+        self._plane = plane
+        self._folder = folder
+        self._user: User = extender_process.user(plane)
+        self._stack = contextlib.ExitStack()
+
+    def start(self) -> ExtenderProcess:
+        """One more; the Service knows it when this returns."""
+        replica = self._stack.enter_context(
+            extender_process.extender(
+                self._plane, self._folder, "--shutdown-delay=2s", papers=self.papers, by=self._user
+            )
+        )
+        self.running.append(replica)
+        self._publish()
+        wait("the Service has it", lambda: endpoint(replica) in self.service.ready or None)
+        return replica
+
+    def gone(self, replica: ExtenderProcess) -> None:
+        """The Service forgets one."""
+        self.running.remove(replica)
+        self._publish()
+
+    def leader(self) -> ExtenderProcess:
+        """The one that leads, as soon as one does."""
+        return wait("one leads", lambda: next(filter(leads, self.running), None), LEASE_S + SLACK_S)
+
+    def caller(self, body: Object) -> SchedulerCaller:
+        return SchedulerCaller(
+            self.service.url, self.papers.authority.client_context(self.papers.client), body
+        )
+
+    def entry(self) -> Object:
+        """What `docs/scheduler.md` recommends, through the Service; patient, as the machine has much else to do."""
+        url = f"{self.service.url}/scheduler"
+        return self.running[0].entry(urlPrefix=url, httpTimeout="30s")
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def _publish(self) -> None:
+        self.service.set_endpoints(*map(endpoint, self.running))
+
+
+def endpoint(replica: ExtenderProcess) -> BalancedEndpoint:
+    return BalancedEndpoint(replica.url, replica.health)
+
+
+def leads(replica: ExtenderProcess) -> bool:
+    names = [event["event"] for event in replica.events() if event["event"] in {"leading", "not_leading"}]
+    return names[-1:] == ["leading"]
+
+
+@pytest.fixture
+def replicas(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> Iterator[TelemetryReplicas]:
+    """Two of them, three nodes of which `a` is hot, and a policy."""
+    sandbox.nodes(*map(roomy, "abc"))
+    metrics.set("heat", {"a": 90, "b": 10, "c": 10})
+    extender_process.policy(sandbox, dontschedule=[HOT], deschedule=[HOT])
+    with load_balancer.serving() as service:
+        made = TelemetryReplicas(plane, tmp_path, service)
+        try:
+            made.start()
+            made.start()
+            yield made
+        finally:
+            made.stop()
+
+
+def until_bound(pods: PodStream, more: int) -> None:
+    """Until so many more are bound."""
+    target = len(pods.bound_s) + more
+    wait("pods are bound", lambda: len(pods.bound_s) >= target or None, 60, pods.told)
+
+
+def until_all_bound(pods: PodStream) -> None:
+    pods.end()
+    wait("all pods are bound", lambda: not pods.unbound() or None, 60, lambda: pods.unbound()[:5])
+
+
+def failures(sandbox: Sandbox) -> dict[str, str]:
+    """The messages of failed scheduling attempts, by pod."""
+    path = f"/api/v1/namespaces/{sandbox.namespace}/events"
+    events = sandbox.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
+    return {event["involvedObject"]["name"]: event["message"] for event in events}
+
+
+def test_a_rolling_update_fails_no_call_and_delays_no_pod(
+    plane: ControlPlane, sandbox: Sandbox, replicas: TelemetryReplicas
+) -> None:
+    body = filter_request(sandbox.namespace, "pol", "a", "b", "c")
+    with (
+        plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
+        scheduler_calls.continuous_calls(CALLERS, lambda: replicas.caller(body)) as callers,
+        scheduler_calls.continuous_pods(sandbox, pod, "web", most_unbound=20, pause_s=0.02) as pods,
+    ):
+        until_bound(pods, 20)
+        leader = replicas.leader()
+        for old in (leader, next(replica for replica in replicas.running if replica is not leader)):
+            replicas.start()
+            os.kill(old.process.pid, signal.SIGTERM)
+            until_bound(pods, 20)
+            wait("it has ended", lambda replica=old: not replica.process.is_running or None)
+            replicas.gone(old)
+            until_bound(pods, 20)
+            replicas.leader()
+        wait("each caller has called often", lambda: all(caller.calls > 100 for caller in callers) or None)
+        until_all_bound(pods)
+    assert [failure for caller in callers for failure in caller.failed] == []
+    assert failures(sandbox) == {}
+    assert all(set(caller.answers["filter"]["NodeNames"]) == {"b", "c"} for caller in callers)
+
+
+def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followed(
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    replicas: TelemetryReplicas,
+    record_property: Any,
+) -> None:
+    leader = replicas.leader()
+    body = filter_request(sandbox.namespace, "pol", "a", "b", "c")
+    filtering = replicas.entry() | {"prioritizeVerb": ""}  # a broken call of it would cost no attempt
+    replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
+    with (
+        plane.start_scheduler(POD_SCHEDULER | {"extenders": [filtering]}),
+        scheduler_calls.continuous_pods(sandbox, pod, "web", most_unbound=20) as pods,
+    ):
+        until_bound(pods, 20)
+        replicas.service.only = None
+        with scheduler_calls.continuous_calls(CALLERS, lambda: replicas.caller(body)) as callers:
+            until_bound(pods, 50)
+            killed_s = time.monotonic()
+            with stopped(leader.process):
+                time.sleep(0.3)  # so that calls of all are under way there, kube-scheduler's too
+                leader.process.kill()
+            dead = endpoint(leader)
+            wait("the Service knows", lambda: dead not in replicas.service.ready or None)
+            known_s = time.monotonic()
+            replicas.gone(leader)
+            until_bound(pods, 50)
+            follower = replicas.leader()
+            followed_s = time.monotonic() - killed_s
+            metrics.set("heat", {"a": 90, "b": 95, "c": 10})
+            wait("the new leader labels", lambda: "pol" in labels(sandbox, "b") or None)
+            # the other replica may fetch the metric up to a period later
+            wait("every replica knows", lambda: filtered_names(callers) == {"['c']"} or None)
+        until_all_bound(pods)
+    lost = [failure for caller in callers for failure in caller.failed]
+    assert [
+        failure for failure in lost if not is_of(failure, dead, replicas.service, killed_s, known_s)
+    ] == []
+    assert filtered_names(callers) == {"['c']"}
+    messages = failures(sandbox)
+    assert messages, "kube-scheduler's own call was to break"
+    assert all(replicas.service.url in text for text in messages.values()), messages
+    waits = [pods.waits_s()[name] for name in messages]
+    assert follower is replicas.running[0]
+    figures = {
+        "calls": sum(caller.calls for caller in callers),
+        "calls lost": len(lost),
+        "pods": len(pods.bound_s),
+        "pods tried again": [round(wait_s, 2) for wait_s in waits],
+        "followed after": round(followed_s, 1),
+        "the Service knew after": round(known_s - killed_s, 2),
+    }
+    record_property("figures", figures)
+    print(figures)
+
+
+def is_of(
+    failure: FailedCall, dead: BalancedEndpoint, service: LoadBalancer, begin_s: float, end_s: float
+) -> bool:
+    """Whether a call was lost with the replica that died, before the Service knew of it."""
+    gone = not failure.port or service.taken.get(failure.port) == dead
+    return gone and failure.at_s >= begin_s and failure.began_s <= end_s
+
+
+def labels(sandbox: Sandbox, node: str) -> dict[str, str]:
+    labels: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+    return labels
+
+
+@contextlib.contextmanager
+def stopped(*processes: Process) -> Iterator[None]:
+    """As if their machines stood still: connections stay open, nothing is answered."""
+    for process in processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.is_running:
+                os.kill(process.pid, signal.SIGCONT)
+
+
+class BindRates:
+    """How many plain pods a second are bound while 40 wait all the time."""
+
+    def __init__(self, plane: ControlPlane, sandbox: Sandbox) -> None:
+        self._plane = plane
+        self._corner = sandbox
+        self._rounds = 0
+
+    def measure(
+        self, extenders: list[Object], for_s: float, first: Callable[[], None] = lambda: None
+    ) -> float:
+        """With these extenders; `first` is done when the scheduler runs."""
+        self._rounds += 1
+        with self._plane.start_scheduler(POD_SCHEDULER | {"extenders": extenders}):
+            first()
+            with scheduler_calls.continuous_pods(
+                self._corner, plain, f"plain-{self._rounds}", most_unbound=40
+            ) as pods:
+                until_bound(pods, 40)
+                began_s = time.monotonic()
+                time.sleep(for_s)
+                rate = pods.bound_between(began_s, began_s + for_s) / for_s
+                until_all_bound(pods)
+        return rate
+
+    def compare(
+        self, extenders: list[Object], first: Callable[[], None] = lambda: None
+    ) -> list[tuple[float, float]]:
+        """Rates without extenders and with these, until one pair is good enough or there are five."""
+        rates: list[tuple[float, float]] = []
+        while len(rates) < 5 and not any(rate >= 0.5 * none for none, rate in rates):
+            rates.append((self.measure([], 3), self.measure(extenders, 5, first)))
+        return rates
+
+
+def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
+    plane: ControlPlane, sandbox: Sandbox, replicas: TelemetryReplicas, record_property: Any
+) -> None:
+    """At half the rate at least, in the best of some tries: other work on the machine slows the one or the other."""
+    rates = BindRates(plane, sandbox)
+    waiting = [f"waits-{number}" for number in range(10)]
+
+    def policy_pods() -> None:
+        if sandbox.pod(waiting[0]) is None:
+            sandbox.pods(*map(pod, waiting))
+        for name in waiting:
+            sandbox.expect_event(name)
+
+    with stopped(*(replica.process for replica in replicas.running)):
+        still = rates.compare([replicas.entry()])
+        wait("the Service knows", lambda: not replicas.service.ready or None)
+        crowded = rates.compare([replicas.entry()], policy_pods)
+        assert [name for name in waiting if namespace_sandboxes.node_of(sandbox.pod(name))] == []
+        messages = failures(sandbox)
+        assert set(messages) == set(waiting)
+        assert all(replicas.service.url in text for text in messages.values()), messages
+    figures = {"none, and all stopped": still, "and ten pods of a policy wait": crowded}
+    record_property("figures", figures)
+    print(figures)
+    for measurements in (still, crowded):
+        none, rate = measurements[-1]
+        assert rate >= 0.5 * none, figures
+    wait("the Service has them again", lambda: len(replicas.service.ready) == 2 or None)
+    with plane.start_scheduler({"extenders": [replicas.entry()]}):
+        assert {sandbox.expect_bound(name) for name in waiting} <= {"b", "c"}
+
+
+AWAY_S = case_counts.of(24.0, 60.0)
+MAX_AGE_S = case_counts.of(15, 30)
+PERIOD_S = 12.0
+"""Two of them are enough for what takes seconds on a loaded machine."""
+
+
+def shown(replica: ExtenderProcess, metric: str) -> float:
+    """The value of a gauge, named with its labels."""
+    lines = httpx2.get(f"{replica.health}/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"nodewise_{metric} "))
+
+
+class AvailabilityCluster:
+    """A control plane of its own with one nodewise, whose metrics come through the API server and from Prometheus."""
+
+    def __init__(
+        self, plane: ControlPlane, programs: debian_packages.PrometheusPrograms, folder: Path
+    ) -> None:
+        self._plane = plane
+        self._folder = folder
+        self._api_server = plane.processes[1]
+        self._command = process_kills.command(self._api_server)
+        self._restarted = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
+        enter = self._stack.enter_context
+        extender_process.define(plane.api)
+        self.sandbox = enter(namespace_sandboxes.created(plane))
+        self.sandbox.nodes(*map(roomy, "abc"))
+        self.metrics = enter(fake_custom_metrics_server.behind(self.sandbox, folder))
+        self.scraping = enter(prometheus_and_exporters.running(programs, folder / "prometheus", "abc"))
+        self.metrics.set("heat", {"a": 90, "b": 10, "c": 10})
+        self.load("b")
+        self.scraping.wait_scraped("node_load", {"a": 1, "b": 9, "c": 1})
+        for name, rule in (("far", HOT), ("near", BUSY)):
+            self.sandbox.put(policy(name, rule))
+        self.nodewise = self._start_nodewise()
+
+    def _start_nodewise(self) -> ExtenderProcess:
+        more = [
+            f"--prometheus-url={self.scraping.url}",
+            f"--max-age={MAX_AGE_S}s",
+            f"--sync-period={PERIOD_S:g}s",
+        ]
+        return self._stack.enter_context(extender_process.extender(self._plane, self._folder, *more))
+
+    def load(self, busy: str) -> None:
+        """The one node that is busy from now on, by what Prometheus says."""
+        self.scraping.set("node_load", {"a": 1, "b": 1, "c": 1} | {busy: 9})
+
+    def rejects(self, name: str, nodes: str) -> bool | None:
+        """Whether the nodes that nodewise rejects for a policy are these."""
+        rejected = [node for node in "abc" if self.nodewise.rejects(self.sandbox.namespace, node, name)]
+        return rejected == list(nodes) or None
+
+    def until_rejected(self, name: str, nodes: str, deadline_s: float = 60) -> None:
+        wait(f"policy {name} rejects {nodes}", lambda: self.rejects(name, nodes), deadline_s)
+
+    def states(self, metric: str) -> set[str]:
+        """Of the values of a metric, as the newest decisions tell them."""
+        decisions = self.nodewise.decisions("probe")
+        return {
+            value["state"]
+            for decision in decisions
+            for value in decision["values"]
+            if value["metric"] == metric
+        }
+
+    def caller(self, name: str) -> SchedulerCaller:
+        papers = self.nodewise.papers
+        body = filter_request(self.sandbox.namespace, name, *"abc")
+        return SchedulerCaller(self.nodewise.url, papers.authority.client_context(papers.client), body, 0.02)
+
+    def stand_still(self) -> contextlib.AbstractContextManager[None]:
+        """The API server does nothing in the block."""
+        return stopped(self._api_server)
+
+    def kill(self) -> None:
+        """The API server is no more."""
+        self._api_server.kill()
+
+    def start_again(self) -> None:
+        """The API server as it was; ready."""
+        again = self._restarted.enter_context(Process(self._command, self._api_server.log))
+        again.wait_ready(lambda: self._plane.api.answers("/readyz"))
+
+    def close(self) -> None:
+        with self._restarted:  # what is cleaned away is cleaned away in it
+            self._stack.close()
+
+
+@pytest.fixture
+def scene(
+    control_plane_programs: Path, prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+) -> Iterator[AvailabilityCluster]:
+    with controlplane.running(control_plane_programs, tmp_path) as plane:
+        made = AvailabilityCluster(plane, prometheus_programs, tmp_path)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_said(
+    scene: AvailabilityCluster,
+) -> None:
+    """Half of the time the API server stands still, then it is dead. Prometheus goes on."""
+    nodewise = scene.nodewise
+    scene.until_rejected("far", "a")
+    scene.until_rejected("near", "b")
+    names = iter(("far", "near"))
+    with scheduler_calls.continuous_calls(2, lambda: scene.caller(next(names))) as callers:
+        began_s = time.monotonic()
+        with scene.stand_still():
+            wait("it is said", lambda: nodewise.events("kube_silent") or None)
+            assert shown(nodewise, "kube_connected") == 0
+            scene.load("a")
+            scene.until_rejected("near", "a")
+            time.sleep(max(0.0, began_s + AWAY_S / 2 - time.monotonic()))
+            scene.kill()
+        scene.load("c")
+        scene.until_rejected("near", "c")
+        time.sleep(max(0.0, began_s + AWAY_S - time.monotonic()))
+        assert scene.rejects("far", "a"), "what was known last holds, as nothing newer can be"
+        assert shown(nodewise, "kube_silent_seconds") > AWAY_S / 2
+        assert nodewise.is_ready()
+        assert "heat" in {event["metric"] for event in nodewise.events("metric_failed")}
+        assert shown(nodewise, 'metric_age_seconds{metric="heat"}') > MAX_AGE_S
+        assert scene.states("heat") == {"stale"}, "and it is told as what it is"
+        scene.start_again()
+        changed_s = time.monotonic()
+        scene.sandbox.api.patch(path(scene.sandbox, "far"), policy("far", HOT | {"target": 5}))
+        scene.until_rejected("far", "abc")
+        took_s = time.monotonic() - changed_s
+        wait("its return is said", lambda: nodewise.events("kube_answers") or None)
+        assert shown(nodewise, "kube_connected") == 1
+    figures = {
+        "obeyed after": round(took_s, 1),
+        "slowest": [round(caller.slowest_s, 3) for caller in callers],
+    }
+    print(figures)
+    for caller in callers:
+        assert caller.failed == []
+        assert caller.calls > 100
+    assert took_s < 2 * PERIOD_S, figures
+
+
+def policy(name: str, rule: Object) -> Object:
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": name},
+        "spec": {"strategies": {"dontschedule": {"rules": [rule]}}},
+    }
+
+
+def path(sandbox: Sandbox, name: str) -> str:
+    return f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{name}"

@@ -1,0 +1,127 @@
+"""An extender without sockets that records cluster states and requests, and the replay of its recordings."""
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nodewise import agents, cooperative_scheduling
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
+from nodewise.agents.telemetry import TelemetryKind
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.clock import ManualClock
+from nodewise.errors import BadInput
+from nodewise.extender import recording, recording_file
+from nodewise.extender.agent_state_rebuilds import AgentStates
+from nodewise.extender.decision import DecisionRing
+from nodewise.extender.recording import FileRecorder
+from nodewise.extender.recording_file import Record
+from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.routes import Extender
+from nodewise.extender.score_weights import ChainOptions
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve.application import Request
+from nodewise.simulate.replay import Player, ReplayAgents
+from nodewise.simulate.response_differences import Difference
+from tests.unit.agent_state_builds import changed
+
+KIND = agents.load("telemetry")
+PERIOD_S = 5.0
+assert isinstance(KIND, TelemetryKind)
+
+
+class Disk(io.BytesIO):
+    """A file in memory whose contents remain after `close`."""
+
+    contents = b""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.contents = self.getvalue()
+        super().close()
+
+
+class RecordedExtender:
+    """An extender with the telemetry agent, real routes and a recorder."""
+
+    def __init__(
+        self, options: TelemetryOptions | None = None, max_bytes: int = 2**30, disk: Disk | None = None
+    ) -> None:
+        self.options = {"telemetry": options or TelemetryOptions()}
+        self.disk = disk or Disk()
+        self.metrics_registry = MetricsRegistry()
+        self.clock = ManualClock(1000.0)
+        header = recording.build_header(
+            [KIND], self.options, recording.ReplaySettings(PERIOD_S, ChainOptions()), self.clock.now()
+        )
+        self.recording = FileRecorder(self.disk, header, max_bytes, self.clock, self.metrics_registry)
+        self.snapshot = Snapshot(NodeIndex(), {}, 0.0)
+        self._state = KIND.state(self.options["telemetry"], PERIOD_S)
+        self._last: ClusterState | None = None
+        self._agent_states = AgentStates({"telemetry": self._state}, PERIOD_S)
+        request_handler = RequestHandler([KIND], self.options)
+        extender = Extender(
+            request_handler,
+            lambda *_: self.snapshot,
+            DecisionRing(),
+            self.clock,
+            self.metrics_registry,
+            self.recording,
+        )
+        self._handlers = {route.path: route.handler for route in extender.routes()}
+
+    def see(self, cluster_state: ClusterState) -> None:
+        """Process a cluster state as `SnapshotCache.publish` does."""
+        generation = self.snapshot.generation + 1
+        cluster_state = changed(self._last, cluster_state)
+        self._last = cluster_state
+        self._state.metric_requests(cluster_state.objects)
+        self.recording.record_cluster_state(cluster_state, generation)
+        for name in self._agent_states.due(cluster_state):
+            cooperative_scheduling.run_without_pauses(self._agent_states.build(name, cluster_state))
+        self.snapshot = Snapshot(
+            cluster_state.nodes, self._agent_states.newest(), cluster_state.now, generation
+        )
+
+    def ask(self, path: str, body: bytes) -> bytes:
+        """The response; empty for a request that cannot be read."""
+        request: Any = Request("POST", path, {}, body, "application/json", "")
+        try:
+            response: Any = self._handlers[path](request)
+        except BadInput:
+            return b""
+        return b"".join(response.body)
+
+    def finish(self) -> bytes:
+        """End the recording; the contents of its file."""
+        self.recording.finish()
+        return self.disk.contents
+
+
+def body(policy: str | None, names: str, **more: Any) -> bytes:
+    """The body of a request for a pod with this policy."""
+    labels = {} if policy is None else {"telemetry-policy": policy}
+    pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
+    return json.dumps({"Pod": pod, "NodeNames": names.split(), **more}).encode()
+
+
+def records(file: bytes) -> list[Record]:
+    return list(recording_file.read(io.BytesIO(file)))
+
+
+class Played(NamedTuple):
+    """The result of a replay."""
+
+    player: Player
+    differences: list[Difference]
+
+
+def replay(
+    records: list[Record], options: TelemetryOptions | None = None, objects: Mapping[str, Any] | None = None
+) -> Played:
+    """Replay records with the recorded options, or with others."""
+    header: Any = records[0].entry
+    chosen = options or TelemetryOptions(**header.agents[0].options)
+    player = Player(ReplayAgents([KIND], {"telemetry": chosen}, header.sync_period_s, objects or {}))
+    responses = [player.play(record) for record in records[1:]]
+    return Played(player, [response for response in responses if response is not None])

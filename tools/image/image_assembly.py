@@ -1,0 +1,221 @@
+"""Builds the image from packages and wheels. Layers that change rarely come first; a cache keeps them."""
+
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Final, NamedTuple
+
+from nodewise.cli.cpu.install import modules
+from nodewise.cpu.install import bundle
+from tools.image import (
+    debian_packages,
+    digests,
+    image_properties,
+    layers,
+    libraries,
+    oci,
+    python_wheels,
+    sbom,
+    scheduler_templates,
+)
+from tools.image.debian_packages import Package
+from tools.image.errors import ImageError, say
+from tools.image.layers import Layer
+from tools.image.oci import ImageIdentity
+
+_KEPT: Final = 4
+"""Number of layers in the cache; the newest stay."""
+
+
+class ImageSummary(NamedTuple):
+    """Digest and layers of a built image."""
+
+    digest: str
+    layers: Sequence[Layer]
+
+    @property
+    def size_bytes(self) -> int:
+        """Compressed size of all layers."""
+        return sum(layer.size_bytes for layer in self.layers)
+
+
+class ImageInputs(NamedTuple):
+    """Inputs of a build besides this source tree."""
+
+    cache: Path
+    program: Path | None = None
+    """Output folder of `nodewise cpu install --build`; None builds it."""
+    fresh: bool = True
+    """Whether to fetch current package lists; else the packages of the last build are used."""
+
+
+class BuiltLayer(NamedTuple):
+    """A layer with its source folder."""
+
+    folder: Path
+    layer: Layer
+
+
+def make(file: Path, inputs: ImageInputs, identity: ImageIdentity) -> ImageSummary:
+    """Write the archive and, beside it, the SBOM. ImageError for missing tools or packages, and if the image is too
+    large.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="nodewise-image-") as temporary:
+        parts = _parts(inputs, identity, Path(temporary))
+        image_layers = [part.layer for part in parts]
+        _check_size(image_layers)
+        part = file.with_name(f".{file.name}.part")
+        digest = oci.write(part, image_layers, identity)
+        part.replace(file)
+        shutil.copyfile(parts[-1].folder / image_properties.SBOM.lstrip("/"), sbom_path(file))
+    return ImageSummary(digest, image_layers)
+
+
+def folders(into: Path, inputs: ImageInputs, identity: ImageIdentity) -> None:
+    """Write each layer as a folder, for a builder that creates layers itself. ImageError as in `make`."""
+    with tempfile.TemporaryDirectory(prefix="nodewise-image-") as temporary:
+        parts = _parts(inputs, identity, Path(temporary))
+        _check_size([part.layer for part in parts])
+        for name, part in zip(image_properties.FOLDERS, parts, strict=True):
+            shutil.copytree(part.folder, into / name, symlinks=True)
+            layers.set_modes(into / name)
+
+
+def sbom_path(file: Path) -> Path:
+    """Path of the SBOM of an archive."""
+    return file.with_name(file.name.removesuffix(".oci.tar") + ".cdx.json")
+
+
+def _check_size(image_layers: Sequence[Layer]) -> None:
+    size_bytes = sum(layer.size_bytes for layer in image_layers)
+    for layer in image_layers:
+        say(f"{layer.size_bytes / 1e6:6.1f} MB  {layer.title}")
+    if size_bytes > image_properties.LARGEST_BYTES:
+        raise ImageError(
+            f"{size_bytes / 1e6:.1f} MB in all, more than {image_properties.LARGEST_BYTES / 1e6:.0f} MB"
+        )
+
+
+def _packages(inputs: ImageInputs) -> list[Package]:
+    home = debian_home(inputs.cache)
+    cached = None if inputs.fresh else debian_packages.cached_packages(home)
+    return cached or debian_packages.resolve(home, require_fresh=inputs.fresh)
+
+
+def debian_home(cache: Path) -> Path:
+    """Cache folder of Debian's packages."""
+    release = debian_packages.release()
+    return (
+        cache
+        / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{image_properties.architecture()}"
+    )
+
+
+def _parts(inputs: ImageInputs, identity: ImageIdentity, work: Path) -> list[BuiltLayer]:
+    packages = _packages(inputs)
+    tree = LayerCache(inputs.cache, identity.time_s)
+    target, system = _system(inputs, tree, packages)
+    wheels = _wheels(tree, target, debian_packages.key(packages))
+    own = _own(target, work, identity)
+    program = _program(inputs.program, work, identity)
+    root = work / "bill"
+    sbom_file = root / image_properties.SBOM.lstrip("/")
+    ready = program.folder / image_properties.READY.lstrip("/")
+    sbom.write(sbom_file, identity, (packages, target.root), wheels.folder, ready, debian_packages.release())
+    return [system, wheels, own, program, _part("the SBOM", root, identity)]
+
+
+def _part(title: str, folder: Path, identity: ImageIdentity) -> BuiltLayer:
+    return BuiltLayer(folder, layers.make(title, folder, folder.with_suffix(".tar.gz"), identity.time_s))
+
+
+def _system(
+    inputs: ImageInputs, tree: "LayerCache", packages: Sequence[Package]
+) -> tuple[python_wheels.PythonTarget, BuiltLayer]:
+    """Debian's layer, and the Python in it."""
+    glibc = next(package.version for package in packages if package.name == "libc6").partition("-")[0]
+    machine = platform.machine()
+
+    def fill(root: Path) -> None:
+        debian_packages.unpack(packages, debian_home(inputs.cache), root)
+        python_wheels.compile_modules(python_wheels.target(root, glibc, machine), root)
+
+    part = tree.part(
+        "Debian's packages",
+        [debian_packages, python_wheels],
+        [debian_packages.key(packages), image_properties.USER, image_properties.HOME],
+        fill,
+    )
+    return python_wheels.target(part.folder, glibc, machine), part
+
+
+def _wheels(tree: "LayerCache", target: python_wheels.PythonTarget, key: str) -> BuiltLayer:
+    lines = python_wheels.requirements(python_wheels.export_lock(), target)
+
+    def fill(root: Path) -> None:
+        python_wheels.install(lines, target, root)
+        libraries.check([target.root, root])
+
+    return tree.part("Python's wheels", [python_wheels, libraries], [key, *lines], fill)
+
+
+def _own(target: python_wheels.PythonTarget, work: Path, identity: ImageIdentity) -> BuiltLayer:
+    say("building nodewise's wheel")
+    root = work / "nodewise"
+    python_wheels.install_own(python_wheels.build_wheel(work), target, root)
+    scheduler_templates.write(root)
+    return _part("nodewise", root, identity)
+
+
+def _program(ready: Path | None, work: Path, identity: ImageIdentity) -> BuiltLayer:
+    root = work / "program"
+    folder = root / image_properties.READY.lstrip("/")
+    if ready is None:
+        say("building the program that `nodewise cpu install` puts on hosts")
+        bundle.build(folder, modules())
+    else:
+        shutil.copytree(ready, folder, symlinks=True)
+    return _part("the program for hosts", root, identity)
+
+
+class LayerCache:
+    """Cache of layers and their source folders, keyed by their inputs, including the source code that creates them."""
+
+    def __init__(self, home: Path, time_s: int) -> None:
+        self.home, self.time_s = home / "layers", time_s
+        self.home.mkdir(parents=True, exist_ok=True)
+
+    def part(
+        self, title: str, by: Sequence[ModuleType], parts: Sequence[str], fill: Callable[[Path], None]
+    ) -> BuiltLayer:
+        """Return a cached layer; if there is none, `fill` creates its folder."""
+        code = [Path(str(module.__file__)).read_text() for module in (*by, layers)]
+        words = "\0".join([*code, str(self.time_s), title, *parts])
+        home = self.home / sha256(words.encode()).hexdigest()[:16]
+        if not home.is_dir():
+            self._make(home, title, fill)
+        home.touch()
+        digest, diff_id, size_bytes = json.loads((home / "layer.json").read_text())
+        layer = Layer(title, home / "layer.tar.gz", digest, diff_id, size_bytes)
+        digests.verify(layer.file, f"sha256:{digests.of_file(layer.file)}", digest)
+        # programs of this folder run during the build, and the SBOM is generated from it
+        digests.verify(home / "root", layers.diff_id(home / "root", self.time_s), diff_id)
+        return BuiltLayer(home / "root", layer)
+
+    def _make(self, home: Path, title: str, fill: Callable[[Path], None]) -> None:
+        """Create an entry; a rename makes it appear atomically."""
+        part = home.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        fill(part / "root")
+        layer = layers.make(title, part / "root", part / "layer.tar.gz", self.time_s)
+        (part / "layer.json").write_text(json.dumps([layer.digest, layer.diff_id, layer.size_bytes]))
+        part.rename(home)
+        for old in sorted(self.home.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+            shutil.rmtree(old)
