@@ -13,7 +13,7 @@ Real processes, mutual TLS 1.3, loopback. Each part is measured separately and c
     bursty_pods               part `bursts`: simulated bursty pods
     cluster                   bind rate of a real kube-scheduler: `python -m bench.cluster`, or `make bench-cluster`
     compared_extenders        the extenders that `cluster` compares
-    bind_rounds               one round of `cluster`
+    scheduler_bind_rounds     one round of `cluster`
     results                   results.json: its keys, their targets, where each part was measured
     report                    results.json as text: the table on stdout, README.md
     plots                     results.json as plots

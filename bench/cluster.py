@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 from tests.cluster import controlplane, fake_custom_metrics_server, namespace_sandboxes, programs
 from tests.cluster.namespace_sandboxes import Sandbox
 
-from bench import bind_rounds, cluster_data, compared_extenders, etcd_population, report, results
-from bench.bind_rounds import BindSummary, BindWatch
+from bench import cluster_data, compared_extenders, etcd_population, report, results, scheduler_bind_rounds
 from bench.compared_extenders import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
 from bench.progress_lines import report_progress_line
 from bench.results import CLUSTER, FIGURES, Measurement
+from bench.scheduler_bind_rounds import BindSummary, BindWatch
 
 PATH: Final = Path(__file__).parent / "cluster-results.json"
 NOTES: Final = PATH.with_name("cluster.md")
@@ -112,10 +112,10 @@ def _round(bench: ClusterBench, name: str, number: int) -> BindSummary:
     deadline_s = 60 + bench.pods / SLOWEST_RATE
     with compared_extenders.extenders(name, plane, bench.folder / f"{name}-{number}") as extenders:
         policy = ALL if name == ADMITTING else HALF
-        watch = bind_rounds.bind_pods(bench.sandbox, bench.pods, policy, extenders, deadline_s)
+        watch = scheduler_bind_rounds.bind_pods(bench.sandbox, bench.pods, policy, extenders, deadline_s)
     if name == NODEWISE and (wrong := _violating(watch, bench.nodes)):
         raise RuntimeError(f"{wrong} pods are on nodes that the policy rejects")
-    return bind_rounds.summary(watch)
+    return scheduler_bind_rounds.summary(watch)
 
 
 def _violating(watch: BindWatch, nodes: int) -> int:

@@ -15,13 +15,19 @@ from tests.cluster import controlplane, gpu_agent_replicas, gpu_cluster, namespa
 from tests.cluster.gpu_agent_replicas import GpuReplicas
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
-from bench import alternating_rounds, bench_processes, bind_rounds, cluster_data, requests_with_node_names
+from bench import (
+    alternating_rounds,
+    bench_processes,
+    cluster_data,
+    requests_with_node_names,
+    scheduler_bind_rounds,
+)
 from bench.alternating_rounds import Rounds
-from bench.bind_rounds import BindWatch
 from bench.cluster_data import Object
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
 from bench.results import GPU_FILTER, Measurement
+from bench.scheduler_bind_rounds import BindWatch
 
 NODES: Final = 5000
 GPUS_PER_NODE: Final = 8
@@ -135,10 +141,10 @@ def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
     """Create pods, start a scheduler, wait for all bindings, and delete the pods."""
     place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     pods = [gpu_cluster.pod(f"p-{number}-{count}", 1, millicores=600) for count in range(BIND_PODS)]
-    bind_rounds.run_concurrently(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
-    config = {"clientConnection": bind_rounds.CONNECTION, "extenders": [made.entry()]}
+    scheduler_bind_rounds.run_concurrently(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
+    config = {"clientConnection": scheduler_bind_rounds.CONNECTION, "extenders": [made.entry()]}
     with (
-        bind_rounds.watching(sandbox.plane, place) as watch,
+        scheduler_bind_rounds.watching(sandbox.plane, place) as watch,
         sandbox.plane.start_scheduler(config, verbosity=0),
     ):
         wait(
@@ -161,4 +167,4 @@ def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
 
 
 def _summary(watch: BindWatch) -> float:
-    return bind_rounds.summary(watch).rate
+    return scheduler_bind_rounds.summary(watch).rate

@@ -226,9 +226,9 @@ def test_aliases_that_multiply_in_the_pools_are_refused_before_they_are_expanded
     plane: ControlPlane, pod: PodProcesses, store: ConfigMapStore, space: str
 ) -> None:
     allow(plane, space, *RIGHTS)
-    path = CONFIG_MAPS.path(space, store.place.rpartition("/")[2])
+    path = CONFIG_MAPS.path(space, store.location.rpartition("/")[2])
     plane.api.patch(path, {"data": {"config": bomb(9)}})
     code, _, errors = pod.run("--pool=exclusive", "true")
     assert code == FAILED
-    assert f"cannot read {store.place}: config: document 1: found aliases" in errors
+    assert f"cannot read {store.location}: config: document 1: found aliases" in errors
     assert f"expected at most {MOST_FROM_ALIASES} more" in errors

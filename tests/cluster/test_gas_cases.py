@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.gas import case_requests
+from tests.conformance.gas import case_runner
 from tests.conformance.gas import story_environment as stages
 from tests.conformance.gas.story_environment import GasEnvironment
 from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
@@ -17,14 +17,14 @@ from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
 @pytest.fixture(scope="module")
 def environment(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GasEnvironment]:
     with stages.on_control_plane(plane) as api_server:
-        yield from case_requests.environment_with_cases(api_server, tmp_path_factory.mktemp("gas"))
+        yield from case_runner.environment_with_cases(api_server, tmp_path_factory.mktemp("gas"))
 
 
-@pytest.mark.parametrize("case", case_requests.CASES, ids=str)
+@pytest.mark.parametrize("case", case_runner.CASES, ids=str)
 def test_where_a_pod_goes(environment: GasEnvironment, case: PlacementCase) -> None:
-    case_requests.check_placement(environment, case)
+    case_runner.check_placement(environment, case)
 
 
-@pytest.mark.parametrize("row", case_requests.REQUESTS, ids=str)
+@pytest.mark.parametrize("row", case_runner.REQUESTS, ids=str)
 def test_requests(environment: GasEnvironment, row: GasHttpRow) -> None:
-    case_requests.check_request(environment, row)
+    case_runner.check_request(environment, row)

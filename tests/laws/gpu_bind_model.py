@@ -11,8 +11,8 @@ from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import allocation_record
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from tests.unit.agent_state_builds import built

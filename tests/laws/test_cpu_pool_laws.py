@@ -270,7 +270,9 @@ class Kernel:
         self.clock += 1
         pid = min(set(range(2, 99)) - self.processes.keys())
         owner = self.owners.get(parent)
-        self.processes[pid] = NodeProcess(self.clock, parent, owner.mark if owner and keeps_mark else "")
+        self.processes[pid] = NodeProcess(
+            self.clock, parent, owner.environment_mark if owner and keeps_mark else ""
+        )
         if owner:
             self.owners[pid] = owner
         return pid

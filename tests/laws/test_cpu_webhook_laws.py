@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.cpu import cmk_names
-from nodewise.cpu.webhook import admission_review, json_objects, pod_mutation
+from nodewise.cpu.webhook import admission_review, json_merge_and_patch, pod_mutation
 from nodewise.cpu.webhook.pod_mutation import Mutations
 from nodewise.errors import BadInput, BadSettings
 from tests.unit.cpu.webhook.json_patch import applied
@@ -85,7 +85,7 @@ def encoded(pod: Any) -> bytes:
     return json.dumps(pod).encode()
 
 
-def patch_of(pod: Any, mutations: Mutations) -> list[json_objects.Operation]:
+def patch_of(pod: Any, mutations: Mutations) -> list[json_merge_and_patch.Operation]:
     """The patch of a pod, through a review."""
     request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
@@ -97,7 +97,7 @@ def patch_of(pod: Any, mutations: Mutations) -> list[json_objects.Operation]:
 
 @given(JSON, JSON)
 def test_a_patch_makes_one_value_of_another(before: Any, after: Any) -> None:
-    operations = list(json_objects.json_patch(before, after))
+    operations = list(json_merge_and_patch.json_patch(before, after))
     assert encoded(applied(operations, before)) == encoded_like(after, applied(operations, before))
 
 
@@ -111,8 +111,8 @@ def encoded_like(value: Any, other: Any) -> bytes:
 def test_merging_is_idempotent(held: Any, given_: Any) -> None:
     before = copy.deepcopy(held)
     try:
-        once = json_objects.merge(held, given_)
-        twice = json_objects.merge(once, given_)
+        once = json_merge_and_patch.merge(held, given_)
+        twice = json_merge_and_patch.merge(once, given_)
     except BadSettings:
         return
     assert twice is once

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import resource_profile
+from nodewise.agents.gpu import vendor_resource_names
 from nodewise.agents.telemetry import policy as policies
 from nodewise.doctor import examination
 from nodewise.doctor.collectors import (
@@ -79,7 +79,7 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
         workloads.find_mount(container, f"/{path}")
     program_workloads.parse_single_pod(encoded(value))
     program_workloads.parse_pod(0.0, encoded(value))
-    nodes.parse_node(list(resource_profile.PROFILES.values()), encoded(value))
+    nodes.parse_node(list(vendor_resource_names.PROFILES.values()), encoded(value))
     if policy := policy_collectors.parse_policy(encoded(value)):
         policy_collectors.evaluate_policies([policy], {}, ["a"], [])
 

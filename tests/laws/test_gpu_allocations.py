@@ -11,8 +11,8 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import amounts, free_cpu
 from nodewise.agents.gpu.gpu_pod_fields import cpu_milli
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.extender.agent_state_rebuilds import AgentStates
 from nodewise.kube.store import Change, ChangeLog, StoreWriter
 from nodewise.state import NODES as KIND_OF_NODES

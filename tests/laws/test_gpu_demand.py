@@ -10,7 +10,7 @@ from nodewise.agents.gpu import demand
 from nodewise.agents.gpu.demand import NOTHING
 from nodewise.agents.gpu.gpu_pod_fields import GpuPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import GENERIC, INTEL, ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL, ResourceProfile
 
 RESOURCES = st.sampled_from(
     [f"{INTEL.prefix}{name}" for name in ("i915", "xe", "tiles", "millicores", "i915_monitoring")]

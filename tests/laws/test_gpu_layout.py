@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodewise.agents.gpu import node_gpus
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode, NodeGpus
-from nodewise.agents.gpu.resource_profile import GENERIC, INTEL, ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL, ResourceProfile
 
 TELEMETRY = "telemetry.aware.scheduling."
 KEYS = [

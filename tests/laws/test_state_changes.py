@@ -154,7 +154,7 @@ class SubscribedCluster:
         self.cache.amend(key, "all", lambda state: {**state, "amended": item}, override)
 
     def withdraw(self, key: str) -> None:
-        self.cache.withdraw(key)
+        self.cache.withdraw_amendment(key)
 
     def rebuild(self) -> None:
         self.cache.rebuild()

@@ -12,7 +12,7 @@ import yaml
 
 import nodewise
 from nodewise import yaml_loader
-from nodewise.agents.gpu import resource_profile
+from nodewise.agents.gpu import vendor_resource_names
 from nodewise.cli import settings_file
 from nodewise.configure import yaml_editor
 from nodewise.cpu.store import configmap
@@ -85,7 +85,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     "settings": through_file(lambda path: settings_file.read_config_file(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read_kubeconfig(Path(path))),
     "the webhook's files": through_file(webhook.parse_server),
-    "a GPU profile": through_file(resource_profile.load_profile),
+    "a GPU profile": through_file(vendor_resource_names.load_profile),
 }
 
 

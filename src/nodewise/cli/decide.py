@@ -227,7 +227,7 @@ def _create_agent_chain(
 command = options_from_settings.make_command(
     "decide",
     run,
-    options_from_settings.parameters(
+    options_from_settings.click_parameters(
         DecideOptions,
         ClusterOptions,
         MetricOptions,

@@ -202,6 +202,6 @@ _PRINTERS: Final[dict[str, Callable[..., None]]] = {"table": print_table, "json"
 command = options_from_settings.make_command(
     "doctor",
     run,
-    options_from_settings.parameters(DoctorOptions, ClusterOptions),
+    options_from_settings.click_parameters(DoctorOptions, ClusterOptions),
     "Find problems of an installation, each with its remedy.",
 )

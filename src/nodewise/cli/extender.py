@@ -73,7 +73,7 @@ def _event_loop_factory() -> asyncio.AbstractEventLoop:
 command = options_from_settings.make_command(
     "extender",
     run,
-    options_from_settings.parameters(*GROUPS, kinds=agent_selection.agents_without_conflicts(*GROUPS)),
+    options_from_settings.click_parameters(*GROUPS, kinds=agent_selection.agents_without_conflicts(*GROUPS)),
     short_help="Serve kube-scheduler.",
     kind=_ExtenderCommand,
 )

@@ -115,7 +115,7 @@ def make_command(
     )
 
 
-def parameters(
+def click_parameters(
     *groups: Group,
     kinds: "Sequence[AgentKind]" = (),
     known: Sequence[Group] = (),

@@ -123,7 +123,7 @@ def build_cert_manager_objects(
 
 def render_systemd_units(words: Sequence[str], folder: str) -> str:
     """A service and a timer that run a command once a day, as the text of two files."""
-    line = " ".join(map(_quote_word, words)).replace("$", "$$")
+    line = " ".join(map(_quote_systemd_word, words)).replace("$", "$$")
     return (
         "# /etc/systemd/system/nodewise-certs.service\n"
         "[Unit]\n"
@@ -137,7 +137,7 @@ def render_systemd_units(words: Sequence[str], folder: str) -> str:
         "PrivateTmp=yes\n"
         "ProtectHome=read-only\n"
         "ProtectSystem=strict\n"
-        f"ReadWritePaths={_quote_word(folder)}\n"
+        f"ReadWritePaths={_quote_systemd_word(folder)}\n"
         "\n"
         "# /etc/systemd/system/nodewise-certs.timer\n"
         "[Unit]\n"
@@ -153,7 +153,7 @@ def render_systemd_units(words: Sequence[str], folder: str) -> str:
     )
 
 
-def _quote_word(word: str) -> str:
+def _quote_systemd_word(word: str) -> str:
     """A word quoted for a systemd command line."""
     plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{plain}"' if not plain or set(plain) & set(" \t'\";") else plain

@@ -120,7 +120,7 @@ class AllocationStore(Protocol):
     """
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The store's name in messages: `ConfigMap ns/cmk-config-node1`, `directory /etc/cmk`."""
         ...
 
@@ -159,7 +159,7 @@ def update(
             wait(attempt)
         stored = store.read()
         if stored.intent and not during_reconfiguration:
-            raise under_reconfiguration_error(store.place, stored.intent)
+            raise under_reconfiguration_error(store.location, stored.intent)
         allocations, result = decide(stored)
         if allocations == stored.allocations:
             return result
@@ -168,7 +168,7 @@ def update(
         except Conflict:
             continue
         return result
-    raise overtaken(store.place)
+    raise overtaken(store.location)
 
 
 def overtaken(place: str) -> Unavailable:

@@ -118,7 +118,7 @@ def task_environment(
     environment = {
         "CMK_CPUS_ASSIGNED": cpulist.format_list(cpus),
         "CMK_CPUS_ASSIGNED_MASK": cpulist.format_mask(cpus),
-        TASK_VARIABLE: task.mark,
+        TASK_VARIABLE: task.environment_mark,
     }
     for variable, name in (("CMK_CPUS_SHARED", SHARED), ("CMK_CPUS_INFRA", INFRA)):
         if name in allocations.pools:

@@ -124,7 +124,7 @@ class _ProcessTree:
         named = (
             (pid, start) for pid, start in self._by_wrapper.get(task.pid, ()) if start >= (task.start or 0)
         )
-        claims = (*self._by_mark.get(task.mark, ()), *named)
+        claims = (*self._by_mark.get(task.environment_mark, ()), *named)
         return [(pid, start) for pid, start in claims if self._may_be_in(pid, task.container)]
 
     def _may_be_in(self, pid: int, container: str) -> bool:

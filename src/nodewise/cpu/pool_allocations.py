@@ -33,7 +33,7 @@ class Task(NamedTuple):
     container: str = ""
 
     @property
-    def mark(self) -> str:
+    def environment_mark(self) -> str:
         """The value of `allocator.TASK_VARIABLE` in the environment of the task's processes."""
         return f"{self.pid}-{self.start}"
 

@@ -115,7 +115,7 @@ class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view", "descri
 
 def encode(decision: Decision) -> Generator[None, None, bytes]:
     """The decision as JSON. Yields between parts."""
-    nodes = _encode_raw_json(decision.names.tolist())
+    nodes = _encode_to_raw_json(decision.names.tolist())
     yield
     verdicts = []
     for agent, verdict in decision.verdicts:
@@ -124,13 +124,13 @@ def encode(decision: Decision) -> Generator[None, None, bytes]:
         ]
         rules = yield from _rules(verdict.evidence)
         details = yield from _details(verdict.details, len(verdict.codes), rejects=True)
-        codes = _encode_raw_json(verdict.codes.tolist())
+        codes = _encode_to_raw_json(verdict.codes.tolist())
         verdicts.append(_Verdict(agent, verdict.joined, codes, reasons, rules, details))
     scores = []
     for agent, agent_scores in decision.scores:
         rules = yield from _rules(agent_scores.evidence)
         details = yield from _details(agent_scores.details, len(agent_scores.points), rejects=False)
-        points = _encode_raw_json(agent_scores.points.tolist())
+        points = _encode_to_raw_json(agent_scores.points.tolist())
         scores.append(_Scores(agent, points, rules, details, agent_scores.label, agent_scores.weight))
     pod = decision.pod
     return _encode(
@@ -159,19 +159,19 @@ def _details(details: Details | None, size: int, *, rejects: bool) -> Generator[
             yield
         texts.append(details.text(candidate))
     yield
-    distances = _encode_raw_json(details.distances().tolist() if rejects else [0.0] * size)
+    distances = _encode_to_raw_json(details.distances().tolist() if rejects else [0.0] * size)
     numbers = yield from decision_values.encode_numbers(details, size)
-    return _Details(_encode_raw_json(texts), distances, msgspec.Raw(numbers))
+    return _Details(_encode_to_raw_json(texts), distances, msgspec.Raw(numbers))
 
 
 def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRule]]:
     rules = []
     for rule in evidence:
-        values = _encode_raw_json(rule.values.tolist())
+        values = _encode_to_raw_json(rule.values.tolist())
         yield
-        states = _encode_raw_json(_STATES[rule.states].tolist())
+        states = _encode_to_raw_json(_STATES[rule.states].tolist())
         yield
-        ages = _encode_raw_json(np.round(rule.ages_s, 3).tolist())  # NaN is written as null
+        ages = _encode_to_raw_json(np.round(rule.ages_s, 3).tolist())  # NaN is written as null
         yield
         rules.append(
             EncodedRule(rule.metric, rule.operator, rule.target, rule.rejects_missing, values, states, ages)
@@ -179,7 +179,7 @@ def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRu
     return rules
 
 
-def _encode_raw_json(listed: list[Any]) -> msgspec.Raw:
+def _encode_to_raw_json(listed: list[Any]) -> msgspec.Raw:
     return msgspec.Raw(_encode(listed))
 
 

@@ -206,7 +206,7 @@ def numbers_by_agent(decision: Decision, positions: Positions | None = None, age
     every = np.arange(len(decision.names)) if positions is None else positions
     numbers: Numbers = {}
     for position in every.tolist():
-        for name, agent_numbers in decision_values.candidate_numbers(decision, position, agent):
+        for name, agent_numbers in decision_values.numeric_details_of_candidate(decision, position, agent):
             numbers.setdefault(name, {}).setdefault(decision.names[position], {}).update(agent_numbers)
     return numbers
 

@@ -16,7 +16,7 @@ CANDIDATES_PER_PART: Final = 2
 _EMPTY: Final = b"{}"
 
 
-def candidate_numbers(
+def numeric_details_of_candidate(
     decision: Decision, position: int, agent: str = ""
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The numbers of one candidate by agent, or of one agent; only if there are any."""
@@ -29,7 +29,7 @@ def merge_numbers(*places: tuple[Decision, int]) -> dict[str, dict[str, Any]]:
     """By agent, the numbers of one node in several decisions, each with the node's position in it."""
     numbers: dict[str, dict[str, Any]] = {}
     for decision, position in places:
-        for agent, agent_numbers in candidate_numbers(decision, position):
+        for agent, agent_numbers in numeric_details_of_candidate(decision, position):
             numbers.setdefault(agent, {}).update(agent_numbers)
     return numbers
 

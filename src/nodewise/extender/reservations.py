@@ -160,7 +160,7 @@ class ReservationWriter:
             Override(context.binder.allocation_records, (context.namespace, self._name), record),
         )
         if not self._unwritten_plans():
-            context.snapshot_cache.withdraw(self._path)
+            context.snapshot_cache.withdraw_amendment(self._path)
 
     def _unwritten_plans(self) -> Mapping[str, BindPlan]:
         """Plans that may come into the record."""

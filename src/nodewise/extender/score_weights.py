@@ -40,11 +40,11 @@ def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Wei
     """
     weights = dict.fromkeys(priorities, 1.0)
     parts = [part.strip() for part in options.weights.split(",") if part.strip()]
-    times = Counter(map(_priority_name, parts))
+    times = Counter(map(_name_in_weight_part, parts))
     problems: list[Problem] = []
     # parts with a priority's own name come last, so that they override those with the agent's name
-    for part in sorted(parts, key=lambda part: _is_label(_priority_name(part), weights)):
-        name, weight = _priority_name(part), _parse_weight(part.partition("=")[2])
+    for part in sorted(parts, key=lambda part: _is_label(_name_in_weight_part(part), weights)):
+        name, weight = _name_in_weight_part(part), _parse_weight(part.partition("=")[2])
         if not name or weight is None:
             problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
         elif times[name] > 1:
@@ -78,7 +78,7 @@ def _valid_names(priorities: Iterable[Priority]) -> list[str]:
     )
 
 
-def _priority_name(part: str) -> str:
+def _name_in_weight_part(part: str) -> str:
     return part.partition("=")[0].strip()
 
 

@@ -174,7 +174,7 @@ class SnapshotCache:
             self._overrides += [override] if override is not None else []
             self._publish(self._cluster_state, {**current, agent: amended}, self._overrides)
 
-    def withdraw(self, key: Hashable) -> None:
+    def withdraw_amendment(self, key: Hashable) -> None:
         """Amend no later snapshot by the amendment of this key. The newest one stays as it is: to undo it, amend."""
         self._lasting.pop(key, None)
 

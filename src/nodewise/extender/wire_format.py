@@ -176,7 +176,7 @@ class NodeDecoder(Generic[PodT]):
         raw = args.nodes.items or []
         request_limits.check_nodes(len(raw))
         complete = [lenient_decoder.is_complete(node) for node in raw]
-        _check_odd_nodes(len(complete) - sum(complete))
+        _check_odd_node_count(len(complete) - sum(complete))
         return [self._node(number, node, complete[number]) for number, node in enumerate(raw)]
 
     def _node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
@@ -234,7 +234,7 @@ def _node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
             names.append(_read_node(node).metadata.name)
         except UNREADABLE:
             odd += 1
-            _check_odd_nodes(odd)
+            _check_odd_node_count(odd)
             names.append(_decode_odd_name(number, node))
     return names
 
@@ -248,7 +248,7 @@ def _decode_odd_name(number: int, node: msgspec.Raw) -> str:
         ) from error
 
 
-def _check_odd_nodes(count: int) -> None:
+def _check_odd_node_count(count: int) -> None:
     if count > lenient_decoder.MOST_NODES:
         text = f"{count} nodes without the keys of a Node in their right case"
         raise BadInput("request", [Problem("Nodes.items", text, f"at most {lenient_decoder.MOST_NODES}")])

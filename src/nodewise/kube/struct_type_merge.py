@@ -52,11 +52,15 @@ def _merge_structs(type_name: str, path: str, declared: tuple[Declared, ...]) ->
     for struct in unique:
         for field in msgspec.structs.fields(struct):
             declarations.setdefault(field.encode_name, []).append((struct, field))
-    fields = [_merge_field(f"{path}.{wire}", wire, owners) for wire, owners in declarations.items()]
+    fields = [
+        _merge_field_declarations(f"{path}.{wire}", wire, owners) for wire, owners in declarations.items()
+    ]
     return msgspec.defstruct(type_name, fields, **_OPTIONS)
 
 
-def _merge_field(path: str, wire: str, owners: list[tuple[Declared, FieldInfo]]) -> tuple[str, Any, Any]:
+def _merge_field_declarations(
+    path: str, wire: str, owners: list[tuple[Declared, FieldInfo]]
+) -> tuple[str, Any, Any]:
     """One field: name in Python, type and default. TypeError if the declarations differ."""
     first, field = owners[0]
     type_, default = field.type, _comparable_default(field)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.node_name_table import Numbers
+from nodewise.metrics.node_name_json_rows import Numbers
 from nodewise.metrics.series import Sample, Series, ValueState
 
 Values = NDArray[np.int64] | NDArray[np.object_]

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.metrics import node_name_table
-from nodewise.metrics.node_name_table import NameTable, Numbers
+from nodewise.metrics import node_name_json_rows
+from nodewise.metrics.node_name_json_rows import NameTable, Numbers
 
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 _read_list: Final = msgspec.json.Decoder(list[str]).decode
@@ -32,7 +32,7 @@ class NodeIndex:
     @cached_property
     def table(self) -> NameTable | None:
         """The table of names, built on first use; None if the lengths of the names differ too much."""
-        return node_name_table.build_table(list(self._numbers))
+        return node_name_json_rows.build_table(list(self._numbers))
 
     def prepare(self) -> None:
         """Build the table in advance, so that no request waits for it: about 2 ms for 5,000 names."""

@@ -7,8 +7,8 @@ runs the gpu agent. Plots, measurements and output belong to `cli.simulate` and 
 
 The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests, `tests/cluster/test_scheduler_*.py`.
 
-    scheduler_objects       Node and Pod: the fields that a scheduler reads
-    resources               requests and allocatable resources, as kube-scheduler calculates them
+    parsed_nodes_and_pods   Node and Pod: the fields that a scheduler reads
+    resource_requests       requests and allocatable resources, as kube-scheduler calculates them
     node_selectors          node affinity, node selectors, taints and tolerations
     node_info               a node with its pods
     filter_plugins          filter plugins and queueing hints

@@ -3,9 +3,9 @@
 import uuid
 from collections.abc import Mapping
 
-from nodewise.simulate import node_info, scheduler_objects
+from nodewise.simulate import node_info, parsed_nodes_and_pods
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.scheduler_objects import Node, Pod
+from nodewise.simulate.parsed_nodes_and_pods import Node, Pod
 
 
 class Inventory:
@@ -46,7 +46,7 @@ class Inventory:
         """Add a new pod with the fields that the API server sets (`now_s` is Unix time), or replace one."""
         self._made += 1
         uid = uuid.uuid5(uuid.NAMESPACE_URL, f"{pod.key}#{self._made}")
-        made = scheduler_objects.named(pod, str(uid), now_s)
+        made = parsed_nodes_and_pods.named(pod, str(uid), now_s)
         self.put(made)
         return made
 
@@ -56,7 +56,7 @@ class Inventory:
         self._pods[pod.key] = pod
         if pod.nominated:
             self._nominated[pod.key] = pod
-        if pod.node in self._nodes and not scheduler_objects.has_ended(pod.obj):
+        if pod.node in self._nodes and not parsed_nodes_and_pods.has_ended(pod.obj):
             self._nodes[pod.node] = self._nodes[pod.node].adding(pod)
 
     def remove(self, key: str) -> None:

@@ -12,11 +12,11 @@ import httpx2
 
 from nodewise.clock import SystemClock
 from nodewise.errors import BadInput, BadSettings, Problem, Unavailable
-from nodewise.simulate import extender_messages, go_http_error_texts, scheduler_objects
+from nodewise.simulate import extender_messages, go_http_error_texts, parsed_nodes_and_pods
 from nodewise.simulate.extender_configuration import ConfiguredExtender, TlsConfig
 from nodewise.simulate.extender_messages import Filtered, HostScore, MetaPod, MetaVictims, Preempted, Victims
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.scheduler_objects import Pod
+from nodewise.simulate.parsed_nodes_and_pods import Pod
 
 _OK: Final = 200
 _WATCH: Final = SystemClock()
@@ -112,7 +112,7 @@ class ExtenderClient:
             return [self._require_known_node(name, known) for name in answer.node_names]
         items = (answer.nodes.items if answer.nodes else None) or []
         try:
-            return [NodeInfo(scheduler_objects.node(item)) for item in items]
+            return [NodeInfo(parsed_nodes_and_pods.node(item)) for item in items]
         except BadInput as error:
             raise Unavailable(f"json: cannot unmarshal the answer: {error}") from error
 

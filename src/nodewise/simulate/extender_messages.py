@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from nodewise.errors import Unavailable
-from nodewise.simulate.scheduler_objects import Object, Pod
+from nodewise.simulate.parsed_nodes_and_pods import Object, Pod
 
 Answer = TypeVar("Answer")
 

@@ -10,8 +10,8 @@ from typing import Final, Literal, NamedTuple
 
 from nodewise.simulate import node_selectors
 from nodewise.simulate.node_info import NodeInfo
+from nodewise.simulate.parsed_nodes_and_pods import Node, Pod, Taint
 from nodewise.simulate.resource_requests import PODS
-from nodewise.simulate.scheduler_objects import Node, Pod, Taint
 from nodewise.simulate.unschedulable_message import Rejection
 
 EXTENDER: Final = "Extender"

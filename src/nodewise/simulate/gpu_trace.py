@@ -25,8 +25,8 @@ from nodewise.agents.gpu.fragmentation import WorkloadTables
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
 from nodewise.agents.gpu.options import GpuOptions, Placement
-from nodewise.agents.gpu.resource_profile import GENERIC
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationRecordMetadata, BindPlan
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.simulate.gpu_trace_files import GPU_MILLI, TraceNode, TracePod

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from nodewise.simulate import resource_requests
+from nodewise.simulate.parsed_nodes_and_pods import Node, Pod
 from nodewise.simulate.resource_requests import Amounts
-from nodewise.simulate.scheduler_objects import Node, Pod
 
 _NOTHING: Final[Amounts] = MappingProxyType({})
 

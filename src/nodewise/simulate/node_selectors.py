@@ -7,7 +7,7 @@ pkg/labels/selector.go, k8s.io/api v0.36.3 core/v1/toleration.go.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from nodewise.simulate.scheduler_objects import Node, Pod, Taint
+from nodewise.simulate.parsed_nodes_and_pods import Node, Pod, Taint
 
 Values = Sequence[str]
 Term = Mapping[str, Any]

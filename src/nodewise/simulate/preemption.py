@@ -14,7 +14,7 @@ from nodewise.simulate import unschedulable_message
 from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.extender_messages import Victims
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.scheduler_objects import Pod
+from nodewise.simulate.parsed_nodes_and_pods import Pod
 from nodewise.simulate.unschedulable_message import Rejection, Rejections
 
 Judge = Callable[[NodeInfo], Rejection | None]

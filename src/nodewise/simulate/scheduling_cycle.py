@@ -16,7 +16,7 @@ from nodewise.simulate import filter_plugins, preemption, score_plugins, unsched
 from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.filter_plugins import SimulatedFilterPlugins
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.scheduler_objects import Pod
+from nodewise.simulate.parsed_nodes_and_pods import Pod
 from nodewise.simulate.unschedulable_message import Rejection
 
 UNSCHEDULABLE: Final = "Unschedulable"

@@ -12,8 +12,8 @@ from typing import Final
 
 from nodewise.simulate import node_selectors, resource_requests
 from nodewise.simulate.node_info import NodeInfo
+from nodewise.simulate.parsed_nodes_and_pods import Pod
 from nodewise.simulate.resource_requests import CPU, MEMORY
-from nodewise.simulate.scheduler_objects import Pod
 
 MAX_SCORE: Final = 100
 _RESOURCES: Final = (CPU, MEMORY)

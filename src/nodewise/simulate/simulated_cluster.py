@@ -21,14 +21,14 @@ from nodewise.clock import Clock, ManualClock, SystemClock
 from nodewise.simulate import (
     extender_configuration,
     filter_plugins,
-    scheduler_objects,
+    parsed_nodes_and_pods,
     scheduling_cycle,
     unschedulable_message,
 )
 from nodewise.simulate.cluster_inventory import Inventory
 from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.filter_plugins import ClusterEvent
-from nodewise.simulate.scheduler_objects import Object, Pod
+from nodewise.simulate.parsed_nodes_and_pods import Object, Pod
 from nodewise.simulate.scheduling_cycle import SchedulerRules, SchedulerSnapshot, SchedulingResult
 from nodewise.simulate.scheduling_queue import Queue, QueuedPod
 
@@ -89,7 +89,7 @@ class Cluster:
         self._ends_s: dict[str, float] = {}
         self._first = 0
         for obj in nodes:
-            self._inventory.put_node(scheduler_objects.node(obj))
+            self._inventory.put_node(parsed_nodes_and_pods.node(obj))
         for obj in running:
             self._create_pod(obj)
 
@@ -121,7 +121,7 @@ class Cluster:
 
     def put_node(self, node: Object) -> None:
         """Add or update a node."""
-        new = scheduler_objects.node(node)
+        new = parsed_nodes_and_pods.node(node)
         known = self._inventory.nodes.get(new.name)
         self._inventory.put_node(new)
         event = filter_plugins.node_event(known.node, new) if known else ClusterEvent("node added", new=new)
@@ -173,7 +173,7 @@ class Cluster:
         return min(self._queue.next_due_s(), min(self._ends_s.values(), default=math.inf))
 
     def _create_pod(self, obj: Object) -> Pod:
-        pod = self._inventory.create(scheduler_objects.pod(obj), self._clock.now())
+        pod = self._inventory.create(parsed_nodes_and_pods.pod(obj), self._clock.now())
         self._statuses[pod.key] = PlacementStatus(pod.node or None)
         return pod
 
@@ -188,7 +188,7 @@ class Cluster:
 
     def _bind(self, pod: Pod, node: str) -> None:
         self._queue.remove(pod.key)
-        self._inventory.put(scheduler_objects.bound(pod, node, self._clock.now()))
+        self._inventory.put(parsed_nodes_and_pods.bound(pod, node, self._clock.now()))
         self._statuses[pod.key] = PlacementStatus(node)
         self._notify_queue(ClusterEvent("pod bound"))
 
@@ -210,7 +210,7 @@ class Cluster:
         if outcome == self._statuses[pod.key] and nominated == pod.nominated:
             return False
         self._statuses[pod.key] = outcome
-        self._inventory.put(scheduler_objects.rejected(pod, outcome.reason, outcome.message, nominated))
+        self._inventory.put(parsed_nodes_and_pods.rejected(pod, outcome.reason, outcome.message, nominated))
         if pod.nominated and nominated != pod.nominated:
             self._notify_queue(ClusterEvent("pod gone"), at_most=pod.priority)
         return True
@@ -227,7 +227,7 @@ class Cluster:
             if not victim.is_leaving:
                 self._ends_s[victim.key] = self._clock.monotonic() + victim.grace_s
                 self._inventory.put(
-                    scheduler_objects.as_terminating(victim, self._clock.now() + victim.grace_s)
+                    parsed_nodes_and_pods.as_terminating(victim, self._clock.now() + victim.grace_s)
                 )
                 self._notify_queue(ClusterEvent("pod changed"))
 

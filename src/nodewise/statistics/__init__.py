@@ -7,7 +7,7 @@
 | `node_capacity.py` | the allocatable resources of nodes |
 | `pod_requests.py` | the requests of pods, and which pods hold them |
 | `load_queries.py` | Prometheus queries and the settings of statistics |
-| `node_load.py` | the usage of all nodes, from annotations or from metrics |
+| `node_usage_reader.py` | the usage of all nodes, from annotations or from metrics |
 | `missing_statistics.py` | the treatment of nodes without statistics |
 
 Arrays are by node number and one longer than the index; unknown values are NaN, never 0.

@@ -18,7 +18,7 @@ from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.node_allocations import PodIndex
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.cluster.api_client import Object
 from tests.conformance.gas import table_notation
 from tests.conformance.gas.table_rows import GasPartRow

@@ -6,7 +6,7 @@ from typing import Final
 from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.gas import story_environment, table_notation
 from tests.conformance.gas.story_environment import FaultyGasEnvironment
-from tests.conformance.gas.table_rows import BindRequestRow, GasStep, GasStory
+from tests.conformance.gas.table_rows import BindRequestRow, Books, GasStep, GasStory
 
 DEADLINE_S: Final = 30.0
 """No limit on speed."""
@@ -110,7 +110,7 @@ class GasStoryRun:
         self._environment.settle_told()
         assert self._told() == wanted
 
-    def _books(self) -> dict[str, story_environment.Books]:
+    def _books(self) -> dict[str, Books]:
         """By node that there is."""
         nodes = [
             name

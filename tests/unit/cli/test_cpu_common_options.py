@@ -94,5 +94,7 @@ def test_a_command_has_a_typed_field_for_each_parameter(name: str) -> None:
     if called is None:
         return
     names = {field.name for field in dataclasses.fields(called)}
-    admin = {parameter.name for parameter in options_from_settings.parameters(AdminOptions, has_file=False)}
+    admin = {
+        parameter.name for parameter in options_from_settings.click_parameters(AdminOptions, has_file=False)
+    }
     assert exposed == (names - {"admin"}) | (admin if "admin" in names else set())

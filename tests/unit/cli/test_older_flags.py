@@ -102,7 +102,7 @@ def parse_options(
         logs.configure(seen[0].log_level, "json")
 
     command = click.Command(
-        "x", callback=callback, params=options_from_settings.parameters(OlderProgramOptions)
+        "x", callback=callback, params=options_from_settings.click_parameters(OlderProgramOptions)
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f.yaml"

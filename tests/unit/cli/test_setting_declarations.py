@@ -43,7 +43,9 @@ def parse_options(*arguments: str, file: Path | None = None, **environment: str)
     def callback(**values: Any) -> None:
         seen.append(options_from_settings.build_group(ExampleOptions, values))
 
-    command = click.Command("x", callback=callback, params=options_from_settings.parameters(ExampleOptions))
+    command = click.Command(
+        "x", callback=callback, params=options_from_settings.click_parameters(ExampleOptions)
+    )
     words = [*(["--config", str(file)] if file else []), *arguments]
     done = CliRunner().invoke(command, words, env=environment, standalone_mode=False)
     if done.exception:
@@ -159,7 +161,7 @@ def parse_agent_options(
         seen.update({kind.name: CommandLine(values).agent_options(kind) for kind in KINDS})
 
     command = click.Command(
-        "x", callback=callback, params=options_from_settings.parameters(ExampleOptions, kinds=KINDS)
+        "x", callback=callback, params=options_from_settings.click_parameters(ExampleOptions, kinds=KINDS)
     )
     path = tmp_path / "f.yaml"
     path.write_text(file)
@@ -172,7 +174,7 @@ def parse_agent_options(
 
 
 def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
-    every = options_from_settings.parameters(ExampleOptions, kinds=KINDS)
+    every = options_from_settings.click_parameters(ExampleOptions, kinds=KINDS)
     assert len({setting.name for setting in every}) == len(every)
     [option] = [setting for setting in every if setting.name == "when_missing"]
     assert isinstance(option, click.Option)
@@ -204,7 +206,7 @@ def test_two_settings_of_one_name_that_mean_different_things_are_refused() -> No
         wait_s: float = 1.0
 
     with pytest.raises(BadSettings, match="--wait: two agents declare it"):
-        options_from_settings.parameters(ExampleOptions, kinds=[ExampleKind("other", Other)])
+        options_from_settings.click_parameters(ExampleOptions, kinds=[ExampleKind("other", Other)])
 
 
 def test_a_section_is_for_one_agent_alone(tmp_path: Path) -> None:

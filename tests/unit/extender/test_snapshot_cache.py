@@ -99,7 +99,7 @@ class Parts:
         """Apply the response of a write, as a bind does."""
         item = self.snapshot_cache.apply_response("records", f"{name} {size} {version}".encode())
         self.snapshot_cache.amend(name, "s", lambda agent_state: {**agent_state, name: item.size})
-        self.snapshot_cache.withdraw(name)
+        self.snapshot_cache.withdraw_amendment(name)
 
 
 @pytest.fixture
@@ -327,7 +327,7 @@ class TestLearning:
 
         def undo() -> None:
             parts.snapshot_cache.amend("key", "s", with_x(0))
-            parts.snapshot_cache.withdraw("key")
+            parts.snapshot_cache.withdraw_amendment("key")
 
         async def play() -> None:
             await parts.full()

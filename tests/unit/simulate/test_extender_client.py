@@ -7,18 +7,20 @@ import httpx2
 import pytest
 
 from nodewise.errors import BadSettings, Unavailable
-from nodewise.simulate import extender_configuration, node_info, scheduler_objects
+from nodewise.simulate import extender_configuration, node_info, parsed_nodes_and_pods
 from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.extender_messages import Victims
 from tests.cluster import kubernetes_objects as made
 from tests.unit.simulate import fake_extender
 
-POD = scheduler_objects.named(
-    scheduler_objects.pod(made.pod("web", limits={"telemetry/scheduling": "1"})), "u1", 0
+POD = parsed_nodes_and_pods.named(
+    parsed_nodes_and_pods.pod(made.pod("web", limits={"telemetry/scheduling": "1"})), "u1", 0
 )
-SMALL = scheduler_objects.named(scheduler_objects.pod(made.running_on("a", made.pod("small"))), "u2", 0)
-A = node_info.node_info_with_pods(scheduler_objects.node(made.node("a")), [SMALL])
-B = node_info.NodeInfo(scheduler_objects.node(made.node("b")))
+SMALL = parsed_nodes_and_pods.named(
+    parsed_nodes_and_pods.pod(made.running_on("a", made.pod("small"))), "u2", 0
+)
+A = node_info.node_info_with_pods(parsed_nodes_and_pods.node(made.node("a")), [SMALL])
+B = node_info.NodeInfo(parsed_nodes_and_pods.node(made.node("b")))
 NODES = [A, B]
 
 

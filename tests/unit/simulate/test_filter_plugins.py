@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from nodewise.simulate import filter_plugins, node_info, scheduler_objects
+from nodewise.simulate import filter_plugins, node_info, parsed_nodes_and_pods
 from nodewise.simulate.filter_plugins import ClusterEvent
 from nodewise.simulate.node_info import NodeInfo
-from nodewise.simulate.scheduler_objects import Node, Pod
+from nodewise.simulate.parsed_nodes_and_pods import Node, Pod
 from nodewise.simulate.unschedulable_message import Rejection
 from tests.cluster import kubernetes_objects as made
 
@@ -14,12 +14,12 @@ PLUGINS = filter_plugins.standard()
 
 def node(**fields: Any) -> Node:
     spec = fields.pop("spec", {})
-    return scheduler_objects.node(made.node("a", **fields) | {"spec": spec})
+    return parsed_nodes_and_pods.node(made.node("a", **fields) | {"spec": spec})
 
 
 def pod(name: str = "web", spec: dict[str, Any] | None = None, **fields: Any) -> Pod:
     obj = made.pod(name, **fields)
-    return scheduler_objects.pod(obj | {"spec": obj["spec"] | (spec or {})})
+    return parsed_nodes_and_pods.pod(obj | {"spec": obj["spec"] | (spec or {})})
 
 
 TAINTED = {"taints": [{"key": "k", "effect": "NoSchedule"}]}
@@ -126,7 +126,7 @@ def test_what_may_help(rejector: str, waiting: Pod, event: ClusterEvent, *, help
 def annotated(value: str) -> Node:
     obj = made.node("a")
     obj["metadata"] |= {"annotations": {"k": value}}
-    return scheduler_objects.node(obj)
+    return parsed_nodes_and_pods.node(obj)
 
 
 CHANGES: dict[str, tuple[Node, Node, bool]] = {
@@ -136,7 +136,7 @@ CHANGES: dict[str, tuple[Node, Node, bool]] = {
     "the end of a cordon": (node(spec=CORDONED), node(), True),
     "nothing": (node(), node(), False),
     "something that no scheduler looks at": (
-        node(), scheduler_objects.node(made.node("a") | {"spec": {"podCIDR": "10.0.0.0/8"}}), False,
+        node(), parsed_nodes_and_pods.node(made.node("a") | {"spec": {"podCIDR": "10.0.0.0/8"}}), False,
     ),
 }  # fmt: skip
 

@@ -2,11 +2,13 @@ from typing import Any
 
 import pytest
 
-from nodewise.simulate import node_selectors, scheduler_objects
-from nodewise.simulate.scheduler_objects import Node, Pod, Taint
+from nodewise.simulate import node_selectors, parsed_nodes_and_pods
+from nodewise.simulate.parsed_nodes_and_pods import Node, Pod, Taint
 from tests.cluster import kubernetes_objects as made
 
-NODE = scheduler_objects.node(made.node("a", labels={"disk": "ssd", "cores": "8", "web-policy": "violating"}))
+NODE = parsed_nodes_and_pods.node(
+    made.node("a", labels={"disk": "ssd", "cores": "8", "web-policy": "violating"})
+)
 
 Requirement = dict[str, Any]
 
@@ -24,7 +26,7 @@ def affine(affinity: Requirement) -> Pod:
 
 
 def with_spec(**spec: Any) -> Pod:
-    return scheduler_objects.pod({"metadata": {"name": "web"}, "spec": spec})
+    return parsed_nodes_and_pods.pod({"metadata": {"name": "web"}, "spec": spec})
 
 
 def want(key: str, operator: str, *values: str) -> Requirement:
@@ -116,6 +118,6 @@ def test_tolerations(toleration: Requirement, *, tolerates: bool) -> None:
 
 def test_only_taints_of_the_effects_asked_for_are_found() -> None:
     soft = {"key": "k", "effect": "PreferNoSchedule"}
-    node: Node = scheduler_objects.node(made.node("a") | {"spec": {"taints": [soft]}})
+    node: Node = parsed_nodes_and_pods.node(made.node("a") | {"spec": {"taints": [soft]}})
     assert not node_selectors.untolerated(with_spec(), node, node_selectors.NOT_SCHEDULED)
     assert len(node_selectors.untolerated(with_spec(), node, node_selectors.NOT_PREFERRED)) == 1

@@ -3,11 +3,17 @@ from typing import Any
 
 import pytest
 
-from nodewise.simulate import extender_configuration, filter_plugins, node_info, preemption, scheduler_objects
+from nodewise.simulate import (
+    extender_configuration,
+    filter_plugins,
+    node_info,
+    parsed_nodes_and_pods,
+    preemption,
+)
 from nodewise.simulate.extender_client import ExtenderClient
 from nodewise.simulate.node_info import NodeInfo
+from nodewise.simulate.parsed_nodes_and_pods import Pod
 from nodewise.simulate.preemption import Preemption, PreemptionContext
-from nodewise.simulate.scheduler_objects import Pod
 from nodewise.simulate.unschedulable_message import Rejection
 from tests.cluster import kubernetes_objects as made
 from tests.unit.simulate import fake_extender
@@ -17,20 +23,20 @@ CLAIMS = "no new claims to deallocate, preemption: "
 
 
 def running(name: str, node: str, cpu: str = "3", priority: int = 0, started_s: float = 100) -> Pod:
-    pod = scheduler_objects.pod(made.running_on(node, made.pod(name, cpu=cpu, priority=priority)))
-    return scheduler_objects.bound(scheduler_objects.named(pod, f"uid-{name}", 0), node, started_s)
+    pod = parsed_nodes_and_pods.pod(made.running_on(node, made.pod(name, cpu=cpu, priority=priority)))
+    return parsed_nodes_and_pods.bound(parsed_nodes_and_pods.named(pod, f"uid-{name}", 0), node, started_s)
 
 
 def full(name: str, *pods: Pod) -> NodeInfo:
     """A node of four cores, and pods on it."""
-    return node_info.node_info_with_pods(scheduler_objects.node(made.node(name)), pods)
+    return node_info.node_info_with_pods(parsed_nodes_and_pods.node(made.node(name)), pods)
 
 
 def attempt(*infos: NodeInfo, extenders: list[ExtenderClient] | None = None, **fields: Any) -> Preemption:
     """What comes of a pod of priority 100 that wants three cores; `spec` and `rejections` may be given."""
     spec, rejections = fields.get("spec", {}), fields.get("rejections")
     obj = made.pod("large", cpu="3", priority=100)
-    pod = scheduler_objects.pod(obj | {"spec": obj["spec"] | spec, "status": fields.get("status", {})})
+    pod = parsed_nodes_and_pods.pod(obj | {"spec": obj["spec"] | spec, "status": fields.get("status", {})})
     nodes = {info.name: info for info in infos}
     standard = filter_plugins.standard()
     seen = PreemptionContext(
@@ -104,7 +110,7 @@ def test_a_pod_may_not_want_to_preempt() -> None:
 
 
 def test_who_waits_for_victims_to_go_takes_no_others() -> None:
-    going = scheduler_objects.as_terminating(running("small", "a"), end_s=130)
+    going = parsed_nodes_and_pods.as_terminating(running("small", "a"), end_s=130)
     preempted = attempt(full("a", going), full("b", running("other", "b")), status={"nominatedNodeName": "a"})
     assert preempted == Preemption(f"{CLAIMS}not eligible due to a terminating pod on the nominated node.")
 

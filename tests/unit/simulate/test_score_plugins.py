@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from nodewise.simulate import node_info, resource_requests, scheduler_objects, score_plugins
+from nodewise.simulate import node_info, parsed_nodes_and_pods, resource_requests, score_plugins
 from nodewise.simulate.node_info import NodeInfo
 from tests.cluster import kubernetes_objects as made
 
-SMALL = NodeInfo(scheduler_objects.node(made.node("b", cpu="4", memory="8Gi")))
-LARGE = NodeInfo(scheduler_objects.node(made.node("e", cpu="8", memory="16Gi")))
+SMALL = NodeInfo(parsed_nodes_and_pods.node(made.node("b", cpu="4", memory="8Gi")))
+LARGE = NodeInfo(parsed_nodes_and_pods.node(made.node("e", cpu="8", memory="16Gi")))
 WEB = made.pod("web")
-TWO_CORES = scheduler_objects.pod(WEB | {"spec": WEB["spec"] | {"resources": {"requests": {"cpu": "2"}}}})
+TWO_CORES = parsed_nodes_and_pods.pod(WEB | {"spec": WEB["spec"] | {"resources": {"requests": {"cpu": "2"}}}})
 ASKED = resource_requests.scored_by_containers(TWO_CORES.spec)
 
 
@@ -25,7 +25,7 @@ def test_balanced_likes_what_brings_the_shares_together() -> None:
 
 
 def test_balanced_has_no_word_on_a_pod_that_asks_for_nothing() -> None:
-    nothing = scheduler_objects.pod({"metadata": {"name": "web"}, "spec": {"containers": [{}]}})
+    nothing = parsed_nodes_and_pods.pod({"metadata": {"name": "web"}, "spec": {"containers": [{}]}})
     assert score_plugins.balanced(nothing, SMALL) == 0
 
 
@@ -36,7 +36,7 @@ def test_all_plugins_add_up() -> None:
 def test_a_soft_taint_costs_up_to_300() -> None:
     tainted = made.node("b", cpu="4", memory="8Gi")
     tainted["spec"] = {"taints": [{"key": "k", "effect": "PreferNoSchedule"}]}
-    assert score_plugins.total_scores(TWO_CORES, [NodeInfo(scheduler_objects.node(tainted)), SMALL]) == [
+    assert score_plugins.total_scores(TWO_CORES, [NodeInfo(parsed_nodes_and_pods.node(tainted)), SMALL]) == [
         160,
         460,
     ]
@@ -46,12 +46,12 @@ def test_a_preference_is_worth_up_to_200() -> None:
     named: dict[str, Any] = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["b"]}
     preferred = [{"weight": 1, "preference": {"matchExpressions": [named]}}]
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
-    picky = scheduler_objects.pod(TWO_CORES.obj | {"spec": dict(TWO_CORES.spec) | {"affinity": affinity}})
+    picky = parsed_nodes_and_pods.pod(TWO_CORES.obj | {"spec": dict(TWO_CORES.spec) | {"affinity": affinity}})
     assert score_plugins.total_scores(picky, [SMALL, LARGE]) == [660, 466]
 
 
 def test_a_node_without_room_on_paper_scores_nothing_for_it() -> None:
     crowded = node_info.node_info_with_pods(
-        SMALL.node, [scheduler_objects.pod(made.pod("big", cpu="9", memory="9Gi"))]
+        SMALL.node, [parsed_nodes_and_pods.pod(made.pod("big", cpu="9", memory="9Gi"))]
     )
     assert score_plugins.least_allocated(ASKED, crowded) == 0

@@ -3,7 +3,7 @@
 | file | content |
 |---|---|
 | `options.py` | settings |
-| `resource_profile.py` | resource names of a GPU vendor, and how a node describes its GPUs |
+| `vendor_resource_names.py` | resource names of a GPU vendor, and how a node describes its GPUs |
 | `amounts.py` | amounts of resources, exact or an error |
 | `node_labels.py` | parsers of node labels |
 | `policy_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
@@ -39,7 +39,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nodewise.agent import Resource, Watched
-from nodewise.agents.gpu import demand, demand_histogram, free_cpu, node_gpus, resource_profile
+from nodewise.agents.gpu import demand, demand_histogram, free_cpu, node_gpus, vendor_resource_names
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.controller import GpuController
 from nodewise.agents.gpu.demand_histogram import DemandConfigMap
@@ -92,22 +92,22 @@ class GpuKind(ControllerKind):
 
     def resources(self, options: GpuOptions) -> dict[str, bool]:
         """The resources that count GPUs; every pod with GPUs requests one of them."""
-        return dict.fromkeys(resource_profile.load_profile(options.gpu_profile).counts, False)
+        return dict.fromkeys(vendor_resource_names.load_profile(options.gpu_profile).counts, False)
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has GPUs, or any pod requests one."""
-        chosen = resource_profile.load_profile(options.gpu_profile)
+        chosen = vendor_resource_names.load_profile(options.gpu_profile)
         requested = any(demand.requests_gpu_resources(pod, chosen) for pod in pods)
         return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)
 
     def state(self, options: GpuOptions, sync_period_s: float) -> GpuStateBuilder:  # noqa: ARG002
-        return GpuStateBuilder(resource_profile.load_profile(options.gpu_profile))
+        return GpuStateBuilder(vendor_resource_names.load_profile(options.gpu_profile))
 
     def agent(self, options: GpuOptions) -> GpuAgent:
-        return GpuAgent(options, resource_profile.load_profile(options.gpu_profile))
+        return GpuAgent(options, vendor_resource_names.load_profile(options.gpu_profile))
 
     def controller(self, options: GpuOptions, handle: Handle) -> GpuController:
-        return GpuController(options, resource_profile.load_profile(options.gpu_profile), handle)
+        return GpuController(options, vendor_resource_names.load_profile(options.gpu_profile), handle)
 
 
 KIND: Final = GpuKind()

@@ -46,9 +46,9 @@ from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.placement_order import PlacementInputs
-from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, NAME, PODS, GpuState, NodeState
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.binder import BindPlan, BindPlugin, Refusal
 
 _T = TypeVar("_T")

@@ -6,8 +6,8 @@ Rendering 1,000 series takes the metrics page 7 ms, during which no other reques
 from collections.abc import Generator, Mapping
 from typing import Final
 
-from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.agents.gpu.state import GpuState, NodeState
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 
 MetricKey = tuple[str, tuple[tuple[str, str], ...]]
 """Name, and labels."""

@@ -140,11 +140,11 @@ def latest_planned_version(before: str, now: str) -> str:
     A client with old pods may repeat a bind. With an older version, the reservation of a pod that is bound could
     be removed by a check that rules out a Binding of that version only.
     """
-    old, new = version_number(before), version_number(now)
+    old, new = resource_version_number(before), resource_version_number(now)
     return before if old is not None and new is not None and old > new else now
 
 
-def version_number(version: str) -> int | None:
+def resource_version_number(version: str) -> int | None:
     """A resourceVersion as a number for comparisons; None if it is not a number."""
     is_number = version.isascii() and version.isdecimal() and len(version) <= _LONGEST_VERSION
     return int(version) if is_number else None

@@ -16,7 +16,7 @@ from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, cpu_milli, is_sidecar
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
-from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import shown
 
 ALLOW: Final = "gas-allow"

@@ -15,8 +15,8 @@ from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu import typical_pods
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.agents.gpu.typical_pods import History, PodClass
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 
 NAME: Final = "nodewise-gpu-typical-pods"
 UNTIL: Final = "counted-until"

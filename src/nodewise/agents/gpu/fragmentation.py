@@ -126,7 +126,7 @@ def build_fragmentation_tables_stepwise(
     groups: dict[tuple[Mapping[str, int], frozenset[str] | None], list[PodClass]] = {}
     for pod_class, often in kept.items():
         if pod_class.gpus == 1:
-            single[grid.corner(pod_class)] += often / total
+            single[grid.fitting_cells(pod_class)] += often / total
         else:
             groups.setdefault((pod_class.per_gpu, pod_class.models), []).append(pod_class)
         yield
@@ -162,7 +162,7 @@ class _Grid:
         steps = (len(values) + 1 for values in self.resources.values())
         return (len(self.cpu_milli) + 1, len(self.models) + 1, *steps)
 
-    def corner(self, pod_class: PodClass) -> tuple[slice | list[int], ...]:
+    def fitting_cells(self, pod_class: PodClass) -> tuple[slice | list[int], ...]:
         wanted = [
             slice(_amount_cell(values, pod_class.per_gpu.get(name, 0)), None)
             for name, values in self.resources.items()
@@ -192,10 +192,10 @@ def _build_group_table(
     grid: _Grid, members: Sequence[PodClass], classes: Mapping[PodClass, float], total: float
 ) -> GpuKindGroup:
     fits = np.zeros(grid.shape[1:], np.bool_)
-    fits[grid.corner(members[0])[1:]] = True
+    fits[grid.fitting_cells(members[0])[1:]] = True
     hosted = np.zeros((grid.shape[0], MOST_GPUS + 1))
     for pod_class in members:
-        hosted[grid.corner(pod_class)[0], pod_class.gpus :] += classes[pod_class] / total
+        hosted[grid.fitting_cells(pod_class)[0], pod_class.gpus :] += classes[pod_class] / total
     return GpuKindGroup(fits.reshape(-1), hosted)
 
 

@@ -23,7 +23,7 @@ from nodewise.agents.gpu import amounts as quantities
 from nodewise.agents.gpu.allocation_record import AllocationRecord, GpuNames, Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_gpus import NodeGpus
-from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import shown
 
 GPUS: Final = "gas-container-cards"
@@ -102,8 +102,8 @@ def reservation_status(uid: str, entry: Reservation, node: str, pods: PodIndex) 
     pod = pods.by_key.get(entry.key)
     if pod is None or pod.metadata.uid != uid:
         known, seen = (
-            allocation_record.version_number(pods.version),
-            allocation_record.version_number(entry.seen),
+            allocation_record.resource_version_number(pods.version),
+            allocation_record.resource_version_number(entry.seen),
         )
         return "stale" if known is not None and seen is not None and known >= seen else "undecided"
     if has_ended(pod) or pod.spec.nodeName not in {"", node}:

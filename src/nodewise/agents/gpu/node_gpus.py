@@ -1,8 +1,8 @@
 """The GPUs of a node: their names, capacities, whether pods may use them, and how they are linked.
 
 They come from the node annotation `nodewise.io/gpu-cards`, where GPUs may differ, or else from labels or counts (see
-`resource_profile.py`). For labels and counts the allocatable amounts of the node are divided evenly, and no GPU gets
-the remainder. Labels of telemetry policies exclude GPUs and sub-devices. Input that cannot be read is left out and
+`vendor_resource_names.py`). For labels and counts the allocatable amounts of the node are divided evenly, and no GPU
+gets the remainder. Labels of telemetry policies exclude GPUs and sub-devices. Input that cannot be read is left out and
 reported as a problem; it never raises. If it is unclear which GPUs the node has, it has none.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 from nodewise.agents.gpu import amounts, node_labels, policy_labels
 from nodewise.agents.gpu.node_labels import LONGEST_NAME, Link
-from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import UNREADABLE, shown
 
 __all__ = ["GPUS", "MOST_GPUS", "GpuNode", "Link", "NodeGpus", "parse_node_gpus"]

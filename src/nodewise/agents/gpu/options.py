@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
-from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.option import Option
 

@@ -31,7 +31,7 @@ from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.resource_name_limit import ResourceCap
-from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationStateBuilder
 from nodewise.state import NODES, Change
 

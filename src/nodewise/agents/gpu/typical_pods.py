@@ -20,7 +20,7 @@ from nodewise.agents.gpu.amounts import LARGEST, Amounts
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
 DAYS: Final = 7

@@ -59,7 +59,7 @@ def outcome_between(before: ObservedPod | None, after: ObservedPod, mttf_s: floa
         return ended
     if not _runs_without_terminations(after) or (before is not None and _runs_without_terminations(before)):
         return None
-    return PodOutcome(RUNS, 1, _pod_ready_time(after))
+    return PodOutcome(RUNS, 1, _latest_container_start(after))
 
 
 def _ends_between(before: ObservedPod | None, after: ObservedPod, mttf_s: float) -> Iterator[_End]:
@@ -85,8 +85,8 @@ def outcome_since(pod: ObservedPod, until_s: float, mttf_s: float) -> PodOutcome
     if ended is not None:
         return ended
     return (
-        PodOutcome(RUNS, 1, _pod_ready_time(pod))
-        if _runs_without_terminations(pod) and _pod_ready_time(pod) > until_s
+        PodOutcome(RUNS, 1, _latest_container_start(pod))
+        if _runs_without_terminations(pod) and _latest_container_start(pod) > until_s
         else None
     )
 
@@ -178,7 +178,7 @@ def _pod_end_time(pod: ObservedPod) -> float:
     )
 
 
-def _pod_ready_time(pod: ObservedPod) -> float:
+def _latest_container_start(pod: ObservedPod) -> float:
     return _latest_time(
         load_annotations.time(_container_start_time(container)) for container in _container_statuses(pod)
     )

@@ -22,7 +22,7 @@ from nodewise.agents.safe.agent import PodFields, SafeAgent
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.agents.safe.state import SafeStateBuilder
 from nodewise.statistics.load_annotations import UsageAnnotations
-from nodewise.statistics.node_load import UsageNode
+from nodewise.statistics.node_usage_reader import UsageNode
 
 
 class SafeKind(AgentKind):

@@ -24,7 +24,7 @@ from nodewise.agents.safe.risk_scores import RiskScorer
 from nodewise.agents.safe.state import SafeState, Shares
 from nodewise.statistics import pod_requests
 from nodewise.statistics.missing_statistics import NoStatistics, StatisticsNotReady
-from nodewise.statistics.node_load import RESOURCES
+from nodewise.statistics.node_usage_reader import RESOURCES
 from nodewise.statistics.pod_requests import PodRequest, RequestingPod
 
 OWN_MISSING: Final = 0

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from nodewise.agents.safe import beta_distribution
 from nodewise.agents.safe.state import Shares
 from nodewise.statistics.missing_statistics import StatisticStatus
-from nodewise.statistics.node_load import RESOURCES
+from nodewise.statistics.node_usage_reader import RESOURCES
 
 _BLOCK: Final = 64
 """Candidates whose risk is computed together in about 0.3 ms; one by one it takes ten times as long."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.statistics.missing_statistics import StatisticStatus
-from nodewise.statistics.node_load import LoadReader, NodeLoads, Table
+from nodewise.statistics.node_usage_reader import LoadReader, NodeLoads, Table
 from nodewise.statistics.pod_requests import PodRequest
 
 

@@ -129,7 +129,7 @@ def parse_policy(policy: PolicyObject) -> Policy:
         strategies = parser.parse_strategies(msgspec.json.decode(policy.spec))
     except UNREADABLE as error:
         strategies = _unusable_policy_strategies(parser.add_problem("spec", str(error), "a JSON object"))
-    parser.check_names(policy.metadata.name, strategies)
+    parser.check_label_names(policy.metadata.name, strategies)
     metadata = policy.metadata
     created = metadata.creationTimestamp or ""
     return Policy(metadata.namespace, metadata.name, created, strategies, parser.limited_problems())
@@ -158,7 +158,7 @@ class _PolicyParser:
         rest = (Problem("spec", f"{more} more problems", ""),) if more > 0 else ()
         return (*self.problems[:_MAX_PROBLEMS], *rest)
 
-    def check_names(self, name: str, strategies: Mapping[str, Strategy]) -> None:
+    def check_label_names(self, name: str, strategies: Mapping[str, Strategy]) -> None:
         """Check the policy's name, which is also a label value, and the label key of `deschedule`."""
         if len(name) > 63:  # noqa: PLR2004 - the length of a label value
             self.add_problem(

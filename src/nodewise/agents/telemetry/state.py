@@ -223,11 +223,13 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
                 rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
             )
             yield
-            evaluated[rule] = self._with_history(evaluation, cluster_state)
+            evaluated[rule] = self._hold_verdicts_if_suspended(evaluation, cluster_state)
             yield
         return evaluated[rule]
 
-    def _with_history(self, evaluation: RuleEvaluation, cluster_state: ClusterState) -> RuleEvaluation:
+    def _hold_verdicts_if_suspended(
+        self, evaluation: RuleEvaluation, cluster_state: ClusterState
+    ) -> RuleEvaluation:
         """The evaluation with the last verdicts if the rule is suspended."""
         rule = evaluation.rule
         max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s

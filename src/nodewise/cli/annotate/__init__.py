@@ -93,7 +93,7 @@ def _print_result(result: AnnotationResult, output: str) -> int:
 command = options_from_settings.make_command(
     "annotate",
     run,
-    options_from_settings.parameters(
+    options_from_settings.click_parameters(
         RunOptions,
         ClusterOptions,
         *GROUPS,

@@ -13,7 +13,7 @@ import click
 from nodewise.cli import terminal
 from nodewise.cli.certs import output
 from nodewise.cli.certs.options import CertsOptions, check_options
-from nodewise.cli.options_from_settings import CommandLine, make_command, parameters
+from nodewise.cli.options_from_settings import CommandLine, click_parameters, make_command
 from nodewise.clock import SystemClock
 from nodewise.configure import (
     certificate_files,
@@ -327,4 +327,6 @@ def _daily_renewal_command(folder: str) -> list[str]:
 _ONE_TIME_FLAGS: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
 
 
-command = make_command("certs", run, parameters(CertsOptions), short_help="Make and renew certificates.")
+command = make_command(
+    "certs", run, click_parameters(CertsOptions), short_help="Make and renew certificates."
+)

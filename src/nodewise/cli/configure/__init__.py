@@ -11,7 +11,7 @@ from nodewise.cli import agent_selection, older_flags
 from nodewise.cli.configure import host, platform_modes
 from nodewise.cli.configure.options import HOST, ConfigureOptions, check_options_of_mode
 from nodewise.cli.main import CommandTable
-from nodewise.cli.options_from_settings import CommandLine, SectionedCommand, make_command, parameters
+from nodewise.cli.options_from_settings import CommandLine, SectionedCommand, click_parameters, make_command
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 
@@ -88,7 +88,7 @@ def run(command_line: CommandLine) -> None:
 command = make_command(
     "configure",
     run,
-    parameters(ConfigureOptions),
+    click_parameters(ConfigureOptions),
     short_help="Make kube-scheduler call nodewise.",
     kind=_ConfigureCommand,
     commands_of=COMMANDS,

@@ -113,7 +113,7 @@ def run(command_line: CommandLine) -> None:
 command = options_from_settings.make_command(
     "render-scheduler",
     run,
-    options_from_settings.parameters(
+    options_from_settings.click_parameters(
         RenderSchedulerOptions, kinds=agent_selection.agents_without_conflicts(*GROUPS), known=GROUPS
     ),
     short_help="Print a configuration of kube-scheduler.",

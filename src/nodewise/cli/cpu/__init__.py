@@ -26,7 +26,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "Do nothing: reconfigure moves all processes.",
     ),
     "reconfigure_setup": (
-        "nodewise.cli.cpu.reconfigure_setup",
+        "nodewise.cli.cpu.reconfigure_all_nodes",
         "Give all nodes other pools while tasks run.",
     ),
     "uninstall": ("nodewise.cli.cpu.uninstall", "Remove the CPU manager from a node, and from the cluster."),

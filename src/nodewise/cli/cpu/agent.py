@@ -274,6 +274,6 @@ command = common_options.make_command(
     [
         *common_options.parameters(*common_options.STORE, "sysfs", "proc_fs"),
         *_OWN,
-        *cli_options.parameters(AdminOptions, has_file=False),
+        *cli_options.click_parameters(AdminOptions, has_file=False),
     ],
 )

@@ -81,7 +81,7 @@ def run(options: ClusterInitOptions) -> None:
         webhook(options, pods_options, api, features),
     )
     with setup_options.progress_reporter() as report_progress:
-        report = setup.prepare(api, plan, features, Deadline(options.timeout_s), report_progress)
+        report = setup.execute_setup_plan(api, plan, features, Deadline(options.timeout_s), report_progress)
     show(report, options.output)
     if plan.shared and plan.agent is None:
         terminal.print_message(_NO_AGENT)

@@ -41,7 +41,7 @@ def run(options: InitOptions) -> None:
     machine.log_plan(node_machine, plan)
     store = common_options.store(options)
     if not bootstrap.create_pools(store, plan):
-        logs.emit("cpu_pools_kept", place=store.place)
+        logs.emit("cpu_pools_kept", place=store.location)
 
 
 command = common_options.make_command(

@@ -182,7 +182,7 @@ async def _serve_webhook(options: WebhookOptions, *, any_client: bool) -> None:
 def _server_parameters() -> list[click.Parameter]:
     """The parameters of the server and its clients."""
     option = click.Option
-    admin = cli_options.parameters(AdminOptions, has_file=False)
+    admin = cli_options.click_parameters(AdminOptions, has_file=False)
     return [
         option(["--conf-file"], metavar="PATH", default=webhook_config_files.DEFAULT_FILE, show_default=True,
                help="server.yaml, a folder of *.yaml, or a pattern."),

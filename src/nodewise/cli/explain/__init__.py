@@ -223,6 +223,6 @@ def _print_replica_failures(responses: Sequence[ReplicaResponse], lookup: PodRea
 command = options_from_settings.make_command(
     "explain",
     run,
-    options_from_settings.parameters(ExplainOptions, ClusterOptions, TimeoutOptions),
+    options_from_settings.click_parameters(ExplainOptions, ClusterOptions, TimeoutOptions),
     short_help="Explain why a pod is on its node, or still waits.",
 )

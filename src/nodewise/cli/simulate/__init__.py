@@ -196,7 +196,7 @@ def _with_progress_bar(records: Iterator[Record], file: BinaryIO, size_bytes: in
 
 def _replay_parameters() -> list[click.Parameter]:
     """Settings default to the recorded values, so environment variables and configuration files do not apply."""
-    recorded = options_from_settings.parameters(
+    recorded = options_from_settings.click_parameters(
         RecordedOptions, kinds=agent_selection.agents_without_conflicts(RecordedOptions), has_file=False
     )
     for option in recorded:
@@ -212,7 +212,7 @@ command.add_command(
     options_from_settings.make_command(
         "replay",
         replay,
-        [*options_from_settings.parameters(ReplayOptions), *_replay_parameters()],
+        [*options_from_settings.click_parameters(ReplayOptions), *_replay_parameters()],
         short_help="Answer a recording's requests again.",
     )
 )

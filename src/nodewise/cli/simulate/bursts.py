@@ -204,6 +204,8 @@ def _encode_burst_runs_csv(runs: Sequence[BurstsResult]) -> str:
 command = options_from_settings.make_command(
     "bursts",
     run,
-    options_from_settings.parameters(BurstOptions, ChainOptions, WindowOptions, kinds=_known_agent_names()),
+    options_from_settings.click_parameters(
+        BurstOptions, ChainOptions, WindowOptions, kinds=_known_agent_names()
+    ),
     short_help="Place bursty pods with scoring agents.",
 )

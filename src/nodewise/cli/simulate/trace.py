@@ -162,6 +162,6 @@ def _read_published_means(path: str, pods: str) -> dict[str, dict[int, float]]:
 command = options_from_settings.make_command(
     "trace",
     run,
-    options_from_settings.parameters(TraceOptions),
+    options_from_settings.click_parameters(TraceOptions),
     short_help="Place a published GPU trace with the gpu agent.",
 )

@@ -118,7 +118,7 @@ def _capacity_patch(node: Object, features: ApiFeatures, wanted: Mapping[str, in
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
     patch: dict[str, dict[str, str | None]] = {"capacity": {}, "allocatable": {}}
     for resource, name in features.resources.items():
-        quantity = _advertised_quantity(resource, wanted)
+        quantity = _quantity_to_advertise(resource, wanted)
         if quantity is not None:
             if str(capacity.get(name)) != quantity:
                 patch["capacity"][name] = quantity
@@ -130,7 +130,7 @@ def _capacity_patch(node: Object, features: ApiFeatures, wanted: Mapping[str, in
     return {"status": filled} if filled else {}
 
 
-def _advertised_quantity(resource: str, wanted: Mapping[str, int] | None) -> str | None:
+def _quantity_to_advertise(resource: str, wanted: Mapping[str, int] | None) -> str | None:
     """How much of the resource the node advertises; None if it does not advertise the resource."""
     count = 0 if wanted is None else wanted.get(resource, 0)
     return str(count) if count or (wanted is not None and resource == EXCLUSIVE_CORES) else None

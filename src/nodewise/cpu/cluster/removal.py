@@ -228,7 +228,7 @@ def _remove_ended_tasks(node: RemovedNode) -> StoredAllocations | None:
     except NotFound:
         return None
     if stored.intent:
-        raise allocation_store.under_reconfiguration_error(node.store.place, stored.intent)
+        raise allocation_store.under_reconfiguration_error(node.store.location, stored.intent)
     return stored
 
 
@@ -236,12 +236,12 @@ def _remove_state(node: RemovedNode, deadline: Deadline, report_progress: Progre
     while True:
         stored = _await_no_tasks(node, deadline, frozenset(), spares_infra=False)
         if stored is None:
-            return report_progress(RemovalStep(node.store.place, "not there"))
+            return report_progress(RemovalStep(node.store.location, "not there"))
         try:
             node.store.delete(stored.version)
         except Conflict:
             continue  # a task was started or ended meanwhile
-        return report_progress(RemovalStep(node.store.place, "removed"))
+        return report_progress(RemovalStep(node.store.location, "removed"))
 
 
 def _remove_reports(

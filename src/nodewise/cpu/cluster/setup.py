@@ -110,7 +110,7 @@ def list_all(api: ApiClient, path: str, params: Mapping[str, str]) -> list[Any]:
     return items
 
 
-def prepare(
+def execute_setup_plan(
     api: ApiClient,
     plan: SetupPlan,
     features: ApiFeatures,

@@ -82,7 +82,7 @@ def _check_pools(
         remedy = f"nodewise cpu cluster-init --host-list {wanted.node} --namespace {wanted.namespace}"
         return None, ValidationCheck("pools", ok=False, seen=str(error), remedy=remedy)
     except NodewiseError as error:
-        return None, ValidationCheck("pools", ok=False, seen=str(error), remedy=f"mend {store.place}")
+        return None, ValidationCheck("pools", ok=False, seen=str(error), remedy=f"mend {store.location}")
     if stored.intent:
         seen = f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}"
         remedy = "wait; the node agent takes it back if that process is gone"
@@ -93,7 +93,7 @@ def _check_pools(
     lists = ", ".join(
         f"{pool.name} {len(list(pool.cpu_lists))}" for pool in stored.allocations.pools.values()
     )
-    return stored, ValidationCheck("pools", ok=True, seen=f"{store.place}: {lists}")
+    return stored, ValidationCheck("pools", ok=True, seen=f"{store.location}: {lists}")
 
 
 def _check_extended_resources(

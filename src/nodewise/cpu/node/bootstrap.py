@@ -31,7 +31,7 @@ def create_pools(store: AllocationStore, plan: PoolPlan) -> bool:
             stored = store.read().allocations  # another process created them first
         else:
             return True
-    _check_pools_equal(store.place, stored, planned)
+    _check_pools_equal(store.location, stored, planned)
     return False
 
 

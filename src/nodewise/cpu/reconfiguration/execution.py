@@ -77,7 +77,7 @@ def _try_reconfigure(
         _pause_before_attempt(attempt)
         stored = store.read()
         if stored.intent and (not only_check or _is_alive(stored.intent.by, proc)):
-            raise allocation_store.under_reconfiguration_error(store.place, stored.intent)
+            raise allocation_store.under_reconfiguration_error(store.location, stored.intent)
         trees = ProcessTrees(proc, stored.allocations, known)
         plan = reconfiguration_plan.plan(trees.allocations, lists)
         if only_check:
@@ -88,7 +88,7 @@ def _try_reconfigure(
             continue
         return plan
     raise Unavailable(
-        f"cannot write {store.place}",
+        f"cannot write {store.location}",
         [Problem("", f"others wrote first, {allocation_store.MAX_ATTEMPTS} times", "")],
     )
 
@@ -145,7 +145,8 @@ def _store_new_allocations(store: AllocationStore, intent: Intent, before: Alloc
         if unmoved := living - moved:
             pids = ", ".join(str(task.pid) for task in sorted(unmoved))
             raise Conflict(
-                "somebody gave cores away meanwhile", [Problem(store.place, f"tasks {pids}", "no new ones")]
+                "somebody gave cores away meanwhile",
+                [Problem(store.location, f"tasks {pids}", "no new ones")],
             )
         return intent.target.mapped(lambda _, cpu_list: (task for task in cpu_list.tasks if task in living))
 
@@ -155,7 +156,7 @@ def _store_new_allocations(store: AllocationStore, intent: Intent, before: Alloc
         raise _UnknownOutcome(error) from error
     if stored and _cpu_lists_by_pool(stored.allocations) != _cpu_lists_by_pool(intent.target):
         raise Conflict(
-            "somebody took the reconfiguration back", [Problem(store.place, "other pools", "ours")]
+            "somebody took the reconfiguration back", [Problem(store.location, "other pools", "ours")]
         )
 
 
@@ -225,7 +226,7 @@ def _store_without_intent(
             why = error
         else:
             return None
-    raise Unavailable(f"cannot write {store.place}", [Problem("", str(why), "")])
+    raise Unavailable(f"cannot write {store.location}", [Problem("", str(why), "")])
 
 
 def _read_own_process(proc: Path) -> Task:

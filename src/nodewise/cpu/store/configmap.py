@@ -93,7 +93,7 @@ class ConfigMapStore:
         """The owner of CMK's lock, by resource version; empty where the version is not locked."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"ConfigMap {self._namespace}/{self._name}"
 
     def read(self) -> StoredAllocations:
@@ -118,12 +118,12 @@ class ConfigMapStore:
         annotations = config_map["metadata"].get("annotations") or {}
         config = (config_map.get("data") or {}).get(KEY)
         if not isinstance(config, str):
-            raise BadInput(f"cannot read {self.place}", [Problem(f"data.{KEY}", shown(config), "YAML")])
+            raise BadInput(f"cannot read {self.location}", [Problem(f"data.{KEY}", shown(config), "YAML")])
         texts = ConfigMapTexts(config, annotations.get(IDENTITIES) or "{}")
         self._owners = {_resource_version(config_map): annotations.get(cmk_names.OWNER) or ""}
-        with _with_place(f"cannot read {self.place}"):
+        with _with_place(f"cannot read {self.location}"):
             allocations = parse_texts(texts)
-        with _with_place(f"cannot read {self.place}: annotation {cmk_names.INTENT}"):
+        with _with_place(f"cannot read {self.location}: annotation {cmk_names.INTENT}"):
             intent = allocation_store.load_intent(annotations.get(cmk_names.INTENT), cmk_names.INTENT)
         return StoredAllocations(allocations, _resource_version(config_map), intent)
 
@@ -135,11 +135,11 @@ class ConfigMapStore:
             self._clock.sleep(_POLL_S)
             if _resource_version(self._api.get(self._path)) != version:
                 raise Conflict(
-                    "cannot write the pools", [Problem(self.place, "changed since it was read", "")]
+                    "cannot write the pools", [Problem(self.location, "changed since it was read", "")]
                 )
         if owner:
             self._warn(
-                f"{self.place}: locked by {shown(owner)}, and unchanged for {LEASE_S:g} s: lock taken over"
+                f"{self.location}: locked by {shown(owner)}, and unchanged for {LEASE_S:g} s: lock taken over"
             )
 
 

@@ -117,14 +117,14 @@ class DirectoryStore:
         self._directory = TransactionalDirectory(path, "pools", (TASKS, INTENT), ("tasks", "exclusive"))
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"directory {self._path}"
 
     def read(self) -> StoredAllocations:
         files = self._directory.read()
         if not _has_pools(files):
             raise NotFound(
-                "there are no pools", [Problem(self.place, "no folder pools", "nodewise cpu init")]
+                "there are no pools", [Problem(self.location, "no folder pools", "nodewise cpu init")]
             )
         intent = allocation_store.load_intent(files.get(INTENT), INTENT)
         return StoredAllocations(parse_files(files), _content_digest(files), intent)
@@ -135,7 +135,7 @@ class DirectoryStore:
         with self._directory.locked(self._timeout_s):
             current = self._directory.read()
             if _has_pools(current):
-                raise Conflict("cannot create pools", [Problem(self.place, "there are pools already", "")])
+                raise Conflict("cannot create pools", [Problem(self.location, "there are pools already", "")])
             self._directory.write(format_files(first), current)
 
     def replace(self, version: str, new: Allocations, intent: Intent | None = None) -> None:
@@ -154,7 +154,9 @@ class DirectoryStore:
         """The files. Conflict if they are not of this version."""
         files = self._directory.read()
         if _content_digest(files) != version:
-            raise Conflict("cannot write the pools", [Problem(self.place, "changed since it was read", "")])
+            raise Conflict(
+                "cannot write the pools", [Problem(self.location, "changed since it was read", "")]
+            )
         return files
 
 

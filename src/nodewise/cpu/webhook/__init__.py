@@ -2,7 +2,7 @@
 
 | file | content |
 |---|---|
-| `json_objects.py` | merging of partial objects, and JSON patches |
+| `json_merge_and_patch.py` | merging of partial objects, and JSON patches |
 | `pod_mutation.py` | the selection of pods, and their mutation |
 | `admission_review.py` | the response to an AdmissionReview, from bytes to bytes |
 | `webhook_config_files.py` | server.yaml and mutations.yaml, which are read again when they change |

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise.cpu.webhook import json_objects, pod_mutation
+from nodewise.cpu.webhook import json_merge_and_patch, pod_mutation
 from nodewise.cpu.webhook.pod_mutation import Mutations
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 
@@ -100,14 +100,14 @@ def _decide_review(review: _Review, request: _Request, mutations: Callable[[], M
     return ReviewResponse(_encoded(review, response), "mutated", request.namespace)
 
 
-def _patch_operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[json_objects.Operation]:
+def _patch_operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[json_merge_and_patch.Operation]:
     if not pod_mutation.is_requested(pod):
         return []
     try:
         whole = msgspec.json.decode(pod)
     except UNREADABLE as error:
         raise pod_mutation.decoding_error(error, "the pod cannot be read") from error
-    return list(json_objects.json_patch(whole, pod_mutation.mutate(whole, mutations())))
+    return list(json_merge_and_patch.json_patch(whole, pod_mutation.mutate(whole, mutations())))
 
 
 def _encoded(review: _Review, response: dict[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 from nodewise import quantity
 from nodewise.cpu import cmk_names
 from nodewise.cpu.allocator import COUNT_VARIABLE
-from nodewise.cpu.webhook.json_objects import merge
+from nodewise.cpu.webhook.json_merge_and_patch import merge
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
 NUM_CORES: Final = COUNT_VARIABLE

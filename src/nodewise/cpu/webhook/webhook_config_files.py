@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.cpu.webhook.json_objects import merge
+from nodewise.cpu.webhook.json_merge_and_patch import merge
 from nodewise.cpu.webhook.pod_mutation import Mutations
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 from nodewise.kube import yaml_json_documents

@@ -68,7 +68,7 @@ def check_rights(missing_rights: tuple[MissingRights, ...], extenders: Extenders
 
 
 @check("admission-policy-missing")
-def check_admission_policies(
+def check_missing_admission_policies(
     extenders: Extenders, admission_policies: tuple[AdmissionPolicy, ...]
 ) -> Iterator[Finding]:
     """Accounts whose writes no policy limits, and the namespace label that everybody may set."""
@@ -133,6 +133,6 @@ CHECKS: Final = (
     check_installation,
     check_ready_replicas,
     check_rights,
-    check_admission_policies,
+    check_missing_admission_policies,
     check_other_namespaces,
 )

@@ -23,7 +23,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "extenders": replicas.collect_extenders,
     "replica_metrics": replicas.collect_replica_metrics,
     "missing_rights": rights_and_admission_policies.collect_missing_rights,
-    "pods": program_workloads.collect_pods,
+    "pods": program_workloads.collect_pending_and_policy_pods,
     "policies": policies.collect_policies,
     "node_count": nodes.collect_node_count,
     "node_resources": nodes.collect_node_resources,

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import cooperative_scheduling
-from nodewise.agents.gpu import node_gpus, resource_profile
+from nodewise.agents.gpu import node_gpus, vendor_resource_names
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.cpu.cmk_names import LABEL
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
@@ -64,13 +64,17 @@ async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
     return ParsedNodes(nodes, cooperative_scheduling.run_without_pauses(node_facts.read_nodes(nodes)))
 
 
-def _gpu_resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[resource_profile.ResourceProfile]:
+def _gpu_resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[vendor_resource_names.ResourceProfile]:
     """The profiles of the extenders' gpu agents."""
     names = {extender.settings.get("gpu_profile", "intel") for extender in listed if "gpu" in extender.agents}
-    return [resource_profile.PROFILES[name] for name in sorted(names) if name in resource_profile.PROFILES]
+    return [
+        vendor_resource_names.PROFILES[name]
+        for name in sorted(names)
+        if name in vendor_resource_names.PROFILES
+    ]
 
 
-def parse_node(profiles: Sequence[resource_profile.ResourceProfile], body: bytes) -> ParsedNode | None:
+def parse_node(profiles: Sequence[vendor_resource_names.ResourceProfile], body: bytes) -> ParsedNode | None:
     """A node with its GPUs according to the first profile that finds some."""
     try:
         node = msgspec.json.decode(body, type=_NodeObject)
@@ -89,7 +93,7 @@ def parse_node(profiles: Sequence[resource_profile.ResourceProfile], body: bytes
 
 
 def _parse_gpus(
-    body: bytes, name: str, profile: resource_profile.ResourceProfile, resources: frozenset[str]
+    body: bytes, name: str, profile: vendor_resource_names.ResourceProfile, resources: frozenset[str]
 ) -> GpuNodeInfo | None:
     """The GPUs of a node as the gpu agent reads them; None if its device plugin offers none."""
     offered = [resource for resource in profile.counts if resource in resources]

@@ -162,7 +162,7 @@ def _parse_replica(body: bytes) -> ReplicaPod | None:
     return ReplicaPod(get_text(value, "metadata", "name"), get_text(value, "status", "podIP"), problems)
 
 
-async def collect_pods(session: Session) -> tuple[PodInfo, ...] | UnavailableFact:
+async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ...] | UnavailableFact:
     """Pods that wait for a node, name a policy, or nearly name one. In a large cluster the last kind is left out."""
     now = clock.SystemClock().now()
     parse = partial(parse_pod, now)

@@ -12,8 +12,8 @@ from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_allocations import GPUS, SUBDEVICES
 from nodewise.agents.gpu.node_gpus import GpuNode
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from tests.unit.agent_state_builds import built

@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.agent import Snapshot
 from nodewise.agents.gpu import gpu_arrays
-from nodewise.agents.gpu import resource_profile as profiles
+from nodewise.agents.gpu import vendor_resource_names as profiles
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_arrays import GpuLayout

@@ -9,8 +9,8 @@ from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import allocation_consistency, gpu_arrays
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.allocation_consistency import ObservedChanges
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, entry, lease, node, pod
 
 NODES = {"n1": node(), "n2": node()}

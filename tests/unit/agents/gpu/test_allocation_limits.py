@@ -8,8 +8,8 @@ import pytest
 from nodewise.agent import Snapshot
 from nodewise.agents.gpu import allocation_limits, allocation_record, demand, gpu_rejection_reasons
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, BindPlan, Refusal
 from tests.unit.agents.gpu.gpu_snapshots import lease_of, node
 from tests.unit.agents.gpu.test_agent import NOW, agent, new, snapshot, texts

@@ -15,13 +15,13 @@ from nodewise.agents.gpu import (
     KIND,
     allocation_metrics,
     allocation_record,
-    controller,
     demand_histogram,
     node_allocations,
 )
+from nodewise.agents.gpu.controller import demand_counter
 from nodewise.agents.gpu.eviction_labels import LABEL
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.binder import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.object_and_metric_sources import StoreRelister
@@ -423,7 +423,7 @@ class TestCounting:
     def test_while_it_cannot_be_written_only_the_last_ones_are_kept(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(controller, "_MOST_NEW", 3)
+        monkeypatch.setattr(demand_counter, "_MOST_NEW", 3)
 
         async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(20)

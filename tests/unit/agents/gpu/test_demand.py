@@ -10,7 +10,7 @@ from nodewise.agents.gpu.demand import NOTHING, Demand
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
+from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL
 from tests.unit.agents.gpu.gpu_objects import container, pod, raw_pod
 
 OPTIONS = GpuOptions()

@@ -17,8 +17,8 @@ from nodewise.agents.gpu.demand_histogram import (
 )
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import DEMAND_CONFIGMAP
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.unit.agents.gpu.gpu_snapshots import agent_state, cluster_state, node, pod
 
 NOW = clock.parse_rfc3339("2026-11-21T12:00:00Z")

@@ -23,8 +23,8 @@ from nodewise.agents.gpu.gpu_selection import Keys
 from nodewise.agents.gpu.node_allocations import NodeAllocations
 from nodewise.agents.gpu.node_gpus import GpuNode, Link, NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.conformance.gas import expectation_checks, table_notation, table_rows
 from tests.conformance.gas.table_rows import PlacementCase
 

@@ -11,8 +11,8 @@ from nodewise.agents.gpu.gpu_pod_fields import MOST_CPU_MILLI, AllocatedPod, cpu
 from nodewise.agents.gpu.node_allocations import GPUS
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import PODS, GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.unit.agents.gpu.gpu_snapshots import (
     agent_state,
     cluster_state,

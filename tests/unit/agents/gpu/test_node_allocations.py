@@ -9,7 +9,7 @@ from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_allocations import PodIndex, may_hold_gpus
 from nodewise.agents.gpu.node_gpus import NodeGpus
-from nodewise.agents.gpu.resource_profile import INTEL
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.unit.agents.gpu.gpu_snapshots import (
     ONE,
     PREFIX,

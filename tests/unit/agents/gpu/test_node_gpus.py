@@ -8,7 +8,7 @@ import pytest
 from nodewise.agents.gpu import node_gpus, node_labels
 from nodewise.agents.gpu.node_gpus import GpuNode, NodeGpus
 from nodewise.agents.gpu.node_labels import Link
-from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
+from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL
 from tests.unit.agents.gpu.gpu_objects import node, raw_node
 
 

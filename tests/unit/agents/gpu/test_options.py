@@ -3,7 +3,7 @@
 import pytest
 
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
-from nodewise.agents.gpu.resource_profile import GENERIC, INTEL
+from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL
 from nodewise.cli import options_from_settings as command_options
 from nodewise.cli import setting_declarations
 from nodewise.errors import BadSettings

@@ -9,8 +9,8 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import resource_name_limit
 from nodewise.agents.gpu import state as states
-from nodewise.agents.gpu.resource_profile import INTEL
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.unit.agent_state_builds import changed
 from tests.unit.agents.gpu import gpu_objects
 from tests.unit.agents.gpu.gpu_snapshots import (

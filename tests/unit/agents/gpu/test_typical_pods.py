@@ -7,8 +7,8 @@ import pytest
 from nodewise.agents.gpu import typical_pods
 from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import GENERIC
 from nodewise.agents.gpu.typical_pods import PodClass
+from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.errors import BadSettings
 from tests.unit.agents.gpu.gpu_layouts import demand, share
 

@@ -42,7 +42,7 @@ def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: RunningNod
         children = [
             pid
             for pid, process in family.items()
-            if process.mark == task.mark and process.parent == wrapper.pid
+            if process.mark == task.environment_mark and process.parent == wrapper.pid
         ]
         assert children
         assert {
@@ -73,7 +73,9 @@ def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: RunningNod
         sleeper = int(wrapper.stdout.readline())
         (task,) = agent.expect_held("0")
         marked = [
-            pid for pid, process in procfs.read_processes(PROC).processes.items() if process.mark == task.mark
+            pid
+            for pid, process in procfs.read_processes(PROC).processes.items()
+            if process.mark == task.environment_mark
         ]
         wrapper.kill()
         wrapper.wait()

@@ -43,7 +43,9 @@ def api_client() -> FailingApiClient:
 
 def prepare(api_client: FailingApiClient, options: SetupOptions = OPTIONS) -> SetupReport:
     plan = SetupPlan(NODES, COMMANDS, options, agent_daemonset.daemon_set(options, DIALECT), [webhook_part()])
-    return setup.prepare(api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
+    return setup.execute_setup_plan(
+        api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
+    )
 
 
 def webhook_part() -> dict[str, Any]:
@@ -253,7 +255,9 @@ def test_pods_are_made_ready_only_for_an_agent_that_is_there(api_client: Failing
     plan = SetupPlan(
         NODES, ("init", "discover"), OPTIONS, agent_daemonset.daemon_set(OPTIONS, DIALECT), [webhook_part()]
     )
-    report = setup.prepare(api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None)
+    report = setup.execute_setup_plan(
+        api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
+    )
     assert "cannot create daemonsets" in report.agent.error
     assert report.shared.steps == ()
 

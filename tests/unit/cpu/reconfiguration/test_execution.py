@@ -229,7 +229,7 @@ class StoreWithConcurrentWrites:
 
     def __init__(self, store: DirectoryStore, meddle: Mapping[int, Any]) -> None:
         self._store, self._meddle, self._calls = store, meddle, 0
-        self.place = store.place
+        self.location = store.location
 
     def read(self) -> StoredAllocations:
         return self._store.read()

@@ -19,8 +19,8 @@ from nodewise.agents.gpu.controller.demand_counter import DemandCounter
 from nodewise.agents.gpu.controller.garbage_collector import GarbageCollector
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.agents.gpu.state import NAME, GpuState
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, Refused
 from nodewise.kube import resource_kinds

@@ -8,7 +8,6 @@ from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import allocation_consistency
 from nodewise.agents.gpu.allocation_consistency import NodeDifference, ObservedChanges
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.agents.gpu.state import (
     ALLOCATION_RECORDS,
     NAME,
@@ -18,6 +17,7 @@ from nodewise.agents.gpu.state import (
     GpuStateBuilder,
     record_text,
 )
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.controllers import Handle
 from nodewise.errors import NodewiseError
 from nodewise.kube.store import Changes, Store

@@ -8,8 +8,8 @@ from nodewise.agents.gpu import demand_histogram
 from nodewise.agents.gpu.demand_histogram import DemandConfigMap, DemandReader
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.resource_profile import ResourceProfile
 from nodewise.agents.gpu.state import DEMAND_CONFIGMAP, PODS
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.controllers import Handle
 from nodewise.kube import resource_kinds
 from nodewise.kube.store import Changes, Store

@@ -15,7 +15,7 @@ from nodewise.statistics import load_queries
 from nodewise.statistics.load_annotations import ANNOTATED_AT
 from nodewise.statistics.load_queries import StatisticsOptions
 from nodewise.statistics.missing_statistics import StatisticStatus
-from nodewise.statistics.node_load import LoadReader, UsageNode
+from nodewise.statistics.node_usage_reader import LoadReader, UsageNode
 
 NODE = struct_type_merge.merge("Node", UsageNode)
 GIB = 2**30

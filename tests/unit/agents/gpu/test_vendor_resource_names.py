@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import resource_profile
-from nodewise.agents.gpu.resource_profile import GENERIC, INTEL, ResourceProfile
+from nodewise.agents.gpu import vendor_resource_names
+from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL, ResourceProfile
 from nodewise.errors import BadSettings
 
 WHOLE = """
@@ -21,8 +21,8 @@ count_label: example.com/gpu.number
 
 
 def test_the_named_profiles() -> None:
-    assert resource_profile.load_profile("intel") is INTEL
-    assert resource_profile.load_profile("generic") is GENERIC
+    assert vendor_resource_names.load_profile("intel") is INTEL
+    assert vendor_resource_names.load_profile("generic") is GENERIC
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_which_resources_are_of_cards(of: ResourceProfile, resource: str, ours: 
 def test_a_file_says_all_of_it(tmp_path: Path) -> None:
     file = tmp_path / "profile.yaml"
     file.write_text(WHOLE)
-    profile = resource_profile.load_profile(str(file))
+    profile = vendor_resource_names.load_profile(str(file))
     assert profile == ResourceProfile(
         prefix="example.com/",
         counts=("example.com/gpu", "example.com/gpu.shared"),
@@ -61,7 +61,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
 
 
 def test_a_file_of_two_fields_is_enough() -> None:
-    profile = resource_profile.parse_profile({"prefix": "amd.com/", "counts": ["gpu"]}, "f")
+    profile = vendor_resource_names.parse_profile({"prefix": "amd.com/", "counts": ["gpu"]}, "f")
     assert profile.has("amd.com/anything")
     assert (profile.labelled, profile.count_label) == (False, "amd.com/gpu.count")
 
@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("document", "message"), WRONG.values(), ids=WRONG)
 def test_a_wrong_field_is_named_with_what_is_wanted(document: Any, message: str) -> None:
     with pytest.raises(BadSettings, match=message):
-        resource_profile.parse_profile(document, "f")
+        vendor_resource_names.parse_profile(document, "f")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"{", b"a: [", b"\x00", b"[" * 5000])
@@ -117,11 +117,11 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path, content: bytes) -> None
     file = tmp_path / "profile.yaml"
     file.write_bytes(content)
     with pytest.raises(BadSettings, match=r"--gpu-profile: .*profile.yaml"):
-        resource_profile.load_profile(str(file))
+        vendor_resource_names.load_profile(str(file))
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(
         BadSettings, match=r"--gpu-profile: /nowhere/x: .*expected intel, generic or a readable YAML"
     ):
-        resource_profile.load_profile("/nowhere/x")
+        vendor_resource_names.load_profile("/nowhere/x")
