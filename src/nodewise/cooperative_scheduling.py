@@ -51,7 +51,7 @@ async def run(work: Generator[None, None, T], slice_s: float = SLICE_S) -> T:
 
 
 def run_without_pauses(work: Generator[None, None, T]) -> T:
-    """The result of a generator, without pauses: for commands and tests, which serve no requests."""
+    """The result of a generator, without pauses, for work within one response, and for commands and tests."""
     while True:
         try:
             next(work)

@@ -96,6 +96,11 @@ def shown(value: object, limit: int = 80) -> str:
     except (RecursionError, ValueError):
         # nested too deeply, or a number with more digits than Python converts
         text = f"<{type(value).__name__}>"
+    return truncate(text, limit)
+
+
+def truncate(text: str, limit: int) -> str:
+    """A text of at most `limit` characters; the last one of a longer text is `…`."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

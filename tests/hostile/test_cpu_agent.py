@@ -215,7 +215,7 @@ def test_a_claim_of_a_process_that_handed_its_connection_on_is_refused(agent: Ru
         check=True,
         timeout=PATIENCE_S,
     )
-    assert json.loads(ran.stdout)["error"]["what"] == "cannot tell who asks"
+    assert json.loads(ran.stdout)["error"]["what"] == "cannot identify the peer"
 
 
 def _claim_as(agent: RunningNodeAgent, user: int) -> Any:

@@ -21,7 +21,7 @@ WORKLOAD = "an example of a workload, whose image is the reader's own"
 
 AGENT: Final = {
     "hostPath": "the socket and the feature file are on the host",
-    "hostPID": "SO_PEERCRED tells who asks by process ids that the agent has to know",
+    "hostPID": "SO_PEERCRED identifies a client by its process id in the agent's PID namespace",
     "root": WRITES_HOST,
     "capabilities": f"{OWNERS}; {MOVES}",
     "appArmor": OWNERS,

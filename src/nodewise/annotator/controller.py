@@ -61,7 +61,7 @@ class AnnotatorController(Controller):
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Take the lead; nothing to do, since the state is in the nodes' annotations."""
+        """Do nothing: the state is in the annotations of nodes."""
 
     async def step(self, snapshot: Snapshot) -> None:  # noqa: ARG002 - it needs nodes, pods and metrics only
         """Begin to measure and write, unless that is still running. A defect is raised in the next step."""

@@ -9,7 +9,7 @@ from nodewise.statistics.node_capacity import GPU
 
 MIN_PERIOD_S: Final = 60.0
 """Each burst of patches makes kube-scheduler retry every unschedulable pod."""
-What = Literal["all", "usage", "allocation"]
+AnnotationSet = Literal["all", "usage", "allocation"]
 Period = Annotated[float, msgspec.Meta(ge=MIN_PERIOD_S)]
 
 
@@ -48,8 +48,8 @@ class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
     Needs Prometheus and the right to list pods."""
 
     annotate_gpu_resource: Annotated[str, Option(metavar="RESOURCE")] = GPU
-    """Name of the cards of nodes in requests and allocatable, such as nvidia.com/gpu; they are written as `gpu`. Set
-    --pigeon-gpu-resource to the same value."""
+    """Name of the resource that counts GPUs in requests and allocatable, such as nvidia.com/gpu; the annotations call
+    it `gpu`. Set --pigeon-gpu-resource to the same value."""
 
     annotate_cpu_samples_query: Annotated[str, Option(metavar="QUERY")] = ""
     """Prometheus query for the cores in use at one time, for samples of forecasts. Empty: 1 - rate of node exporter's
@@ -77,7 +77,7 @@ def leader_annotator_config(options: AnnotatorOptions) -> AnnotatorConfig | None
     return build_annotator_config(options, options.annotate, options.annotate_period_s)
 
 
-def build_annotator_config(options: ForecastOptions, what: What, period_s: float) -> AnnotatorConfig:
+def build_annotator_config(options: ForecastOptions, what: AnnotationSet, period_s: float) -> AnnotatorConfig:
     """A configuration of the settings that command and extender share, and of the others."""
     return AnnotatorConfig(
         usage=what != "allocation",

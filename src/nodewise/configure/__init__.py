@@ -1,1 +1,1 @@
-"""What makes kube-scheduler call nodewise."""
+"""Configuration of kube-scheduler and its hosts to call nodewise, and certificates for the connection."""

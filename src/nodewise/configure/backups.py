@@ -48,8 +48,9 @@ class SavedFile(msgspec.Struct, frozen=True):
     mode: int
     owner: tuple[int, int] | None
     before: str | None
-    """The digest of the content after the run; None: the run removed the file. `before` is the digest of the copy."""
+    """The digest of the copy; None: the file did not exist."""
     after: str | None
+    """The digest of the content after the run; None: the run removed the file."""
 
 
 class BackupIndex(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from nodewise.configure.x509_certificates import is_ca, public_key_as_der
+from nodewise.configure.x509_certificates import is_ca, load_certificates, public_key_as_der
 from nodewise.errors import Problem, shown
 from nodewise.serve.client_authorizer import parse_client_certificate
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
@@ -34,7 +34,7 @@ def check_client_certificate_files(
     credentials: ClientCredentials, others: Mapping[str, bytes], now: dt.datetime, *, allow_ca_key: bool
 ) -> CheckResult:
     """Problems and warnings of a client certificate. `others`: nearby files that may hold the certificate of a CA."""
-    chain, authority = _load_certificates(credentials.cert), _load_certificates(credentials.ca or b"")
+    chain, authority = load_certificates(credentials.cert), load_certificates(credentials.ca or b"")
     key = _load_public_key(credentials.key)
     problems = list(_read_problems(chain, key))
     if credentials.ca is not None and not authority:
@@ -116,17 +116,10 @@ def _files_showing_ca_key(leaf: x509.Certificate, key: bytes, files: Mapping[str
     for name, data in files.items():
         if any(
             is_ca(certificate) and public_key_as_der(certificate.public_key()) == key
-            for certificate in _load_certificates(data)
+            for certificate in load_certificates(data)
         ):
             owners.append(name)
     return owners
-
-
-def _load_certificates(data: bytes) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(data)
-    except ValueError:
-        return []
 
 
 def _load_public_key(data: bytes) -> bytes | None:

@@ -190,7 +190,7 @@ def _write_file(path: Path, content: bytes, owner: tuple[int, int] | None) -> No
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
-        if owner not in {None, (os.geteuid(), os.getegid())} and owner is not None:
+        if owner is not None and owner != (os.geteuid(), os.getegid()):
             os.fchown(descriptor, *owner)
         os.fchmod(descriptor, _PRIVATE if path.suffix == ".key" else _PUBLIC)
         os.fsync(descriptor)

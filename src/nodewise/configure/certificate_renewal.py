@@ -202,7 +202,7 @@ def _latest_validity_start(*peers: _PeerStatus) -> datetime:
 
 def _clock_behind_message(latest_start: datetime, now: datetime) -> str:
     return (
-        f"this machine's clock says {format_time(now)}, and certificates that are there begin at "
+        f"this machine's clock is at {format_time(now)}, and existing certificates are valid from "
         f"{format_time(latest_start)}: correct the clock; or, if it was wrong when they were issued, use --renew"
     )
 

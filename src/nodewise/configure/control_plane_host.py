@@ -105,7 +105,8 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
         )
     ca = f"{static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}" if request.ca else ""
     context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca)
-    rendered = _render_configuration(request, files, context)
+    user_config = _read_user_configuration(request, files)
+    rendered = _render_configuration(request, files, user_config, context)
     _check_files_named_in_config(request, files, rendered)
     config = plan_file_change(
         destination,
@@ -133,7 +134,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
         [*warnings, *rendered.warnings],
         version,
         file_diff.pod_changes(files.manifest.document.value, value, files.manifest.container_index),
-        needed=_list_required_files(request, files),
+        needed=_list_required_files(request, files, user_config),
         config_hash=hashed,
     )
 
@@ -152,14 +153,15 @@ def cluster_digest(request: HostRequest) -> str:
         return ""
 
 
-def _list_required_files(request: HostRequest, files: HostFiles) -> dict[str, bytes]:
+def _list_required_files(
+    request: HostRequest, files: HostFiles, user_config: tuple[str, bytes] | None
+) -> dict[str, bytes]:
     credentials = {
         getattr(request, field): getattr(files.credentials, field, None) for field in CERTIFICATE_NAMES
     }
     contents = {**({request.template: files.template} if request.template else {}), **credentials}
-    return dict([*filter(None, [_read_user_configuration(request, files)])]) | {
-        path: data for path, data in contents.items() if data is not None
-    }
+    used = {path: data for path, data in contents.items() if data is not None}
+    return {**dict([user_config] if user_config else []), **used}
 
 
 def config_path(request: HostRequest) -> str:
@@ -293,7 +295,7 @@ def _find_certificates(folder: str) -> Iterable[tuple[str, bytes]]:
 
 
 def _render_configuration(
-    request: HostRequest, files: HostFiles, context: RenderContext
+    request: HostRequest, files: HostFiles, user_config: tuple[str, bytes] | None, context: RenderContext
 ) -> RenderedConfiguration:
     if request.template:
         own = scheduler_configuration_file.render_template(files.template or b"", request.template, context)
@@ -301,10 +303,9 @@ def _render_configuration(
         own = scheduler_configuration_file.render_builtin_configuration(
             request.builtin(context.kubeconfig, context.ca), context
         )
-    users = _read_user_configuration(request, files)
-    if users is None:
+    if user_config is None:
         return own
-    path, data = users
+    path, data = user_config
     merged = scheduler_configuration_file.add_extender_entries(data, path, own.value["extenders"], context)
     return merged._replace(warnings=[*own.warnings, *merged.warnings])
 

@@ -37,17 +37,17 @@ class OtherHostRun(NamedTuple):
 
 def render_repeat_script(run: OtherHostRun) -> str:
     """The run as a shell script."""
-    is_ours = f"{{ echo 'another version of nodewise: wanted {run.version}' >&2; exit 1; }}"
+    fail = f"{{ echo 'another version of nodewise: expected {run.version}' >&2; exit 1; }}"
     pattern = shlex.quote(f" {run.version}$")
     lines = [
-        f"nodewise --version | grep -q {pattern} || {is_ours}",
+        f"nodewise --version | grep -q {pattern} || {fail}",
         "",
-        "# These files have to be here as they are there; one of them is a private key.",
+        "# These files must be the same as on the first host. They may include a private key.",
         *_checksum_lines(run.needed),
         "",
         shlex.join(["nodewise", *run.words]),
         "",
-        "# What must have come out.",
+        "# The written files must be the same as on the first host.",
         *_checksum_lines(run.written),
         shlex.join(["grep", "-q", run.config_hash, run.manifest]),
         "",

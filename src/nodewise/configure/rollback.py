@@ -36,8 +36,9 @@ def plan_uninstall(request: HostRequest) -> ChangePlan:
 
 
 def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
-    """The changes that restore a backup, the manifest last. `BadInput` for a backup of another host, cluster or
-    version, unless the request says `replace`.
+    """The changes that restore a backup, the manifest last.
+
+    `BadInput` for a backup of another manifest, cluster or kube-scheduler image, unless `existing` is `replace`.
     """
     changes = backups.plan_backup_restore(folder, [config_path(request), request.manifest])
     index = backups.read_backup_index(folder)

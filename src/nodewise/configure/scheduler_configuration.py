@@ -213,13 +213,15 @@ def _url_problems(options: SchedulerOptions) -> Iterable[Problem]:
     elif parts.scheme == "https":
         missing = [f"--{name}" for name, value in files._asdict().items() if not value]
         if missing:
-            expected = "file names as kube-scheduler sees them; without a CA it takes any server for nodewise"
+            expected = "file names as kube-scheduler sees them; without a CA it does not verify nodewise"
             yield Problem(", ".join(missing), "not given", expected)
     else:
         if any(files):
             yield Problem("--url", repr(options.url), "https://, as certificates are given")
         if not (options.plain_http or _is_loopback(parts.hostname)):
-            expected = "https://, a loopback address, or --plain-http: anybody on the way could answer"
+            expected = (
+                "https://, a loopback address, or --plain-http: an attacker on the network could respond"
+            )
             yield Problem("--url", repr(options.url), expected)
 
 

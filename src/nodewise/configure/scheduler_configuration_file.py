@@ -165,7 +165,7 @@ def _entry_warnings(value: Mapping[str, Any]) -> Iterable[str]:
             yield f"{where}.nodeCacheCapable is not true: whole nodes are sent with each call"
         tls = entry.get("tlsConfig") or {}
         if entry.get("enableHTTPS") and tls.get("insecure"):
-            yield f"{where}.tlsConfig.insecure is true: anybody can answer in its place"
+            yield f"{where}.tlsConfig.insecure is true: kube-scheduler does not verify the server"
 
 
 def _parse_configuration(data: bytes, name: str, *, extenders_needed: bool = True) -> Document:

@@ -87,6 +87,7 @@ def common_name(leaf: x509.Certificate) -> str:
 
 
 def load_certificates(pem: bytes) -> list[x509.Certificate]:
+    """The certificates of PEM data; none if it cannot be parsed."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:

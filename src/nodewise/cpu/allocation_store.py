@@ -168,17 +168,17 @@ def update(
         except Conflict:
             continue
         return result
-    raise overtaken(store.location)
+    raise conflict_error(store.location)
 
 
-def overtaken(place: str) -> Unavailable:
+def conflict_error(place: str) -> Unavailable:
     """The error after `MAX_ATTEMPTS` writes that all met a conflict."""
     return Unavailable(
-        f"cannot write {place}", [Problem("", f"others wrote first, {MAX_ATTEMPTS} times", "")]
+        f"cannot write {place}", [Problem("", f"conflicts in all {MAX_ATTEMPTS} attempts", "")]
     )
 
 
 def under_reconfiguration_error(place: str, intent: Intent) -> Unavailable:
     """The error of an allocation while a node is being reconfigured."""
     seen = f"is being reconfigured by process {intent.by.pid} since {intent.since}"
-    return Unavailable("cannot change who holds what", [Problem(place, seen, "")], retry_after_s=2.0)
+    return Unavailable("cannot change the allocations", [Problem(place, seen, "")], retry_after_s=2.0)

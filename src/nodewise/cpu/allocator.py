@@ -18,7 +18,7 @@ COUNT_VARIABLE: Final = "CMK_NUM_CORES"
 TASK_VARIABLE: Final = "NODEWISE_CPU_TASK"
 """The variable by which a task's descendants are recognised after its wrapper has ended."""
 
-WHAT: Final = "cannot choose CPUs"
+CANNOT_CHOOSE_CPUS: Final = "cannot choose CPUs"
 """The first part of every error of an allocation."""
 
 _WRAPPER_NAME: Final = re.compile(r"isolate-(\d{1,7})", re.ASCII)
@@ -90,7 +90,7 @@ def allocate(
     pool = allocations.pools.get(request.pool)
     if pool is None:
         wanted = "one of " + ", ".join(sorted(allocations.pools))
-        raise BadInput(WHAT, [Problem("--pool", shown(request.pool), wanted)])
+        raise BadInput(CANNOT_CHOOSE_CPUS, [Problem("--pool", shown(request.pool), wanted)])
     sockets = _candidate_sockets(pool, request)
     if pool.is_exclusive:
         cpu_lists = _free_lists(allocations, pool, sockets, request)
@@ -133,7 +133,7 @@ def _candidate_sockets(pool: Pool, request: AllocationRequest) -> Sequence[int]:
         return sorted(pool.sockets)
     if request.socket not in pool.sockets:
         wanted = "one of " + ", ".join(map(str, sorted(pool.sockets)))
-        raise BadInput(WHAT, [Problem("--socket-id", str(request.socket), wanted)])
+        raise BadInput(CANNOT_CHOOSE_CPUS, [Problem("--socket-id", str(request.socket), wanted)])
     return [request.socket]
 
 
@@ -142,7 +142,9 @@ def _free_lists(
 ) -> Sequence[CpuListAllocation]:
     """As many free lists of an exclusive pool as requested."""
     if request.lists < 1:
-        raise BadInput(WHAT, [Problem(COUNT_VARIABLE, str(request.lists), "a positive whole number")])
+        raise BadInput(
+            CANNOT_CHOOSE_CPUS, [Problem(COUNT_VARIABLE, str(request.lists), "a positive whole number")]
+        )
     busy = _busy_cpus(allocations)
     free = {
         socket: [
@@ -225,4 +227,4 @@ def _too_few_lists_error(
     seen = f"{available} of {len(cpu_lists)} CPU lists {kind}"
     seen += f", {held} held" if pool.is_exclusive and held else ""
     seen += f", CPUs {cpulist.format_ranges(offline)} offline" if offline else ""
-    return Unavailable(WHAT, [Problem(f"pool {pool.name}", seen, str(wanted))])
+    return Unavailable(CANNOT_CHOOSE_CPUS, [Problem(f"pool {pool.name}", seen, str(wanted))])

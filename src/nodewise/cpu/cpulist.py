@@ -23,7 +23,6 @@ _REGION: Final = re.compile(
     r"(?P<first>\d+|N)(?:-(?P<last>\d+|N)(?::(?P<used>\d+)/(?P<group>\d+))?)?", re.ASCII
 )
 _FLAGS: Final = frozenset({"nohz", "domain", "managed_irq"})
-_WORD_BITS: Final = 32
 
 
 def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> tuple[int, ...]:
@@ -106,13 +105,6 @@ def parse_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
 def format_mask(cpus: Iterable[int]) -> str:
     """The form of `CMK_CPUS_ASSIGNED_MASK`: upper-case hexadecimal digits without groups, `0` without CPUs."""
     return f"{_cpu_bitmask(cpus):X}"
-
-
-def format_kernel_mask(cpus: Iterable[int]) -> str:
-    """The kernel's form: groups of 32 bits, the first one without leading zeros: `1,00000001`."""
-    bits = _cpu_bitmask(cpus)
-    words = [bits >> at & 0xFFFF_FFFF for at in range(0, max(bits.bit_length(), 1), _WORD_BITS)]
-    return ",".join([f"{words[-1]:x}", *(f"{word:08x}" for word in reversed(words[:-1]))])
 
 
 def _cpu_bitmask(cpus: Iterable[int]) -> int:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from nodewise.cpu.pool_allocations import Allocations, CpuListAllocation, Pool, Task
 
-Family = frozenset[tuple[int, int]]
+ProcessTree = frozenset[tuple[int, int]]
 """The processes of a task: id and start."""
-KnownProcesses = Mapping[Task, Family]
+KnownProcesses = Mapping[Task, ProcessTree]
 """The processes that a collection found, by task."""
 
 
@@ -52,7 +52,7 @@ class _TaskProcesses(NamedTuple):
     """A task, completed with its start if that was unknown, and its processes: none if it has ended."""
 
     task: Task
-    family: Family
+    family: ProcessTree
 
 
 def remove_ended_tasks(
@@ -130,7 +130,7 @@ class _ProcessTree:
     def _may_be_in(self, pid: int, container: str) -> bool:
         return not container or self.processes[pid].container in (None, container)
 
-    def family(self, roots: Iterable[tuple[int, int]]) -> Family:
+    def family(self, roots: Iterable[tuple[int, int]]) -> ProcessTree:
         """Those of the roots that are alive, and all processes below them."""
         family: set[int] = set()
         waiting = [

@@ -82,7 +82,7 @@ def plan(
 
     def take(pool: str, among: Iterable[Core], count: int | None) -> None:
         free = sorted((core for core in among if core not in taken), key=lambda core: core not in quick)
-        _check(pool, len(free), count)
+        _check_enough_cores(pool, len(free), count)
         taken.update(dict.fromkeys(free[:count], pool))
 
     take(EXCLUSIVE, candidates.exclusive, options.exclusive)
@@ -202,7 +202,7 @@ def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int
     raise BadInput("cannot divide the cores by core power", [problem])
 
 
-def _check(pool: str, free: int, count: int | None) -> None:
+def _check_enough_cores(pool: str, free: int, count: int | None) -> None:
     """BadInput if the pool needs more cores than are free; the pool infra needs at least one."""
     if free >= (1 if count is None else count):
         return

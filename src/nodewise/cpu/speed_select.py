@@ -49,7 +49,7 @@ def power_classes(cores: Iterable[Core], preferences: Mapping[int, str]) -> Mapp
     """
     members: dict[str, list[Core]] = {name: [] for name in CLASSES}
     for core in cores:
-        wishes = {preferences.get(cpu, "") for cpu in core.cpus}
-        for name in wishes & members.keys() if len(wishes) == 1 else ():
+        names = {preferences.get(cpu, "") for cpu in core.cpus}
+        for name in names & members.keys() if len(names) == 1 else ():
             members[name].append(core)
     return {name: tuple(cores) for name, cores in members.items() if cores}

@@ -117,13 +117,13 @@ class _MachineFiles:
             if text is None:
                 continue
             try:
-                return frozenset(_lists(path, text))
+                return frozenset(_parse_cpus(path, text))
             except BadInput as error:
                 self.problems += error.problems
         return None
 
 
-def _lists(path: str, text: str) -> Iterable[int]:
+def _parse_cpus(path: str, text: str) -> Iterable[int]:
     is_mask = not path.endswith(("list", "present", "online", "isolated", "/cpus"))
     return cpulist.parse_mask(text, path) if is_mask else cpulist.parse_list(text, path)
 

@@ -1,7 +1,7 @@
 """The facts that checks are made of, as values. No fact contains a private key.
 
-Each field of `Facts` is read by one collector (`collectors.COLLECTORS`). A fact that could not be read is
-`Unavailable`; a fact that is a tuple may contain `Unavailable` elements for the parts that could not be read.
+Each field of `Facts` is read by one collector (`collectors.COLLECTORS`). A fact that could not be read is an
+`UnavailableFact`; a tuple may contain an `UnavailableFact` for each part that could not be read.
 """
 
 from collections.abc import Mapping

@@ -148,14 +148,18 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "1 while the webhook's mutations changed and cannot be used, and the last good ones are."
     ),
     "cpu_claims_total": Metric(
-        "counter", "Claims that the node agent answered: given, refused or unavailable.", ("outcome",)
+        "counter",
+        "Requests for CPUs that the node agent answered, by outcome: given, refused or unavailable.",
+        ("outcome",),
     ),
-    "cpu_reclaimed_total": Metric("counter", "CPU lists that a sweep freed, by pool.", ("pool",)),
+    "cpu_reclaimed_total": Metric("counter", "CPU lists that garbage collection freed, by pool.", ("pool",)),
     "cpu_lists": Metric("gauge", "CPU lists of a pool: held or free.", ("pool", "state")),
     "cpu_tasks": Metric("gauge", "Tasks on the CPU lists of a pool.", ("pool",)),
-    "cpu_sweep_seconds": Metric("histogram", "Time that a sweep takes.", (), _CALL_S),
+    "cpu_sweep_seconds": Metric("histogram", "Duration of garbage collection on a node.", (), _CALL_S),
     "cpu_connections": Metric("gauge", "Connections to the node agent's socket."),
     "cpu_failures_total": Metric(
-        "counter", "Failures of what the node agent does after each sweep, and of sweeps.", ("what",)
+        "counter",
+        "Failures of the node agent's garbage collection and of the publishers that run after it.",
+        ("what",),
     ),
 }

@@ -94,7 +94,8 @@ class ReloadableFiles(Generic[T]):
         if begin_s > now_s:
             actual = f"is not valid before {format_rfc3339(begin_s)}"
         raise BadSettings(
-            pem_files.WHAT, [Problem(field, f"{path} {actual}", "a certificate that is valid now")]
+            pem_files.CERTIFICATE_FILES,
+            [Problem(field, f"{path} {actual}", "a certificate that is valid now")],
         )
 
     def _record_failed_reload(self, problem: str, now_s: float) -> None:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from nodewise.errors import BadSettings, Problem
 
-WHAT: Final = "certificate files"
+CERTIFICATE_FILES: Final = "certificate files"
 
 Paths = Mapping[str, str]
 """The path of each file, by the name of its setting."""
@@ -83,12 +83,12 @@ def read_pair(paths: Paths, held: Contents) -> X509KeyPair:
             Problem(key_field, f"{key_path} {actual}", "the private key of the certificate, in PEM")
         )
     if problems or certificate is None or key is None:
-        raise BadSettings(WHAT, problems)
+        raise BadSettings(CERTIFICATE_FILES, problems)
     try:
         load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
     except (ssl.SSLError, OSError) as error:
         problem = Problem(cert_field, f"{cert_path} with {key_path}: {error}", "a pair that OpenSSL takes")
-        raise BadSettings(WHAT, [problem]) from error
+        raise BadSettings(CERTIFICATE_FILES, [problem]) from error
     return X509KeyPair(certificate, key, tuple(chain))
 
 
@@ -99,12 +99,12 @@ def read_bundle(paths: Paths, held: Contents) -> CertificateBundle:
     text = _content_or_problem(field, path, held[field], problems)
     authorities = _certificates(field, path, text, problems) if text is not None else []
     if problems or text is None:
-        raise BadSettings(WHAT, problems)
+        raise BadSettings(CERTIFICATE_FILES, problems)
     try:
         trust(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authorities)
     except ssl.SSLError as error:
         problem = Problem(field, f"{path}: {error}", "certificates that OpenSSL takes")
-        raise BadSettings(WHAT, [problem]) from error
+        raise BadSettings(CERTIFICATE_FILES, [problem]) from error
     return CertificateBundle(text, tuple(authorities))
 
 

@@ -98,11 +98,9 @@ def test_an_invalid_mask_is_named(text: str) -> None:
         cpulist.parse_mask(text, "cpu0/topology/thread_siblings")
 
 
-def test_masks_are_written_in_one_piece_or_in_words() -> None:
+def test_masks_are_written_in_one_piece() -> None:
     assert cpulist.format_mask([0, 11]) == "801"
     assert cpulist.format_mask([64]) == "10000000000000000"
-    assert cpulist.format_kernel_mask([0, 32]) == "1,00000001"
-    assert cpulist.format_kernel_mask([]) == "0"
 
 
 @pytest.mark.parametrize(

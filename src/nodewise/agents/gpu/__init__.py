@@ -1,6 +1,6 @@
 """The gpu agent: allocates GPUs to pods, so that a pod only lands where its GPUs fit and knows which ones it has.
 
-| file | content |
+| module | content |
 |---|---|
 | `options.py` | settings |
 | `vendor_resource_names.py` | resource names of a GPU vendor, and how a node describes its GPUs |
@@ -18,8 +18,8 @@
 | `resource_name_limit.py` | the most resources in the arrays |
 | `fit.py` | whether a pod fits, and on which GPUs |
 | `gpu_selection.py`, `candidate_gpus.py`, `linked_gpu_selection.py`, `rejection_collector.py` | the parts of a fit |
-| `placement_order.py`, `fragmentation.py`, `typical_pods.py` | the order of GPUs and nodes; the pods of a
-typical workload |
+| `placement_order.py`, `fragmentation.py` | the order of GPUs and nodes |
+| `typical_pods.py` | the pods of a typical workload |
 | `subdevice_assignment.py` | assignment of sub-devices at bind |
 | `fit_details.py` | the GPUs that a pod would get on a node, or what it lacks there |
 | `gpu_rejection_reasons.py` | why a node is rejected |

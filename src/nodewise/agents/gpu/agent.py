@@ -76,7 +76,7 @@ class GpuAgent(
     def __init__(self, options: GpuOptions, profile: ResourceProfile) -> None:
         self._options = options
         self._profile = profile
-        self._placement_inputs = _placement_inputs(options, profile)
+        self._placement_inputs = _build_placement_inputs(options, profile)
 
     @property
     def bind_errors(self) -> Literal["status", "field"]:
@@ -158,7 +158,7 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return _legacy_refusal_verdict(gpu_rejection_reasons.GpuStateNotReady())
+            return _legacy_refusal(gpu_rejection_reasons.GpuStateNotReady())
         if node not in snapshot.nodes:
             missing = f'error reading node {node}: node fetch error: node "{node}" not found'
             return Refusal(missing, gpu_rejection_reasons.UnknownNode())
@@ -173,7 +173,7 @@ class GpuAgent(
                 placements.gpu_order(self._placement_inputs_of(agent_state), demand),
             )
             if there is None or fitted.codes[0]:
-                return _legacy_refusal_verdict(fitted.reasons[fitted.codes[0] - 1])
+                return _legacy_refusal(fitted.reasons[fitted.codes[0] - 1])
             entry = self._new_reservation(pod, demand, fitted, there)
         seen = allocation_record.latest_planned_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
@@ -206,8 +206,10 @@ class GpuAgent(
         """The GPUs that the pod gets on the only candidate."""
         names = there.gpus.names
         gpus = tuple(tuple(names[at] for at in container) for container in fitted.gpus(0))
-        taken = self._subdevice_requests(demand, gpus, fitted)
-        numbers = subdevice_assignment.assign(there.gpus, there.allocations, self._profile.subdevices, taken)
+        requests = self._subdevice_requests(demand, gpus, fitted)
+        numbers = subdevice_assignment.assign(
+            there.gpus, there.allocations, self._profile.subdevices, requests
+        )
         tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
         with_gpus = [bool(container.count) for container in demand.containers]
         named = list(compress(_parts_with_subdevice_request(gpus, tiled), with_gpus))
@@ -263,7 +265,7 @@ def _parts_with_subdevice_request(parts: Sequence[_T], where: Sequence[bool]) ->
     return [part if is_tiled else () for part, is_tiled in zip(parts, where, strict=True)]
 
 
-def _placement_inputs(options: GpuOptions, profile: ResourceProfile) -> PlacementInputs:
+def _build_placement_inputs(options: GpuOptions, profile: ResourceProfile) -> PlacementInputs:
     """The inputs of placements; typical pods come from the file if there is one."""
     path = options.gpu_typical_pods
     workload = fragmentation.NO_WORKLOAD
@@ -283,8 +285,8 @@ def _candidate_verdict(
     return Verdict(fitted.codes, fitted.reasons, details=fit_detail), fitted
 
 
-def _legacy_refusal_verdict(reason: Reason) -> Refusal:
-    """The verdict with the older system's text for the reason."""
+def _legacy_refusal(reason: Reason) -> Refusal:
+    """The refusal of a bind, with the older system's text for the reason."""
     kind: RejectionKind | None = getattr(reason, "kind", None)
     return Refusal(kind.value if kind is not None else reason.text(), reason)
 

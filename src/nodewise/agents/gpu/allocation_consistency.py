@@ -76,18 +76,18 @@ def _different(name: str, ours: GpuState, fresh: GpuState) -> str:
         return (
             ""
             if ours_node is fresh_node
-            else f"we know {'nothing' if ours_node is None else 'something'} of its cards"
+            else f"its GPUs are not in {'memory' if ours_node is None else 'the list'}"
         )
     if ours_node.gpus != fresh_node.gpus:
         ours_names, listed = shown(ours_node.gpus.names), shown(fresh_node.gpus.names)
-        return f"its cards are {ours_names}, or what each has is another; listed {listed}"
+        return f"its GPUs or their properties differ: {ours_names} in memory, {listed} in the list"
     if ours_node.record_text != fresh_node.record_text:
-        return "its ledger is another"
+        return "its allocation record differs"
     if ours_node.allocations.by_uid != fresh_node.allocations.by_uid:
         pods = _different_pods(ours_node.allocations.by_uid, fresh_node.allocations.by_uid)
-        return f"what pods hold of it differs: {', '.join(pods[:5])}"
+        return f"the allocations of pods differ: {', '.join(pods[:5])}"
     if _layout_column(name, ours) != _layout_column(name, fresh):
-        return "what is free of its cards, or of its CPU, was not brought up to date"
+        return "the free amounts of its GPUs or its CPU are out of date"
     return ""
 
 

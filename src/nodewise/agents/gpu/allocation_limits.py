@@ -8,6 +8,8 @@ reservation lists only containers with GPUs, so that its size follows from what 
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
+from nodewise.agents.gpu import node_gpus
+
 MOST_CONTAINERS: Final = 64
 """Containers of a pod that requests GPUs. Annotations name the GPUs of each by its position."""
 MOST_GPUS: Final = 256
@@ -23,8 +25,6 @@ NO_RECORD: Final = 2**62
 """The size of an allocation record that can never be written."""
 
 _LONGEST_GPU: Final = 63
-_MOST_GPUS_OF_NODE: Final = 64
-_MOST_SUBDEVICES: Final = 64
 _SUBDEVICE_BYTES: Final = len("gt63+")
 _AMOUNT_BYTES: Final = len('"":9223372036854775807,')
 _ENTRY_BYTES: Final = 700
@@ -44,7 +44,7 @@ class ContainerRequest(Protocol):
 
 
 def record_bytes(node: str, text: str) -> int:
-    """The size of a node's allocation record, bytes; `NO_LEDGER` where its Lease cannot have a name."""
+    """The size of a node's allocation record, bytes; `NO_RECORD` where its Lease cannot have a name."""
     if len(node) > LONGEST_NODE:
         return NO_RECORD
     return len(text) if text.isascii() else len(text.encode())
@@ -71,7 +71,7 @@ def _container_reservation_bytes(container: ContainerRequest, subdevices: str) -
     """The bytes of the names of GPUs and sub-devices and of charged amounts; 0 for a container without GPUs."""
     if not container.count:
         return 0
-    count = min(container.count, _MOST_GPUS_OF_NODE)
-    named = min(container.per_gpu.get(subdevices, 0), _MOST_SUBDEVICES)
+    count = min(container.count, node_gpus.MOST_GPUS)
+    named = min(container.per_gpu.get(subdevices, 0), node_gpus.MOST_SUBDEVICES)
     charged = sum(len(resource.encode()) + _AMOUNT_BYTES for resource in container.per_gpu)
     return count * (2 * (_LONGEST_GPU + 2) + named * _SUBDEVICE_BYTES) + charged + len("||{},")

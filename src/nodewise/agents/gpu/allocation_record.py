@@ -20,7 +20,7 @@ import msgspec
 from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.errors import UNREADABLE, shown
 
-MOST_SUBDEVICES: Final = 1024
+MAX_SUBDEVICE_NUMBER: Final = 1024
 """The numbers of sub-devices are below this; no GPU has as many."""
 
 _LONGEST_VERSION: Final = 40
@@ -104,9 +104,12 @@ def _parts_for_all_containers(parts: Sequence[str], with_gpus: Sequence[bool]) -
 
 def parse_lease(lease: AllocationRecordLease | None) -> AllocationRecord:
     """Parse the allocation record in a Lease; it is empty without a Lease."""
-    return parse_record(
-        (lease.metadata.annotations or {}).get(RESERVATIONS_ANNOTATION, "") if lease is not None else ""
-    )
+    return parse_record(record_text(lease))
+
+
+def record_text(lease: AllocationRecordLease | None) -> str:
+    """The text of the reservations in a Lease; empty if there is none."""
+    return (lease.metadata.annotations or {}).get(RESERVATIONS_ANNOTATION, "") if lease is not None else ""
 
 
 def parse_record(text: str) -> AllocationRecord:
@@ -202,4 +205,4 @@ _DIGITS: Final = 4
 
 
 def _is_subdevice(number: int) -> bool:
-    return 0 <= number < MOST_SUBDEVICES
+    return 0 <= number < MAX_SUBDEVICE_NUMBER

@@ -18,8 +18,8 @@ class CandidateGpus:
     def __init__(self, layout: GpuLayout, rows: NDArray[np.intp] | None = None) -> None:
         self.layout: Final = layout
         self.rows: Final = np.arange(layout.size + 1) if rows is None else rows
-        """`columns` are the candidates' columns in the layout; by default all of them, without a copy."""
         self.columns: Final[Columns] = slice(None) if rows is None else rows
+        """The candidates' columns in the layout. By default all, as a slice, which copies nothing."""
         self._free: dict[str, Amounts] = {}
 
     def __len__(self) -> int:

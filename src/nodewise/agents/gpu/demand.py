@@ -15,9 +15,10 @@ from nodewise.agents.gpu import allocation_limits, amounts, node_gpus
 from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, cpu_milli, is_sidecar
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
+from nodewise.agents.gpu.node_labels import LONGEST_NAME
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import shown
+from nodewise.errors import shown, truncate
 
 ALLOW: Final = "gas-allow"
 DENY: Final = "gas-deny"
@@ -29,8 +30,6 @@ PLACEMENT: Final = "nodewise.io/gpu-placement"
 
 _MOST_NAMES: Final = 1024
 """Names in one annotation."""
-_LONGEST: Final = 63
-"""Characters of a name: of a container, a GPU or a model."""
 MOST_RESOURCES: Final = node_gpus.MOST_RESOURCES
 """Different GPU resources in one pod. No node has more, and each resource is compared on all nodes."""
 
@@ -94,7 +93,7 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
         return NOTHING
     try:
         requests = [_gpu_requests(container, profile) for container in containers]
-        _check_init_container(init, profile)
+        _check_init_containers(init, profile)
         wanted = tuple(
             _container_demand(container.name, amounts_of_container, profile)
             for container, amounts_of_container in zip(containers, requests, strict=True)
@@ -158,7 +157,7 @@ def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str
         try:
             requests[resource] = amounts.parse_amount(value)
         except ValueError:
-            where = f"container {_truncate_name(container.name)}: {_truncate_name(resource)}"
+            where = f"container {truncate(container.name, LONGEST_NAME)}: {truncate(resource, LONGEST_NAME)}"
             raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
                 f"{where} is no whole number",
@@ -167,13 +166,14 @@ def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str
     return requests
 
 
-def _check_init_container(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
+def _check_init_containers(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
     for container in init:
         if any(_gpu_requests(container, profile).values()):
             kind = "a sidecar, an init container that stays" if is_sidecar(container) else "an init container"
             raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
-                f"container {_truncate_name(container.name)} is {kind}; only ordinary containers can have cards",
+                f"container {truncate(container.name, LONGEST_NAME)} is {kind}; "
+                "only ordinary containers can have cards",
                 "let an ordinary container ask for the card",
             )
 
@@ -200,7 +200,8 @@ def _refuse_shares_without_gpu(
             counts = " or ".join(profile.counts)
             raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
-                f"container {_truncate_name(container.name)}: {_truncate_name(shares[0])} without {counts}",
+                f"container {truncate(container.name, LONGEST_NAME)}: "
+                f"{truncate(shares[0], LONGEST_NAME)} without {counts}",
                 f"let the container ask for {counts} as well: the number of its cards",
             )
 
@@ -217,7 +218,7 @@ def _check_annotations(
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
             f"the pod's annotations have {size} bytes; at most {most}, so that its cards can be added",
-            "take annotations away",
+            "remove annotations",
         )
 
 
@@ -253,7 +254,7 @@ def _parse_demand_annotations(annotations: Mapping[str, str], options: GpuOption
     """The parts of the demand that come from annotations."""
     if LINKED in annotations and SAME_GPU in annotations:
         raise _invalid_demand_error(
-            RejectionKind.BAD_ARGS, f"{LINKED} and {SAME_GPU} exclude each other", "take one of them away"
+            RejectionKind.BAD_ARGS, f"{LINKED} and {SAME_GPU} exclude each other", "remove one of them"
         )
     allow, deny = annotations.get(ALLOW), annotations.get(DENY)
     return Demand(
@@ -272,7 +273,7 @@ def _split_names(key: str, text: str) -> frozenset[str]:
         raise _invalid_demand_error(
             RejectionKind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer"
         )
-    return frozenset(name for name in text.split(",") if len(name) <= _LONGEST)
+    return frozenset(name for name in text.split(",") if len(name) <= LONGEST_NAME)
 
 
 def _parse_model_annotation(text: str | None) -> frozenset[str] | None:
@@ -319,14 +320,14 @@ def _same_gpu_containers(
     try:
         amounts.sum_amounts(_gpu_requests(containers[index], profile) for index in group)
     except OverflowError as error:
-        words = f"{SAME_GPU}: the sum of {_truncate_name(str(error))}"
+        words = f"{SAME_GPU}: the sum of {truncate(str(error), LONGEST_NAME)}"
         raise _invalid_demand_error(RejectionKind.OVERFLOW, words, "ask for less", at_once=False) from None
     return group
 
 
 def _check_shareable(container: GpuContainer, profile: ResourceProfile) -> None:
     requests = _gpu_requests(container, profile)
-    where = f"container {_truncate_name(container.name)} of {SAME_GPU}"
+    where = f"container {truncate(container.name, LONGEST_NAME)} of {SAME_GPU}"
     barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))
     if barred:
         raise _invalid_demand_error(
@@ -342,7 +343,7 @@ def _check_pairs(demand: Demand) -> None:
         if container.count % 2:
             raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
-                f"container {_truncate_name(container.name)}: an odd number of cards with {LINKED}",
+                f"container {truncate(container.name, LONGEST_NAME)}: an odd number of cards with {LINKED}",
                 "linked cards come in pairs: ask for an even number",
                 at_once=False,
             )
@@ -350,8 +351,3 @@ def _check_pairs(demand: Demand) -> None:
 
 def _invalid_demand_error(kind: RejectionKind, words: str, hint: str, *, at_once: bool = True) -> _Refused:
     return _Refused(InvalidDemand(kind, words, hint, at_once))
-
-
-def _truncate_name(name: str) -> str:
-    """Cut a name that the API server would refuse: the response contains the text once for every node."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

@@ -147,7 +147,7 @@ class _Search:
         self.steps = _container_order(demand)
         self._candidate_gpus = candidate_gpus
         self._order = order
-        self._found = rejections
+        self._rejections = rejections
         self._allowed = _allowed(candidate_gpus, demand)
         self._groups = list(_groups(candidate_gpus)) if demand.single_numa else None
         self._links = linked_gpu_selection.LinkAllocator(candidate_gpus) if demand.linked else None
@@ -160,10 +160,10 @@ class _Search:
         for mask in enough.values():
             able &= mask
         choice = self._choose(wanted, able)
-        failed = ~choice.is_complete & (self._found.codes == 0)
+        failed = ~choice.is_complete & (self._rejections.codes == 0)
         if failed.any():
-            explain_failure(self._found, candidate_gpus, wanted, self._allowed, enough, failed)
-            self._found.reject(failed, self._not_together_reason(wanted))
+            explain_failure(self._rejections, candidate_gpus, wanted, self._allowed, enough, failed)
+            self._rejections.reject(failed, self._not_together_reason(wanted))
         if not last:
             candidate_gpus.take(choice.mask(len(able)), wanted.per_gpu)
             if self._links is not None:
@@ -183,12 +183,12 @@ class _Search:
         if wanted.count > len(able):
             return gpu_selection.empty_choice(1, len(self._candidate_gpus))
         if self._groups is None:
-            return self._choose_among_groups(wanted, able)
+            return self._choose_among_gpus(wanted, able)
         return gpu_selection.choose_within_one_group(
-            self._groups, able, wanted.count, lambda gpus: self._choose_among_groups(wanted, gpus)
+            self._groups, able, wanted.count, lambda gpus: self._choose_among_gpus(wanted, gpus)
         )
 
-    def _choose_among_groups(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
+    def _choose_among_gpus(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
         if self._links is None:
             return gpu_selection.choose_gpus_by_order(self._candidate_gpus, able, wanted, self._order)
         return self._links.pairs(self._candidate_gpus, able, wanted, self._order)

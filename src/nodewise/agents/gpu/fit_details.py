@@ -38,9 +38,9 @@ class FitDetails(NamedTuple):
 
     def text(self, candidate: int) -> str:
         """`train: card0, card1; side: card0`, or the GPU and amount that is lacking."""
-        record_shortfall = self.fitted.shortfalls.at(candidate)
-        if record_shortfall is not None:
-            return record_shortfall.text()
+        shortfall = self.fitted.shortfalls.at(candidate)
+        if shortfall is not None:
+            return shortfall.text()
         return "; ".join(self._container_texts(candidate)) if self.names_gpus else ""
 
     def distances(self) -> NDArray[np.float64]:

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from nodewise import cooperative_scheduling
 from nodewise.agents.gpu.candidate_gpus import CandidateGpus
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.typical_pods import PodClass
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-MOST_GPUS: Final = 64
 _SMALL: Final = 1 << 14
 _MOST_SCALES: Final = 16
 """Sets of requested resources whose scales are cached."""

@@ -131,12 +131,12 @@ class FreeCpu:
         for pod, sign in ((old, -1), (new, 1)):
             milli = cpu_on_node(pod) if pod is not None else 0
             if pod is not None and milli:
-                self._subtract_cpu(pod.spec.nodeName, sign * milli)
+                self._add_cpu(pod.spec.nodeName, sign * milli)
 
-    def _subtract_cpu(self, node: str, milli: int) -> None:
-        left = self._plain.get(node, 0) + milli
-        if left:
-            self._plain[node] = left
+    def _add_cpu(self, node: str, milli: int) -> None:
+        total = self._plain.get(node, 0) + milli
+        if total:
+            self._plain[node] = total
         else:
             self._plain.pop(node, None)
         self._moved.add(node)

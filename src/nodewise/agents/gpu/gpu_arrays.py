@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise import cooperative_scheduling
 from nodewise.agents.gpu.node_gpu_column import (
     ABSENT,
     ONE_GROUP,
@@ -87,13 +88,7 @@ def build_layout(
     nodes: Sequence[tuple[NodeGpus, GpuUsage]], rows: NDArray[np.intp], subdevices: str
 ) -> GpuLayout:
     """Lay out nodes in this order; `rows` maps a node's number to its position in the order."""
-    steps = build_layout_stepwise(nodes, rows, subdevices)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            layout: GpuLayout = done.value
-            return layout
+    return cooperative_scheduling.run_without_pauses(build_layout_stepwise(nodes, rows, subdevices))
 
 
 def build_layout_stepwise(
@@ -111,9 +106,8 @@ def build_layout_stepwise(
     codes = _Codes(layout)
     for start in range(0, len(nodes), _STEP):
         yield
-        _fill_columns(
-            layout, start, parts.popleft(), codes
-        )  # let go here and not all at once, which takes milliseconds
+        # each part is freed here, because freeing all of them at once takes milliseconds
+        _fill_columns(layout, start, parts.popleft(), codes)
     return layout._replace(names=tuple(codes.names), models=tuple(codes.models))
 
 
@@ -226,7 +220,7 @@ def _fill_columns(layout: GpuLayout, start: int, columns: Sequence[NodeColumn], 
     """Write some nodes into new arrays that are not shared yet."""
     plain = [_non_resource_columns(node_column, codes) for node_column in columns]
     for name, (fill, _) in _ARRAYS.items():
-        _write_cells(getattr(layout, name), start, [node_column[name] for node_column in plain], fill)
+        _write_cells(getattr(layout, name), start, [cells[name] for cells in plain], fill)
     for name, capacity in layout.capacity.items():
         _write_cells(capacity, start, [node_column.capacity.get(name, ()) for node_column in columns], 0)
         _write_cells(

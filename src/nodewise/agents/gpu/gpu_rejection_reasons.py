@@ -11,6 +11,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from nodewise.agents.gpu import allocation_limits, amounts
+from nodewise.errors import truncate
 
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
 _UNKNOWN: Final = "Couldn't retrieve node's information"
@@ -32,7 +33,7 @@ class RejectionKind(StrEnum):
 
 def _format_reason(kind: RejectionKind, words: str) -> str:
     text = f"{_PREFIX}{kind.value}: {words}" if words else f"{_PREFIX}{kind.value}"
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return truncate(text, _LONGEST)
 
 
 class InvalidDemand(msgspec.Struct, frozen=True):
@@ -192,7 +193,7 @@ class UnknownNode(msgspec.Struct, frozen=True):
         return _UNKNOWN
 
     def remedy(self) -> str:
-        return "wait until nodewise has seen the node; its log's kube_lost says why it does not"
+        return "wait until nodewise has read the node; kube_lost in its log contains the cause if it cannot"
 
 
 class PassedOver(msgspec.Struct, frozen=True):

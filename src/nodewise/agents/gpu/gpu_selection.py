@@ -137,7 +137,7 @@ def first_position(able: Mask, keys: Keys | None) -> Positions:
 def choose_gpus_by_order(
     candidate_gpus: CandidateGpus, able: Mask, container: ContainerDemand, order: GpuOrder
 ) -> GpuChoice:
-    """Choose the first suitable GPUs by position."""
+    """Choose the first suitable GPUs of each candidate in the given order."""
     able = able.copy()
     positions = np.arange(len(able), dtype=np.int8)[:, None]
     keys = order.keys(candidate_gpus, container)

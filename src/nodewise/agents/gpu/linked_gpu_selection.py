@@ -66,9 +66,8 @@ class LinkAllocator:
             if number and not order.steady:
                 candidate_gpus = after_choice(candidate_gpus, chosen[-1], container)
                 keys = order.keys(candidate_gpus, container)
-            links = links.some(
-                _usable_links(able, links, free)
-            )  # what is not open will not be for a later pair
+            # a link that is not usable now is not usable for a later pair either
+            links = links.some(_usable_links(able, links, free))
             chosen.append(_first_linked_pair(able, keys, links))
             able &= ~chosen[-1].mask(len(able))
             free = _without_chosen_links(free, chosen[-1])

@@ -10,15 +10,9 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.node_gpus import MOST_GPUS, MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES, NodeGpus
 
 Codes = NDArray[np.int32]
-MAX_GPUS: Final = 64
-MAX_SUBDEVICES: Final = 64
-"""The most named sub-devices of a GPU; an invalid capacity may be larger. Real GPUs have up to eight."""
-MAX_LINKS: Final = 1024
-"""The most links of a node; eight GPUs of two sub-devices, all linked in both directions, have 224."""
-MAX_GROUPS: Final = 64
 MAX_AMOUNT: Final = 2**63 - 1
 ABSENT: Final = -1
 """The free amount of a resource that a GPU does not have: even a request of 0 does not fit."""
@@ -80,7 +74,7 @@ def unpack_links(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
 
 def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
     """The column of a node: its GPUs and their free amounts."""
-    at = {name: position for position, name in enumerate(gpus.names[:MAX_GPUS])}
+    at = {name: position for position, name in enumerate(gpus.names[:MOST_GPUS])}
     named = [_unavailable_subdevices(gpus, usage, name) for name in at]
     capacity = _capped_capacity(gpus, len(at), subdevices)
     free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
@@ -109,7 +103,7 @@ def _capped_capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, l
     """By resource, the amount of each GPU, capped at what an array can hold."""
     return {
         name: [
-            min(amount, MAX_SUBDEVICES if name == subdevices else MAX_AMOUNT) for amount in amounts[:count]
+            min(amount, MOST_SUBDEVICES if name == subdevices else MAX_AMOUNT) for amount in amounts[:count]
         ]
         for name, amounts in gpus.capacity.items()
     }
@@ -145,25 +139,25 @@ def _clipped_free_amount(capacity: int, held: int) -> int:
 
 
 def _subdevice_bits(count: int, taken: Iterable[int]) -> int:
-    everything = (1 << (count or MAX_SUBDEVICES)) - 1
+    everything = (1 << (count or MOST_SUBDEVICES)) - 1
     if not taken:
         return everything
-    return everything & ~sum(1 << subdevice for subdevice in set(taken) if 0 <= subdevice < MAX_SUBDEVICES)
+    return everything & ~sum(1 << subdevice for subdevice in set(taken) if 0 <= subdevice < MOST_SUBDEVICES)
 
 
 def _numa_group_bits(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
     """NUMA groups as bits. A group that equals an earlier one has no effect and is omitted."""
     sets = (sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
-    return list(dict.fromkeys(filter(None, sets)))[:MAX_GROUPS]
+    return list(dict.fromkeys(filter(None, sets)))[:MOST_GROUPS]
 
 
 def _packed_links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
     """Links in the order in which they are tried: by sub-device of the left GPU, then in the order of the label."""
     known = [
         link
-        for link in gpus.links[:MAX_LINKS]
+        for link in gpus.links[:MOST_LINKS]
         if link.left in at and link.right in at and link.left != link.right
-        if 0 <= link.left_subdevice < MAX_SUBDEVICES and 0 <= link.right_subdevice < MAX_SUBDEVICES
+        if 0 <= link.left_subdevice < MOST_SUBDEVICES and 0 <= link.right_subdevice < MOST_SUBDEVICES
     ]
     known.sort(key=lambda link: link.left_subdevice)
     return [

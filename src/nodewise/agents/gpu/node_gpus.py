@@ -14,7 +14,7 @@ import msgspec
 from nodewise.agents.gpu import amounts, node_labels, policy_labels
 from nodewise.agents.gpu.node_labels import LONGEST_NAME, Link
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import UNREADABLE, shown
+from nodewise.errors import UNREADABLE, shown, truncate
 
 __all__ = ["GPUS", "MOST_GPUS", "GpuNode", "Link", "NodeGpus", "parse_node_gpus"]
 
@@ -24,8 +24,9 @@ GPUS: Final = "nodewise.io/gpu-cards"
 MOST_GPUS: Final = 64
 MOST_RESOURCES: Final = 64
 MOST_SUBDEVICES: Final = 64
-"""The most sub-devices of a GPU; real ones have up to eight."""
+"""The most sub-devices of a GPU; real ones have up to eight. Bits of an array hold them, like the GPUs of a node."""
 MOST_LINKS: Final = 1024
+"""The most links of a node; eight GPUs of two sub-devices, all linked in both directions, have 224."""
 MOST_GROUPS: Final = 64
 _MOST_PROBLEMS: Final = 16
 
@@ -158,7 +159,7 @@ def _positive_amounts(
         try:
             amount = amounts.parse_amount(quantities[resource])
         except ValueError as error:
-            notes.add(f"{where} {_truncate_text(resource)}: {error}; it counts as absent")
+            notes.add(f"{where} {truncate(resource, LONGEST_NAME)}: {error}; it counts as absent")
             continue
         if amount:
             result[resource] = amount
@@ -181,7 +182,7 @@ def _find_gpus(
     )
     if allocatable and not names:
         notes.add(
-            f"{_truncate_text(min(allocatable))} is allocatable, and nothing says which cards the node has"
+            f"{truncate(min(allocatable), LONGEST_NAME)} is allocatable, and nothing says which cards the node has"
         )
     share = _Gpu(amounts.divide(allocatable, max(len(names), 1)))
     return dict.fromkeys(sorted(names), share)
@@ -231,7 +232,7 @@ def _annotated_gpus(
     try:
         elements = msgspec.json.decode(text)
     except UNREADABLE as error:
-        notes.add(f"annotation {GPUS}: {_truncate_text(str(error))}")
+        notes.add(f"annotation {GPUS}: {truncate(str(error), LONGEST_NAME)}")
         return {}
     if not isinstance(elements, list) or len(elements) > MOST_GPUS:
         notes.add(f"annotation {GPUS}: {shown(elements)}; expected a list of at most {MOST_GPUS} cards")
@@ -262,7 +263,8 @@ def _parse_annotated_gpu(
     for resource in sorted(capacity):
         if not profile.has(resource):
             notes.add(
-                f"{where} {_truncate_text(resource)} is no resource of these cards; they begin with {profile.prefix}"
+                f"{where} {truncate(resource, LONGEST_NAME)} is no resource of these cards; "
+                f"they begin with {profile.prefix}"
             )
     return _Gpu(_positive_amounts(capacity, profile, where, notes), model)
 
@@ -343,8 +345,3 @@ def _ends_exist(link: Link, subdevices: Mapping[str, int]) -> bool:
         and link.left_subdevice < (left or MOST_SUBDEVICES)
         and link.right_subdevice < (right or MOST_SUBDEVICES)
     )
-
-
-def _truncate_text(text: str) -> str:
-    """Cut a text of others for a message."""
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"

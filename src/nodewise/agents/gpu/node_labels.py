@@ -33,7 +33,7 @@ class Link(NamedTuple):
     right_subdevice: int
 
 
-class PolicyRule(NamedTuple):
+class TelemetryLabel(NamedTuple):
     """A label `telemetry.aware.scheduling.<policy>/<name>`."""
 
     policy: str
@@ -117,13 +117,13 @@ def parse_links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
     return list(result), ""
 
 
-def telemetry_policy_labels(labels: Mapping[str, str]) -> list[PolicyRule]:
+def telemetry_policy_labels(labels: Mapping[str, str]) -> list[TelemetryLabel]:
     """The labels of telemetry policies on this node, by policy and name."""
     result = []
     for key, value in labels.items():
         policy, slash, name = key.removeprefix(TELEMETRY).partition("/")
         if key.startswith(TELEMETRY) and slash and "/" not in name:
-            result.append(PolicyRule(policy, name, value))
+            result.append(TelemetryLabel(policy, name, value))
     return sorted(result)
 
 

@@ -182,7 +182,7 @@ def _node_sort_keys(
 ) -> list[Floats]:
     if placement == "balanced":
         return [_used_capacity_share(after, inputs.balanced_by)]
-    resources = _all_amounts(demand, inputs) or tuple(
+    resources = _fullness_resources_of_pod(demand, inputs) or tuple(
         name for name in before.layout.capacity if name not in inputs.counts
     )
     left = fragmentation.free_shares(inputs.workload.scales, after, resources)
@@ -259,7 +259,8 @@ def _fullness_resources(container: ContainerDemand, counts: tuple[str, ...]) -> 
     return tuple(name for name in wanted if name not in counts) or wanted
 
 
-def _all_amounts(demand: Demand, inputs: PlacementInputs) -> tuple[str, ...]:
+def _fullness_resources_of_pod(demand: Demand, inputs: PlacementInputs) -> tuple[str, ...]:
+    """The resources that show how full a GPU is for a pod."""
     if inputs.placement_for(demand) == "fragmentation":
         return inputs.workload.shared
     names = dict.fromkeys(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodewise.agents.gpu import node_labels
-from nodewise.agents.gpu.node_labels import PCI_GROUP, PolicyRule
+from nodewise.agents.gpu.node_labels import PCI_GROUP, TelemetryLabel
 from nodewise.errors import shown
 
 Groups = Mapping[str, frozenset[str]]
@@ -46,40 +46,40 @@ def parse_policy_labels(
     tags: Mapping[str, str], groups: Groups, subdevices: Mapping[str, int], note: Callable[[str], None]
 ) -> PolicyLabels:
     """Parse the labels for the GPUs in `subdevices`, which contains the number of sub-devices of each."""
-    rules = node_labels.telemetry_policy_labels(tags)
-    disabled = _gpus_of_rules(rules, _DISABLE, groups)
-    descheduled = _gpus_of_rules(rules, _DESCHEDULE, groups)
+    labels = node_labels.telemetry_policy_labels(tags)
+    disabled = _gpus_of_labels(labels, _DISABLE, groups)
+    descheduled = _gpus_of_labels(labels, _DESCHEDULE, groups)
     for name in sorted(disabled - subdevices.keys()):
         note(f"{_DISABLE}{shown(name)}: the node has no such card")
-    subdevices_descheduled = _subdevices_of_rules(rules, _SUBDEVICE_DESCHEDULE)
+    subdevices_descheduled = _subdevices_of_labels(labels, _SUBDEVICE_DESCHEDULE)
     return PolicyLabels(
         unusable=frozenset((disabled | descheduled) & subdevices.keys()),
         descheduled=descheduled,
         subdevices_off=_existing_subdevices(
-            _subdevices_of_rules(rules, _SUBDEVICE_DISABLE, _SUBDEVICE_DESCHEDULE), subdevices, note
+            _subdevices_of_labels(labels, _SUBDEVICE_DISABLE, _SUBDEVICE_DESCHEDULE), subdevices, note
         ),
         subdevices_descheduled=subdevices_descheduled,
-        subdevices_preferred=_preferred_subdevices(rules),
-        preferred=_preferred_gpu_of_rules(rules, subdevices, note),
+        subdevices_preferred=_preferred_subdevices(labels),
+        preferred=_preferred_gpu_of_labels(labels, subdevices, note),
     )
 
 
-def _rules_with_prefix(rules: Sequence[PolicyRule], start: str) -> list[tuple[str, str]]:
+def _labels_with_prefix(labels: Sequence[TelemetryLabel], start: str) -> list[tuple[str, str]]:
     """The names with this prefix, without it, and their values."""
-    return [(rule.name.removeprefix(start), rule.value) for rule in rules if rule.name.startswith(start)]
+    return [(label.name.removeprefix(start), label.value) for label in labels if label.name.startswith(start)]
 
 
-def _gpus_of_rules(rules: Sequence[PolicyRule], start: str, groups: Groups) -> frozenset[str]:
-    named = _rules_with_prefix(rules, start)
+def _gpus_of_labels(labels: Sequence[TelemetryLabel], start: str, groups: Groups) -> frozenset[str]:
+    named = _labels_with_prefix(labels, start)
     alone = {gpu for gpu, value in named if value != PCI_GROUP}
     grouped = node_labels.expand_groups({gpu for gpu, value in named if value == PCI_GROUP}, groups)
     return frozenset(filter(node_labels.is_gpu_name, alone | grouped))
 
 
-def _subdevices_of_rules(rules: Sequence[PolicyRule], *starts: str) -> Tiles:
+def _subdevices_of_labels(labels: Sequence[TelemetryLabel], *starts: str) -> Tiles:
     by_gpu: dict[str, set[int]] = {}
     for start in starts:
-        for text, _ in _rules_with_prefix(rules, start):
+        for text, _ in _labels_with_prefix(labels, start):
             if subdevice := node_labels.parse_subdevice(text):
                 by_gpu.setdefault(subdevice[0], set()).add(subdevice[1])
     return {gpu: frozenset(numbers) for gpu, numbers in sorted(by_gpu.items())}
@@ -97,18 +97,18 @@ def _existing_subdevices(named: Tiles, subdevices: Mapping[str, int], note: Call
     return kept
 
 
-def _preferred_subdevices(rules: Sequence[PolicyRule]) -> dict[str, tuple[int, ...]]:
+def _preferred_subdevices(labels: Sequence[TelemetryLabel]) -> dict[str, tuple[int, ...]]:
     by_gpu: dict[str, dict[int, None]] = {}
-    for gpu, value in _rules_with_prefix(rules, _SUBDEVICE_PREFERRED):
+    for gpu, value in _labels_with_prefix(labels, _SUBDEVICE_PREFERRED):
         if subdevice := node_labels.parse_subdevice(f"{gpu}_{value}"):
             by_gpu.setdefault(subdevice[0], {})[subdevice[1]] = None
     return {gpu: tuple(numbers) for gpu, numbers in sorted(by_gpu.items())}
 
 
-def _preferred_gpu_of_rules(
-    rules: Sequence[PolicyRule], subdevices: Mapping[str, int], note: Callable[[str], None]
+def _preferred_gpu_of_labels(
+    labels: Sequence[TelemetryLabel], subdevices: Mapping[str, int], note: Callable[[str], None]
 ) -> str:
-    preferred = [rule.value for rule in rules if rule.name == _PREFER]
+    preferred = [label.value for label in labels if label.name == _PREFER]
     for name in preferred:
         if name not in subdevices:
             note(f"{_PREFER}: {shown(name)}: the node has no such card")

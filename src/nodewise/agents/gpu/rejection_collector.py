@@ -61,7 +61,7 @@ class Rejections:
         self._wanted = np.zeros(candidates, np.int64)
 
     def reject(self, where: Mask, reason: Reason) -> NDArray[np.intp]:
-        """Reject candidates that are not rejected yet; returns a mask of these."""
+        """Reject candidates that are not rejected yet. Returns their indices."""
         at = np.flatnonzero(where & (self.codes == 0))
         if len(at):
             self.reasons.append(reason)

@@ -1,7 +1,7 @@
 """Builds the state of the gpu agent from nodes, pods and allocation records; the same code online and offline.
 
-Changes are applied one by one, and only the nodes that they concern are recomputed: at 80 binds a second there is no
-time to look at 20,000 pods. The state equals one that is built from nothing.
+Changes are applied one by one, and only the nodes that they concern are recomputed: at 80 binds a second, an iteration
+over 20,000 pods would take too long. The state equals one that is built from scratch.
 """
 
 from collections.abc import Generator, Iterable, Mapping
@@ -32,7 +32,7 @@ from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.resource_name_limit import ResourceCap
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationStateBuilder
+from nodewise.binder import AllocationRecordLease, AllocationStateBuilder
 from nodewise.state import NODES, Change
 
 NAME: Final = "gpu"
@@ -151,11 +151,11 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     ) -> GpuState:
         """The state with a changed allocation record of one node."""
         before = agent_state.nodes.get(node)
-        text = record_text(record)
+        text = allocation_record.record_text(record)
         if before is None or before.record_text == text:
             return agent_state
-        read = allocation_record.parse_lease(record)
-        after = self._compute_node(node, before.gpus, (text, read), before.bound, agent_state.pods)
+        parsed = allocation_record.parse_record(text)
+        after = self._compute_node(node, before.gpus, (text, parsed), before.bound, agent_state.pods)
         nodes, row = {**agent_state.nodes, node: after}, agent_state.rows.get(node)
         if row is None:
             return agent_state._replace(nodes=nodes)
@@ -194,7 +194,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             if not self._reserved_on.get(pod):
                 self._reserved_on.pop(pod, None)
         if lease is not None:
-            self._records[node] = (record_text(lease), allocation_record.parse_lease(lease))
+            text = allocation_record.record_text(lease)
+            self._records[node] = (text, allocation_record.parse_record(text))
             for pod in _pods_in_record(self._records[node]):
                 self._reserved_on.setdefault(pod, set()).add(node)
         self._dirty.add(node)
@@ -320,11 +321,6 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
 
 
 _NO_RECORD: Final = ("", allocation_record.EMPTY)
-
-
-def record_text(record: AllocationRecordLease | None) -> str:
-    """The text of the reservations in an allocation record; empty if there is none."""
-    return (record.metadata.annotations or {}).get(RESERVATIONS_ANNOTATION, "") if record is not None else ""
 
 
 def _is_later(version: str, before: str) -> bool:

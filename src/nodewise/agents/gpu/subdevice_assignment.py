@@ -7,8 +7,8 @@ that the same pod on the same node gets the same ones.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nodewise.agents.gpu.node_gpu_column import MAX_SUBDEVICES, GpuUsage
-from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.node_gpu_column import GpuUsage
+from nodewise.agents.gpu.node_gpus import MOST_SUBDEVICES, NodeGpus
 
 Tiles = tuple[int, ...]
 
@@ -32,15 +32,15 @@ def assign(
     containers.
     """
     left = {
-        taken.gpu: _free_subdevices(gpus, usage, resource, taken.gpu)
+        request.gpu: _free_subdevices(gpus, usage, resource, request.gpu)
         for container in containers
-        for taken in container
+        for request in container
     }
-    for taken in (taken for container in containers for taken in container):
-        if taken.subdevices and taken.linked in left[taken.gpu]:
-            left[taken.gpu].remove(taken.linked)
+    for request in (request for container in containers for request in container):
+        if request.subdevices and request.linked in left[request.gpu]:
+            left[request.gpu].remove(request.linked)
     return tuple(
-        tuple(_take_subdevices(gpus, left[taken.gpu], taken) for taken in container)
+        tuple(_take_subdevices(gpus, left[request.gpu], request) for request in container)
         for container in containers
     )
 
@@ -58,17 +58,17 @@ def move_preferred_first(subdevices: Sequence[int], preferred: Sequence[int]) ->
 
 def _free_subdevices(gpus: NodeGpus, usage: GpuUsage, resource: str, gpu: str) -> list[int]:
     amounts = gpus.capacity.get(resource)
-    capacity = min(amounts[gpus.names.index(gpu)], MAX_SUBDEVICES) if amounts else 0
+    capacity = min(amounts[gpus.names.index(gpu)], MOST_SUBDEVICES) if amounts else 0
     gone = usage.subdevices.get(gpu, frozenset()) | gpus.subdevices_off.get(gpu, frozenset())
     return [subdevice for subdevice in range(capacity) if subdevice not in gone]
 
 
-def _take_subdevices(gpus: NodeGpus, left: list[int], taken: SubdeviceRequest) -> Tiles:
-    """Take the numbers from the free sub-devices of a GPU."""
-    if not taken.subdevices:
+def _take_subdevices(gpus: NodeGpus, left: list[int], request: SubdeviceRequest) -> Tiles:
+    """Take the requested number of sub-devices from the free ones of a GPU (`left`)."""
+    if not request.subdevices:
         return ()
-    linked = (taken.linked,) if taken.linked >= 0 else ()
-    wanted = taken.subdevices - len(linked)
-    others = move_preferred_first(left, gpus.subdevices_preferred.get(taken.gpu, ()))[:wanted]
+    linked = (request.linked,) if request.linked >= 0 else ()
+    count = request.subdevices - len(linked)
+    others = move_preferred_first(left, gpus.subdevices_preferred.get(request.gpu, ()))[:count]
     left[:] = [subdevice for subdevice in left if subdevice not in others]
     return (*linked, *others)

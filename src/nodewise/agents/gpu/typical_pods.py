@@ -8,7 +8,7 @@ import csv
 import io
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu.amounts import LARGEST, Amounts
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
+from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
@@ -30,7 +31,6 @@ _MOST_CLASSES: Final = 256
 """The most frequent classes of a day in the ConfigMap: about 100 bytes each, while a ConfigMap may have a megabyte."""
 _LONGEST: Final = 512
 """The most bytes of a class in the ConfigMap; longer ones are omitted, because tenants write the names of models."""
-_MOST_GPUS: Final = 64
 
 
 class PodClass(NamedTuple):
@@ -54,7 +54,7 @@ History = Mapping[int, Mapping[PodClass, int]]
 def pod_classes(demand: Demand) -> Iterator[PodClass]:
     """The classes of a pod, one for each container that requests GPUs."""
     for container in demand.containers:
-        if 0 < container.count <= _MOST_GPUS:
+        if 0 < container.count <= MOST_GPUS:
             wanted = Amounts({name: amount for name, amount in container.per_gpu.items() if amount > 0})
             if wanted:
                 yield PodClass(container.count, wanted, demand.cpu_milli, demand.models)
@@ -63,12 +63,6 @@ def pod_classes(demand: Demand) -> Iterator[PodClass]:
 def day_number(at_s: float) -> int:
     """The day of a time, in seconds since 1970."""
     return int(at_s // _DAY_S)
-
-
-def add_classes(history: History, today: int, came: Iterable[PodClass]) -> History:
-    """Add classes of today, and drop days that no longer count."""
-    kept = {when: counts for when, counts in history.items() if today - DAYS < when <= today}
-    return {**kept, today: Counter(kept.get(today, {})) + Counter(came)}
 
 
 def class_counts(history: History, today: int) -> Classes:
@@ -138,17 +132,17 @@ def _decode_day(text: str) -> Iterator[tuple[PodClass, int]]:
         except UNREADABLE:
             continue
         amounts = [*row.per_gpu.values(), row.pods]
-        if all(0 < amount <= LARGEST for amount in amounts) and 0 < row.gpus <= _MOST_GPUS and row.per_gpu:
+        if all(0 < amount <= LARGEST for amount in amounts) and 0 < row.gpus <= MOST_GPUS and row.per_gpu:
             models = None if row.models is None else frozenset(row.models)
             cpu_milli = min(max(row.cpu_milli, 0), LARGEST)
             yield PodClass(row.gpus, Amounts(row.per_gpu), cpu_milli, models), row.pods
 
 
-_EXPECTED: Final = "pods (how often they come), requests (as a container has them) and models"
+_EXPECTED: Final = "pods (their number), requests (of a container) and models"
 
 
 def load_typical_pods(path: str, profile: ResourceProfile, options: GpuOptions) -> Classes:
-    """The classes of a file: a list, in YAML or JSON, of reservations with the fields `pods`, `requests` and `models`:
+    """The classes of a file: a list, in YAML or JSON, of entries with the fields `pods`, `requests` and `models`:
 
         - {pods: 1047, requests: {cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 810}}
         - {pods: 44, requests: {cpu: 88, nvidia.com/gpu: 8}, models: [G2, V100M32]}

@@ -37,17 +37,17 @@ class ResourceProfile(msgspec.Struct, frozen=True):
     prefix: str
     """The prefix with its slash: `gpu.intel.com/`."""
     counts: tuple[str, ...]
-    """Say how many distinct cards a container wants; the first one that it asks for counts."""
+    """Resources that count distinct GPUs; of several, the first one that a container requests applies."""
     shares: frozenset[str] | None = None
-    """Amounts of cards; None: everything with the prefix that is not a count."""
+    """Resources that are amounts of GPUs; None: all with the prefix that do not count GPUs."""
     monitoring: frozenset[str] = frozenset()
-    """Resources of a node, not of one of its cards."""
+    """Resources of a node, not of one of its GPUs."""
     subdevices: str = ""
     """The resource whose units have names; empty: none."""
     labelled: bool = False
-    """Whether the node's labels name its cards; else they are counted."""
+    """Whether the node's labels name its GPUs; otherwise they are counted."""
     count_label: str = ""
-    """Where cards are counted: the node label with their number."""
+    """The node label with the number of GPUs, if they are counted."""
 
     def has(self, resource: str) -> bool:
         """Whether a resource belongs to the GPUs of this profile."""
@@ -104,19 +104,19 @@ def _are_resources(value: Any) -> bool:
 class ProfileField(NamedTuple):
     """One field of a profile's file."""
 
-    is_right: Callable[[Any], bool]
-    wanted: str
-    is_needed: bool = False
+    is_valid: Callable[[Any], bool]
+    expected: str
+    is_required: bool = False
 
 
 FIELDS: Final[Mapping[str, ProfileField]] = {
     "prefix": ProfileField(
-        _is_prefix, "a domain and a slash, such as example.com/, not of kubernetes.io", is_needed=True
+        _is_prefix, "a domain and a slash, such as example.com/, not of kubernetes.io", is_required=True
     ),
     "counts": ProfileField(
         lambda value: _are_resources(value) and bool(value),
         "a list of resource names without the prefix, one at least",
-        is_needed=True,
+        is_required=True,
     ),
     "shares": ProfileField(_are_resources, "a list of resource names without the prefix"),
     "monitoring": ProfileField(_are_resources, "a list of resource names without the prefix"),
@@ -132,13 +132,13 @@ def load_profile(name: str) -> ResourceProfile:
 
 
 def _read_profile_document(path: str) -> Any:
-    wanted = f"{', '.join(PROFILES)} or a readable YAML file"
+    expected = f"{', '.join(PROFILES)} or a readable YAML file"
     try:
         return yaml_loader.load(Path(path).read_bytes(), path)
     except OSError as error:
-        raise _invalid_profile_error(Problem("--gpu-profile", f"{path}: {error}", wanted)) from error
+        raise _invalid_profile_error(Problem("--gpu-profile", f"{path}: {error}", expected)) from error
     except BadInput as error:
-        raise _invalid_profile_error(Problem("--gpu-profile", str(error), wanted)) from error
+        raise _invalid_profile_error(Problem("--gpu-profile", str(error), expected)) from error
 
 
 def parse_profile(document: Any, path: str) -> ResourceProfile:
@@ -151,9 +151,9 @@ def parse_profile(document: Any, path: str) -> ResourceProfile:
         if key not in FIELDS
     ]
     wrong = [
-        Problem(f"{path}: {key}", shown(document[key]) if key in document else "nothing", field.wanted)
+        Problem(f"{path}: {key}", shown(document[key]) if key in document else "nothing", field.expected)
         for key, field in FIELDS.items()
-        if (not field.is_right(document[key]) if key in document else field.is_needed)
+        if (not field.is_valid(document[key]) if key in document else field.is_required)
     ]
     if unknown or wrong:
         raise _invalid_profile_error(*unknown, *wrong)

@@ -25,7 +25,7 @@ _encode = msgspec.json.encode
 
 
 class ExpectedRewards(NamedTuple):
-    """What a pod type can expect of nodes at a time: rewards faded until then, and the bonus of exploration."""
+    """The expected rewards of a pod type at one time: rewards faded until then, and the exploration bonus."""
 
     nodes: NDArray[np.intp]
     """The numbers of the nodes on which the type was tried, in order. The other arrays are by place in this one."""
@@ -42,7 +42,7 @@ class ExpectedRewards(NamedTuple):
 
 
 def expected_rewards(known: TypeRewards | None, now: float, rule: LearningRule) -> ExpectedRewards:
-    """As of a time in seconds since 1970; None for a type that was never tried."""
+    """The expected rewards at `now`, in seconds since 1970. `known` is None for a type that was never tried."""
     if known is None:
         none = np.empty(0)
         return ExpectedRewards(none.astype(np.intp), none, none.astype(np.int64), none, rule.prior, 0.0)
@@ -57,7 +57,7 @@ def expected_rewards(known: TypeRewards | None, now: float, rule: LearningRule) 
 
 
 class LearnedDetails(NamedTuple):
-    """What is known of a pod's type on each candidate (`agent.Details`)."""
+    """The expected reward of a pod's type on each candidate (`agent.Details`)."""
 
     type: str
     candidates: NDArray[np.intp]

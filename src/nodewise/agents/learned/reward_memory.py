@@ -44,25 +44,25 @@ class TypeRewards(NamedTuple):
 class _TypeEntry:
     """The estimates of a type by node name; arrays and text are computed when they are needed."""
 
-    def __init__(self, pairs: Mapping[str, RewardEstimate]) -> None:
-        self.pairs = dict(pairs)
+    def __init__(self, estimates: Mapping[str, RewardEstimate]) -> None:
+        self.estimates = dict(estimates)
         self.known: TypeRewards | None = None
         self.text = b""
 
-    def put(self, node: str, pair: RewardEstimate) -> None:
-        self.pairs[node] = pair
+    def put(self, node: str, estimate: RewardEstimate) -> None:
+        self.estimates[node] = estimate
         self.known, self.text = None, b""
 
     def drop(self, node: str) -> None:
-        del self.pairs[node]
+        del self.estimates[node]
         self.known, self.text = None, b""
 
     def lay_out(self, index: NodeIndex) -> TypeRewards:
-        names = list(self.pairs)
+        names = list(self.estimates)
         numbers = index.numbers(names)
         there = np.flatnonzero(numbers < len(index))
         order = there[np.argsort(numbers[there])]
-        every = np.fromiter(chain.from_iterable(self.pairs.values()), np.float64)
+        every = np.fromiter(chain.from_iterable(self.estimates.values()), np.float64)
         rewards, tried, recent, at = every.reshape(-1, len(RewardEstimate._fields))[order].T
         self.known = TypeRewards(numbers[order], rewards, tried.astype(np.int64), recent, at)
         return self.known
@@ -83,7 +83,7 @@ class RewardMemory:
     def __init__(self, rule: LearningRule) -> None:
         self._rule = rule
         self._types: dict[str, _TypeEntry] = {}
-        self._pairs = 0
+        self._estimate_count = 0
         self._index = NodeIndex()
         self.changes = 0
         """Increases with each reward."""
@@ -92,20 +92,20 @@ class RewardMemory:
         """Types."""
         return len(self._types)
 
-    def pair(self, type_: str, node: str) -> RewardEstimate | None:
+    def estimate(self, type_: str, node: str) -> RewardEstimate | None:
         entry = self._types.get(type_)
-        return entry.pairs.get(node) if entry else None
+        return entry.estimates.get(node) if entry else None
 
     def learn(self, type_: str, node: str, reward: float, times: int, now: float) -> None:
         """Learn from a reward that came `times` times at once."""
-        self._put_estimate(type_, node, self._rule.update(self.pair(type_, node), reward, times, now))
+        self._put_estimate(type_, node, self._rule.update(self.estimate(type_, node), reward, times, now))
         self._evict_oldest_types()
 
-    def _put_estimate(self, type_: str, node: str, pair: RewardEstimate) -> None:
+    def _put_estimate(self, type_: str, node: str, estimate: RewardEstimate) -> None:
         entry = self._types.pop(type_, None) or _TypeEntry({})
         self._types[type_] = entry  # at the end: it has the newest reward
-        self._pairs += node not in entry.pairs
-        entry.put(node, pair)
+        self._estimate_count += node not in entry.estimates
+        entry.put(node, estimate)
         self.changes += 1
 
     def _evict_oldest_types(self) -> None:
@@ -113,13 +113,15 @@ class RewardMemory:
 
         Anyone who may create pods can invent types, which must not displace those of other namespaces.
         """
-        while len(self._types) > _MAX_TYPES or (self._pairs > _MAX_ESTIMATES and len(self._types) > 1):
+        while len(self._types) > _MAX_TYPES or (
+            self._estimate_count > _MAX_ESTIMATES and len(self._types) > 1
+        ):
             held: Counter[str] = Counter()
             for name, entry in self._types.items():
-                held[name.partition("/")[0]] += len(entry.pairs)
+                held[name.partition("/")[0]] += len(entry.estimates)
             (most, _), *_ = held.most_common(1)
             oldest = next(name for name in self._types if name.partition("/")[0] == most)
-            self._pairs -= len(self._types.pop(oldest).pairs)
+            self._estimate_count -= len(self._types.pop(oldest).estimates)
 
     def lay_out(self, index: NodeIndex, now: float) -> Generator[None, None, dict[str, TypeRewards]]:
         """The rewards of each type on the nodes of the index; yields between types."""
@@ -138,10 +140,14 @@ class RewardMemory:
 
     def _forget_deleted_nodes(self, entry: _TypeEntry, now: float) -> None:
         before = now - max(self._rule.half_life_s, _GONE_S)
-        gone = [node for node, pair in entry.pairs.items() if pair.at < before and node not in self._index]
+        gone = [
+            node
+            for node, estimate in entry.estimates.items()
+            if estimate.at < before and node not in self._index
+        ]
         for node in gone:
             entry.drop(node)
-        self._pairs -= len(gone)
+        self._estimate_count -= len(gone)
 
     def take(self, kept: StoredRewards, *, as_earlier: bool) -> None:
         """Merge stored rewards.
@@ -149,14 +155,14 @@ class RewardMemory:
         `as_earlier`: they are older than all rewards here. Otherwise another replica learned from the same pods, and
         the estimate with more rewards counts.
         """
-        for type_, pairs in kept.types.items():
+        for type_, estimates in kept.types.items():
             if type_ not in self._types:
-                self._types[type_] = _TypeEntry(pairs)
-                self._pairs += len(pairs)
-                self.changes += len(pairs)
+                self._types[type_] = _TypeEntry(estimates)
+                self._estimate_count += len(estimates)
+                self.changes += len(estimates)
                 continue
-            for node, stored in pairs.items():
-                own = self.pair(type_, node)
+            for node, stored in estimates.items():
+                own = self.estimate(type_, node)
                 if own is None or (stored.tried > own.tried and not as_earlier):
                     self._put_estimate(type_, node, stored)
                 elif as_earlier:
@@ -172,7 +178,7 @@ class RewardMemory:
         parts: list[bytes] = []
         for name, entry in reversed(self._types.items()):
             if not entry.text:
-                entry.text = msgspec.json.encode(entry.pairs)
+                entry.text = msgspec.json.encode(entry.estimates)
             key = msgspec.json.encode(name) + b":"
             text = (
                 entry.text
@@ -189,8 +195,10 @@ class RewardMemory:
 
     def _encode_fitting(self, entry: _TypeEntry, free_bytes: int) -> bytes:
         """Encode as many nodes as fit, those that differ most from the prior first; empty if none fits."""
-        by_difference = sorted(entry.pairs.items(), key=lambda item: -abs(item[1].reward - self._rule.prior))
-        texts = [msgspec.json.encode({node: pair})[1:-1] for node, pair in by_difference]
+        by_difference = sorted(
+            entry.estimates.items(), key=lambda item: -abs(item[1].reward - self._rule.prior)
+        )
+        texts = [msgspec.json.encode({node: estimate})[1:-1] for node, estimate in by_difference]
         count = int(np.searchsorted(np.cumsum([len(text) + 1 for text in texts]), free_bytes, "right"))
         return b"{" + b",".join(texts[:count]) + b"}" if count else b""
 
@@ -198,15 +206,15 @@ class RewardMemory:
 def parse_stored_rewards(kept: bytes) -> StoredRewards:
     """Parse the stored form. `BadInput` lists its problems."""
     if len(kept) > _MAX_READ_BYTES:
-        raise _unreadable_reward_problem("", f"{len(kept)} bytes", f"at most {_MAX_READ_BYTES}")
+        raise _unreadable_rewards_error("", f"{len(kept)} bytes", f"at most {_MAX_READ_BYTES}")
     try:
         stored = msgspec.json.decode(kept, type=StoredRewards)
     except UNREADABLE as error:
-        raise _unreadable_reward_problem("", str(error), "what nodewise wrote") from error
+        raise _unreadable_rewards_error("", str(error), "rewards in the form that nodewise stores") from error
     if stored.version != VERSION:
-        raise _unreadable_reward_problem("version", shown(stored.version), str(VERSION))
+        raise _unreadable_rewards_error("version", shown(stored.version), str(VERSION))
     return stored
 
 
-def _unreadable_reward_problem(field: str, value: str, expected: str) -> BadInput:
-    return BadInput("what learned kept", [Problem(field, value, expected)])
+def _unreadable_rewards_error(field: str, value: str, expected: str) -> BadInput:
+    return BadInput("stored rewards of the agent learned", [Problem(field, value, expected)])

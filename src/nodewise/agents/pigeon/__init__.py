@@ -36,7 +36,7 @@ class PigeonKind(AgentKind):
     """The agent `pigeon`."""
 
     name = "pigeon"
-    summary = "spread or pack by what is requested of all nodes, as the pods that come need it"
+    summary = "spread or pack pods by an objective for the requested resources of all nodes"
     options = PigeonOptions
     pod_fields = PigeonPod
     node_fields = PigeonNode

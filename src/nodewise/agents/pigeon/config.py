@@ -86,7 +86,7 @@ def _combine_objective(options: PigeonOptions, entry: _Entry | None, wrong: list
     if entry.value not in OBJECTIVES:
         wrong.append(Problem(where, shown(entry.value), f"one of {', '.join(OBJECTIVES)}"))
     elif chosen and chosen != entry.value:
-        wrong.append(_contradiction_error(where, entry.value, f"--policy-objective {chosen}"))
+        wrong.append(_contradiction_problem(where, entry.value, f"--policy-objective {chosen}"))
     else:
         return entry.value
     return A_BINPACK
@@ -104,10 +104,10 @@ def _combine_prime_resource(options: PigeonOptions, entry: _Entry | None, wrong:
     if index is None:
         wrong.append(Problem(where, shown(entry.value), wanted))
     elif chosen is not None and chosen != index:
-        wrong.append(_contradiction_error(where, entry.value, f"--policy-resource-index {chosen}"))
+        wrong.append(_contradiction_problem(where, entry.value, f"--policy-resource-index {chosen}"))
     return index or 0
 
 
-def _contradiction_error(where: str, value: str, setting: str) -> Problem:
-    """An error instead of a precedence: otherwise one of two explicit settings would have no effect."""
+def _contradiction_problem(where: str, value: str, setting: str) -> Problem:
+    """A problem instead of a precedence: otherwise one of two explicit settings would have no effect."""
     return Problem(where, f"{value}, but {setting}", "the same in both, or one of the two alone")

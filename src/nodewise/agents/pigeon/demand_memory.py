@@ -66,7 +66,9 @@ class _CountedPods:
 
 
 class DemandMemory:
-    """Changes when a pod was scored and when a stored form is recalled, never during a request."""
+    """The memory of scored pods. It changes after a pod was scored or a stored form was recalled, never during a
+    request.
+    """
 
     def __init__(self) -> None:
         self._counted = _CountedPods()
@@ -129,17 +131,17 @@ _decode: Final = msgspec.json.Decoder(_StoredDemand).decode
 
 def _decode_stored_statistics(kept: bytes) -> _CountedPods:
     if len(kept) > MAX_BYTES:
-        raise _unreadable_statistics_problem(f"{len(kept)} bytes", f"at most {MAX_BYTES}")
+        raise _unreadable_statistics_error(f"{len(kept)} bytes", f"at most {MAX_BYTES}")
     try:
         stored = _decode(kept)
     except UNREADABLE as error:
-        raise _unreadable_statistics_problem(str(error), "JSON as the agent keeps it") from error
+        raise _unreadable_statistics_error(str(error), "JSON in the form that the agent stores") from error
     statistics = DemandStatistics(stored.samples, np.array(stored.mean), np.array(stored.covariance))
     return _CountedPods(statistics, stored.pods)
 
 
-def _unreadable_statistics_problem(value: str, expected: str) -> BadInput:
-    return BadInput("what pigeon remembers", [Problem("pigeon.json", value, expected)])
+def _unreadable_statistics_error(value: str, expected: str) -> BadInput:
+    return BadInput("stored statistics of the agent pigeon", [Problem("pigeon.json", value, expected)])
 
 
 def _pod_mark(uid: str) -> str:

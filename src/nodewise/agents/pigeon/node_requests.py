@@ -40,7 +40,7 @@ class HoldingPod(RequestingPod, frozen=True, gc=False, kw_only=True):
 
 
 def pod_request_reducer(gpu: str) -> Callable[[HoldingPod], HoldingPod | None]:
-    """Keeps the node and the requests of a bound pod, as one container; drops any other pod."""
+    """Return a function that reduces a bound pod to its node and its requests, and drops any other pod."""
     return partial(_reduce_pod_to_requests, gpu)
 
 
@@ -86,7 +86,7 @@ class NodeRequests:
     def apply(
         self, changes: Iterable[tuple[ObjectKey, Change[HoldingPod]]]
     ) -> Generator[None, None, set[str]]:
-        """Apply changes of pods; the nodes of these pods."""
+        """Apply changes of pods. Returns the nodes of these pods."""
         nodes: set[str] = set()
         for number, (_, change) in enumerate(changes):
             for pod, sign in ((change.old, -1), (change.new, 1)):

@@ -32,7 +32,7 @@ Row = NDArray[np.float64]
 """By resource, in the agent's units."""
 Amounts = tuple[float, ...]
 """By resource, in the units of quantities."""
-NOTHING: Final[Amounts] = (np.nan,) * len(NAMES)
+UNKNOWN: Final[Amounts] = (np.nan,) * len(NAMES)
 
 _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
@@ -74,7 +74,7 @@ def requested_amounts(written: AllocationAnnotations | None) -> Amounts:
     Decimal numbers are accepted too, because older annotators wrote `1610612736.0`.
     """
     if written is None:
-        return NOTHING
+        return UNKNOWN
     texts = (
         written.requested_cpu,
         written.requested_memory,

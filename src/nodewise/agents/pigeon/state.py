@@ -73,7 +73,7 @@ class _Amounts(msgspec.Struct, frozen=True, gc=False):
 
 
 class PigeonStateBuilder(StateBuilder[PigeonState]):
-    """Caches what was read of nodes, and counts pods."""
+    """Caches the capacity and the requests of nodes, and counts scored pods."""
 
     memory_scope = "replica"
 

@@ -29,7 +29,7 @@ class SafeKind(AgentKind):
     """The agent `safe`."""
 
     name = "safe"
-    summary = "avoid nodes that are probably overloaded, by measured use"
+    summary = "avoid nodes that would probably be overloaded, by measured usage"
     options = SafeOptions
     pod_fields = PodFields
     node_fields = UsageNode

@@ -178,7 +178,7 @@ def _points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
     some = spreads > 0
     spreads, levels = spreads[some], levels[some]
 
-    def missing(at: Floats, which: Ints) -> Floats:
+    def quantile_difference(at: Floats, which: Ints) -> Floats:
         means, rests = _means(threshold, np.sinh(at) * spreads[which])
         weights = 1 / spreads[which] ** 2 - 1
         risks = np.clip(
@@ -190,7 +190,7 @@ def _points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
     # Cantelli's inequality bounds the headroom.
     least = -np.arcsinh(np.sqrt(levels / (1 - levels))) - _MIN_ERROR
     most = np.arcsinh(np.sqrt((1 - levels) / levels)) + _MIN_ERROR
-    points[some] = _find_zeros(missing, least, most, points[some])
+    points[some] = _find_zeros(quantile_difference, least, most, points[some])
     return points
 
 

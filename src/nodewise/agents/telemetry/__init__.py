@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.agent import Resource, Watched
-from nodewise.agents.telemetry.agent import PodFields, TelemetryAgent
+from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE, PodFields, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
@@ -79,7 +79,7 @@ class TelemetryKind(ControllerKind):
 
     def resources(self, options: TelemetryOptions) -> dict[str, bool]:  # noqa: ARG002
         """The resource that pods with a policy request, as in the older system."""
-        return {"telemetry/scheduling": True}
+        return {SCHEDULING_RESOURCE: True}
 
     def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any pod names a policy, whether or not it exists."""

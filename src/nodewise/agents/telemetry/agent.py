@@ -9,6 +9,7 @@ import numpy as np
 from nodewise.agent import FilterPlugin, Names, Reason, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.telemetry import policy_rejection_reasons, rank_scores
 from nodewise.agents.telemetry.state import PolicyState, TelemetryState
+from nodewise.errors import truncate
 
 POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""
@@ -106,15 +107,12 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             return policy_rejection_reasons.PoliciesNotReady()
         policy: PolicyState | None = agent_state.get((namespace, name))
         return (
-            policy_rejection_reasons.PolicyMissing(f"{_truncate_name(namespace)}/{_truncate_name(name)}")
+            policy_rejection_reasons.PolicyMissing(
+                f"{truncate(namespace, _MAX_LENGTH)}/{truncate(name, _MAX_LENGTH)}"
+            )
             if policy is None
             else policy
         )
-
-
-def _truncate_name(name: str) -> str:
-    """Cut a name that the API server would refuse: the response contains the text once for every node."""
-    return name if len(name) <= _MAX_LENGTH else f"{name[: _MAX_LENGTH - 1]}…"
 
 
 def _reject_all_candidates(candidates: Names, reason: Reason) -> Verdict:

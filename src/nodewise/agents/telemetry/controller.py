@@ -53,7 +53,7 @@ class TelemetryController(Controller):
             logs.emit("option_deprecated", option="--label-policies-from", instead=instead)
 
     def begin(self) -> None:
-        """Take the lead: what another leader wrote meanwhile is read again."""
+        """Start as the leader. Labels and statuses that another leader wrote are read again."""
         self._labels.begin()
         self._statuses.begin()
 
@@ -109,7 +109,7 @@ class LabelWriter:
 
         A failure of one node does not affect the others; the first error is raised at the end.
         """
-        await self._mark_nodes_to_label()
+        await self._mark_unconfirmed_nodes()
         await asyncio.sleep(0)
         await run_api_calls(
             self._resync_owned_labels(node, frozenset(columns)) for node in sorted(self._unconfirmed)
@@ -144,8 +144,8 @@ class LabelWriter:
             {key: value for key, value in wanted.items() if key not in conflicting} if conflicting else wanted
         )
 
-    async def _mark_nodes_to_label(self) -> None:
-        """Mark changed nodes whose labels differ from those that we know to own."""
+    async def _mark_unconfirmed_nodes(self) -> None:
+        """Mark changed nodes whose labels differ from those that we know to own; they are read again."""
         seen: dict[str, Any] = {}
         async for node in cooperative_scheduling.iterate_with_pauses(self._handle.nodes.values()):
             name = node.metadata.name

@@ -55,7 +55,7 @@ class NamespaceTrust:
         self._max_age_s = max(_MAX_UNTRUSTED_AGE_S, max_age_s)
         self._all = options.trust_all_namespaces
         self._named = frozenset(filter(None, (options.own_namespace, *options.label_policies_from)))
-        self._allowed = _compile_namespace_pattern(options.allowed_metrics)
+        self._allowed = _compile_metric_pattern(options.allowed_metrics)
 
     def trusted_namespaces(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[str]:
         """The namespaces that are trusted by their label or by a flag."""
@@ -116,7 +116,7 @@ def remedy(namespace: str) -> str:
     return f"a cluster administrator grants trust with: kubectl label namespace {namespace} {LABEL}={VALUE}"
 
 
-def _compile_namespace_pattern(text: str) -> re.Pattern[str] | None:
+def _compile_metric_pattern(text: str) -> re.Pattern[str] | None:
     if not text:
         return None
     try:

@@ -45,7 +45,7 @@ class AllBroken(msgspec.Struct, frozen=True):
         return f"telemetry policy {self.policy}: {text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + '…'}"
 
     def remedy(self) -> str:
-        return "it is enough that a node keeps one of these rules"
+        return "a node passes if it keeps at least one of these rules"
 
 
 class NoValue(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class NeverFetched(msgspec.Struct, frozen=True):
     def remedy(self) -> str:
         if self.cause:
             return f"no node has a value of {self.metric}: {self.cause}"
-        return f"is {self.metric} spelled right, and does a source of --metrics have it? see metric_failed in the log"
+        return f"check the name {self.metric}, and that a source of --metrics has it; see metric_failed in the log"
 
 
 class RuleUnusable(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class RuleUnusable(msgspec.Struct, frozen=True):
         return f"telemetry policy {self.policy}: {self.why}{more}"
 
     def remedy(self) -> str:
-        return self.other_remedy or "mend the policy; nodewise policy lint names every problem"
+        return self.other_remedy or "correct the policy; nodewise policy lint lists all problems"
 
 
 class PolicyMissing(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ class LabelEmpty(msgspec.Struct, frozen=True):
         return f"nodewise: pod label {self.label} is empty, it must name a policy"
 
     def remedy(self) -> str:
-        return f"let the label {self.label} name a policy, or take it away"
+        return f"set the label {self.label} to the name of a policy, or remove it"
 
 
 class PoliciesNotReady(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._reject_missing = options.when_missing == "reject"
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
-        self._read: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
+        self._parsed: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
         """By key: the object, whether its namespace is trusted, and the parsed policy."""
         self._columns: dict[str, _MetricColumn] = {}
         self._histories: dict[Rule, rule_suspension.RuleHistory] = {}
@@ -78,12 +78,12 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         namespaces = self._trust.trusted_namespaces(objects)
         for key, policy_object in objects.get(POLICIES, {}).items():
             is_trusted = self._trust.is_trusted(key[0], namespaces)
-            known = self._read.get(key)
+            known = self._parsed.get(key)
             if known is None or known[0] is not policy_object or known[1] != is_trusted:
                 policy = policies.parse_policy(policy_object)
                 known = (policy_object, is_trusted, policy if is_trusted else self._trust.restrict(policy))
             policies_by_key[key] = known
-        self._read = policies_by_key
+        self._parsed = policies_by_key
         return {key: policy for key, (_, _, policy) in policies_by_key.items()}
 
     def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:

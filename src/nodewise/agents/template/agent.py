@@ -22,7 +22,7 @@ class PodFields(msgspec.Struct, frozen=True):
 
 
 class LimitExceeded(msgspec.Struct, frozen=True):
-    """Why a node is rejected, as kube-scheduler shows it on the pod, which groups nodes with the same text."""
+    """Why a node is rejected. kube-scheduler shows the text on the pod, once for all nodes with the same text."""
 
     limit: float
     is_failure: ClassVar[bool] = False

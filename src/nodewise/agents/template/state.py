@@ -48,7 +48,7 @@ class TemplateStateBuilder(StateBuilder[TemplateState]):
 
 
 def read_number(text: str | None) -> float:
-    """Parse a number; NaN if the text is none."""
+    """Parse a number; NaN if the text is not a finite number."""
     try:
         number = float(text or "nan")
     except ValueError:

@@ -12,7 +12,7 @@ from nodewise.annotator import options as annotator_options
 from nodewise.annotator import patch_planning, patch_writer
 from nodewise.annotator.annotator import AnnotationPlan, Annotator
 from nodewise.annotator.node_pod_fields import POD, AnnotatedNode
-from nodewise.annotator.options import MIN_PERIOD_S, AnnotatorConfig, ForecastOptions, Period, What
+from nodewise.annotator.options import MIN_PERIOD_S, AnnotationSet, AnnotatorConfig, ForecastOptions, Period
 from nodewise.annotator.patch_writer import WriteResult
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.object_and_metric_sources import SourceDependencies
@@ -50,7 +50,7 @@ _MAX_CONCURRENT: Final = 8
 class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
     """What is written, and how often."""
 
-    what: What = "all"
+    what: AnnotationSet = "all"
     """`usage`: free resources according to the usage of nodes. `allocation`: requests of pods, and what they leave.
     `all`: both. Run only one annotator in a cluster, because all annotations share one timestamp."""
 

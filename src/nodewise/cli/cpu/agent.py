@@ -100,7 +100,7 @@ def _check_host_pid_namespace(proc: Path) -> None:
         thread_affinity.check_pid_namespace(proc)
     except BadSettings as error:
         remedy = "run the node agent with hostPID: true"
-        raise BadSettings("the node agent cannot tell who asks", error.problems, remedy=remedy) from error
+        raise BadSettings("the node agent cannot identify the peer", error.problems, remedy=remedy) from error
 
 
 def _raise_open_file_limit(wanted: int) -> None:

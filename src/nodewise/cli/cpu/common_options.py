@@ -257,17 +257,15 @@ def node(
     remedy = f"give --node-name, or {cmk_names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
     if not environ.get("KUBERNETES_SERVICE_HOST") or not space.is_file():
         raise BadSettings(
-            "which node is this?", [Problem("", "not told, and not in a pod", "")], remedy=remedy
+            "unknown node", [Problem("", "no option names it, and this is no pod", "")], remedy=remedy
         )
     try:
         node = client.get(PODS.path(space.read_text().strip(), pod))
     except Refused as error:
-        raise BadSettings(
-            "which node is this?", [Problem(f"pod {pod}", str(error), "")], remedy=remedy
-        ) from error
+        raise BadSettings("unknown node", [Problem(f"pod {pod}", str(error), "")], remedy=remedy) from error
     name = node.get("spec", {}).get("nodeName", "")
     if not name:
-        raise BadSettings("which node is this?", [Problem(f"pod {pod}", "on no node", "")], remedy=remedy)
+        raise BadSettings("unknown node", [Problem(f"pod {pod}", "on no node", "")], remedy=remedy)
     return str(name)
 
 

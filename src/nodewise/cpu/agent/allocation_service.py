@@ -12,8 +12,8 @@ from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector, pause
 from nodewise.cpu.agent.socket_server import SocketResponse
 from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
-from nodewise.cpu.allocator import WHAT, AllocationRequest, AllocationResult
-from nodewise.cpu.cpusets.enforcer import Read
+from nodewise.cpu.allocator import CANNOT_CHOOSE_CPUS, AllocationRequest, AllocationResult
+from nodewise.cpu.cpusets.enforcer import StoreReader
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.node import peer_credentials
@@ -43,7 +43,7 @@ class ResourceRequests(Protocol):
 class ContainerAdmitter(Protocol):
     """The part of `enforcer.CpusetEnforcer` that is used here."""
 
-    def admit(self, read: Read, container: str, known: KnownProcesses | None = None) -> bool: ...
+    def admit(self, read: StoreReader, container: str, known: KnownProcesses | None = None) -> bool: ...
 
 
 class AgentNode(NamedTuple):
@@ -105,7 +105,7 @@ class AllocationService:
         task = peer_credentials.read_task(self.node.proc, peer.task.pid, self.node.boot)
         if task.start != peer.task.start:
             raise Refused(
-                "cannot tell who asks", [Problem(f"process {task.pid}", "is another one by now", "")]
+                "cannot identify the peer", [Problem(f"process {task.pid}", "is another one by now", "")]
             )
         return PeerProcess(task, peer.user)
 
@@ -188,7 +188,10 @@ class AllocationService:
         count = sum(other.pod == task.pod for other in allocations.tasks)
         if count >= self.node.most_tasks:
             who = f"pod {task.pod}" if task.pod else "processes outside of pods"
-            raise Refused(WHAT, [Problem(who, f"{count} tasks", f"at most {self.node.most_tasks} at a time")])
+            raise Refused(
+                CANNOT_CHOOSE_CPUS,
+                [Problem(who, f"{count} tasks", f"at most {self.node.most_tasks} at a time")],
+            )
 
     def _confine_container(self, task: Task) -> None:
         """Set the cpuset of the task's container. If that fails the allocation is released."""
@@ -211,8 +214,8 @@ class AllocationService:
 
     def _answer_release(self, peer: PeerProcess, task: Task) -> SocketResponse:
         if task != peer.task:
-            seen = f"that of process {task.pid}, asked by process {peer.task.pid}"
-            raise Refused("cannot give CPUs back", [Problem("task", seen, "the task of who asks")])
+            seen = f"process {task.pid}, requested by process {peer.task.pid}"
+            raise Refused("cannot release CPUs", [Problem("task", seen, "the requesting process")])
         stored = self.node.store.read()
         descendants = {pid for pid, _ in self.collector.processes_of(stored, task)} - {task.pid}
         if descendants:
@@ -248,7 +251,7 @@ def _check_container_limit(
         seen = f"{held} held and {request.lists} more wanted" if held else f"{request.lists} wanted"
         wanted = f"at most {allowed}, which its container requests"
         raise Refused(
-            WHAT,
+            CANNOT_CHOOSE_CPUS,
             [Problem(f"CPU lists of pool {request.pool}", seen, wanted)],
             remedy="request more of the pool's extended resource in the pod",
         )
@@ -268,7 +271,8 @@ def existing_allocation(
     if {pool.name for pool, _ in held} != {request.pool} or len(held) != wanted:
         seen = ", ".join(f"{pool.name} {cpu_list.text}" for pool, cpu_list in held)
         raise Conflict(
-            WHAT, [Problem(f"process {task.pid}", f"holds {seen} already", "a process that holds nothing")]
+            CANNOT_CHOOSE_CPUS,
+            [Problem(f"process {task.pid}", f"holds {seen} already", "a process that holds nothing")],
         )
     return AllocationResult(allocations, tuple(cpu_list for _, cpu_list in held))
 

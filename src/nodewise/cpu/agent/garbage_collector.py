@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from nodewise.cpu import ended_tasks, procfs
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
-from nodewise.cpu.ended_tasks import Family, KnownProcesses
+from nodewise.cpu.ended_tasks import KnownProcesses, ProcessTree
 from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.node import garbage_collection
 from nodewise.cpu.node.garbage_collection import CollectionLog, CollectionRound
@@ -53,7 +53,7 @@ class TaskGarbageCollector:
         """The processes of each task in the last collection; None before the first one."""
         return self._known
 
-    def processes_of(self, stored: StoredAllocations, task: Task) -> Family:
+    def processes_of(self, stored: StoredAllocations, task: Task) -> ProcessTree:
         """All processes of a task that are alive."""
         processes = procfs.read_processes(self._proc).processes
         result = ended_tasks.remove_ended_tasks(stored.allocations, processes, self._boot, self._known)
@@ -83,14 +83,11 @@ class TaskGarbageCollector:
             self._registry.set("cpu_tasks", tasks, pool=pool.name)
 
 
-def wait_for_end(proc: Path, task: Task, patience_s: float) -> bool:
-    """Wait for the end of a task's wrapper, whose connection the kernel closes first. Returns whether it ended."""
+def wait_for_end(proc: Path, task: Task, patience_s: float) -> None:
+    """Wait for the end of a task's wrapper, whose connection the kernel closes first, for at most `patience_s`."""
     deadline = time.monotonic() + patience_s
-    while _is_running(proc, task):
-        if time.monotonic() >= deadline:
-            return False
+    while _is_running(proc, task) and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
-    return True
 
 
 def _is_running(proc: Path, task: Task) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nodewise import quantity
-from nodewise.cpu.allocator import WHAT
+from nodewise.cpu.allocator import CANNOT_CHOOSE_CPUS
 from nodewise.cpu.api_client import ApiClient, Object
 from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
 from nodewise.cpu.pool_allocations import Task
@@ -49,7 +49,7 @@ class PodRequests:
                 else f"pool {pool} has no resource"
             )
             problem = Problem("", seen, f"a container that requests {resource or 'one'}")
-            raise Refused(WHAT, [problem])
+            raise Refused(CANNOT_CHOOSE_CPUS, [problem])
         deadline = time.monotonic() + self._patience_s
         pods = self._list_pods(self._age_s)
         while True:
@@ -63,7 +63,9 @@ class PodRequests:
                     if task.pod in pods
                     else "not among the node's pods"
                 )
-                raise Unavailable(WHAT, [Problem(where, seen, f"a container that requests {resource}")])
+                raise Unavailable(
+                    CANNOT_CHOOSE_CPUS, [Problem(where, seen, f"a container that requests {resource}")]
+                )
             time.sleep(min(self._age_s, 0.5))
             pods = self._list_pods(0.5)
 

@@ -11,7 +11,7 @@ from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import ApiClient
 from nodewise.cpu.cluster import node_advertisement, reports
 from nodewise.cpu.cluster.reports import ReportKind
-from nodewise.cpu.cpusets.enforcer import EnforcementResult, Read
+from nodewise.cpu.cpusets.enforcer import EnforcementResult, StoreReader
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.node import kubelet_state, machine, nfd_feature, node_report
 from nodewise.cpu.node.garbage_collection import CollectionRound
@@ -36,7 +36,7 @@ class ClusterNode(NamedTuple):
 class CpusetChecker(Protocol):
     """The part of `enforcer.CpusetEnforcer` that is used here."""
 
-    def check(self, read: Read, known: KnownProcesses | None = None) -> EnforcementResult: ...
+    def check(self, read: StoreReader, known: KnownProcesses | None = None) -> EnforcementResult: ...
 
 
 class PublishSchedule:
@@ -168,7 +168,7 @@ class CpusetPublisher:
                 mems=cpulist.format_ranges(cpuset.mems),
             )
         if result.problems:
-            raise Unavailable("cannot hold all containers to their CPUs", result.problems)
+            raise Unavailable("cannot set the cpusets of all containers", result.problems)
 
 
 class KubeletConflictPublisher:

@@ -8,7 +8,7 @@ from nodewise.cpu import agent_messages
 from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client import Object
-from nodewise.cpu.cpusets.enforcer import Read
+from nodewise.cpu.cpusets.enforcer import StoreReader
 from nodewise.cpu.node.machine import PoolInputs
 from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.cpu.pool_allocations import Task
@@ -22,7 +22,7 @@ _ROOT: Final = 0
 class CpusetWidener(Protocol):
     """The part of `enforcer.CpusetEnforcer` that is used here."""
 
-    def widen(self, read: Read, tasks: Collection[Task]) -> None: ...
+    def widen(self, read: StoreReader, tasks: Collection[Task]) -> None: ...
 
 
 class NodePodReader(Protocol):
@@ -46,7 +46,7 @@ class ReconfigurationAuthorizer:
         seen = f"user {peer.user}" + (f" in pod {uid}" if uid else "")
         wanted = "root, outside of pods"
         wanted += f" or in one of namespace {self._namespace}" if self._pods and self._namespace else ""
-        raise Refused("cannot reconfigure the node", [Problem("who asks", seen, wanted)])
+        raise Refused("cannot reconfigure the node", [Problem("peer", seen, wanted)])
 
     def _is_in_namespace(self, uid: str) -> bool:
         pod = self._pods.pod(uid) if self._pods and self._namespace else None

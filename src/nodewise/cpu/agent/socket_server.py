@@ -27,12 +27,12 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.close_reasons import CloseReasons
 
 REASONS: Final[dict[str, str]] = {
-    "peer": "The process that connected cannot be told; it may be over already. With hostPID: true all can be.",
+    "peer": "The process that connected cannot be identified. It may have ended; otherwise set hostPID: true.",
     "too_many": "More connections than --max-connections, or of one pod than --max-per-pod.",
     "line_size": "A line was longer than a message may be.",
     "line_deadline": "A line was not complete in time.",
-    "answer_deadline": "The other side did not read its answer in time.",
-    "idle": "A connection asked for nothing for a minute, and its process holds nothing.",
+    "answer_deadline": "The client did not read its response in time.",
+    "idle": "A connection had no request for a minute, and its process has no allocation.",
 }
 
 _CHECK_S: Final = 0.25

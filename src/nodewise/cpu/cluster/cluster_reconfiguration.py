@@ -95,7 +95,7 @@ class _Pods:
         checks: bool = False,
     ) -> None:
         self._api = api
-        self._wish = options
+        self._options = options
         self._deadline = deadline
         self._report_progress = report_progress
         self._checks = checks
@@ -115,7 +115,7 @@ class _Pods:
 
     def _create_pod(self, node: str) -> Object:
         """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
-        wanted = setup_objects.reconfiguration_pod(node, self._wish, checks=self._checks)
+        wanted = setup_objects.reconfiguration_pod(node, self._options, checks=self._checks)
         existing = object_writer.find(self._api, object_writer.path(wanted))
         if (
             existing

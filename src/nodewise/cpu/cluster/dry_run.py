@@ -38,7 +38,7 @@ class ValidationTarget(NamedTuple):
 def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> ValidationCheck:
     """Check that a pod which requests a core gets what it needs. Unknown if the API server has no dry run."""
     if features.webhooks != "v1":
-        return ValidationCheck("webhook", ok=None, seen="this API server cannot try a pod without making it")
+        return ValidationCheck("webhook", ok=None, seen="this API server has no dry run")
     configurations = Resource(
         "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", "", namespaced=False
     )
@@ -52,7 +52,7 @@ def webhook(api: ApiClient, wanted: ValidationTarget, features: ApiFeatures) -> 
         hook["name"] == WEBHOOK for config in webhook_configs for hook in config.get("webhooks") or ()
     ):
         return ValidationCheck(
-            "webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs"
+            "webhook", ok=None, seen="not installed: pod manifests must include all that `isolate` needs"
         )
     return _create_pod_dry_run(api, wanted)
 

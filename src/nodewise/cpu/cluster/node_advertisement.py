@@ -104,7 +104,7 @@ def _patch_node(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object]
             except Conflict:
                 if number == _TRIES - 1:
                     raise
-                time.sleep(random.uniform(0, _PAUSE_S * (number + 1)))  # noqa: S311 - who waits how long is no secret
+                time.sleep(random.uniform(0, _PAUSE_S * (number + 1)))  # noqa: S311 - jitter is no secret
                 continue
             logs.emit("cpu_node_patched", node=node, patch=json.dumps(patch, sort_keys=True))
             changed = True

@@ -56,7 +56,7 @@ class RemovedNode(NamedTuple):
     name: str
     namespace: str
     store: AllocationStore
-    sweep: GarbageCollection | None
+    collect_garbage: GarbageCollection | None
     """None if the node's processes cannot be read: then all stored tasks count as running."""
 
 
@@ -214,7 +214,7 @@ def _await_no_tasks(
         if not running:
             return stored
         if deadline.now() >= end:
-            remedy = "end them first; nothing of them was touched"
+            remedy = "end them first; nothing was changed"
             raise Unavailable(f"running tasks on node {node.name}", running, remedy=remedy)
         deadline.pause()
 
@@ -222,8 +222,8 @@ def _await_no_tasks(
 def _remove_ended_tasks(node: RemovedNode) -> StoredAllocations | None:
     """The store's content without ended tasks; None without a store. Unavailable during a reconfiguration."""
     try:
-        if node.sweep:
-            node.sweep()
+        if node.collect_garbage:
+            node.collect_garbage()
         stored = node.store.read()
     except NotFound:
         return None

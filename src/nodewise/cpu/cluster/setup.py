@@ -43,7 +43,7 @@ class SetupStep(NamedTuple):
 
 
 class PreparedNode(NamedTuple):
-    """The steps for one node, or for all of them (`node` is empty). Each node has a step for its agent pod."""
+    """The steps for one node, or for all of them (`node` is empty)."""
 
     node: str
     steps: tuple[SetupStep, ...] = ()

@@ -58,7 +58,7 @@ _NUMBER: Final = re.compile(r"\d{1,6}", re.ASCII)
 class SetupOptions(NamedTuple):
     """The options of all pods, from `cluster-init` or `reconfigure_setup`."""
 
-    ask: PoolOptions = PoolOptions()
+    pools: PoolOptions = PoolOptions()
     image: str = IMAGE
     pull_policy: str = "IfNotPresent"
     pull_secret: str = ""
@@ -98,9 +98,9 @@ def check(options: SetupOptions) -> None:
         ("--saname", options.service_account, _DOMAIN, "a ServiceAccount's name"),
         ("--namespace", options.namespace, _LABEL, "a namespace's name"),
         ("--install-dir", options.install_dir, _PATH, f"an absolute path of {plain} . _ - /"),
-        ("--exclusive-mode", options.ask.exclusive_mode, _MODE, "packed or spread"),
-        ("--shared-mode", options.ask.shared_mode, _MODE, "packed or spread"),
-        ("--excl-non-isolcpus", options.ask.non_isolcpus, _CORES, "core numbers and ranges, such as 3,5-7"),
+        ("--exclusive-mode", options.pools.exclusive_mode, _MODE, "packed or spread"),
+        ("--shared-mode", options.pools.shared_mode, _MODE, "packed or spread"),
+        ("--excl-non-isolcpus", options.pools.non_isolcpus, _CORES, "core numbers and ranges, such as 3,5-7"),
     )
     wrong = [
         Problem(at, shown(text), wanted) for at, text, form, wanted in patterns if not form.fullmatch(text)
@@ -110,10 +110,10 @@ def check(options: SetupOptions) -> None:
     _raise_bad_settings(wrong)
 
 
-def check_node(name: str, option: str = "--host-list") -> None:
+def check_node(name: str) -> None:
     """BadSettings if the text cannot be a node's name."""
     if not _DOMAIN.fullmatch(name):
-        _raise_bad_settings([Problem(option, shown(name), "names of nodes, separated by commas")])
+        _raise_bad_settings([Problem("--host-list", shown(name), "names of nodes, separated by commas")])
 
 
 def _raise_bad_settings(problems: Sequence[Problem]) -> None:
@@ -164,11 +164,11 @@ def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, featur
 
 def reconfiguration_pod(node: str, options: SetupOptions, *, checks: bool = False) -> Object:
     """The pod that gives a node other pools, or only checks whether that is possible."""
-    ask = options.ask
+    pools = options.pools
     line = (
-        f"{_PROGRAM} reconfigure --node-name={node} --num-exclusive-cores={ask.exclusive}"
-        f" --num-shared-cores={ask.shared} --excl-non-isolcpus={ask.non_isolcpus}"
-        f" --exclusive-mode={ask.exclusive_mode} --shared-mode={ask.shared_mode}"
+        f"{_PROGRAM} reconfigure --node-name={node} --num-exclusive-cores={pools.exclusive}"
+        f" --num-shared-cores={pools.shared} --excl-non-isolcpus={pools.non_isolcpus}"
+        f" --exclusive-mode={pools.exclusive_mode} --shared-mode={pools.shared_mode}"
         f" --install-dir={options.install_dir} --namespace={options.namespace}"
     )
     container = _container("reconfigure", line + " --check" * checks, options)
@@ -196,11 +196,11 @@ def _command_line(command: str, options: SetupOptions) -> str:
     forever = (
         f"{_PROGRAM} isolate --pool=infra {namespace} {_PROGRAM} -- %s --interval=5 --publish {namespace}"
     )
-    ask = options.ask
+    pools = options.pools
     lines = {
-        INIT: f"{_PROGRAM} init --num-exclusive-cores={ask.exclusive} --num-shared-cores={ask.shared}"
-        f" --shared-mode={ask.shared_mode} --exclusive-mode={ask.exclusive_mode}"
-        f" --excl-non-isolcpus={ask.non_isolcpus} {namespace}",
+        INIT: f"{_PROGRAM} init --num-exclusive-cores={pools.exclusive} --num-shared-cores={pools.shared}"
+        f" --shared-mode={pools.shared_mode} --exclusive-mode={pools.exclusive_mode}"
+        f" --excl-non-isolcpus={pools.non_isolcpus} {namespace}",
         INSTALL: f"{_PROGRAM} install",
         DISCOVER: f"{_PROGRAM} discover {namespace}" + ("" if options.taint else " --no-taint"),
         RECONCILE: forever % "reconcile",

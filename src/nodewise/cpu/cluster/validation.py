@@ -19,7 +19,7 @@ from nodewise.errors import NodewiseError, Refused
 from nodewise.kube.api import NotFound
 from nodewise.kube.resource_kinds import NODES, PODS, selector
 
-_SWEEPERS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
+_COLLECTORS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
 """The commands of containers that release the CPUs of ended tasks."""
 
 
@@ -65,7 +65,7 @@ def _check_taint(node: Object, wanted: ValidationTarget, features: ApiFeatures) 
             if taint.get("key") == node_advertisement.OURS["key"]
         ]
     except NodewiseError as error:
-        return ValidationCheck("taint", ok=False, seen=str(error), remedy="mend the node's annotation")
+        return ValidationCheck("taint", ok=False, seen=str(error), remedy="correct the node's annotation")
     is_there = any(node_advertisement.is_cpu_manager_taint(taint) for taint in ours)
     seen = "cmk=true:NoSchedule" if is_there else f"{ours[0]}" if ours else "no taint cmk"
     if not wanted.taint and not is_there:
@@ -82,10 +82,10 @@ def _check_pools(
         remedy = f"nodewise cpu cluster-init --host-list {wanted.node} --namespace {wanted.namespace}"
         return None, ValidationCheck("pools", ok=False, seen=str(error), remedy=remedy)
     except NodewiseError as error:
-        return None, ValidationCheck("pools", ok=False, seen=str(error), remedy=f"mend {store.location}")
+        return None, ValidationCheck("pools", ok=False, seen=str(error), remedy=f"correct {store.location}")
     if stored.intent:
         seen = f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}"
-        remedy = "wait; the node agent takes it back if that process is gone"
+        remedy = "wait; the node agent rolls it back if that process has ended"
         return stored, ValidationCheck("pools", ok=False, seen=seen, remedy=remedy)
     if overlaps := pool_allocations.overlaps(stored.allocations):
         remedy = "give each CPU to one list: nodewise cpu reconfigure"
@@ -139,18 +139,18 @@ def _check_tasks_and_collector(
     except Refused as error:
         yield ValidationCheck("agent", ok=None, seen=str(error), remedy="the right to list pods")
         return
-    yield _check_agent_pod([pod for pod in pods if _SWEEPERS.search(_container_commands(pod))])
+    yield _check_agent_pod([pod for pod in pods if _COLLECTORS.search(_container_commands(pod))])
     if stored is not None:
         yield _check_task_pods(stored.allocations, pods)
 
 
-def _check_agent_pod(sweepers: Sequence[Object]) -> ValidationCheck:
+def _check_agent_pod(agent_pods: Sequence[Object]) -> ValidationCheck:
     """Check that one of the pods that release the CPUs of ended tasks is ready."""
-    if not sweepers:
+    if not agent_pods:
         remedy = "kubectl apply -f deploy/cpu-agent.yaml"
         return ValidationCheck("agent", ok=False, seen="no node agent, no reconcile", remedy=remedy)
-    ready = [pod for pod in sweepers if _is_ready(pod)]
-    names = ", ".join(pod["metadata"]["name"] for pod in ready or sweepers)
+    ready = [pod for pod in agent_pods if _is_ready(pod)]
+    names = ", ".join(pod["metadata"]["name"] for pod in ready or agent_pods)
     if not ready:
         return ValidationCheck(
             "agent", ok=False, seen=f"not ready: {names}", remedy="`kubectl describe` the pod"
@@ -198,12 +198,12 @@ def _check_node_report(
         return ValidationCheck(kind.name, ok=False, seen=str(error), remedy=remedy)
     report = (stored_object if is_old else stored_object.get("spec") or {}).get("report") or {}
     if wrong := _report_errors(report):
-        return ValidationCheck(kind.name, ok=False, seen="; ".join(wrong), remedy="mend what it names")
+        return ValidationCheck(kind.name, ok=False, seen="; ".join(wrong), remedy="correct these errors")
     if stored is not None and _count_cpu_lists(report.get("description")) != _count_cpu_lists(
         pool_allocations.as_description(stored.allocations)
     ):
-        return ValidationCheck(kind.name, ok=False, seen="it tells of other pools: it is old", remedy=remedy)
-    return ValidationCheck(kind.name, ok=True, seen="tells of these pools, and of nothing wrong")
+        return ValidationCheck(kind.name, ok=False, seen="outdated: it has other pools", remedy=remedy)
+    return ValidationCheck(kind.name, ok=True, seen="up to date, without errors")
 
 
 def _report_errors(report: Mapping[str, Any]) -> Sequence[str]:

@@ -65,7 +65,7 @@ def read_cpuset(proc: Path, pid: int) -> Cpuset:
     try:
         text = read_text(file)
     except OSError as error:
-        raise Unavailable("cannot tell what a container has", [Problem(str(file), str(error), "")]) from error
+        raise Unavailable("cannot read a container's cpuset", [Problem(str(file), str(error), "")]) from error
     lists = dict(re.findall(r"^(Cpus|Mems)_allowed_list:[ \t]*([^ \t\n]+)", text, re.MULTILINE))
     return parse_cpuset(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))
 
@@ -95,13 +95,11 @@ def load_originals(file: Path) -> dict[str, Cpuset]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise Unavailable(
-            "cannot tell what containers had before", [Problem(str(file), str(error), "")]
-        ) from error
+        raise Unavailable("cannot read the original cpusets", [Problem(str(file), str(error), "")]) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         remedy = "remove the file: containers that are confined now stay so until they end"
         problem = Problem(str(file), shown(error), "what nodewise wrote")
-        raise BadInput("cannot tell what containers had before", [problem], remedy=remedy) from error
+        raise BadInput("cannot read the original cpusets", [problem], remedy=remedy) from error
 
 
 def save_originals(file: Path, originals: Mapping[str, Cpuset]) -> None:
@@ -118,6 +116,4 @@ def save_originals(file: Path, originals: Mapping[str, Cpuset]) -> None:
         new.chmod(0o644)
         new.replace(file)
     except OSError as error:
-        raise Unavailable(
-            "cannot keep what containers had before", [Problem(str(file), str(error), "")]
-        ) from error
+        raise Unavailable("cannot save the original cpusets", [Problem(str(file), str(error), "")]) from error

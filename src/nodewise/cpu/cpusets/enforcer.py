@@ -28,7 +28,7 @@ from nodewise.errors import NodewiseError, Problem
 DEFAULT_ORIGINALS: Final = Path("/run/nodewise/cpusets.json")
 """The file with the original cpusets. It does not survive a reboot, and neither do the containers in it."""
 
-Read = Callable[[], StoredAllocations]
+StoreReader = Callable[[], StoredAllocations]
 """Reads the store. It is called under the enforcer's lock: an earlier result may be older than another thread's."""
 
 
@@ -117,7 +117,7 @@ class CpusetEnforcer:
         self._originals = originals
         self._lock = threading.Lock()
 
-    def admit(self, read: Read, container: str, known: KnownProcesses | None = None) -> bool:
+    def admit(self, read: StoreReader, container: str, known: KnownProcesses | None = None) -> bool:
         """Set one container's cpuset after an allocation or a release. Returns whether anything changed.
 
         Raises the error that prevents it: an allocation has to be taken back then. `known` is the result of the last
@@ -128,7 +128,7 @@ class CpusetEnforcer:
             node = self._read_node(stored, originals, self._find_processes(stored, known), [container])
             return any(self._enforce_container(target, node, originals) for target in node.targets)
 
-    def widen(self, read: Read, tasks: Collection[Task]) -> None:
+    def widen(self, read: StoreReader, tasks: Collection[Task]) -> None:
         """Allow these tasks all CPUs that the reconfiguration in progress needs. Raises the error that prevents it."""
         with self._lock:
             stored, originals = read(), container_cpusets.load_originals(self._originals)
@@ -137,7 +137,7 @@ class CpusetEnforcer:
             for container in node.targets:
                 self._enforce_container(container, node, originals)
 
-    def check(self, read: Read, known: KnownProcesses | None = None) -> EnforcementResult:
+    def check(self, read: StoreReader, known: KnownProcesses | None = None) -> EnforcementResult:
         """Set the cpusets of all containers. A failure is reported and does not stop the others.
 
         `known` is the result of a garbage collection just now; without it the processes are read.
@@ -202,7 +202,7 @@ class CpusetEnforcer:
         differs = current.cpus != target.cpus or (bool(target.mems) and current.mems != target.mems)
         changes = has_strays or differs
         if changes:
-            # saved first: whoever is killed after the next line can still restore the container
+            # saved first: if the agent is killed after the next line, its successor can restore the container
             if container not in originals:
                 originals[container] = current
                 container_cpusets.save_originals(self._originals, originals)

@@ -1,1 +1,1 @@
-"""The program on hosts, that containers call by a mount."""
+"""Installation of the program on hosts, in a folder that containers mount."""

@@ -30,7 +30,7 @@ _ALTERNATIVES: Final[Mapping[str, str]] = {
         "distribute-cpus-across-cores from many cores; with the feature PodLevelResourceManagers (alpha in 1.36) to a "
         "pod's containers together"
     ),
-    SHARED: "cpuManagerPolicy static leaves all CPUs that it gave to nobody to all other containers together",
+    SHARED: "cpuManagerPolicy static leaves all CPUs that it has not allocated to all other containers together",
     INFRA: (
         "reservedSystemCPUs keeps CPUs for the system's daemons, and with the option strict-cpu-reservation no "
         "container runs on them"

@@ -78,7 +78,7 @@ def log_plan(machine: PoolInputs, plan: PoolPlan) -> None:
 
 
 def log_huge_pages(root: Path) -> None:
-    """Log whether no huge page is free."""
+    """Log that no huge page is free, or that the number is unknown."""
     try:
         text = read_text(root / MEMORY)
     except OSError as error:

@@ -39,7 +39,7 @@ def write(folder: Path, preferences: Iterable[str]) -> bool:
         _replace(file, text)
     except OSError as error:
         problem = Problem(str(file), str(error), "a folder that may be written to")
-        raise Refused("cannot tell Node Feature Discovery of core power", [problem]) from error
+        raise Refused("cannot write the feature file for Node Feature Discovery", [problem]) from error
     return True
 
 

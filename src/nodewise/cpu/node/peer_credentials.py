@@ -44,7 +44,7 @@ def identify(connected: socket.socket, proc: Path, boot: str) -> PeerProcess:
     if pid <= 0:
         seen = "the kernel names no process that the node agent can see"
         raise Refused(
-            "cannot tell who asks",
+            "cannot identify the peer",
             [Problem("peer", seen, "")],
             remedy="run the node agent with hostPID: true",
         )
@@ -79,7 +79,7 @@ def _make_liveness_check(connected: socket.socket, pid: int) -> Iterator[Callabl
 
 
 def _process_gone_error(pid: int, seen: str) -> Unavailable:
-    return Unavailable("cannot tell who asks", [Problem(f"process {pid}", seen, "one that runs")])
+    return Unavailable("cannot identify the peer", [Problem(f"process {pid}", seen, "one that runs")])
 
 
 def read_task(proc: Path, pid: int, boot: str) -> Task:
@@ -89,7 +89,7 @@ def read_task(proc: Path, pid: int, boot: str) -> Task:
         stat = procfs.parse_stat(read_text(folder / "stat"))
         owner = parse_cgroup(read_text(folder / "cgroup", _MAX_BYTES))
     except OSError as error:
-        raise Unavailable("cannot tell who asks", [Problem(f"process {pid}", str(error), "")]) from error
+        raise Unavailable("cannot identify the peer", [Problem(f"process {pid}", str(error), "")]) from error
     if stat.process_has_ended:
         raise _process_gone_error(pid, "is over")
     return Task(pid, stat.start, boot, owner.pod, owner.container)

@@ -87,10 +87,7 @@ def _try_reconfigure(
         except _StoreChanged:
             continue
         return plan
-    raise Unavailable(
-        f"cannot write {store.location}",
-        [Problem("", f"others wrote first, {allocation_store.MAX_ATTEMPTS} times", "")],
-    )
+    raise allocation_store.conflict_error(store.location)
 
 
 class _StoreChanged(Exception):
@@ -145,7 +142,7 @@ def _store_new_allocations(store: AllocationStore, intent: Intent, before: Alloc
         if unmoved := living - moved:
             pids = ", ".join(str(task.pid) for task in sorted(unmoved))
             raise Conflict(
-                "somebody gave cores away meanwhile",
+                "CPUs were allocated meanwhile",
                 [Problem(store.location, f"tasks {pids}", "no new ones")],
             )
         return intent.target.mapped(lambda _, cpu_list: (task for task in cpu_list.tasks if task in living))
@@ -156,7 +153,8 @@ def _store_new_allocations(store: AllocationStore, intent: Intent, before: Alloc
         raise _UnknownOutcome(error) from error
     if stored and _cpu_lists_by_pool(stored.allocations) != _cpu_lists_by_pool(intent.target):
         raise Conflict(
-            "somebody took the reconfiguration back", [Problem(store.location, "other pools", "ours")]
+            "another process rolled the reconfiguration back",
+            [Problem(store.location, "other pools", "ours")],
         )
 
 
@@ -166,11 +164,9 @@ def _undo_moves(store: AllocationStore, intent: Intent, mover: TaskMover, why: B
         mover.move_back()
         _store_without_intent(store, intent, lambda stored: stored.allocations)
     except NodewiseError as error:
-        remedy = "nobody gets a core until a later try undoes it: nodewise cpu reconfigure, or the node agent"
+        remedy = "no CPUs are allocated until nodewise cpu reconfigure or the node agent rolls it back"
         problems = [Problem("", str(why), ""), Problem("", str(error), "")]
-        raise Refused(
-            "cannot reconfigure the node, nor undo what was done", problems, remedy=remedy
-        ) from error
+        raise Refused("cannot reconfigure the node, nor roll back", problems, remedy=remedy) from error
 
 
 def recover(store: AllocationStore, proc: Path, *, known: KnownProcesses = _NONE_KNOWN) -> bool:

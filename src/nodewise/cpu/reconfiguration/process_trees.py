@@ -67,7 +67,7 @@ class ProcessTrees:
     def await_wrappers(self, moves: Iterable[Move], patience_s: float) -> None:
         """Wait for wrappers that have an allocation but not its affinity yet: they would set it after the move.
 
-        A wrapper takes its name after it has set its affinity. One that never does so is waited for in vain.
+        A wrapper takes its name after it has set its affinity. If one never does, this returns after `patience_s`.
         """
         paths = _paths(moves)
         deadline = time.monotonic() + patience_s
@@ -109,7 +109,7 @@ def _check_processes_readable(allocations: Allocations, table: ProcessTable, boo
     if pids:
         problems = [Problem(f"process {pid}", "its environment cannot be read", "") for pid in sorted(pids)]
         remedy = "run it as root with the capability SYS_PTRACE"
-        raise Refused("cannot tell whose processes these are", problems, remedy=remedy)
+        raise Refused("cannot assign processes to tasks", problems, remedy=remedy)
 
 
 class TaskMover:

@@ -54,7 +54,7 @@ class TransactionalDirectory:
                 if self._read_text(JOURNAL) is None and self._read_text(SERIAL) == serial:
                     return files
         raise Unavailable(
-            "cannot read a directory", [Problem(str(self.root), "others write all the time", "")]
+            "cannot read a directory", [Problem(str(self.root), f"changed in all {_READ_ATTEMPTS} reads", "")]
         )
 
     def write(self, files: Files, current: Files) -> None:
@@ -97,7 +97,7 @@ class TransactionalDirectory:
             finally:
                 os.close(descriptor)
             if time.monotonic() >= deadline:
-                problem = Problem(str(self.root / LOCK), f"still held by somebody after {timeout_s:g} s", "")
+                problem = Problem(str(self.root / LOCK), f"still locked after {timeout_s:g} s", "")
                 raise Unavailable("cannot lock a directory", [problem])
             time.sleep(_PAUSE_S)
 

@@ -71,9 +71,9 @@ def _decode_review(body: bytes) -> tuple[_Review, _Request]:
     if review.api_version not in VERSIONS:
         raise BadInput(_WHAT, [Problem("apiVersion", shown(review.api_version), " or ".join(VERSIONS))])
     if review.request is None:
-        raise BadInput(_WHAT, [Problem("request", "missing", "what the API server asks")])
+        raise BadInput(_WHAT, [Problem("request", "missing", "an AdmissionRequest")])
     if not review.request.uid:
-        raise BadInput(_WHAT, [Problem("request.uid", "missing", "by what the answer is known")])
+        raise BadInput(_WHAT, [Problem("request.uid", "missing", "the UID of the request")])
     return review, review.request
 
 

@@ -46,8 +46,8 @@ def make_server(
             request, await loop.run_in_executor(aside, admission_review.respond, request.body, lambda: held)
         )
 
-    lane = ConcurrencyLimit(_MOST_LARGE, _LARGE_BYTES)
+    limit = ConcurrencyLimit(_MOST_LARGE, _LARGE_BYTES)
     app = Application(
-        [Route("POST", admission_review.PATH, mutate, lane)], metrics_registry, max_body_bytes=LONGEST_BYTES
+        [Route("POST", admission_review.PATH, mutate, limit)], metrics_registry, max_body_bytes=LONGEST_BYTES
     )
     return HttpServer(app, options, metrics_registry, verify_clients=not any_client)

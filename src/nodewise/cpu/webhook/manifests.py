@@ -252,7 +252,7 @@ def _webhook_configuration(
         "clientConfig": {"service": service, **trusted},
         "rules": [rule],
         "failurePolicy": installation.failure_policy,
-        "namespaceSelector": _object_selector(installation),
+        "namespaceSelector": _namespace_selector(installation),
         **(_newer_api_fields() if installation.version == "v1" else {}),
     }
     version = f"admissionregistration.k8s.io/{installation.version}"
@@ -265,7 +265,7 @@ def _webhook_configuration(
     }
 
 
-def _object_selector(installation: WebhookInstallation) -> Object:
+def _namespace_selector(installation: WebhookInstallation) -> Object:
     if installation.selector:
         return {"matchLabels": dict(installation.selector)}
     if installation.version == "v1beta1":

@@ -138,13 +138,13 @@ def _count_requested_lists(resources: _Resources | None, path: str) -> int:
     amounts_of = resources or _Resources()
     for name in (cmk_names.EXCLUSIVE_CORES, cmk_names.NON_ISOLCPUS_CORES):
         for where, amounts in (("requests", amounts_of.requests), ("limits", amounts_of.limits)):
-            lists = _mutate_containers((amounts or {}).get(name, 0), f"{path}.resources.{where}[{name}]")
+            lists = _parse_list_count((amounts or {}).get(name, 0), f"{path}.resources.{where}[{name}]")
             if lists > 0:
                 return lists
     return 0
 
 
-def _mutate_containers(amount: str | int, path: str) -> int:
+def _parse_list_count(amount: str | int, path: str) -> int:
     try:
         lists, rest = divmod(quantity.parse(str(amount)), quantity.NANO)
     except ValueError:

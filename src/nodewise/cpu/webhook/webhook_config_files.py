@@ -66,7 +66,7 @@ def _config_paths(source: str) -> list[Path]:
     return sorted(map(Path, glob.glob(source)))  # noqa: PTH207 - an absolute pattern, as the file has it
 
 
-def _merge_mutations(held: Contents) -> dict[str, Any]:
+def _merge_documents(held: Contents) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for path, text in held.items():
         try:
@@ -83,7 +83,7 @@ def _merge_mutations(held: Contents) -> dict[str, Any]:
 
 def parse_server(source: str) -> ServerFile:
     """The settings of the server. BadSettings names every missing and every invalid key."""
-    server = _merge_mutations(read_files(source)).get("server")
+    server = _merge_documents(read_files(source)).get("server")
     if not isinstance(server, dict):
         seen = "missing" if server is None else shown(server)
         raise BadSettings(_WHAT, [Problem(f"{source}: server", seen, "a mapping")])
@@ -101,7 +101,7 @@ def parse_server(source: str) -> ServerFile:
 def parse_mutations(held: Contents) -> Mutations:
     """The mutations of pods. BadSettings names everything that cannot be merged into a pod."""
     source = ", ".join(held)
-    mutations = _merge_mutations(held).get("mutations")
+    mutations = _merge_documents(held).get("mutations")
     if not isinstance(mutations, dict):
         seen = "missing" if mutations is None else shown(mutations)
         raise BadSettings(_WHAT, [Problem(f"{source}: mutations", seen, "perPod and perContainer")])

@@ -194,7 +194,7 @@ def parse_duration(field: str, text: str) -> float:
 
 
 def _bad_arguments_error(problems: Sequence[Problem]) -> BadSettings:
-    return BadSettings("cannot read the command line", problems, remedy="isolate --help tells what there is")
+    return BadSettings("cannot read the command line", problems, remedy="see isolate --help")
 
 
 def format_help(program: str) -> str:

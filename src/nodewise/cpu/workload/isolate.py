@@ -120,7 +120,7 @@ def _release_or_log(cpu_allocator: CpuAllocator, response: AllocateResponse) -> 
         cpu_allocator.release(response.task)
     except NodewiseError as error:
         cpus = cpulist.format_ranges(response.cpus)
-        log("warning", f"CPUs {cpus} are not given back now, the next sweep frees them: {error}")
+        log("warning", f"CPUs {cpus} stay held until the next garbage collection: {error}")
 
 
 def _requested_list_count(pool: str) -> int:
@@ -140,7 +140,7 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
         if options.conf_dir:
             log(
                 "warning",
-                f"--conf-dir={options.conf_dir} means nothing: the node agent at {socket} is asked",
+                f"--conf-dir={options.conf_dir} is ignored: the node agent at {socket} allocates the CPUs",
             )
         return AgentClient(socket)
     from nodewise.cpu.workload import direct_allocator

@@ -165,4 +165,4 @@ def _node_of_pod(api: ServiceAccountClient) -> str:
 
 def _unknown_node_error(seen: str) -> BadSettings:
     remedy = f"give --node-name, or {cmk_names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
-    return BadSettings("which node is this?", [Problem("", seen, "")], remedy=remedy)
+    return BadSettings("unknown node", [Problem("", seen, "")], remedy=remedy)

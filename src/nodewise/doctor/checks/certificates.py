@@ -186,10 +186,7 @@ def _check_client_key_is_no_ca_key(
 
 def _check_client_ca(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
     """Whether nodewise accepts a client certificate without other problems."""
-    name, chain = (
-        _client_certificate_file(registration) or "certData",
-        readable(registration.certificates.client),
-    )
+    name, chain = _client_certificate_file(registration), readable(registration.certificates.client)
     remedy = "put the CA that signed it into nodewise's --client-ca, or make another: nodewise certs"
     expected = "a certificate of the --client-ca"
     accepted = [authorities for extender in extenders if (authorities := readable(extender.client_ca))]

@@ -19,7 +19,7 @@ from nodewise.doctor.facts import ExtenderWorkload, GpuNodeInfo, KubeletConfigur
 from nodewise.doctor.parsing.object_fields import get_labels, get_mapping, get_text
 from nodewise.errors import UNREADABLE
 from nodewise.kube.resource_kinds import NODES
-from nodewise.metrics import node_attributes as node_facts
+from nodewise.metrics import node_attributes
 from nodewise.metrics.node_attributes import NodeAttributes, NodeStatusFields
 from nodewise.terminal_escaping import short
 
@@ -61,7 +61,7 @@ async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     if isinstance(nodes, UnavailableFact):
         return nodes
-    return ParsedNodes(nodes, cooperative_scheduling.run_without_pauses(node_facts.read_nodes(nodes)))
+    return ParsedNodes(nodes, cooperative_scheduling.run_without_pauses(node_attributes.read_nodes(nodes)))
 
 
 def _gpu_resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[vendor_resource_names.ResourceProfile]:

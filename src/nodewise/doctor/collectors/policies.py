@@ -206,7 +206,7 @@ async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
     listed = await session.get(collect_extenders)
     series = await session.get(collect_metric_series)
     nodes = await session.get(collect_nodes)
-    slots = evaluate_policies(
+    states = evaluate_policies(
         objects,
         {} if isinstance(series, UnavailableFact) else series,
         [] if isinstance(nodes, UnavailableFact) else nodes.measured.allocatable,
@@ -214,7 +214,7 @@ async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
     )
     return tuple(
         _create_evaluation(
-            item, slots[item.metadata.namespace, item.metadata.name], isinstance(nodes, UnavailableFact)
+            item, states[item.metadata.namespace, item.metadata.name], isinstance(nodes, UnavailableFact)
         )
         for item in objects
     )
@@ -261,13 +261,13 @@ def _parse_duration_or_default(text: str, default: float) -> float:
         return default
 
 
-def _create_evaluation(item: PolicyObject, slot: PolicyState, is_unknown: bool) -> PolicyEvaluation:
+def _create_evaluation(item: PolicyObject, state: PolicyState, is_unknown: bool) -> PolicyEvaluation:
     """A policy with its status. How many nodes it rejects comes from the status if doctor does not have all values."""
-    policy, status = slot.policy, policy_status.parse_status(item.status)
+    policy, status = state.policy, policy_status.parse_status(item.status)
     filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]
-    rejected: int | None = 0 if slot.verdict is None else int(np.count_nonzero(slot.verdict.codes[:-1]))
+    rejected: int | None = 0 if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1]))
     source = "by its metrics"
-    if filtering and (is_unknown or any(rule.metric_request().key in slot.unfetched for rule in filtering)):
+    if filtering and (is_unknown or any(rule.metric_request().key in state.unfetched for rule in filtering)):
         rejected, source = (status.violating_nodes if status.conditions else None), "by its status"
     return PolicyEvaluation(
         policy.namespace,

@@ -42,12 +42,16 @@ def test_equal_objects_are_no_difference() -> None:
 @pytest.mark.parametrize(
     ("ours", "fresh", "what"),
     [
-        (of(*PODS, C), of(PODS[1], C), "what pods hold of it differs: d/a"),
-        (of(PODS[1], C), of(*PODS, C), "what pods hold of it differs: d/a"),
-        (of(*PODS, C), of(*PODS, C, leases=[]), "its ledger is another"),
-        (of(*PODS, C), of(*PODS, C, nodes={**NODES, "n1": node("i915=2")}), "its cards are"),
-        (of(*PODS, C), of(PODS[1], leases=[], nodes={"n2": node()}), "we know something of its cards"),
-        (of(PODS[1], leases=[], nodes={"n2": node()}), of(*PODS, C), "we know nothing of its cards"),
+        (of(*PODS, C), of(PODS[1], C), "the allocations of pods differ: d/a"),
+        (of(PODS[1], C), of(*PODS, C), "the allocations of pods differ: d/a"),
+        (of(*PODS, C), of(*PODS, C, leases=[]), "its allocation record differs"),
+        (
+            of(*PODS, C),
+            of(*PODS, C, nodes={**NODES, "n1": node("i915=2")}),
+            "its GPUs or their properties differ: ",
+        ),
+        (of(*PODS, C), of(PODS[1], leases=[], nodes={"n2": node()}), "its GPUs are not in the list"),
+        (of(PODS[1], leases=[], nodes={"n2": node()}), of(*PODS, C), "its GPUs are not in memory"),
     ],
     ids=["a pod that is gone", "a pod not heard of", "ledger", "cards", "node gone", "node not heard of"],
 )
@@ -82,7 +86,7 @@ def test_an_array_that_was_not_brought_up_to_date_is_found() -> None:
         ours.layout, ours.rows["n1"], ours.nodes["n1"].gpus, states.node_allocations.EMPTY
     )
     differences = different(ours._replace(layout=empty), of(*PODS, C))
-    assert differences == {"n1": "what is free of its cards, or of its CPU, was not brought up to date"}
+    assert differences == {"n1": "the free amounts of its GPUs or its CPU are out of date"}
 
 
 def test_what_the_watches_tell() -> None:

@@ -189,9 +189,9 @@ class TestBounds:
             memory.learn(f"d/t{number}", "n1", 0.0, 1, START)
             memory.learn("d/used", "n1", 1.0, 1, START)
         assert len(memory) == 1000
-        assert memory.pair("d/used", "n1") is not None
-        assert memory.pair("d/t2999", "n1") is not None
-        assert memory.pair("d/t0", "n1") is None
+        assert memory.estimate("d/used", "n1") is not None
+        assert memory.estimate("d/t2999", "n1") is not None
+        assert memory.estimate("d/t0", "n1") is None
 
     def test_a_tenant_with_many_types_pushes_out_only_its_own(self) -> None:
         memory = RewardMemory(self.RULE)
@@ -199,7 +199,7 @@ class TestBounds:
         for number in range(3000):
             memory.learn(f"d/t{number}", "n1", 0.0, 1, START)
         assert len(memory) == 1000
-        assert memory.pair("other/quiet", "n1") is not None
+        assert memory.estimate("other/quiet", "n1") is not None
 
     def test_pairs(self) -> None:
         memory = RewardMemory(self.RULE)
@@ -207,7 +207,7 @@ class TestBounds:
             for node in range(5000):
                 memory.learn(f"d/t{type_}", f"n{node}", 0.0, 1, START)
         assert len(memory) == 10
-        assert memory.pair("d/t4", "n0") is not None
+        assert memory.estimate("d/t4", "n0") is not None
 
     def test_bytes(self) -> None:
         memory = RewardMemory(self.RULE)

@@ -131,6 +131,6 @@ def test_what_nobody_kept_is_refused_and_changes_nothing(kept: bytes | dict[str,
     memory = DemandMemory()
     memory.count("a", SMALL)
     before = memory.keep(None)
-    with pytest.raises(BadInput, match=r"what pigeon remembers: pigeon\.json: "):
+    with pytest.raises(BadInput, match=r"stored statistics of the agent pigeon: pigeon\.json: "):
         memory.recall(kept if isinstance(kept, bytes) else json.dumps(kept).encode())
     assert memory.keep(None) == before

@@ -172,7 +172,7 @@ def test_with_sigterm_it_leaves_the_state_as_it_is(tmp_path: Path) -> None:
         assert "stopping" in agent.log
     _, errors = wrapper.communicate("")
     assert wrapper.returncode == 0
-    assert "the next sweep frees them" in errors
+    assert "stay held until the next garbage collection" in errors
 
 
 def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path) -> None:

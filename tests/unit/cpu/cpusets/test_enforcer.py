@@ -172,7 +172,7 @@ def test_a_container_that_holds_nothing_and_never_did_is_left_alone(memory: Path
 def test_a_memory_that_cannot_be_read_is_named(memory: Path) -> None:
     memory.parent.mkdir()
     memory.write_text('{"x": {"cpus": "one"}}')
-    with pytest.raises(BadInput, match="cannot tell what containers had"):
+    with pytest.raises(BadInput, match="cannot read the original cpusets"):
         enforcer(FakeCpusetRuntime(), memory).check(stored, {})
 
 

@@ -140,7 +140,7 @@ def test_a_peer_is_the_process_that_connected(listening: socket.socket) -> None:
 def test_a_peer_that_is_gone_is_not_known(listening: socket.socket) -> None:
     program = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])"
     subprocess.run([sys.executable, "-c", program, listening.getsockname()], check=True)
-    with listening.accept()[0] as connected, pytest.raises(Unavailable, match="cannot tell who asks"):
+    with listening.accept()[0] as connected, pytest.raises(Unavailable, match="cannot identify the peer"):
         peer_credentials.identify(connected, Path("/proc"), "boot")
 
 

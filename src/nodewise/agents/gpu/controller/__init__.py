@@ -89,7 +89,7 @@ class DescheduleLabels:
         self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
         changes = await cooperative_scheduling.run(eviction_labels.changes(agent_state))
         await run_api_calls(
-            self._write(written) for written in changes if not self._is_label_written(written.pod)
+            self._write(change) for change in changes if not self._is_label_written(change.pod)
         )
 
     def _is_label_written(self, pod: AllocatedPod) -> bool:

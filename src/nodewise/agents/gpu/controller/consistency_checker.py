@@ -7,6 +7,7 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import allocation_consistency
 from nodewise.agents.gpu.allocation_consistency import NodeDifference, ObservedChanges
+from nodewise.agents.gpu.allocation_record import record_text
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import (
     ALLOCATION_RECORDS,
@@ -15,7 +16,6 @@ from nodewise.agents.gpu.state import (
     RECORD_PREFIX,
     GpuState,
     GpuStateBuilder,
-    record_text,
 )
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.controllers import Handle
@@ -28,7 +28,7 @@ from nodewise.state import NODES
 _REACH_S: Final = 150.0
 """The timeout for watches to catch up: a watch without events reports its version every minute."""
 _LOOK_S: Final = 0.5
-_MOST_TOLD: Final = 10
+_MOST_LOGGED: Final = 10
 """The most differences that are logged individually."""
 
 
@@ -58,7 +58,7 @@ class ConsistencyChecker:
             return
         self._count_check_outcome("different" if differences else "same")
         if differences:
-            for difference in differences[:_MOST_TOLD]:
+            for difference in differences[:_MOST_LOGGED]:
                 logs.emit("books_differ", node=difference.node, what=difference.what, nodes=len(differences))
             self._handle.relister.begin()
 
@@ -78,9 +78,9 @@ class ConsistencyChecker:
             ours = await self._agent_state_after(self._handle.clock.now())
             if ours is None:
                 return None
-            computed = await self._computed(fresh)
+            computed = await self._agent_state_of_list(fresh)
             return await cooperative_scheduling.run(
-                allocation_consistency.differences(ours, computed, listener.changes, self._stored_allocations)
+                allocation_consistency.differences(ours, computed, listener.changes, self._stored_record_text)
             )
         finally:
             listener.end()
@@ -116,7 +116,8 @@ class ConsistencyChecker:
             await clock.sleep(_LOOK_S)
         return is_so()
 
-    async def _computed(self, fresh: Mapping[str, Store[Any]]) -> GpuState:
+    async def _agent_state_of_list(self, fresh: Mapping[str, Store[Any]]) -> GpuState:
+        """The agent state that follows from listed objects alone."""
         nodes = fresh[NODES].snapshot()
         objects = {name: fresh[name].snapshot() for name in (PODS, ALLOCATION_RECORDS)}
         versions = {name: fresh[name].resource_version for name in objects}
@@ -126,7 +127,7 @@ class ConsistencyChecker:
         )
         return await cooperative_scheduling.run(GpuStateBuilder(self._profile).build(cluster_state))
 
-    def _stored_allocations(self, node: str) -> str:
+    def _stored_record_text(self, node: str) -> str:
         return record_text(
             self._handle.objects[ALLOCATION_RECORDS].get(self._handle.namespace, f"{RECORD_PREFIX}{node}")
         )

@@ -66,12 +66,12 @@ class GarbageCollector:
         self, unconfirmed: Iterable[UnconfirmedReservation], gone: Iterable[AllocationRecordLease]
     ) -> Iterator[Awaitable[None]]:
         """The calls in order. A record that is deleted needs no changes to its reservations."""
-        whole = {reservation.metadata.name.removeprefix(RECORD_PREFIX) for reservation in gone}
+        deleted = {lease.metadata.name.removeprefix(RECORD_PREFIX) for lease in gone}
         stale: dict[str, dict[str, str]] = {}
         for reservation in unconfirmed:
             if reservation.why != "stale":
                 yield self._drop_reservation(reservation)
-            elif reservation.node not in whole:
+            elif reservation.node not in deleted:
                 stale.setdefault(reservation.node, {})[reservation.uid] = reservation.seen
         for node, entries in stale.items():
             yield self._prune_record_entries(node, entries)

@@ -30,15 +30,15 @@ def scores(limit: str | None = None) -> dict[str, int]:
     return {score["Host"]: score["Score"] for score in response}
 
 
-def test_which_nodes_are_rejected() -> None:
+def test_rejected_nodes() -> None:
     assert rejected() == {}
     assert rejected("5") == {}
 
 
-def test_how_much_nodes_are_liked() -> None:
+def test_scores_of_nodes() -> None:
     assert scores("5") == {"low": 1, "high": 1, "silent": 1}
 
 
-def test_limits_that_are_no_numbers() -> None:
+def test_invalid_limits() -> None:
     assert rejected("many") == {}
     assert rejected("") == rejected("1e400") == {}
