@@ -32,7 +32,7 @@ $(VENV)/.dev: $(VENV)/.run
 
 venv: $(VENV)/.dev ## the virtual environment .venv, with .venv/bin/nodewise
 
-demo: $(VENV)/.run ## see it work on this machine, in under a minute; CLUSTER=1: on a real control plane
+demo: $(VENV)/.run ## run the demo on this machine, in under a minute; CLUSTER=1: on a real control plane
 ifdef CLUSTER
 	@$(MAKE) --quiet --no-print-directory $(VENV)/.dev
 	@$(BIN)/python -m tests.cluster.demo
@@ -46,18 +46,18 @@ PYTEST = $(if $(REQUIRE),NODEWISE_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadf
 test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13: with that one
 	@$(PYTEST) -n $$(nproc) -m 'not (cluster or root or long)' $(ARGS)
 
-test-cluster: $(VENV)/.dev ## what needs real programs or root; REQUIRE=all: what cannot run here is a failure
+test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.programs > /dev/null || true
 	@$(PYTEST) -n $$(($$(nproc) + 1)) -m '(cluster or root) and not long' $(ARGS)
 
-test-long: $(VENV)/.dev ## every test, with as many cases as are worth hours, and `make test` with every Python found
+test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `make test` with every Python found
 	@$(BIN)/python -m tests.cluster.programs > /dev/null || true
 	@NODEWISE_TESTS=long $(PYTEST) -n $$(($$(nproc) + 1)) -o faulthandler_timeout=0 $(ARGS)
 	@for version in 3.11 3.12 3.13 3.14; do \
 	  if python$$version -c '' 2> /dev/null; then $(MAKE) test PYTHON=python$$version || exit 1; fi; \
 	done
 
-laws: $(VENV)/.dev ## look for new cases that break a law, for some minutes
+laws: $(VENV)/.dev ## search for new cases that violate a law, for some minutes
 	@NODEWISE_TESTS=long $(BIN)/pytest tests/laws -n $$(nproc) $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, names, types, complexity, import contracts, docs
@@ -69,14 +69,14 @@ check: $(VENV)/.dev ## format, lint, names, types, complexity, import contracts,
 	@$(BIN)/mypy
 	@$(BIN)/pytest tests/unit/test_docs.py
 
-format: $(VENV)/.dev ## format and mend what can be mended
+format: $(VENV)/.dev ## format, and fix what ruff can fix
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
 
-docs: $(VENV)/.dev ## print the reference pages anew
+docs: $(VENV)/.dev ## generate the reference pages
 	@$(BIN)/python -m tools.reference
 
-site: $(VENV)/.dev ## the documentation as a site, in build/site; SERVE=1: on loopback, made anew at each change
+site: $(VENV)/.dev ## the documentation as a site, in build/site; SERVE=1: on loopback, rebuilt at each change
 ifdef SERVE
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --quiet --livereload
 else
@@ -84,7 +84,7 @@ else
 	@echo build/site/index.html
 endif
 
-chart: $(VENV)/.dev ## make what follows in the Helm chart: schema, CRDs, files of kustomize
+chart: $(VENV)/.dev ## generate the Helm chart's schema and CRDs, and the files of kustomize
 	@$(BIN)/python -m tools.chart
 
 image: $(VENV)/.dev ## the container image as an OCI archive, dist/nodewise-VERSION.oci.tar; no daemon, no base image
@@ -99,9 +99,9 @@ bench-cluster: $(VENV)/.dev ## measure a real kube-scheduler with and without no
 controlplane: $(VENV)/.dev ## build or fetch the real programs once, into a cache outside the tree
 	@$(BIN)/python -m tests.cluster.programs
 
-lock: $(VENV)/.run ## lock the dependencies anew
+lock: $(VENV)/.run ## update the lock of the dependencies
 	@$(BIN)/python tools/dependency_lock.py $(BIN)/uv $(ARGS)
 
-clean: ## take away what the recipes made here (not the cache of programs)
+clean: ## remove what the recipes created here (not the cache of programs)
 	rm -rf .venv .venv-* dist build .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -64,6 +64,11 @@ def format_rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def format_micro_time(seconds: float) -> str:
+    """The Kubernetes form of a MicroTime, in UTC and microseconds."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 _MAX_DURATION_LENGTH: Final = 64
 """In characters. Parsing copies the rest of the text for each unit."""
 

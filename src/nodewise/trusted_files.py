@@ -29,14 +29,14 @@ class Untrusted(BadInput):
 
 def resolve(path: str | os.PathLike[str]) -> str:
     """The path without symbolic links; it need not exist. Untrusted if another user can change its target."""
-    return _walk_tree(os.fspath(path), is_folder=False)
+    return _resolve_trusted(os.fspath(path), is_folder=False)
 
 
 def check_folder(path: str | os.PathLike[str]) -> str:
     """The same for a folder in which files are created or listed: other users must not be able to create files in it.
     It need not exist.
     """
-    return _walk_tree(os.fspath(path), is_folder=True)
+    return _resolve_trusted(os.fspath(path), is_folder=True)
 
 
 def check_open(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
@@ -69,7 +69,8 @@ def check_tree(path: str | os.PathLike[str]) -> None:
             check_entry(os.path.join(folder, name))
 
 
-def _walk_tree(path: str, *, is_folder: bool) -> str:
+def _resolve_trusted(path: str, *, is_folder: bool) -> str:
+    """The path without symbolic links; the part that does not exist stays as it is."""
     todo = deque(os.path.join(os.getcwd(), path).split(os.sep)[1:])
     current = os.sep
     links = 0

@@ -125,25 +125,25 @@ def commands_page() -> str:
             MADE,
             "# Commands\n\n",
             table(("command", "what it does"), rows),
-            "\n## What holds for all of them\n\n",
-            "`--help`, or `-h`, shows what a page here says. An option of a server that is in the [table of\n",
-            "settings](../settings.md) may be given as `NODEWISE_…` in the environment and in the file of `--config`\n",
-            "as well: a flag wins over the environment, that over the file, that over the default.\n\n",
-            "Durations are like `500ms`, `5s`, `1m30s`, `1h`; sizes like `64Mi`; files in PEM, YAML or JSON as the\n",
-            "option says. Results go to stdout, all else to stderr.\n\n",
+            "\n## Options and output of all commands\n\n",
+            "`--help`, or `-h`, shows the content of these pages. An option of a server that is in the\n",
+            "[table of settings](../settings.md) can also be set as `NODEWISE_…` in the environment and in the file\n",
+            "of `--config`. A flag overrides the environment, which overrides the file, which overrides the\n",
+            "default.\n\n",
+            "Examples of durations are `500ms`, `5s`, `1m30s` and `1h`; an example of a size is `64Mi`. Files are in\n",
+            "PEM, YAML or JSON, as the option describes. Results go to stdout, everything else to stderr.\n\n",
             "## Exit codes\n\n",
             table(
                 ("code", "meaning"), ((f"`{number}`", text) for number, text in exit_codes.MEANING.items())
             ),
-            "\nA page says where a command has others: `nodewise cpu isolate` ends with the code of what it ran.\n\n",
-            "## Completion in the shell\n\n",
+            "\n`nodewise cpu isolate` ends with the exit code of the command that it runs.\n\n",
+            "## Shell completion\n\n",
             "```sh\n",
             'eval "$(_NODEWISE_COMPLETE=bash_source nodewise)"    # in ~/.bashrc, bash 4.4 or later\n',
             'eval "$(_NODEWISE_COMPLETE=zsh_source nodewise)"     # in ~/.zshrc\n',
             "_NODEWISE_COMPLETE=fish_source nodewise | source     # in ~/.config/fish/config.fish\n",
             "```\n\n",
-            "It completes commands, options and the words that an option takes; for `cmk` the variable is\n",
-            "`_CMK_COMPLETE`.\n",
+            "It completes commands, options and the values of options. For `cmk` the variable is `_CMK_COMPLETE`.\n",
         ]
     )
 
@@ -158,14 +158,14 @@ def cmk_page() -> str:
         [
             MADE,
             "# cmk\n\n",
-            "The script `cmk` is `nodewise cpu` under the older program's name: every command of the one is one of\n",
-            "the other, with the same options. Besides it understands the older program's flags as docopt read\n",
-            "them: any beginning of a name that only one option has, and `--name VALUE` like `--name=VALUE`.\n\n",
+            "The script `cmk` is `nodewise cpu` under the name of the older program, with the same commands and\n",
+            "options. It also accepts the flags of the older program as docopt parsed them: any unambiguous prefix\n",
+            "of a name, and `--name VALUE` as well as `--name=VALUE`.\n\n",
             table(
                 ("command", "is", "flags of the older program"), (row for row in rows if _is_command(row[0]))
             ),
-            "\n`cmk isolate` ends with the exit code of what it ran; the other commands as all of nodewise do:\n",
-            "[exit codes](index.md#exit-codes).\n",
+            "\n`cmk isolate` ends with the exit code of the command that it runs. The other commands have the\n",
+            "[exit codes](index.md#exit-codes) of all commands.\n",
         ]
     )
 

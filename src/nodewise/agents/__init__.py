@@ -113,9 +113,9 @@ def _load_third_party(entry: EntryPoint, origin: Origin, others: tuple[AgentKind
     """Import an entry point and validate its kind. The result is cached."""
     try:
         with raise_as_agent_error(origin):
-            kind = ThirdPartyKind(result_validation.kind(entry.load(), entry.name, others), origin)
+            kind = ThirdPartyKind(result_validation.validate_kind(entry.load(), entry.name, others), origin)
     except AgentError as error:
         cause = error.__cause__
         why = error.why if cause is None else f"{error.why}: {cause}"
-        return InstalledAgent(origin, None, result_validation.text(" ".join(why.split())))
+        return InstalledAgent(origin, None, result_validation.validate_text(" ".join(why.split())))
     return InstalledAgent(origin, cast("AgentKind", kind))

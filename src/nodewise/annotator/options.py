@@ -34,7 +34,7 @@ class AnnotatorConfig(NamedTuple):
 
 
 class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that the command and the extender share."""
+    """Settings of the annotator, as a command and within the extender."""
 
     annotate_forecast: bool = False
     """Also write the expected free amounts: the average over the next hundredth of --annotate-forecast-window, by an

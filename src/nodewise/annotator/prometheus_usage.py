@@ -11,6 +11,7 @@ from nodewise.annotator.node_usage import MILLI, MemoryRequests, NodeUsage, Reso
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.errors import NodewiseError
 from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.prometheus.queries import promql_duration
 from nodewise.metrics.prometheus.range_samples import Points
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Series
@@ -119,7 +120,7 @@ class PrometheusUsageSource:
         self, query: SampleQuery, window_s: float, failures: list[str]
     ) -> Mapping[str, Points]:
         """The samples of the first Prometheus that has any, by node name."""
-        text = f"({query.text})[{load_queries.span(window_s)}:{load_queries.span(query.step_s)}]"
+        text = f"({query.text})[{promql_duration(window_s)}:{promql_duration(query.step_s)}]"
         reason = "only Prometheus has samples, and none is configured: give --prometheus-url"
         for source in self._sources:
             try:

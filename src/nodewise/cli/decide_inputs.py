@@ -110,7 +110,7 @@ class _ObjectSources(NamedTuple):
 
     api: Api | None
     files: FileObjects
-    trial: FileObjects
+    policies: FileObjects
 
 
 async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAndMetrics:
@@ -188,7 +188,7 @@ async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery])
         {
             **listed_objects,
             **_objects_of_files(sources.files, query.watched),
-            **_objects_of_files(sources.trial, query.watched),
+            **_objects_of_files(sources.policies, query.watched),
         }
         for query, listed_objects in zip(queries, listed, strict=True)
     ]

@@ -56,8 +56,8 @@ class DoctorOptions(CommandOptions, frozen=True, kw_only=True):
     the API server; a token is sent to a loopback address only."""
 
     namespaces: Annotated[tuple[str, ...], Option("-n --namespace", metavar="NAMESPACE")] = ("nodewise",)
-    """Namespaces of nodewise and its parts, besides kube-system; repeat it for several. Schedulers and the like of
-    other namespaces are named and not examined, as a tenant can use any name."""
+    """Namespaces of nodewise and its parts, besides kube-system; repeat it for several. Schedulers of other
+    namespaces are listed and not examined, because a tenant can use any name."""
 
     skip: Annotated[tuple[str, ...], Option(metavar="ID")] = ()
     """The id of a finding to leave out; repeat it for several."""
@@ -139,7 +139,7 @@ def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:
 
 
 def print_table(report: Report, *, color: bool) -> None:
-    """Findings by severity and id."""
+    """Print the findings by severity and id, and a summary."""
     console = Console(highlight=False, no_color=not color)
     console.width = min(console.width, _MAX_WIDTH)
     for severity, (heading, style) in _HEADINGS.items():

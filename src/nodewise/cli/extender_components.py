@@ -96,14 +96,14 @@ def create_agent_states(config: ExtenderConfig) -> dict[str, StateBuilder[Any]]:
     return {kind.name: kind.state(config.agent_options[kind.name], period_s) for kind in config.agents}
 
 
-def create_learning_stores(
+def create_agent_memory(
     path: str,
     api: HttpApi | None,
     states: Mapping[str, StateBuilder[Any]],
     leads: Callable[[], bool],
     tools: ClockAndMetrics,
 ) -> list[AgentMemory]:
-    """Stores what agents learn. Empty if no agent learns, or if there is neither a file nor a cluster."""
+    """The component that stores the memory of agents. Empty if no agent has memory, or without a file and a cluster."""
     learning = {name: state for name, state in states.items() if state.memory_scope != "none"}
     if not learning or not (path or api):
         return []

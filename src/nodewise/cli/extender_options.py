@@ -15,7 +15,7 @@ from nodewise.statistics.load_queries import WindowOptions
 
 
 class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the extender serves, and from what."""
+    """Agents, inputs and logs of the extender."""
 
     agents: Annotated[str, Option(metavar="NAMES")] = "telemetry"
     """Agents to call, separated by commas, in this order. `nodewise agents list` shows them."""

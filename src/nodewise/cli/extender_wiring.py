@@ -133,7 +133,7 @@ def _wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredEx
     async def watch_loop() -> None:
         await event_loop_lag.measure_lag(*tools)
 
-    memory = extender_components.create_learning_stores(own.state, None, states, lambda: True, tools)
+    memory = extender_components.create_agent_memory(own.state, None, states, lambda: True, tools)
     tasks = [watch_loop, *(agent_memory.run for agent_memory in memory)]
     readiness = Readiness(tuple, tools.registry)
     tools.registry.set("ready", 1.0)
@@ -190,7 +190,7 @@ def _assemble_extender(
     async def watch_loop() -> None:
         await event_loop_lag.measure_lag(*tools)
 
-    memory = extender_components.create_learning_stores(
+    memory = extender_components.create_agent_memory(
         config.settings[ExtenderOptions].state, api, states, leads, tools
     )
     for agent_memory in memory:
@@ -294,8 +294,8 @@ def _create_leader_loop(
     """The election, the events, and the agents' controllers."""
     clock, registry = tools
     feed, snapshot_cache = components.feed, components.snapshot_cache
-    given_identity = config.settings[KubeOptions].identity
-    identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+    configured = config.settings[KubeOptions].identity
+    identity = configured or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = EventRecorder(api, EventReporter("nodewise.io/extender", identity), clock, registry)
     components.extender.subscribe(PodEventRecorder(recorder))
     # a separate rate limit for the Lease: queued label patches must not cost the leadership

@@ -14,10 +14,10 @@ from nodewise.errors import BadSettings, NodewiseError
 from nodewise.terminal_escaping import short
 
 COMMANDS: Final = {
-    "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize and preempt."),
+    "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize, preempt and bind."),
     "decide": ("nodewise.cli.decide", "Decide which nodes pods may go to, offline or for a cluster."),
     "explain": ("nodewise.cli.explain", "Explain why a pod is on its node, or still waits."),
-    "simulate": ("nodewise.cli.simulate", "Simulate recordings, traces and bursty pods."),
+    "simulate": ("nodewise.cli.simulate", "Replay recordings, and place GPU traces and bursty pods."),
     "demo": ("nodewise.cli.demo", "See nodewise work on this machine, with nothing installed."),
     "annotate": (
         "nodewise.cli.annotate",
@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "configure": ("nodewise.cli.configure", "Make kube-scheduler call nodewise."),
     "certs": (
         "nodewise.cli.certs",
-        "Make and renew certificates of nodewise and of kube-scheduler's client.",
+        "Issue and renew certificates of nodewise and of kube-scheduler as its client.",
     ),
     "doctor": ("nodewise.cli.doctor", "Find problems of an installation, each with its remedy."),
     "policy": ("nodewise.cli.policy", "Check policies."),

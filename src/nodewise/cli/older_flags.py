@@ -222,51 +222,49 @@ def translate_variable(field: str, environment: Mapping[str, str]) -> str | None
     return value
 
 
-def _list_flags_of_same_name(*names: str, boolean: bool = False) -> Mapping[str, FlagTranslation]:
+def _unchanged_flags(*names: str, boolean: bool = False) -> Mapping[str, FlagTranslation]:
     """Flags with the same name in nodewise."""
     return {name: FlagTranslation(f"--{name}", boolean=boolean) for name in names}
 
 
-_POOLS: Final = _list_flags_of_same_name(
+_POOLS: Final = _unchanged_flags(
     "num-exclusive-cores", "num-shared-cores", "exclusive-mode", "shared-mode", "excl-non-isolcpus"
 )
-_IMAGE: Final = _list_flags_of_same_name("cmk-img", "cmk-img-pol", "install-dir", "saname")
-_STATE: Final = _list_flags_of_same_name("namespace", "conf-dir")
-_LOOP: Final = {**_list_flags_of_same_name("interval"), **_list_flags_of_same_name("publish", boolean=True)}
+_IMAGE: Final = _unchanged_flags("cmk-img", "cmk-img-pol", "install-dir", "saname")
+_STATE: Final = _unchanged_flags("namespace", "conf-dir")
+_LOOP: Final = {**_unchanged_flags("interval"), **_unchanged_flags("publish", boolean=True)}
 _IGNORED: Final = {"conf-dir": FlagTranslation()}
 """Old manifests set it for commands without a directory, or with their state in a ConfigMap."""
 
 CMK: Final[Mapping[str, Mapping[str, FlagTranslation]]] = {
     "cluster-init": {
-        **_list_flags_of_same_name(
-            "host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"
-        ),
-        **_list_flags_of_same_name("all-hosts", "no-taint", boolean=True),
+        **_unchanged_flags("host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"),
+        **_unchanged_flags("all-hosts", "no-taint", boolean=True),
         **_POOLS,
         **_IMAGE,
         **_IGNORED,
     },
     "init": {**_POOLS, **_STATE, "socket-id": FlagTranslation()},
-    "discover": {**_STATE, **_list_flags_of_same_name("no-taint", boolean=True)},
+    "discover": {**_STATE, **_unchanged_flags("no-taint", boolean=True)},
     "describe": _STATE,
     "reconcile": {**_STATE, **_LOOP},
     "isolate": {
         **_STATE,
-        **_list_flags_of_same_name("pool", "socket-id"),
-        **_list_flags_of_same_name("no-affinity", boolean=True),
+        **_unchanged_flags("pool", "socket-id"),
+        **_unchanged_flags("no-affinity", boolean=True),
     },
-    "install": {**_list_flags_of_same_name("install-dir"), **_IGNORED},
+    "install": {**_unchanged_flags("install-dir"), **_IGNORED},
     "node-report": {**_STATE, **_LOOP},
-    "uninstall": {**_STATE, **_list_flags_of_same_name("install-dir")},
-    "webhook": {**_list_flags_of_same_name("conf-file", "cafile", "insecure"), **_IGNORED},
-    "reconfigure": {**_POOLS, **_STATE, **_list_flags_of_same_name("install-dir", "node-name")},
-    "reconfigure_setup": {**_POOLS, **_IMAGE, **_list_flags_of_same_name("namespace"), **_IGNORED},
-    "reaffinitize": {**_STATE, **_list_flags_of_same_name("node-name")},
+    "uninstall": {**_STATE, **_unchanged_flags("install-dir")},
+    "webhook": {**_unchanged_flags("conf-file", "cafile", "insecure"), **_IGNORED},
+    "reconfigure": {**_POOLS, **_STATE, **_unchanged_flags("install-dir", "node-name")},
+    "reconfigure_setup": {**_POOLS, **_IMAGE, **_unchanged_flags("namespace"), **_IGNORED},
+    "reaffinitize": {**_STATE, **_unchanged_flags("node-name")},
 }
 """The subcommands of CMK with their options. nodewise's newer options cannot be abbreviated."""
 
 
-_HELP_FLAGS: Final = _list_flags_of_same_name("help", "version", boolean=True)
+_HELP_FLAGS: Final = _unchanged_flags("help", "version", boolean=True)
 
 
 def translate_cmk_command_line(arguments: Sequence[str]) -> list[str]:

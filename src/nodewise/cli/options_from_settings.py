@@ -66,11 +66,15 @@ class ClusterOptions(CommandOptions, frozen=True, kw_only=True):
         return KubeOptions(kubeconfig=self.kubeconfig, context=self.context)
 
 
-def output_option(forms: Iterable[str], help_: str = "Output format.") -> click.Option:
+def output_option(formats: Iterable[str]) -> click.Option:
     """The option `-o`, `--output` with these formats; the first one is the default."""
-    choices = list(forms)
+    choices = list(formats)
     return click.Option(
-        ["-o", "--output"], type=click.Choice(choices), default=choices[0], show_default=True, help=help_
+        ["-o", "--output"],
+        type=click.Choice(choices),
+        default=choices[0],
+        show_default=True,
+        help="Output format.",
     )
 
 
@@ -124,9 +128,9 @@ def click_parameters(
 ) -> list[click.Parameter]:
     """The parameters of a command that takes these groups and these agents' settings.
 
-    First those of `CommandOptions`; then `--config`, where there are others, and the others. A setting that several
-    groups have is one option. The file may hold settings of the groups `known` and of `known_kinds` as well, of which
-    the command takes those that it has options for.
+    The fields of `CommandOptions` come first, then `--config` if the command takes settings or knows groups, then the
+    settings. A setting that several groups have is one option. The file may also contain settings of the groups
+    `known` and of the agents `known_kinds`; settings for which the command has no option have no effect.
     """
     own = [group for group in groups if issubclass(group, CommandOptions)]
     shared = [group for group in groups if group not in own]

@@ -1,4 +1,4 @@
-"""The current step of a command, on stderr, after two seconds; only on a terminal."""
+"""Shows the current step of a command on stderr, after two seconds and only on a terminal."""
 
 import sys
 import threading

@@ -127,7 +127,7 @@ def render_systemd_units(words: Sequence[str], folder: str) -> str:
     return (
         "# /etc/systemd/system/nodewise-certs.service\n"
         "[Unit]\n"
-        "Description=Renew the certificates of nodewise and of kube-scheduler's client\n"
+        "Description=Renew the certificates of nodewise and of kube-scheduler as its client\n"
         "\n"
         "[Service]\n"
         "Type=oneshot\n"

@@ -2,13 +2,13 @@
 
     requests       routes, request_handler, wire_format (with request_limits, lenient_decoder, node_name_json)
     decisions      agent_chain (with score_weights), decision
-    snapshots      snapshot_cache, agent_states, clusterless_snapshots
+    snapshots      snapshot_cache, agent_state_rebuilds, clusterless_snapshots
     binding        binding, reservations
     explanations   decision_endpoint, decision_document, decision_codec, decision_values, attempt_explanation,
                    counterfactuals, pod_events
     recordings     recording, recording_deltas, recording_file
     background     leader_loop, requeueing, agent_memory
-    third parties  third_party, result_validation, sample_objects, agent_testing
+    third parties  third_party_agents, result_validation, sample_objects, agent_testing
 
 Nothing here depends on how an agent decides.
 """

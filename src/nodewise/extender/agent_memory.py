@@ -1,4 +1,4 @@
-"""Agent memory: what agents learn, stored in a file or in a ConfigMap beside nodewise.
+"""Agent memory: what agents learn, stored in a file or in a ConfigMap in nodewise's namespace.
 
 It is read at the start and written periodically. The ConfigMap is written by compare-and-swap, so replicas that learn
 different things merge them. An unreadable memory is logged and replaced; requests do not wait for it.

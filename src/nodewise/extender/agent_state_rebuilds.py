@@ -1,6 +1,7 @@
 """The newest state of each agent, and which states have to be built again from a cluster state.
 
-The same online and in a replay. A change of pods, 80 times a second, costs nothing for an agent that reads no pods.
+Online and replayed states are built in the same steps. A change of pods, 80 times a second, rebuilds no state of an
+agent that reads no pods.
 """
 
 from collections.abc import Generator, Mapping

@@ -18,7 +18,7 @@ class AgentTester:
     def __init__(self, kind: Any, options: Any = None) -> None:
         """`kind` is an `AgentKind`; without options it has its defaults. `InvalidResult` for an invalid kind."""
         tested: Any = ThirdPartyKind(
-            result_validation.kind(kind, kind.name, ()), Origin(kind.name, "under test", "")
+            result_validation.validate_kind(kind, kind.name, ()), Origin(kind.name, "under test", "")
         )
         agent_options = {tested.name: tested.options() if options is None else options}
         states = {tested.name: tested.state(agent_options[tested.name], 5.0)}

@@ -219,9 +219,7 @@ def _static_details(details: _Details | None, size: int) -> StaticDetails | None
     texts = _decode_sized_list(details.texts, str, size)
     far = np.array(_decode_sized_list(details.distances, float, size), np.float64)
     numbers = _decode_list(details.numbers, dict[str, Any])
-    return StaticDetails(
-        texts, far, _decode_sized_list(details.numbers, dict[str, Any], size) if numbers else ()
-    )
+    return StaticDetails(texts, far, _check_size(numbers, size) if numbers else ())
 
 
 def _scores(scores: _Scores, size: int) -> Scores:
@@ -260,7 +258,10 @@ def _decode_value_states(names: list[str]) -> States:
 
 
 def _decode_sized_list(raw: msgspec.Raw, kind: Any, size: int) -> list[Any]:
-    listed = _decode_list(raw, kind)
+    return _check_size(_decode_list(raw, kind), size)
+
+
+def _check_size(listed: list[Any], size: int) -> list[Any]:
     if len(listed) != size:
         raise ValueError(f"{len(listed)} entries for {size} nodes")
     return listed

@@ -49,19 +49,19 @@ class InvalidResult(Exception):
     """A third-party agent violated the contract."""
 
 
-def verdict(result: Any, size: int) -> Verdict | None:
+def validate_verdict(result: Any, size: int) -> Verdict | None:
     """A verdict about `size` candidates, without its details."""
     if result is None:
         return None
     _expect(result, Verdict, "a result")
-    reasons = tuple(map(reason, _limit_count(result.reasons, "reasons")))
+    reasons = tuple(map(validate_reason, _limit_count(result.reasons, "reasons")))
     codes = _whole_numbers(result.codes, size, "codes", np.int16, len(reasons))
     if result.joined not in {None, "any", "all"}:
         raise InvalidResult(f"joined is {_short_repr(result.joined)}, expected any, all or None")
     return Verdict(codes, reasons, _evidence(result.evidence, size), result.joined)
 
 
-def scores(result: Any, size: int) -> Scores | None:
+def validate_scores(result: Any, size: int) -> Scores | None:
     """The scores of `size` candidates, without their details."""
     if result is None:
         return None
@@ -70,19 +70,19 @@ def scores(result: Any, size: int) -> Scores | None:
     return Scores(points, _evidence(result.evidence, size))
 
 
-def reason(result: Reason) -> StaticReason:
+def validate_reason(result: Reason) -> StaticReason:
     """A reason with its texts."""
-    return StaticReason(text(result.text()), bool(result.is_failure), text(result.remedy()))
+    return StaticReason(validate_text(result.text()), bool(result.is_failure), validate_text(result.remedy()))
 
 
-def text(value: Any) -> str:
+def validate_text(value: Any) -> str:
     """A text that can be encoded, cut to 500 characters."""
     _expect(value, str, "a text")
     cut = value if len(value) <= _MAX_TEXT_LENGTH else f"{value[: _MAX_TEXT_LENGTH - 1]}…"
     return str(cut).encode("utf-8", "replace").decode()
 
 
-def numbers(array: Any, size: int, what: str, kinds: str = "iuf") -> NDArray[Any]:
+def validate_numbers(array: Any, size: int, what: str, kinds: str = "iuf") -> NDArray[Any]:
     """An array of one number for each candidate. `kinds` are numpy's letters for kinds of numbers."""
     _expect(array, np.ndarray, what)
     if array.shape != (size,):
@@ -107,7 +107,7 @@ def validate_json_object(value: Any) -> Mapping[str, Any]:
     return decoded
 
 
-def memory(result: Any) -> bytes | None:
+def validate_memory(result: Any) -> bytes | None:
     """JSON to be stored, next to that of other agents."""
     if result is None:
         return None
@@ -121,7 +121,7 @@ def memory(result: Any) -> bytes | None:
     return bytes(result)
 
 
-def metric_requests(result: Any) -> frozenset[MetricRequest]:
+def validate_metric_requests(result: Any) -> frozenset[MetricRequest]:
     """The metrics to be fetched."""
     _expect(result, frozenset, "metric requests")
     return frozenset(map(_metric_request, result))
@@ -137,20 +137,20 @@ def _metric_request(metric_request: Any) -> MetricRequest:
             f"aggregate {_short_repr(metric_request.aggregate)}, expected one of {expected}, or none"
         )
     return MetricRequest(
-        text(metric_request.metric),
-        text(metric_request.query),
+        validate_text(metric_request.metric),
+        validate_text(metric_request.query),
         float(metric_request.max_age_s),
         metric_request.aggregate,
         bool(metric_request.empty_is_healthy),
     )
 
 
-def problems(result: Any) -> Mapping[str, tuple[str, ...]]:
+def validate_problems(result: Any) -> Mapping[str, tuple[str, ...]]:
     """The problems of objects, by the object's name."""
-    return {text(name): tuple(map(text, texts)) for name, texts in result.items()}
+    return {validate_text(name): tuple(map(validate_text, texts)) for name, texts in result.items()}
 
 
-def watched(result: Any, agent: str) -> tuple[Watched, ...]:
+def validate_watched(result: Any, agent: str) -> tuple[Watched, ...]:
     """The objects that the agent reads. Their names begin with the agent's, and `keep` is not set."""
     resources_watched = tuple(result)
     for entry in resources_watched:
@@ -164,13 +164,13 @@ def watched(result: Any, agent: str) -> tuple[Watched, ...]:
     return resources_watched
 
 
-def resources(result: Any) -> Mapping[str, bool]:
-    """The names of resources, and which of them no node need have."""
+def validate_resources(result: Any) -> Mapping[str, bool]:
+    """The names of resources, and whether no node needs to have each of them."""
     _expect(result, dict, "resources")
-    return {text(name): bool(is_mark) for name, is_mark in result.items()}
+    return {validate_text(name): bool(is_mark) for name, is_mark in result.items()}
 
 
-def state(result: Any) -> StateBuilder[Any]:
+def validate_state(result: Any) -> StateBuilder[Any]:
     if not isinstance(result, StateBuilder):
         raise InvalidResult(f"a state of type {type(result).__name__}, expected a StateBuilder")
     _expect_members(result, "state", {"inputs": Inputs})
@@ -182,7 +182,7 @@ def state(result: Any) -> StateBuilder[Any]:
     return result
 
 
-def agent(result: Any, name: str) -> Plugin[Any, Any]:
+def validate_agent(result: Any, name: str) -> Plugin[Any, Any]:
     """A plugin of that name."""
     if not isinstance(result, FilterPlugin | ScorePlugin):
         raise InvalidResult(
@@ -199,7 +199,7 @@ def agent(result: Any, name: str) -> Plugin[Any, Any]:
     return result
 
 
-def kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
+def validate_kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
     """An `AgentKind` of that name whose options and fields do not conflict with those of the others."""
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         expected = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}"
@@ -215,7 +215,7 @@ def kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
         if not issubclass(getattr(result, field), msgspec.Struct):
             raise InvalidResult(f"KIND.{field} is no msgspec.Struct")
     _check_options(result, name, others)
-    watched(result.watched(result.options()), name)
+    validate_watched(result.watched(result.options()), name)
     for object_kind, field in (("Pod", "pod_fields"), ("Node", "node_fields")):
         try:
             merged = merge(object_kind, *(getattr(other, field) for other in others), getattr(result, field))
@@ -266,7 +266,7 @@ def _expect_members(value: Any, what: str, attributes: Mapping[str, type]) -> No
 
 def _whole_numbers(array: Any, size: int, what: str, dtype: DTypeLike, most: int) -> NDArray[Any]:
     """An array of one whole number from 0 to `most` for each candidate."""
-    values = numbers(array, size, what, "iu")
+    values = validate_numbers(array, size, what, "iu")
     if size and not (values.min() >= 0 and values.max() <= most):
         raise InvalidResult(f"{what} from {values.min()} to {values.max()}, expected from 0 to {most}")
     return values.astype(dtype)
@@ -285,12 +285,12 @@ def _rule(rule: Any, size: int) -> Evidence:
     if rule.target is not None:
         _expect(rule.target, int, "a target")
     return Evidence(
-        text(rule.metric),
+        validate_text(rule.metric),
         rule.operator,
         rule.target,
-        numbers(rule.values, size, "values", "iu"),
+        validate_numbers(rule.values, size, "values", "iu"),
         _whole_numbers(rule.states, size, "states", np.uint8, max(ValueState)),
-        numbers(rule.ages_s, size, "ages"),
+        validate_numbers(rule.ages_s, size, "ages"),
         bool(rule.rejects_missing),
     )
 

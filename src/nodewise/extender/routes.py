@@ -60,9 +60,9 @@ class Extender:
 
     def routes(self) -> list[Route]:
         """`/scheduler/<verb>` for all agents, `/agents/<name>/<verb>` for one, and the paths of older systems."""
-        lane = ConcurrencyLimit(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
+        limit = ConcurrencyLimit(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
         verbs = [
-            Route("POST", path, self._handle, lane, is_forgiving=is_named_path(path))
+            Route("POST", path, self._handle, limit, is_forgiving=is_named_path(path))
             for path in self._request_handler.verbs
         ]
         return [*verbs, Route("GET", "/version", _version_response, is_forgiving=True)]
@@ -114,7 +114,9 @@ class Extender:
         async def answer(request: Request) -> Response:
             agent_state = self.current_snapshot()[0].agent_states.get(agent.name)
             if agent_state is None:
-                raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
+                raise Unavailable(
+                    f"agent {agent.name} has no state yet: its objects are not listed", retry_after_s=1.0
+                )
             return Response(200, await cooperative_scheduling.run(agent.export(agent_state, request.query)))
 
         return answer

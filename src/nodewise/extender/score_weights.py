@@ -48,7 +48,7 @@ def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Wei
         if not name or weight is None:
             problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
         elif times[name] > 1:
-            problems.append(Problem("--weights", repr(part), "it once"))
+            problems.append(Problem("--weights", repr(part), "each name once"))
         elif named := _priorities_named(name, weights):
             weights.update(dict.fromkeys(named, weight))
         else:

@@ -1,6 +1,6 @@
 """Keeps the newest snapshot: changes rebuild the states of the agents that read them, and one swap publishes them.
 
-A request takes `cache.snapshot` once and keeps it. Nothing is computed while the scheduler waits.
+A request takes `cache.snapshot` once and keeps it. No agent state is computed while kube-scheduler waits.
 
 nodewise's own writes take effect immediately: `apply_response` puts the server's response into a store, and `amend`
 changes an agent state accordingly. A publish that is under way began with an earlier cluster state, so the amendment is
@@ -222,7 +222,7 @@ class SnapshotCache:
                 {
                     metric_request.key
                     for metric_request in metric_requests
-                    if not cluster_state.metrics.was_asked(metric_request.key)
+                    if not cluster_state.metrics.was_fetched(metric_request.key)
                 }
             )
         )

@@ -1,9 +1,8 @@
 """Third-party agents: agents that an installed package brings by an entry point.
 
 They run in nodewise's process and thread, like nodewise's own agents. What they return is validated here
-(`extender.result_validation`). An exception or an invalid result is counted, logged and raised as
-`AgentError`: the chain then
-rejects the pods that the agent says concern it, and leaves the agent's scores out. A third-party agent has no
+(`extender.result_validation`). An exception or an invalid result is counted, logged and raised as `AgentError`: the
+chain then rejects the pods that concern the agent, and leaves the agent's scores out. A third-party agent has no
 controller, no `bind` and no `GET /state`, because these run with nodewise's rights on the API server.
 
 A call that does not return stops the process; the kubelet's liveness probe restarts it (docs/adr/0019).
@@ -146,10 +145,10 @@ class ThirdPartyKind(AgentKind):
     """The kind of a third-party agent."""
 
     def __init__(self, kind: Any, origin: Origin) -> None:
-        """`kind` passed `result_validation.kind`."""
+        """`kind` passed `result_validation.validate_kind`."""
         self.name = origin.agent
         self.origin = origin
-        self.summary: str = result_validation.text(kind.summary)
+        self.summary: str = result_validation.validate_text(kind.summary)
         self.options: type[msgspec.Struct] = kind.options
         self.pod_fields: type[msgspec.Struct] = kind.pod_fields
         self.node_fields: type[msgspec.Struct] = kind.node_fields
@@ -161,22 +160,22 @@ class ThirdPartyKind(AgentKind):
 
     def watched(self, options: Any) -> Sequence[Watched]:
         with self.reporter.starting("watched"):
-            return result_validation.watched(self._kind.watched(options), self.name)
+            return result_validation.validate_watched(self._kind.watched(options), self.name)
 
     def resources(self, options: Any) -> Mapping[str, bool]:
         with self.reporter.starting("resources"):
-            return result_validation.resources(self._kind.resources(options))
+            return result_validation.validate_resources(self._kind.resources(options))
 
     def state(self, options: Any, sync_period_s: float) -> "ThirdPartyState":
         with self.reporter.starting("state"):
             return ThirdPartyState(
-                result_validation.state(self._kind.state(options, sync_period_s)), self.reporter
+                result_validation.validate_state(self._kind.state(options, sync_period_s)), self.reporter
             )
 
     def agent(self, options: Any) -> "ThirdPartyAgent":
         with self.reporter.starting("agent"):
             return ThirdPartyAgent(
-                result_validation.agent(self._kind.agent(options), self.name), self.reporter
+                result_validation.validate_agent(self._kind.agent(options), self.name), self.reporter
             )
 
     def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
@@ -230,12 +229,16 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
     def _verdict(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Verdict | None:
-        return self._call_agent("filter", function, result_validation.verdict, pod, candidates, snapshot)
+        return self._call_agent(
+            "filter", function, result_validation.validate_verdict, pod, candidates, snapshot
+        )
 
     def _scores(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Scores | None:
-        return self._call_agent("score", function, result_validation.scores, pod, candidates, snapshot)
+        return self._call_agent(
+            "score", function, result_validation.validate_scores, pod, candidates, snapshot
+        )
 
     def _call_agent(
         self,
@@ -246,7 +249,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         candidates: Names,
         snapshot: Snapshot,
     ) -> ResultT | None:
-        state = snapshot.agent_states.get(self.name, NoState("it has not seen the nodes yet"))
+        state = snapshot.agent_states.get(self.name, NoState("its state is not computed yet"))
         own_snapshot = Snapshot(snapshot.nodes, {self.name: state}, snapshot.at, snapshot.generation)
         with self._reporter.reporting(method):
             if self._agent.equivalence_key(pod) is None:
@@ -271,12 +274,12 @@ class ThirdPartyDetails:
 
     def text(self, candidate: int) -> str:
         """Empty if the agent fails."""
-        return self._read_details(lambda: result_validation.text(self._details.text(candidate)), "")
+        return self._read_details(lambda: result_validation.validate_text(self._details.text(candidate)), "")
 
     def distances(self) -> NDArray[np.float64]:
         """The largest distances if the agent fails."""
         return self._read_details(
-            lambda: result_validation.numbers(self._details.distances(), self._size, "distances"),
+            lambda: result_validation.validate_numbers(self._details.distances(), self._size, "distances"),
             np.ones(self._size),
         )
 
@@ -311,14 +314,16 @@ class ThirdPartyState(StateBuilder[Any]):
     def metric_requests(self, objects: Mapping[str, Any]) -> frozenset[MetricRequest]:
         """The metrics that the agent names; if it fails, those of the previous call."""
         with suppress(AgentError), self._reporter.reporting("metric_requests"):
-            self._metric_requests = result_validation.metric_requests(self._state.metric_requests(objects))
+            self._metric_requests = result_validation.validate_metric_requests(
+                self._state.metric_requests(objects)
+            )
         return self._metric_requests
 
     def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         """Empty if the agent fails."""
         try:
             with self._reporter.reporting("problems"):
-                return result_validation.problems(self._state.problems(objects))
+                return result_validation.validate_problems(self._state.problems(objects))
         except AgentError:
             return {}
 
@@ -349,7 +354,7 @@ class ThirdPartyState(StateBuilder[Any]):
     def keep(self, kept: bytes | None) -> bytes | None:
         try:
             with self._reporter.reporting("keep"):
-                return result_validation.memory(self._state.keep(kept))
+                return result_validation.validate_memory(self._state.keep(kept))
         except AgentError:
             return None
 

@@ -19,13 +19,13 @@ from nodewise.serve.certificate_reloader import CertificateReloader, ReloadableF
 _REMEDY: Final = "renew the credentials in the kubeconfig"
 
 
-def context(chosen: KubeconfigContext) -> ssl.SSLContext:
+def context(kubeconfig_context: KubeconfigContext) -> ssl.SSLContext:
     """A context with the trusted authorities and the client certificate. `BadSettings` if a file is missing or
     invalid.
     """
-    what = f"kubeconfig {chosen.source}, context {chosen.name}"
-    made = _verifying_context(chosen, what)
-    pair = _read_client_key_pair(chosen.user, what)
+    what = f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}"
+    made = _verifying_context(kubeconfig_context, what)
+    pair = _read_client_key_pair(kubeconfig_context.user, what)
     if pair is not None:
         load_pair(made, *pair, what)
     return made
@@ -45,12 +45,14 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str
 class TlsCredentials:
     """Trusted authorities and client certificate. Files are reread when they change; inline data do not change."""
 
-    def __init__(self, chosen: KubeconfigContext, metrics_registry: MetricsRegistry, clock: Clock) -> None:
+    def __init__(
+        self, kubeconfig_context: KubeconfigContext, metrics_registry: MetricsRegistry, clock: Clock
+    ) -> None:
         """BadSettings if a file cannot be used."""
-        self._chosen = chosen
+        self._chosen = kubeconfig_context
         self._shown: tuple[bytes, bytes] | None = None
-        pair = _certificate_paths(chosen.user, "client-certificate", "client-key")
-        bundle = _certificate_paths(chosen.cluster, "certificate-authority")
+        pair = _certificate_paths(kubeconfig_context.user, "client-certificate", "client-key")
+        bundle = _certificate_paths(kubeconfig_context.cluster, "certificate-authority")
         now_s = clock.now()
         self._pair = (
             ReloadableFiles("kube_client", pair, pem_files.read_pair, metrics_registry, now_s)
@@ -96,32 +98,34 @@ def _certificate_paths(section: Mapping[str, Any], *fields: str) -> Mapping[str,
     return files if len(files) == len(fields) else {}
 
 
-def client_certificate_expiry_hint(chosen: KubeconfigContext, now_s: float) -> str:
+def client_certificate_expiry_hint(kubeconfig_context: KubeconfigContext, now_s: float) -> str:
     """The remedy if the client certificate has expired; empty if it has not."""
     try:
-        pair = _read_client_key_pair(chosen.user, "")
+        pair = _read_client_key_pair(kubeconfig_context.user, "")
         ends = x509.load_pem_x509_certificate(pair[0]).not_valid_after_utc.timestamp() if pair else now_s
     except (BadSettings, ValueError):
         return ""
     if ends >= now_s:
         return ""
-    return f"the client certificate of {chosen.source} expired at {format_rfc3339(ends)}: {_REMEDY}"
+    return (
+        f"the client certificate of {kubeconfig_context.source} expired at {format_rfc3339(ends)}: {_REMEDY}"
+    )
 
 
-def ca_certificates(chosen: KubeconfigContext) -> bytes:
+def ca_certificates(kubeconfig_context: KubeconfigContext) -> bytes:
     """The authorities, in PEM, that the server is verified against; empty for those of the system."""
-    what = f"kubeconfig {chosen.source}, context {chosen.name}"
-    return _read_tls_field(chosen.cluster, "certificate-authority", what)
+    what = f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}"
+    return _read_tls_field(kubeconfig_context.cluster, "certificate-authority", what)
 
 
-def _verifying_context(chosen: KubeconfigContext, what: str) -> ssl.SSLContext:
-    trusted = ca_certificates(chosen)
+def _verifying_context(kubeconfig_context: KubeconfigContext, what: str) -> ssl.SSLContext:
+    trusted = ca_certificates(kubeconfig_context)
     try:
         made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
     except (ssl.SSLError, ValueError) as error:
         problem = Problem("certificate-authority", _openssl_reason(error), "certificates in PEM")
         raise BadSettings(what, [problem]) from error
-    if chosen.cluster.get("insecure-skip-tls-verify"):
+    if kubeconfig_context.cluster.get("insecure-skip-tls-verify"):
         made.check_hostname = False
         made.verify_mode = ssl.CERT_NONE
     # Python 3.13 is stricter than Go: it would reject CAs without an Authority Key Identifier, which exist in

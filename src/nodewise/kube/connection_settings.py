@@ -46,40 +46,43 @@ _HEADERS: Final = {
 def connect(options: KubeOptions, metrics_registry: MetricsRegistry, clock: Clock | None = None) -> HttpApi:
     """The API server of the settings. `BadSettings` names the settings that cannot be used."""
     clock = clock or SystemClock()
-    chosen = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
-    client_tls.context(chosen)  # what is wrong is said in the kubeconfig's words
-    tls_credentials = client_tls.TlsCredentials(chosen, metrics_registry, clock)
-    transport = _create_transport(chosen, tls_credentials)
+    kubeconfig_context = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
+    client_tls.context(kubeconfig_context)  # reports problems by the names of the kubeconfig's fields
+    tls_credentials = client_tls.TlsCredentials(kubeconfig_context, metrics_registry, clock)
+    transport = _create_transport(kubeconfig_context, tls_credentials)
 
     def set_client_certificate(certificate: bytes, key: bytes, what: str) -> None:
         if tls_credentials.set_client_certificate(certificate, key, what):
             transport.renew()
 
-    http = _create_client(chosen, transport, credentials.auth(chosen, set_client_certificate, clock))
-    account = ConnectionInfo(
-        server=chosen.cluster["server"],
-        namespace=options.namespace or chosen.context.get("namespace") or "default",
-        extensions=_httpcore_extensions(chosen),
-        hint=lambda: client_tls.client_certificate_expiry_hint(chosen, clock.now()),
+    http = _create_client(
+        kubeconfig_context, transport, credentials.auth(kubeconfig_context, set_client_certificate, clock)
     )
-    return HttpApi(http, account, TokenBucket(options.kube_qps, options.kube_burst), clock, metrics_registry)
+    connection_info = ConnectionInfo(
+        server=kubeconfig_context.cluster["server"],
+        namespace=options.namespace or kubeconfig_context.context.get("namespace") or "default",
+        extensions=_httpcore_extensions(kubeconfig_context),
+        hint=lambda: client_tls.client_certificate_expiry_hint(kubeconfig_context, clock.now()),
+    )
+    bucket = TokenBucket(options.kube_qps, options.kube_burst)
+    return HttpApi(http, connection_info, bucket, clock, metrics_registry)
 
 
 def _create_transport(
-    chosen: KubeconfigContext, tls_credentials: client_tls.TlsCredentials
+    kubeconfig_context: KubeconfigContext, tls_credentials: client_tls.TlsCredentials
 ) -> RenewingTransport:
-    server = chosen.cluster["server"]
+    server = kubeconfig_context.cluster["server"]
     url = urlsplit(server)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise _bad_settings(chosen, "cluster: server", shown(server), "https://host:port")
-    way = chosen.cluster.get("proxy-url") or proxy_settings.proxy_url(server, os.environ)
+        raise _bad_settings(kubeconfig_context, "cluster: server", shown(server), "https://host:port")
+    proxy = kubeconfig_context.cluster.get("proxy-url") or proxy_settings.proxy_url(server, os.environ)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
 
     def make() -> httpx2.AsyncHTTPTransport:
         return httpx2.AsyncHTTPTransport(
             verify=tls_credentials.context(),
             limits=limits,
-            proxy=way or None,
+            proxy=proxy or None,
             socket_options=_KEEPALIVE,
             trust_env=False,
         )
@@ -87,40 +90,50 @@ def _create_transport(
     try:
         return RenewingTransport(make, tls_credentials.has_changed)
     except (ValueError, ImportError, httpx2.InvalidURL) as error:
-        raise _bad_settings(chosen, "cluster: proxy-url", str(error), "a URL that can be used") from error
+        raise _bad_settings(
+            kubeconfig_context, "cluster: proxy-url", str(error), "a URL that can be used"
+        ) from error
 
 
 def _create_client(
-    chosen: KubeconfigContext, transport: RenewingTransport, auth: httpx2.Auth | None
+    kubeconfig_context: KubeconfigContext, transport: RenewingTransport, auth: httpx2.Auth | None
 ) -> httpx2.AsyncClient:
-    server = chosen.cluster["server"]
-    headers = _HEADERS | _impersonation_headers(chosen)
+    server = kubeconfig_context.cluster["server"]
+    headers = _HEADERS | _impersonation_headers(kubeconfig_context)
     try:
         # no timeout here: every call has its own deadline
         return httpx2.AsyncClient(
             base_url=server, auth=auth, headers=headers, transport=transport, timeout=None, trust_env=False
         )
     except (ValueError, httpx2.InvalidURL) as error:
-        raise _bad_settings(chosen, "cluster: server", str(error), "a URL that can be used") from error
+        raise _bad_settings(
+            kubeconfig_context, "cluster: server", str(error), "a URL that can be used"
+        ) from error
 
 
-def _httpcore_extensions(chosen: KubeconfigContext) -> dict[str, str]:
+def _httpcore_extensions(kubeconfig_context: KubeconfigContext) -> dict[str, str]:
     """Extensions for httpcore: the server name that the certificate must have, if it differs from the host."""
-    name = chosen.cluster.get("tls-server-name")
+    name = kubeconfig_context.cluster.get("tls-server-name")
     return {"sni_hostname": name} if name else {}
 
 
-def _impersonation_headers(chosen: KubeconfigContext) -> dict[str, str]:
+def _impersonation_headers(kubeconfig_context: KubeconfigContext) -> dict[str, str]:
     """The headers of `kubectl --as`. Groups and extras need repeated headers, so they are errors, not ignored."""
-    if chosen.user.get("as-groups") or chosen.user.get("as-user-extra"):
+    if kubeconfig_context.user.get("as-groups") or kubeconfig_context.user.get("as-user-extra"):
         raise _bad_settings(
-            chosen, "user: as-groups, as-user-extra", "set", "a user that needs no impersonation"
+            kubeconfig_context, "user: as-groups, as-user-extra", "set", "a user that needs no impersonation"
         )
-    pairs = (("Impersonate-User", chosen.user.get("as")), ("Impersonate-Uid", chosen.user.get("as-uid")))
+    pairs = (
+        ("Impersonate-User", kubeconfig_context.user.get("as")),
+        ("Impersonate-Uid", kubeconfig_context.user.get("as-uid")),
+    )
     return {header: value for header, value in pairs if value}
 
 
-def _bad_settings(chosen: KubeconfigContext, field: str, actual: str, expected: str) -> BadSettings:
+def _bad_settings(
+    kubeconfig_context: KubeconfigContext, field: str, actual: str, expected: str
+) -> BadSettings:
     return BadSettings(
-        f"kubeconfig {chosen.source}, context {chosen.name}", [Problem(field, actual, expected)]
+        f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}",
+        [Problem(field, actual, expected)],
     )

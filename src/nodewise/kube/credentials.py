@@ -1,6 +1,6 @@
 """Authentication of calls to the API server. Source: client-go v0.36 transport/token_source.go, rest/config.go."""
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
@@ -8,35 +8,33 @@ import httpx2
 
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem, Refused
-from nodewise.kube.exec_plugin import ExecPlugin, SetClientCertificate
+from nodewise.kube.exec_plugin import ExecPlugin, Flow, SetClientCertificate
 from nodewise.kube.kubeconfig import KubeconfigContext
 
 REREAD_S: Final = 60.0
 """A kubelet renews a token after 80 % of its lifetime of an hour; client-go also rereads the file every minute."""
 
-Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
-
 
 def auth(
-    chosen: KubeconfigContext, set_client_certificate: SetClientCertificate, clock: Clock
+    kubeconfig_context: KubeconfigContext, set_client_certificate: SetClientCertificate, clock: Clock
 ) -> httpx2.Auth | None:
     """The authentication of each call; None for a client certificate or none. A plugin's certificate is passed to
     `set_client_certificate`.
 
     The order is that of client-go: a token file takes precedence over a token, a token over the rest.
     """
-    user = chosen.user
+    user = kubeconfig_context.user
     if path := user.get("tokenFile"):
         return BearerTokenFile(Path(path), clock)
     if token := user.get("token"):
         return BearerToken(token)
     if user.get("exec") is not None:
-        return ExecPlugin(chosen, set_client_certificate, clock)
+        return ExecPlugin(kubeconfig_context, set_client_certificate, clock)
     if user.get("username") and user.get("password"):
         return httpx2.BasicAuth(user["username"], user["password"])
     if user.get("auth-provider"):
         problem = Problem("user: auth-provider", "set", "exec, as Kubernetes 1.26 dropped auth-provider")
-        raise BadSettings(f"kubeconfig {chosen.source}", [problem])
+        raise BadSettings(f"kubeconfig {kubeconfig_context.source}", [problem])
     return None
 
 

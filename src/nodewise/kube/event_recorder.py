@@ -7,10 +7,9 @@ Repeats of an event become a series with a count, and each object and reason has
 import asyncio
 import heapq
 from collections import OrderedDict
-from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
-from nodewise.clock import Clock
+from nodewise.clock import Clock, format_micro_time
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.rate_limit import TokenBucket
@@ -230,7 +229,7 @@ class EventRecorder:
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": _micro_time(series.first_s),
+            "eventTime": format_micro_time(series.first_s),
             "reportingController": self._reporter.controller,
             "reportingInstance": self._reporter.instance[:128],
             "action": event.action,
@@ -242,11 +241,7 @@ class EventRecorder:
 
 
 def _event_series_body(series: _EventSeries) -> dict[str, Any]:
-    return {"count": max(series.count, 2), "lastObservedTime": _micro_time(series.last_s)}
-
-
-def _micro_time(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {"count": max(series.count, 2), "lastObservedTime": format_micro_time(series.last_s)}
 
 
 def _truncate(field: str, text: str) -> str:

@@ -58,11 +58,14 @@ class ExecPlugin(httpx2.Auth):
     """
 
     def __init__(
-        self, chosen: KubeconfigContext, set_client_certificate: SetClientCertificate, clock: Clock
+        self,
+        kubeconfig_context: KubeconfigContext,
+        set_client_certificate: SetClientCertificate,
+        clock: Clock,
     ) -> None:
-        self._config = _read_exec_config(chosen)
+        self._config = _read_exec_config(kubeconfig_context)
         self._what = f"credential plugin {self._config.command}"
-        self._cluster = _cluster_info(chosen) if self._config.provide_cluster_info else None
+        self._cluster = _cluster_info(kubeconfig_context) if self._config.provide_cluster_info else None
         self._set_client_certificate = set_client_certificate
         self._clock = clock
         self._lock = asyncio.Lock()
@@ -157,21 +160,23 @@ async def _read_plugin_output(process: asyncio.subprocess.Process, what: str) ->
             process.kill()
 
 
-def _read_exec_config(chosen: KubeconfigContext) -> ExecConfig:
+def _read_exec_config(kubeconfig_context: KubeconfigContext) -> ExecConfig:
     try:
-        return msgspec.convert(chosen.user["exec"], ExecConfig)
+        return msgspec.convert(kubeconfig_context.user["exec"], ExecConfig)
     except msgspec.ValidationError as error:
-        what = f"kubeconfig {chosen.source}, context {chosen.name}"
+        what = f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}"
         raise BadSettings(what, [Problem("user: exec", str(error), "a credential plugin")]) from error
 
 
-def _cluster_info(chosen: KubeconfigContext) -> dict[str, Any]:
+def _cluster_info(kubeconfig_context: KubeconfigContext) -> dict[str, Any]:
     """The cluster in the form of the protocol: the certificate authority always as data, never as a file."""
     fields = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
-    info: dict[str, Any] = {field: chosen.cluster[field] for field in fields if field in chosen.cluster}
-    if authority := client_tls.ca_certificates(chosen):
+    info: dict[str, Any] = {
+        field: kubeconfig_context.cluster[field] for field in fields if field in kubeconfig_context.cluster
+    }
+    if authority := client_tls.ca_certificates(kubeconfig_context):
         info["certificate-authority-data"] = b64encode(authority).decode()
-    for entry in chosen.cluster.get("extensions") or ():
+    for entry in kubeconfig_context.cluster.get("extensions") or ():
         if isinstance(entry, dict) and entry.get("name") == "client.authentication.k8s.io/exec":
             info["config"] = entry.get("extension")
     return info

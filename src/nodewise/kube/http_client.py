@@ -39,7 +39,7 @@ _TYPES: Final[Mapping[Patch, str]] = {
 _JSON: Final = "application/json"
 MOST_BYTES: Final = 256 << 20
 """Limit of a response. The first page of a list is 150 MiB if its objects are as large as etcd accepts."""
-_CANNOT: Final = 500
+_SERVER_ERROR: Final = 500
 """Statuses from this one on mean that the server or its storage cannot respond."""
 
 
@@ -173,7 +173,7 @@ class HttpApi:
             actual = f"the client-side rate limit would delay it for more than {timeout_s:g} s"
             problem = Problem("", actual, "")
             raise Unavailable(
-                str(_call_text(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
+                str(_api_call(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
             )
         if wait_s:
             await self._clock.sleep(wait_s)
@@ -198,19 +198,19 @@ class HttpApi:
                         await response.aclose()
             except TimeoutError as error:
                 problem = Problem("", f"no answer within {timeout_s:g} s", "")
-                raise Unavailable(str(_call_text(verb, request)), [problem]) from error
+                raise Unavailable(str(_api_call(verb, request)), [problem]) from error
 
     async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an unsuccessful or compressed response."""
         if problem := compression_problem(response):
-            raise Unavailable(str(_call_text(verb, request)), [problem])
-        if response.status_code < _CANNOT and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
+            raise Unavailable(str(_api_call(verb, request)), [problem])
+        if response.status_code < _SERVER_ERROR and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
             self._on_response()
         if response.is_success:
             return
         status = error_responses.status_of(await _read_body(response))
         retry_after = response.headers.get("retry-after", "")
-        call = _call_text(verb, request)
+        call = _api_call(verb, request)
         hint = self._connection_info.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
         raise error_responses.error_from_status(call, response.status_code, status, retry_after, hint)
 
@@ -224,7 +224,7 @@ class HttpApi:
             outcome = type(error).__name__.lower()
             raise
         except tuple(TRANSLATED) as error:
-            ours = translate_error(error, _call_text(verb, request), self.server)
+            ours = translate_error(error, _api_call(verb, request), self.server)
             outcome = type(ours).__name__.lower()
             raise ours from error
         finally:
@@ -244,7 +244,7 @@ def translate_error(error: Exception, call: ApiCall, server: str) -> NodewiseErr
     return kind(str(call), [Problem("", actual, "")], remedy=remedy)
 
 
-def _call_text(verb: str, request: httpx2.Request) -> ApiCall:
+def _api_call(verb: str, request: httpx2.Request) -> ApiCall:
     """The call for messages, without the query: its tokens and times would make each failure look different."""
     return ApiCall(verb, str(request.url.copy_with(query=None)))
 

@@ -8,10 +8,11 @@ Source: client-go v0.36 tools/leaderelection/leaderelection.go, which counts fro
 """
 
 import math
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
+
+from nodewise.clock import format_micro_time
 
 
 class LeaseTimings(NamedTuple):
@@ -76,7 +77,7 @@ def wait_s(observed: ObservedLease | None, lock: LeaseLock, now_s: float) -> flo
 
 def acquire_or_renew(observed: ObservedLease | None, lock: LeaseLock, wall_s: float) -> LeaseSpec:
     """The Lease with the identity of this process: renewed if it holds it, else acquired, which adds a transition."""
-    now = _micro_time(wall_s)
+    now = format_micro_time(wall_s)
     spec = observed.spec if observed else LeaseSpec()
     ours = spec.holder_identity == lock.identity
     transitions = spec.lease_transitions or 0
@@ -91,11 +92,6 @@ def acquire_or_renew(observed: ObservedLease | None, lock: LeaseLock, wall_s: fl
 
 def release(observed: ObservedLease, wall_s: float) -> LeaseSpec:
     """The Lease without a holder, so that another replica can acquire it at once."""
-    now = _micro_time(wall_s)
+    now = format_micro_time(wall_s)
     transitions = observed.spec.lease_transitions
     return LeaseSpec("", 1, acquire_time=now, renew_time=now, lease_transitions=transitions)
-
-
-def _micro_time(wall_s: float) -> str:
-    """The wire form of MicroTime."""
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -14,7 +14,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 T = TypeVar("T", bound=KubernetesObject)
 
-_AGAIN = 3
+_MAX_ATTEMPTS = 3
 """Number of attempts for a list whose pages expire."""
 
 
@@ -39,7 +39,7 @@ async def list_objects(
             body = await api.get(path, params, timeout_s=PAGE_S)
         except Expired as error:
             expired += 1
-            if expired == _AGAIN:
+            if expired == _MAX_ATTEMPTS:
                 raise
             state = list_watch.state_after_error(state, error)
             continue

@@ -168,8 +168,8 @@ def parse_watch_line(state: WatchState, data: bytes) -> tuple[ListWatchState, Wa
         meta = _HEAD.decode(event.object).metadata
     except UNREADABLE as error:
         raise Unavailable("watch", [Problem("", str(error), "a watch event")]) from error
-    frame = WatchEvent(kind, (meta.namespace, meta.name), event.object, meta.resource_version)
-    return WatchState(meta.resource_version or state.version), frame
+    watch_event = WatchEvent(kind, (meta.namespace, meta.name), event.object, meta.resource_version)
+    return WatchState(meta.resource_version or state.version), watch_event
 
 
 def state_after_error(state: ListWatchState, error: Exception) -> ListWatchState:

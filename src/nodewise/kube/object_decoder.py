@@ -64,16 +64,16 @@ class ObjectDecoder(Generic[T]):
         item = self._decode_and_filter(raw)
         return None if item is None else self._writer.apply_response(item, list_watch.version_of(raw))
 
-    def apply(self, frame: list_watch.WatchEvent) -> None:
+    def apply(self, watch_event: list_watch.WatchEvent) -> None:
         """Apply an event of the watch."""
-        if frame.kind == "bookmark":
-            self._writer.reach(frame.version)
+        if watch_event.kind == "bookmark":
+            self._writer.reach(watch_event.version)
             return
-        item = self._decode_and_filter(frame.object) if frame.kind == "put" else None
+        item = self._decode_and_filter(watch_event.object) if watch_event.kind == "put" else None
         if item is None:
-            self._writer.remove(frame.key, frame.version)
+            self._writer.remove(watch_event.key, watch_event.version)
         else:
-            self._writer.apply(item, frame.version)
+            self._writer.apply(item, watch_event.version)
         self._update_gauge()
 
     def _update_gauge(self) -> None:

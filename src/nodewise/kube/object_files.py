@@ -92,7 +92,7 @@ class FileObjects:
                 continue
             key = (item.metadata.namespace, item.metadata.name)
             if key in objects:
-                problems.append(Problem(entry.where, f"{resource.kind} {key[1]} stands twice", "one of each"))
+                problems.append(Problem(entry.where, f"{resource.kind} {key[1]} occurs twice", "one of each"))
             objects[key] = item
         if problems:
             raise BadInput(f"objects of kind {resource.kind}", problems)

@@ -8,7 +8,7 @@ from nodewise.option import Option
 
 
 class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of every command that talks to a cluster."""
+    """Connection to the cluster."""
 
     kubeconfig: Annotated[str, Option(metavar="FILE")] = ""
     """Path of a kubeconfig file. Takes precedence over the in-cluster configuration.

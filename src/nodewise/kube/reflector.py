@@ -169,8 +169,8 @@ class Reflector(Generic[T]):
 
     def _apply_line(self, line: bytes) -> None:
         if isinstance(self._state, WatchState):
-            self._state, frame = list_watch.parse_watch_line(self._state, line)
-            self._decoder.apply(frame)
+            self._state, watch_event = list_watch.parse_watch_line(self._state, line)
+            self._decoder.apply(watch_event)
 
     def _record_response(self) -> None:
         """Record a response of the server."""

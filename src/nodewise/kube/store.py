@@ -17,7 +17,7 @@ Key = tuple[str, str]
 
 
 class NamedMetadata(Protocol):
-    """What a store reads of an object."""
+    """The metadata fields that a store reads."""
 
     @property
     def name(self) -> str: ...
@@ -84,7 +84,7 @@ class ChangeLog:
 
 
 class _StoreContents(Generic[T]):
-    """What a store and its writer share."""
+    """The contents that a store and its writer share."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, T] = {}
@@ -101,7 +101,7 @@ class _StoreContents(Generic[T]):
 
 
 class Store(Generic[T]):
-    """What readers hold."""
+    """A read-only view of the objects of one kind."""
 
     def __init__(self, contents: _StoreContents[T]) -> None:
         self._contents = contents
@@ -199,7 +199,7 @@ class StoreWriter(Generic[N]):
         self._publish(key, Change(old, new))
 
     def remove(self, key: Key, version: str = "") -> None:
-        """Remove a deleted object, likewise; one that the store does not have is no change."""
+        """Remove a deleted object, at the version that the deletion made. Ignores an unknown object."""
         self.reach(version)
         if key in self._ahead:
             return

@@ -15,7 +15,7 @@ Values = NDArray[np.int64] | NDArray[np.object_]
 States = NDArray[np.uint8]
 
 _PART: Final = 512
-"""Number of samples that are processed between two requests."""
+"""Number of samples between two yields."""
 
 
 class Column(NamedTuple):

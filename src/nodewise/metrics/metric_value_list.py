@@ -174,10 +174,11 @@ def read_sample(item: MetricValue) -> Sample:
         raise ValueError(f"{shown(value)} is not {quantity.EXPECTED}")  # noqa: TRY004 - one kind for the caller
     window_s = item.windowSeconds if item.windowSeconds is not None else item.window
     return Sample(
-        quantity.parse(str(value)), _parse_timestamp(item.timestamp), 60.0 if window_s is None else window_s
+        quantity.parse(str(value)), parse_timestamp(item.timestamp), 60.0 if window_s is None else window_s
     )
 
 
 @lru_cache(maxsize=4096)
-def _parse_timestamp(text: str | None) -> float | None:
+def parse_timestamp(text: str | None) -> float | None:
+    """Seconds since 1970, None without a timestamp. ValueError for an invalid one. Items share few timestamps."""
     return clock.parse_rfc3339(text) if text else None

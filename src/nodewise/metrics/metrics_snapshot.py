@@ -18,7 +18,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
     """By `MetricRequest.key`: why a source that answered the last fetch has no value of any node, in words for a
     policy's status. A subset of `failures`."""
 
-    def was_asked(self, metric: str) -> bool:
+    def was_fetched(self, metric: str) -> bool:
         """Whether the metric has been fetched, successfully or not."""
         return metric in self.series or metric in self.failures
 

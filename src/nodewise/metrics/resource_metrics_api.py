@@ -14,7 +14,7 @@ import msgspec
 from nodewise import clock, cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube.api import Api, NotFound
-from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder
+from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder, parse_timestamp
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes, NodeLookup
 from nodewise.metrics.series import Sample, Series
@@ -27,7 +27,7 @@ _PATH: Final = f"/apis/{GROUP}/v1beta1/nodes"
 _REMEDY: Final = "install metrics-server, or use another source of --metrics"
 _SHARED_S: Final = 1.0
 _WINDOW_S: Final = 60.0
-_NOBODY: Final = NodeAllocatable(None, None)
+_UNKNOWN: Final = NodeAllocatable(None, None)
 
 
 class _NodeMetricsMetadata(msgspec.Struct, frozen=True):
@@ -111,9 +111,9 @@ class ResourceMetricsSource:
         except NodewiseError as error:
             return NodeUsageResponse(now, {}, error, set())
         if not entries[METRICS[0]]:
-            problem = Problem("items", "an empty list", "what a node uses")
+            problem = Problem("items", "an empty list", "the usage of nodes")
             return NodeUsageResponse(
-                now, {}, Unavailable(GROUP, [problem], remedy="is metrics-server well?"), set()
+                now, {}, Unavailable(GROUP, [problem], remedy="is metrics-server running?"), set()
             )
         return NodeUsageResponse(now, entries, None, set())
 
@@ -139,7 +139,7 @@ def by_metric(
     cpu, memory, cpu_share, memory_share = (entries[metric] for metric in METRICS)
     for item in listed:
         if item is not None and (name := item.metadata.name):
-            allocatable = nodes.allocatable.get(name, _NOBODY)
+            allocatable = nodes.allocatable.get(name, _UNKNOWN)
             for value, whole, of, usage, share in (
                 (item.usage.cpu, allocatable.cpu, "cpu", cpu, cpu_share),
                 (item.usage.memory, allocatable.memory, "memory", memory, memory_share),
@@ -157,15 +157,10 @@ def _sample(item: NodeMetrics, value: Any) -> Sample | str:
         return f"{shown(value)} is not {quantity.EXPECTED}"
     try:
         return Sample(
-            quantity.parse(str(value)), _parse_timestamp(item.timestamp), _parse_window_s(item.window)
+            quantity.parse(str(value)), parse_timestamp(item.timestamp), _parse_window_s(item.window)
         )
     except ValueError as error:
         return str(error)
-
-
-@lru_cache(maxsize=4096)
-def _parse_timestamp(text: str | None) -> float | None:
-    return clock.parse_rfc3339(text) if text else None
 
 
 @lru_cache(maxsize=4096)
@@ -176,5 +171,5 @@ def _parse_window_s(text: str | None) -> float:
 def _usage_share(used: Sample, whole: int | None, of: str) -> Sample | str:
     """Usage divided by allocatable, rounded to nano-units. It can exceed 1, as usage includes system processes."""
     if not whole or whole < 0:
-        return f"the Node says no allocatable {of}"
+        return f"the Node reports no allocatable {of}"
     return Sample((2 * used.value * quantity.NANO + whole) // (2 * whole), used.at, used.window_s)

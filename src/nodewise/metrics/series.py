@@ -45,7 +45,7 @@ class Series(msgspec.Struct, frozen=True):
 _AHEAD_S = 60.0
 """Tolerated difference by which a source's clock may be ahead of the local clock."""
 _PART = 512
-"""Number of nodes that are processed between two requests."""
+"""Number of nodes between two yields."""
 
 
 def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series]:

@@ -145,7 +145,7 @@ METRICS: Final[dict[str, Metric]] = {
         ("outcome",),
     ),
     "cpu_mutations_failing": Metric(
-        "gauge", "1 while the webhook's mutations changed and cannot be used, and the last good ones are."
+        "gauge", "1 while the changed mutations of the webhook are invalid and the last valid ones are used."
     ),
     "cpu_claims_total": Metric(
         "counter",

@@ -1,20 +1,20 @@
 """HTTPS server: TLS with reload and replacement of the client CA, limits, deadlines, graceful end, the admin port.
 
-This package knows nothing of Kubernetes or of the content of a body. `server.HttpServer` serves the routes
+The package is independent of Kubernetes and of the content of bodies. `server.HttpServer` serves the routes
 (`application.Route`) of an `application.Application`.
 
-    listener           accepts connections and limits their number, starts TLS
-    tls                the TLS context of the certificate files; verification after a change of the client CA
-    tls_handshake      ALPN and alerts, which asyncio leaves out
-    client_authorizer  what a client's certificate permits
-    protocol           one connection: HTTP/1.1 with limits and deadlines
-    application        routes and exchanges: from a request header to a response
-    responses          errors and refusals as responses, responses as bytes
-    close_reasons      why the server refused or closed a connection: counted, and logged at a limited rate
-    server             start, drain and stop; reload of certificates
-    admin              health, readiness and metrics
-    options            settings
+    listener              accepts connections and limits their number, starts TLS
+    server_tls_context    the TLS context of the certificate files; verification after a change of the client CA
+    tls_handshake         ALPN and alerts, which asyncio leaves out
+    client_authorizer     what a client's certificate permits
+    http_connection       one connection: HTTP/1.1 with limits and deadlines
+    application           routes and exchanges: from a request header to a response
+    responses             errors and refusals as responses, responses as bytes
+    close_reasons         why the server refused or closed a connection: counted, and logged at a limited rate
+    server                start, drain and stop; reload of certificates
+    admin_port            health, readiness and metrics
+    options               settings
     certificate_reloader  rereads certificate files when they change
-    pem_files          reads and validates certificates and keys in PEM
-    certificate_issuer issues certificates with an authority in memory
+    pem_files             reads and validates certificates and keys in PEM
+    certificate_issuer    issues certificates with an authority in memory
 """

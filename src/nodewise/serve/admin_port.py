@@ -40,7 +40,7 @@ def loopback_only(route: Route) -> Route:
     def handler(request: Request) -> Response | Awaitable[Response]:
         if not is_loopback(request.local):
             raise Refused(
-                f"{route.path} shows every tenant's pods: ask on loopback, as kubectl port-forward does"
+                f"{route.path} shows every tenant's pods: call it on loopback, as kubectl port-forward does"
             )
         return route.handler(request)
 

@@ -1,8 +1,7 @@
 """Routes, and the exchange of one request: which handler answers, within which limits, what happens when it fails.
 
-`Application` knows no sockets: `http_connection.HttpConnection` opens an `HttpExchange` for each request
-header, passes it
-the body and writes its response.
+`Application` does not use sockets: `http_connection.HttpConnection` opens an `HttpExchange` for each request header,
+passes it the body and writes its response.
 """
 
 import io
@@ -122,7 +121,7 @@ class HttpExchange:
         self._peer = peer
         self._route: Route | None = None
         self._concurrency_limit: ConcurrencyLimit | None = None
-        """The concurrency_limit in which this request is counted."""
+        """The concurrency limit that counts this request."""
         self._body: bytes | io.BytesIO = b""
         """A buffer from the second part on: a list would hold an object for each chunk of one byte."""
         self._size = 0
@@ -179,7 +178,7 @@ class HttpExchange:
         return None
 
     def close(self, *, sent: bool) -> None:
-        """Leave the concurrency_limit, and count the request if its response was sent."""
+        """Release the concurrency limit, and count the request if its response was sent."""
         if self._concurrency_limit is not None:
             self._concurrency_limit.under_way -= 1
             self._concurrency_limit = None
@@ -215,7 +214,7 @@ class HttpExchange:
             self._refuse(error)
             return
         self.log_exception()
-        self._refuse(NodewiseError("this is a defect of ours; the server's log says more"))
+        self._refuse(NodewiseError("a defect of nodewise; see the log of the server"))
 
     def _refuse(self, error: NodewiseError) -> None:
         self._body = b""

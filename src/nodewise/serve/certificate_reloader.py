@@ -145,7 +145,6 @@ class CertificateReloader:
         if now_s < self._next_s:
             return False
         self._next_s = now_s + self._every_s
-        changed = [
-            reloadable.poll(self._clock.now()) for reloadable in self._files
-        ]  # each of them, whatever the first says
+        # a list, so that all files are polled even if the first one has changed
+        changed = [reloadable.poll(self._clock.now()) for reloadable in self._files]
         return any(changed)

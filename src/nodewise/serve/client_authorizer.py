@@ -38,9 +38,9 @@ class Authorization(NamedTuple):
     """What a connection's client may call."""
 
     refusal: Response | None = None
-    """The answer to every request; None if the client may call."""
+    """The response to every request; None if the client may call."""
     pinned_only_refusal: Response | None = None
-    """The answer of routes for pinned clients only; None for a pinned client."""
+    """The response of routes for pinned clients only; None for a pinned client."""
 
 
 PINNED: Final = Authorization()
@@ -81,8 +81,8 @@ def parse_client_certificate(der: bytes) -> CertificateIdentity:
 class ClientAuthorizer:
     """Authorizes each new connection once.
 
-    A refused client gets 403 with the reason for every request, and its connection is closed with that answer:
-    kube-scheduler logs the status of an answer and curl shows its text; a closed connection shows neither.
+    A refused client gets 403 with the reason for every request, and its connection is closed with that response:
+    kube-scheduler logs the status of a response and curl shows its text; a closed connection shows neither.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class ClientAuthorizer:
         """What the client may call. `chain`, DER, begins with its own certificate."""
         client = parse_client_certificate(chain[0] if chain else b"")
         secured = transport.get_extra_info("ssl_object")
-        # of a TLS 1.2 session that is resumed by its id nothing was verified but that it is the same client
+        # a TLS 1.2 session that is resumed by its id proves only that it is the same client
         verified_by = None if secured.session_reused else transport.get_extra_info("sslcontext")
         if not self._tls.admits(chain, verified_by):
-            # the CA was swapped while the handshake was under way, or the certificate is over
+            # the CA was replaced during the handshake, or the certificate has expired
             expected = "a certificate of the present client CA"
             return self._refuse_client("client_ca_changed", peer, client, expected)
         if client.is_ca and self._options.refuse_ca_client:

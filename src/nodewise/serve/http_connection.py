@@ -4,9 +4,8 @@ A connection is always in one phase. HEADER: a request header is incomplete. BOD
 not. ANSWERING: requests are complete and are being answered. IDLE: between requests. CLOSING: nothing more is written.
 HEADER, BODY and IDLE have deadlines.
 
-The parser's callbacks only note what came in; `_advance_first_exchange`, after each read, answers it. So a
-read that holds a request
-and then something that is not HTTP is known as a whole before the response announces whether the connection ends.
+The parser's callbacks only record input. `_advance_first_exchange` answers it after the whole read is parsed, so that
+the response can announce the end of the connection if a request is followed by bytes that are not HTTP.
 """
 
 import asyncio
@@ -104,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         self._header_bytes = 0
         self._overhead_bytes = 0
         self._had_body = False
-        self._is_deaf = False
+        self._ignores_input = False
         """Drop whatever comes in: the connection is about to end."""
 
         self._exchanges: deque[HttpExchange] = deque()
@@ -123,7 +122,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_writing_paused = False
 
         self._began_s = 0.0
-        self._heard_s = 0.0
+        self._last_read_s = 0.0
         self._watched: tuple[Phase, int] | None = None
 
     # called by the event loop
@@ -152,7 +151,7 @@ class HttpConnection(asyncio.Protocol):
         self._arm_timer()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._is_deaf = True
+        self._ignores_input = True
         self._connections.open.discard(self)
         for timer in (self._deadline, self._write_deadline):
             if timer is not None:
@@ -162,27 +161,27 @@ class HttpConnection(asyncio.Protocol):
             if exchange is not self._awaiting:
                 exchange.close(sent=False)
         self._exchanges.clear()
-        # Break the cycle of references now, not at the next collection: OpenSSL forgets a session that ended without
-        # a goodbye, so that nobody resumes it, when its connection is freed.
+        # Break the reference cycle now, not at the next garbage collection: OpenSSL drops a session that ended without
+        # close_notify, which must not be resumed, only when the connection is freed.
         del self._parser
 
     def data_received(self, data: bytes) -> None:
         # A closing transport may still deliver what was on its way; it must have no effect.
-        if self._is_deaf or self.transport.is_closing():
+        if self._ignores_input or self.transport.is_closing():
             return
         if self._phase is Phase.IDLE:
             self._phase = Phase.HEADER
             self._header_bytes = 0
         before = self._phase
-        self._heard_s = self._loop.time()
+        self._last_read_s = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._is_deaf:
+            if not self._ignores_input:
                 text = shown(str(error))
                 problem = Problem("request", text, "HTTP/1.1")
                 self._end("bad_request", text, responses.refusal_response(400, problem))
-        if not self._is_deaf:
+        if not self._ignores_input:
             self._count_bytes(before, len(data))
         self._advance_first_exchange()
         self._arm_timer()
@@ -191,7 +190,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_writing_paused = True
         if self._write_deadline is None:
             self._write_deadline = self._loop.call_later(
-                self._options.answer_timeout_s, self._end_unread_request
+                self._options.answer_timeout_s, self._end_unread_response
             )
 
     def resume_writing(self) -> None:
@@ -217,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
         self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._fields)
         if size > self._options.header_bytes:
@@ -237,11 +236,11 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._had_body = True
-        if not self._is_deaf and self._receiving is not None:
+        if not self._ignores_input and self._receiving is not None:
             self._receiving.receive(body)
 
     def on_message_complete(self) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         self._receiving = None
         self._phase = Phase.ANSWERING if self._exchanges else Phase.IDLE
@@ -354,7 +353,7 @@ class HttpConnection(asyncio.Protocol):
         """Go on after a complete response."""
         self._exchanges.popleft().close(sent=True)
         if self._closes:
-            self._is_deaf = True
+            self._ignores_input = True
             self._phase = Phase.CLOSING
             self.transport.close()
             return
@@ -414,7 +413,7 @@ class HttpConnection(asyncio.Protocol):
                 Phase.BODY: self._options.body_idle_timeout_s,
                 Phase.IDLE: self._options.keep_alive_s,
             }[self._phase]
-            self._began_s = self._heard_s = self._loop.time()
+            self._began_s = self._last_read_s = self._loop.time()
             self._deadline = self._loop.call_later(wait_s, self._handle_timeout)
 
     def _handle_timeout(self) -> None:
@@ -438,18 +437,18 @@ class HttpConnection(asyncio.Protocol):
         """Seconds until the body is late, as things stand."""
         if self._is_reading_paused:
             self._exclude_read_pause()
-        idle_s = self._heard_s + self._options.body_idle_timeout_s
+        idle_s = self._last_read_s + self._options.body_idle_timeout_s
         return min(idle_s, self._began_s + self._options.body_timeout_s) - self._loop.time()
 
     def _exclude_read_pause(self) -> None:
         """Exclude the time during which the server itself does not read."""
         now_s = self._loop.time()
-        self._began_s += now_s - self._heard_s
-        self._heard_s = now_s
+        self._began_s += now_s - self._last_read_s
+        self._last_read_s = now_s
 
-    def _end_unread_request(self) -> None:
+    def _end_unread_response(self) -> None:
         self._write_deadline = None
-        self._is_deaf = True
+        self._ignores_input = True
         self._close_reasons.record("answer_deadline", self.peer)
         self.transport.abort()
 
@@ -463,7 +462,7 @@ class HttpConnection(asyncio.Protocol):
         self._close_reasons.record(reason, self.peer, detail)
         is_incomplete = self._phase is Phase.BODY
         if len(self._exchanges) == 1 and not is_incomplete:
-            self._is_deaf = self._is_last = self._closes = True
+            self._ignores_input = self._is_last = self._closes = True
             return
         is_answered = is_incomplete and not self._exchanges
         is_behind = self._pieces is not None or len(self._exchanges) > 1
@@ -474,7 +473,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _send_last(self, response: bytes) -> None:
         """Write and close, without a reset that would overtake the response while the client is still sending."""
-        self._is_deaf = True
+        self._ignores_input = True
         self._phase = Phase.CLOSING
         self.transport.write(response)
         if self.transport.can_write_eof():
@@ -484,7 +483,7 @@ class HttpConnection(asyncio.Protocol):
             self._close()  # TLS announces the end by itself, and reads until the client has done so
 
     def _close(self) -> None:
-        self._is_deaf = True
+        self._ignores_input = True
         self._phase = Phase.CLOSING
         self.transport.close()
         self._loop.call_later(_LINGER_S, self.transport.abort)

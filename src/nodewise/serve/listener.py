@@ -134,7 +134,7 @@ class Listener:
             task.add_done_callback(self._forget_handshake)
 
     def _cancel_oldest(self) -> None:
-        """Make room. An honest handshake takes milliseconds, so the oldest one is the least likely to be honest."""
+        """Cancel the oldest handshake: regular ones take milliseconds, so it is the least likely to end."""
         task, peer = next(iter(self._handshakes.items()))
         self._forget_handshake(task)
         task.cancel()

@@ -35,7 +35,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """TCP port; 0 picks a free one. 9001 is what Telemetry Aware Scheduling's deployments name."""
 
     cert: Annotated[str, Option(metavar="FILE")] = ""
-    """Path of the serving certificate in PEM, followed by its chain. Reread within `reload_period_s` of a change."""
+    """Path of the serving certificate in PEM, followed by its chain. Reread within --reload-period of a change."""
 
     key: Annotated[str, Option(metavar="FILE")] = ""
     """Path of the certificate's private key in PEM, without a passphrase. Reread with the certificate."""
@@ -63,7 +63,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     prioritize, preempt and bind. `/decisions` and `/state` are not on this port. Off by default."""
 
     unsafe_address: Annotated[str, Option(metavar="ADDRESS")] = ""
-    """Address for plain HTTP that is not loopback. Must be equal to `address`. Empty: only loopback."""
+    """Address for plain HTTP that is not loopback. Must be equal to --address. Empty: only loopback."""
 
     max_body_bytes: int = 256 * 2**20
     """Limit of a request body in bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""

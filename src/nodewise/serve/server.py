@@ -21,7 +21,7 @@ from nodewise.serve.server_tls_context import ServerCertificates, end_s
 
 _SYSTEM: Final = SystemClock()
 _LOOK_S: Final = 0.01
-"""Between two looks of a server that stops whether the last response is written."""
+"""Poll interval of a stopping server for the end of its connections."""
 
 
 def _check_unsafe_options(options: ServeOptions) -> list[Problem]:
@@ -34,7 +34,7 @@ def _check_unsafe_options(options: ServeOptions) -> list[Problem]:
 class HttpServer:
     """Serves an application: mutual TLS, TLS without client certificates, or plain HTTP with `unsafe`.
 
-    `port` and `url` hold after `start`.
+    `port` and `url` are valid after `start`.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class HttpServer:
             self._poll_certificates(self._tls)
 
     def _poll_certificates(self, tls: ServerCertificates) -> None:
-        """Read changed certificate files; and set the metric of the client certificate that ends first."""
+        """Reload changed certificate files, and set the metric of the client certificate that expires first."""
         before = tls.context
         if tls.poll():
             self._retire_untrusted(tls)

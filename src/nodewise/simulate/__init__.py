@@ -2,8 +2,8 @@
 
 The package contains the parts of a simulated cluster: nodes and pods, the queue, plugins, the client of the extender
 protocol, preemption and messages. The simulated scheduler imports no extender; it calls one, in the same process or
-over the network. Only `replay` and `bursts_simulation` run the extender's request handler themselves, and `gpu_trace`
-runs the gpu agent. Plots, measurements and output belong to `cli.simulate` and the benchmarks.
+over the network. Only `replay` and `in_process_extender` run the extender's request handler, and `gpu_trace` runs
+the gpu agent. Plots, measurements and output belong to `cli.simulate` and the benchmarks.
 
 The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests, `tests/cluster/test_scheduler_*.py`.
 
@@ -13,7 +13,9 @@ The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests,
     node_info               a node with its pods
     filter_plugins          filter plugins and queueing hints
     score_plugins           scores of the default plugins
-    extender_*              an extender: configuration, client, messages, error texts
+    extender_*              an extender: configuration, client and messages
+    go_http_error_texts     error texts of Go's HTTP client for failed calls
+    in_process_extender     an extender in the same process, as an HTTP transport
     unschedulable_message   messages of PodScheduled and FailedScheduling
     preemption              victims for a pod that fits nowhere
     scheduling_cycle        one attempt to place one pod

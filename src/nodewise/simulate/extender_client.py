@@ -19,7 +19,7 @@ from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.parsed_nodes_and_pods import Pod
 
 _OK: Final = 200
-_WATCH: Final = SystemClock()
+_REAL_CLOCK: Final = SystemClock()
 """Timeouts use real time, independent of the simulated clock."""
 
 
@@ -144,7 +144,7 @@ class ExtenderClient:
         url = f"{self.entry.url_prefix.rstrip('/')}/{verb}"
         headers = {"Content-Type": "application/json"}
         names = {"sni_hostname": self._server_name} if self._server_name else {}
-        end_s = _WATCH.monotonic() + self.entry.timeout_s
+        end_s = _REAL_CLOCK.monotonic() + self.entry.timeout_s
         try:
             with self._http.stream("POST", url, content=body, headers=headers, extensions=names) as answer:
                 if answer.status_code != _OK:
@@ -164,7 +164,7 @@ def _read_until_deadline(answer: httpx2.Response, end_s: float) -> bytes:
     try:
         for piece in answer.iter_bytes():
             pieces.append(piece)
-            if _WATCH.monotonic() > end_s:
+            if _REAL_CLOCK.monotonic() > end_s:
                 raise Unavailable(go_http_error_texts.LATE_BODY)
     except httpx2.TimeoutException:
         raise Unavailable(go_http_error_texts.LATE_BODY) from None

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002, PLR2004 - the deadlines of the interface mean nothing in memory; paths have few parts
-"""An API server in memory: an `nodewise.kube.api.Api` with paged lists, watches, bookmarks, 410 and conflicts.
+"""An API server in memory: a `nodewise.kube.api.Api` with paged lists, watches, bookmarks, 410 and conflicts.
 
 It passes `tests/unit/kube/api_suite.py`, as the real API server does. It has no admission and no validation of kinds;
 `server_side_apply` is its subset of server-side apply.

@@ -103,19 +103,15 @@ class _ObjectOverrides:
 class Player:
     """Processes the records of a recording in order, from the one after the header."""
 
-    def __init__(self, cast: ReplayAgents) -> None:
-        watched = {
-            watch.name: watch.type for kind in cast.kinds for watch in kind.watched(cast.options[kind.name])
-        }
+    def __init__(self, agents: ReplayAgents) -> None:
+        kinds, options = agents.kinds, agents.options
+        watched = {watch.name: watch.type for kind in kinds for watch in kind.watched(options[kind.name])}
         self.tally = Tally()
-        self._cast = cast
-        self._states = {
-            kind.name: kind.state(cast.options[kind.name], cast.sync_period_s) for kind in cast.kinds
-        }
-        self._agent_states = AgentStates(self._states, cast.sync_period_s)
-        self._overrides = _ObjectOverrides(cast.objects)
-        self._request_handler = RequestHandler(cast.kinds, cast.options, self._states, cast.chain)
-        node_type = merge("Node", *(kind.node_fields for kind in cast.kinds))
+        self._states = {kind.name: kind.state(options[kind.name], agents.sync_period_s) for kind in kinds}
+        self._agent_states = AgentStates(self._states, agents.sync_period_s)
+        self._overrides = _ObjectOverrides(agents.objects)
+        self._request_handler = RequestHandler(kinds, options, self._states, agents.chain)
+        node_type = merge("Node", *(kind.node_fields for kind in kinds))
         self._cluster_states = ClusterStateRebuilder({**watched, NODES: node_type})
         self._snapshots = {0: Snapshot(NodeIndex(), {}, 0.0)}
         self._wanted: set[str] = set()
@@ -177,7 +173,7 @@ class Player:
                 metric_request.key for metric_request in state.metric_requests(cluster_state.objects)
             }
         self._requested |= {
-            metric for metric in self._wanted - self._requested if cluster_state.metrics.was_asked(metric)
+            metric for metric in self._wanted - self._requested if cluster_state.metrics.was_fetched(metric)
         }
         for name in self._agent_states.due(cluster_state):
             try:

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.prometheus.queries import promql_duration
 from nodewise.option import Option
 
 
@@ -75,7 +76,7 @@ _MAX_RATE_S: Final = 120.0
 def cpu_usage_query(rate_s: float, matchers: str = "") -> str:
     """Cores in use on each node, at one time: an average over `rate_s`."""
     chosen = ", ".join(filter(None, ('mode="idle"', matchers)))
-    idle = f"rate(node_cpu_seconds_total{{{chosen}}}[{span(rate_s)}])"
+    idle = f"rate(node_cpu_seconds_total{{{chosen}}}[{promql_duration(rate_s)}])"
     return f"sum without (cpu, mode) (1 - sum without ({_VOLATILE_LABELS}) ({idle}))"
 
 
@@ -88,10 +89,11 @@ def memory_usage_query(matchers: str = "") -> str:
 def metric_requests(options: WindowOptions) -> UsageRequests:
     """The metric requests of the options, with the window inserted into the queries."""
     window_s = options.statistics_window_s
+    window = promql_duration(window_s)
     rate_s = min(window_s / 5, _MAX_RATE_S)
     cpu = cpu_usage_query(rate_s, options.exporter_matchers)
     memory = memory_usage_query(options.exporter_matchers)
-    over = f"[{span(window_s)}:{span(rate_s / 4)}]"
+    over = f"[{window}:{promql_duration(rate_s / 4)}]"
     definitions = (
         (CPU_MEAN, options.cpu_mean_query, f"avg_over_time(({cpu}){over})"),
         (CPU_DEVIATION, options.cpu_deviation_query, f"stddev_over_time(({cpu}){over})"),
@@ -100,15 +102,7 @@ def metric_requests(options: WindowOptions) -> UsageRequests:
     )
     return UsageRequests(
         *(
-            MetricRequest(
-                name, query.replace("{window}", span(window_s)) if query else default, options.max_age_s
-            )
+            MetricRequest(name, query.replace("{window}", window) if query else default, options.max_age_s)
             for name, query, default in definitions
         )
     )
-
-
-def span(seconds: float) -> str:
-    """Format a duration for PromQL, which has no fractions."""
-    milli = max(round(seconds * 1000), 1)
-    return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"

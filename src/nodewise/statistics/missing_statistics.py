@@ -67,13 +67,14 @@ _WORDS: Final = {
 class StatisticsNotReady(msgspec.Struct, frozen=True):
     """The nodes' statistics are not read yet (`agent.Reason`)."""
 
-    speaker: str
+    prefix: str
+    """The agent's name, or `nodewise`."""
     unknown: str
     """The rest of a sentence that tells what is not known yet."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"{self.speaker}: starting, {self.unknown}"
+        return f"{self.prefix}: starting, {self.unknown}"
 
     def remedy(self) -> str:
         return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"

@@ -79,7 +79,7 @@ class LoadReader:
         return (yield from self._load_from_metrics(columns_[_CAPACITY], self._metric_requests, cluster_state))
 
     def _load_from_metrics(
-        self, capacity_: Table, requests: UsageRequests, cluster_state: ClusterState
+        self, capacity: Table, requests: UsageRequests, cluster_state: ClusterState
     ) -> Generator[None, None, NodeLoads]:
         cpu = yield from self._metric_by_node(requests.cpu_mean, cluster_state, _NANO_PER_MILLI)
         cpu_deviation = yield from self._metric_by_node(
@@ -89,12 +89,12 @@ class LoadReader:
         memory_deviation = yield from self._metric_by_node(requests.memory_deviation, cluster_state, NANO)
         used = np.stack([cpu.values, memory.values])
         ages_s = np.stack([cpu.ages_s, memory.ages_s])
-        missing = _missing_statistics_status(used, capacity_, ages_s > self._max_age_s)
+        missing = _missing_statistics_status(used, capacity, ages_s > self._max_age_s)
         return NodeLoads(
             np.where(missing, np.nan, used),
             np.stack([cpu_deviation.fresh(self._max_age_s), memory_deviation.fresh(self._max_age_s)]),
             np.full_like(used, np.nan),
-            capacity_,
+            capacity,
             missing,
             np.fmax(*ages_s),
         )
@@ -209,25 +209,21 @@ def _annotation_row(node: UsageNode) -> tuple[float, ...]:
 
 
 def _load_from_annotations(columns_: Table, now: float, max_age_s: float) -> NodeLoads:
-    capacity_ = columns_[_CAPACITY]
+    capacity = columns_[_CAPACITY]
     ages_s = now - columns_[_TIME]
     # a time in the future would keep its statistics fresh until they are written again
-    missing = _missing_statistics_status(columns_[_FREE], capacity_, np.abs(ages_s) > max_age_s)
+    missing = _missing_statistics_status(columns_[_FREE], capacity, np.abs(ages_s) > max_age_s)
     return NodeLoads(
-        np.where(missing, np.nan, capacity_ - columns_[_FREE]),
+        np.where(missing, np.nan, capacity - columns_[_FREE]),
         columns_[_DEVIATION],
-        capacity_ - columns_[_FORECAST],
-        capacity_,
+        capacity - columns_[_FORECAST],
+        capacity,
         missing,
         np.maximum(ages_s, 0.0),
     )
 
 
-def _missing_statistics_status(
-    values: Table, capacity_: Table, stale: NDArray[np.bool_]
-) -> NDArray[np.uint8]:
-    missing = np.where(
-        capacity_ > 0, np.uint8(StatisticStatus.PRESENT), np.uint8(StatisticStatus.NO_CAPACITY)
-    )
+def _missing_statistics_status(values: Table, capacity: Table, stale: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    missing = np.where(capacity > 0, np.uint8(StatisticStatus.PRESENT), np.uint8(StatisticStatus.NO_CAPACITY))
     missing = np.where(stale, np.uint8(StatisticStatus.STALE), missing)
     return np.where(np.isnan(values), np.uint8(StatisticStatus.ABSENT), missing)

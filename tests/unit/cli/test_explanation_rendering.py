@@ -257,7 +257,7 @@ ENDINGS = [
     ),
     pytest.param(
         of(("t", replace(verdict(evidence("heat", "85 85")), evidence=(evidence("heat", "- -"),)))),
-        ["a rule lost most of its values at once, and its verdicts of before hold: bring its metric back"],
+        ["a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"],
         id="held",
     ),
 ]

@@ -49,7 +49,7 @@ CASES = [
     ),
     pytest.param(state(node="a"), [response()], ["has not asked about it"], id="placed without a word"),
     pytest.param(
-        state(node="a"), [response(since=AFTER)], ["http://one remembers 5 decisions"], id="the ring is too small"
+        state(node="a"), [response(since=AFTER)], ["http://one keeps 5 decisions"], id="the ring is too small"
     ),
     pytest.param(state(node="a"), [response(0, None)], ["decided nothing at all"], id="nobody ever asks"),
     pytest.param(
@@ -60,7 +60,7 @@ CASES = [
     ),
     pytest.param(PodReadResult(None, gone=True), [response(since=None)], ["no such pod"], id="no such pod"),
     pytest.param(
-        PodReadResult(None), [response()], ["kube-scheduler asks only", "http://one remembers"],
+        PodReadResult(None), [response()], ["kube-scheduler asks only", "http://one keeps"],
         id="nothing is known of the pod",
     ),
 ]  # fmt: skip

@@ -199,7 +199,7 @@ class TestPriorities:
             ("two", "name=number"),
             ("two=0", "at least one weight above 0"),
             ("two=1e308", "from 0 to 1000000"),
-            ("two=1,two=2", "it once"),
+            ("two=1,two=2", "each name once"),
         ],
     )
     def test_a_weight_that_cannot_be_used_is_named(self, text: str, seen: str) -> None:

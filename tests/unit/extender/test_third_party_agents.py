@@ -191,7 +191,7 @@ class TestShapes:
 
     def test_of_evidence(self) -> None:
         good = Evidence("m", "LessThan", 3, np.array([1, 2, 3]), np.zeros(3, np.uint8), np.full(3, np.nan))
-        assert result_validation.scores(Scores(np.ones(3, np.int64), (good,)), 3) is not None
+        assert result_validation.validate_scores(Scores(np.ones(3, np.int64), (good,)), 3) is not None
         for bad in (
             replace(good, operator="Near"),
             replace(good, metric=7),
@@ -202,7 +202,7 @@ class TestShapes:
             replace(good, ages_s=None),
         ):
             with pytest.raises(InvalidResult):
-                result_validation.scores(Scores(np.ones(3, np.int64), (bad,)), 3)
+                result_validation.validate_scores(Scores(np.ones(3, np.int64), (bad,)), 3)
 
     def test_no_answer_about_no_candidates(self) -> None:
         setup = OddSetup()
@@ -211,8 +211,8 @@ class TestShapes:
         assert setup.agent.score(pod(), none, setup.snapshot).points.tolist() == []
 
     def test_words_that_cannot_be_written_are_mended(self) -> None:
-        assert result_validation.text("a\ud800b") == "a?b"
-        assert len(result_validation.text("x" * 10_000)) == 500
+        assert result_validation.validate_text("a\ud800b") == "a?b"
+        assert len(result_validation.validate_text("x" * 10_000)) == 500
 
 
 class TestDetails:
@@ -277,7 +277,7 @@ class TestSlots:
     def test_before_the_first_snapshot_its_pods_wait(self) -> None:
         setup = OddSetup()
         snapshot = msgspec.structs.replace(setup.snapshot, agent_states={})
-        assert why(filtered(setup, snapshot=snapshot)) == "it has not seen the nodes yet"
+        assert why(filtered(setup, snapshot=snapshot)) == "its state is not computed yet"
         assert setup.failures() == {}
 
     def test_wants_and_problems_that_fail_are_those_of_before(self) -> None:
@@ -289,9 +289,11 @@ class TestSlots:
 
     def test_a_want_is_taken_whole(self) -> None:
         metric_request = MetricRequest("m", "m > 0", 60.0, "max", empty_is_healthy=True)
-        assert result_validation.metric_requests(frozenset({metric_request})) == {metric_request}
+        assert result_validation.validate_metric_requests(frozenset({metric_request})) == {metric_request}
         with pytest.raises(InvalidResult, match="aggregate 'median', expected one of max, min, sum, avg"):
-            result_validation.metric_requests(frozenset({metric_request._replace(aggregate="median")}))
+            result_validation.validate_metric_requests(
+                frozenset({metric_request._replace(aggregate="median")})
+            )
 
 
 class WithInputs(replaceable_agent.OddState):
@@ -383,7 +385,7 @@ class Mistaken(OddKind):
 )
 def test_a_kind_of_the_wrong_shape(kind: Any, words: str) -> None:
     with pytest.raises(InvalidResult, match=re.escape(words)):
-        result_validation.kind(kind, "odd", [OddKind()])
+        result_validation.validate_kind(kind, "odd", [OddKind()])
 
 
 class TestTold:

@@ -32,10 +32,10 @@ class ServedApi:
         self.metrics_registry = MetricsRegistry()
         self._answer = answer
         http = httpx2.AsyncClient(base_url=SERVER, transport=httpx2.MockTransport(self._noted), timeout=None)
-        account = ConnectionInfo(
+        connection_info = ConnectionInfo(
             SERVER, extensions={"sni_hostname": "api"}, hint=lambda: "renew the certificate"
         )
-        self.api = HttpApi(http, account, TokenBucket(qps, burst), self.clock, self.metrics_registry)
+        self.api = HttpApi(http, connection_info, TokenBucket(qps, burst), self.clock, self.metrics_registry)
 
     def _noted(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)

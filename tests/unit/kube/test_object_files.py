@@ -141,7 +141,7 @@ def test_an_object_that_stands_twice_is_an_error(tmp_path: Path) -> None:
     objects = object_files.read(
         [write_objects(tmp_path, "1.yaml", NODE % "a"), write_objects(tmp_path, "2.yaml", NODE % "a")]
     )
-    with pytest.raises(BadInput, match=r"2\.yaml, document 1: Node a stands twice"):
+    with pytest.raises(BadInput, match=r"2\.yaml, document 1: Node a occurs twice"):
         names(objects)
 
 

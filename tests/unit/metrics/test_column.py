@@ -132,4 +132,4 @@ class TestSnapshot:
 
     def test_asked_is_asked_whatever_came_of_it(self) -> None:
         both = MetricsSnapshot().with_series(self.good).with_failure("k", "gone")
-        assert [both.was_asked(name) for name in ("m", "k", "x")] == [True, True, False]
+        assert [both.was_fetched(name) for name in ("m", "k", "x")] == [True, True, False]

@@ -48,7 +48,7 @@ def test_usage_is_divided_by_the_allocatable_of_the_nodes_beside_it(tmp_path: Pa
     assert shares(path) == {"a": NANO // 4}
     series = metric_files.read_snapshot(object_files.read([path])).series
     assert series["memory_usage"].samples["a"].value == 1024 * NANO
-    assert series["memory_usage_share"].invalid == {"a": "the Node says no allocatable memory"}
+    assert series["memory_usage_share"].invalid == {"a": "the Node reports no allocatable memory"}
 
 
 def test_without_nodes_beside_it_by_that_of_the_nodes_that_are_known(tmp_path: Path) -> None:

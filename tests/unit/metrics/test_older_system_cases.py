@@ -160,7 +160,7 @@ async def m9() -> None:
     """Wanted, never fetched: nothing is known, which is no value."""
     on = play(m=[item("a")])
     on.refresher.set_requests(frozenset({MetricRequest("m")}))
-    assert not on.refresher.snapshot.was_asked("m")
+    assert not on.refresher.snapshot.was_fetched("m")
     await on.refresher.settle()
 
 

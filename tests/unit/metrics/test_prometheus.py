@@ -99,7 +99,7 @@ REFUSALS: dict[str, tuple[int, Any, type[NodewiseError], str]] = {
     "a proxy's login": (401, b"<html>who are you", Refused, "<html>who are you.*--prometheus-token-file"),
     "no right": (403, b"", Refused, "may not query: grant"),
     "another server": (404, b"404 page not found", Unavailable, "does --prometheus-url lead"),
-    "a redirect": (302, b"", Unavailable, "HTTP status 302: no word .does --prometheus-url lead"),
+    "a redirect": (302, b"", Unavailable, "HTTP status 302: no message .does --prometheus-url lead"),
     "too many": (429, b"later", Unavailable, "429: later"),
     "a good status with bad news": (200, error_response("internal", "x"), BadInput, "status 'error'"),
     "something else": (200, b"hello", BadInput, "Prometheus' JSON"),

@@ -56,7 +56,7 @@ def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:
     async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(requests("m"))
         refresher.set_requests(requests("m"))
-        assert not refresher.snapshot.was_asked("m")
+        assert not refresher.snapshot.was_fetched("m")
         await refresher.settle()
 
     assert scenario(play, source).snapshot.series.keys() == {"m"}
@@ -68,7 +68,7 @@ def test_one_that_hangs_delays_no_other_and_ends_at_its_deadline() -> None:
         refresher.set_requests(requests("hang", "m"))
         await asyncio.sleep(0.01)
         assert refresher.snapshot.series.keys() == {"m"}
-        assert not refresher.snapshot.was_asked("hang")
+        assert not refresher.snapshot.was_fetched("hang")
         await refresher.settle()
 
     assert scenario(play).snapshot.failures == {"hang": "no answer within 0.05 s"}
@@ -162,7 +162,7 @@ def test_a_name_by_two_queries_is_two_things_and_neither_stands_in_the_others_wa
         refresher.set_requests(
             frozenset({MetricRequest("m"), MetricRequest("m", "one"), MetricRequest("m", "two")})
         )
-        assert not refresher.snapshot.was_asked("m by two")
+        assert not refresher.snapshot.was_fetched("m by two")
         await refresher.settle()
         assert refresher.snapshot.series.keys() == {"m", "m by one", "m by two"}
         refresher.set_requests(frozenset({MetricRequest("m")}))
@@ -179,7 +179,7 @@ def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
         await refresher.settle()
         assert refresher._requests == frozenset({MetricRequest("m", "", 300.0)})
         refresher.set_requests(frozenset({MetricRequest("m", "", 60.0)}))
-        assert refresher.snapshot.was_asked(
+        assert refresher.snapshot.was_fetched(
             "m"
         )  # only the age changed: the values stay until the next are there
         await refresher.settle()

@@ -89,8 +89,8 @@ def test_a_share_is_to_the_nearest_nano(cpu: str, nano: int) -> None:
 def test_without_allocatable_there_is_no_share(node: str) -> None:
     by_metric = fetch(item(node, "1"))
     assert by_metric["cpu_usage"].samples[node].value == NANO
-    assert by_metric["cpu_usage_share"].invalid == {node: "the Node says no allocatable cpu"}
-    assert by_metric["memory_usage_share"].invalid == {node: "the Node says no allocatable memory"}
+    assert by_metric["cpu_usage_share"].invalid == {node: "the Node reports no allocatable cpu"}
+    assert by_metric["memory_usage_share"].invalid == {node: "the Node reports no allocatable memory"}
 
 
 @pytest.mark.parametrize("bad", ["NaN", "many", None, True, [], {}])
@@ -124,7 +124,7 @@ FAILURES: dict[str, tuple[Any, type[NodewiseError], str]] = {
         "metrics.k8s.io is not registered.*install metrics-server",
     ),
     "not answering": (Unavailable("get: 503"), Unavailable, "503"),
-    "empty": ({"items": []}, Unavailable, "an empty list; expected what a node uses"),
+    "empty": ({"items": []}, Unavailable, "an empty list; expected the usage of nodes"),
     "null": ({"items": None}, Unavailable, "an empty list"),
     "no list": (b"[]", BadInput, "a NodeMetricsList"),
     "garbage": (b"garbage", BadInput, "a NodeMetricsList"),

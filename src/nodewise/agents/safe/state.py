@@ -53,7 +53,7 @@ class SafeStateBuilder(StateBuilder[SafeState | None]):
     def build(self, cluster_state: ClusterState) -> Generator[None, None, SafeState | None]:
         """The load of all nodes; None before its metrics were requested, because they are not missing yet."""
         if not all(
-            cluster_state.metrics.was_asked(metric_request.key)
+            cluster_state.metrics.was_fetched(metric_request.key)
             for metric_request in self._reader.metric_requests
         ):
             return None

@@ -48,7 +48,7 @@ _MAX_CONCURRENT: Final = 8
 
 
 class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
-    """What is written, and how often."""
+    """Annotations, their period, and the source of usage."""
 
     what: AnnotationSet = "all"
     """`usage`: free resources according to the usage of nodes. `allocation`: requests of pods, and what they leave.
@@ -216,7 +216,7 @@ def _create_components(
 
 
 def _usage_source_name(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
-    """The name of the source of usage, as `data_sources.create_sources` accepts it."""
+    """The name of the source of usage, as `object_and_metric_sources.create_sources` accepts it."""
     has_url = bool(prometheus.prometheus_url)
     chosen = own.usage_from
     if chosen == "auto":

@@ -32,7 +32,7 @@ class _ConfigureCommand(CommandTable, SectionedCommand):
             return super().parse_args(ctx, args)
         for flag, word in itertools.pairwise(args):
             if flag in {"-dry-run", "--dry-run"} and word.lower() in {"true", "false", "t", "f", "0", "1"}:
-                raise click.UsageError(f"{flag} {word}: say {flag}={word}", ctx)
+                raise click.UsageError(f"{flag} {word}: write {flag}={word}", ctx)
         return super().parse_args(ctx, older_flags.translate_older_flags(args, older_flags.CONFIGURATOR))
 
 

@@ -68,7 +68,7 @@ def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights:
         return _show_changes(options, request)
     folder = os.path.dirname(request.manifest)
     if not os.path.isdir(folder):
-        return _apply_changes(options, request)  # which tells all that is missing
+        return _apply_changes(options, request)  # reports everything that is missing
     with file_transaction.lock_folder(folder):
         _recover_interrupted_run(request)
         return _apply_changes(options, request)
@@ -118,7 +118,7 @@ def _apply_changes(options: ConfigureOptions, request: HostRequest) -> int:
     changes = plan.effective_changes
     file_transaction.commit_changes(changes, backup if changes else None)
     with contextlib.suppress(OSError):
-        os.rmdir(plan.emptied)  # none, or not empty: it stays
+        os.rmdir(plan.emptied)  # a folder that is not empty stays
     report.print_result(request, plan, backup)
     report.print_summary(options, plan, backup if changes else None, written=True)
     if any(change.path == request.manifest for change in changes):
@@ -179,10 +179,10 @@ _RECOVERY_MESSAGES: Final = {
     "undone": 'An earlier run was interrupted; its changes were reverted with the backup "{}".',
     "left": "An earlier run was interrupted, and its files were modified since: they stay as they are. The previous "
     'content is in "{}".',
-    "unreadable": 'warning: "{}" is no backup that can be used: its index makes no sense, or others than root can '
+    "unreadable": 'warning: "{}" is no backup that can be used: its index is invalid, or users other than root can '
     "write to it. Move it elsewhere.",
-    "foreign": 'warning: "{}" is of a run that did not end, and names files that this command does not manage: they '
-    "stay as they are. Run that command again with its flags.",
+    "foreign": 'warning: the backup "{}" is of an interrupted run, and names files that this command does not manage: '
+    "they are not restored. Run that command again with its flags.",
 }
 
 

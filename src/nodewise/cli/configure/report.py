@@ -122,7 +122,7 @@ def _print_certificates_result(request: HostRequest, certificates: Sequence[File
 
 def print_next_step(options: ConfigureOptions) -> None:
     print_message(
-        "The kubelet restarts kube-scheduler now. See that it comes back before you go on to the next host:"
+        "The kubelet restarts kube-scheduler now. Check that it runs again before you continue with the next host:"
     )
     print_message(
         "  kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide"

@@ -75,7 +75,7 @@ def run(options: AgentOptions) -> None:
     Exit codes:
       0  ended by SIGTERM or SIGINT
       1  it cannot run here, or not listen
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     registry, proc = MetricsRegistry(), common_options.proc(options)
@@ -213,7 +213,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
         type=Duration(),
         default="5s",
         show_default=True,
-        help="Between garbage collections. One also follows the end of a task's connection.",
+        help="Interval of garbage collections. The end of a task's connection also starts one.",
     ),
     click.Option(
         ["--enforce"],

@@ -24,10 +24,12 @@ from nodewise.errors import BadSettings, Problem
 
 TIMEOUT_S: Final = 600.0
 _ANYBODY: Final = (
-    "the webhook serves whoever reaches it, over TLS; for client certificates give --cafile or"
-    " --insecure=false, and the API server what `nodewise cpu webhook --print-admission-config` writes"
+    "the webhook serves every client over TLS; to require client certificates, set --cafile or --insecure=false,"
+    " and configure the API server with the files of `nodewise cpu webhook --print-admission-config`"
 )
-_NO_AGENT: Final = "pods that the webhook has seen to ask the node agent for CPUs, and --no-agent makes none"
+_NO_AGENT: Final = (
+    "pods that the webhook mutates request CPUs from the node agent, which --no-agent does not start"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ def run(options: ClusterInitOptions) -> None:
     Exit codes:
       0  all nodes are prepared
       1  something failed on some node; the report names it
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     commands = pods.parse_commands(options.cmk_cmd_list)

@@ -1,4 +1,7 @@
-"""Options that several commands of the CPU manager have, as typed fields, and what they select: a store, a machine."""
+"""Options that several commands of the CPU manager share, and the store, node and machine that they select.
+
+Also what these commands have in common: logging, JSON output, and repetition at an interval.
+"""
 
 import json
 import os
@@ -131,7 +134,8 @@ def make_command(
 _LEVELS: Final[Mapping[str, str]] = {
     "critical": "error", "error": "error", "warning": "warning", "info": "info", "debug": "debug",
 }  # fmt: skip
-_REQUESTS: Final = "nodewise.cli.cpu.requests"
+_API_CLIENT_KEY: Final = "nodewise.cli.cpu.api_client"
+"""The key of the client in `click.Context.meta`."""
 _INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 """The number of the initial namespace of process ids, and of no other (PROC_PID_INIT_INO)."""
 
@@ -212,9 +216,10 @@ def start_cmk_logging(environ: Mapping[str, str] = os.environ) -> None:
 def api(options: ApiServerOptions) -> BlockingApiClient:
     """A client of the API server of `--kubeconfig`, or of this pod: one connection per command."""
     context = click.get_current_context()
-    opened = context.meta.get(_REQUESTS)
+    opened = context.meta.get(_API_CLIENT_KEY)
     if opened is None:
-        opened = context.meta[_REQUESTS] = BlockingApiClient(KubeOptions(kubeconfig=options.kubeconfig))
+        opened = BlockingApiClient(KubeOptions(kubeconfig=options.kubeconfig))
+        context.meta[_API_CLIENT_KEY] = opened
         context.call_on_close(opened.close)
     assert isinstance(opened, BlockingApiClient)
     return opened

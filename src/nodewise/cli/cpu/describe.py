@@ -34,7 +34,7 @@ def run(options: DescribeOptions) -> None:
     Exit codes:
       0  printed
       1  the state cannot be read
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     stored = common_options.store(options).read()

@@ -29,9 +29,9 @@ def run(options: DiscoverOptions) -> None:
 
     \b
     Exit codes:
-      0  the node says so
-      1  the state cannot be read, or the node not be written
-      2  the command line or a setting is wrong
+      0  the node is up to date
+      1  the state cannot be read, or the node cannot be written
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     counts = node_advertisement.resource_counts(common_options.store(options).read().allocations)

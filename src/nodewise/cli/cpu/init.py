@@ -30,7 +30,7 @@ def run(options: InitOptions) -> None:
     Exit codes:
       0  the node has these pools
       1  it cannot have them, or has others
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     root = Path(options.sysfs)

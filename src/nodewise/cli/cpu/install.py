@@ -71,7 +71,7 @@ def command(
     Exit codes:
       0  installed
       1  it cannot be built, or not be written
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """  # fmt: skip
     common_options.start_cmk_logging()
     if build_only is not None:
@@ -83,9 +83,9 @@ def command(
         done = installation.install(folder, install_dir, mount_path, _host_proc_path(proc_fs))
     click.echo(f"{done.program}: {'installed' if done.changed else 'already there'} ({done.version})")
     for version in done.removed:
-        click.echo(f"{install_dir / version}: removed, nobody runs it any more")
+        click.echo(f"{install_dir / version}: removed, no process uses it")
     for version in done.kept:
-        click.echo(f"{install_dir / version}: kept, it may still be run")
+        click.echo(f"{install_dir / version}: kept, a process may still use it")
 
 
 @contextmanager

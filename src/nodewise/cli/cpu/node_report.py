@@ -34,7 +34,7 @@ def run(options: NodeReportOptions) -> None:
     Exit codes:
       0  printed, whatever is wrong with the node
       1  the report could not be made or published
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     store = common_options.store(options)

@@ -51,7 +51,7 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
     Exit codes:
       0  planned
       1  the machine has too few cores for it, or cannot be read
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     machine = common_options.machine(MachineOptions(sysfs=sysfs))

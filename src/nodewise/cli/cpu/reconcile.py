@@ -37,7 +37,7 @@ def run(options: ReconcileOptions) -> None:
     Exit codes:
       0  done; the report says what was freed
       1  the state could not be read or written
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     proc = common_options.proc(options)

@@ -54,7 +54,7 @@ def run(options: ReconfigureOptions) -> None:
     Exit codes:
       0  the node has these pools; with --check, it can
       1  it cannot be done, or failed; all is as it was
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     request = ReconfigureRequest(options.pools, options.check)
@@ -81,7 +81,7 @@ def _reconfigure_by_agent(path: Path, request: ReconfigureRequest) -> Sequence[M
         try:
             connected.connect(str(path))
         except ConnectionRefusedError:
-            terminal.print_message(f"nobody listens at {path}: doing it without the node agent")
+            terminal.print_message(f"no node agent listens at {path}: reconfiguring without it")
             return None
         except OSError as error:
             raise _no_agent_response_error(path, str(error)) from error
@@ -92,7 +92,7 @@ def _reconfigure_by_agent(path: Path, request: ReconfigureRequest) -> Sequence[M
         except OSError as error:
             raise _no_agent_response_error(path, str(error)) from error
     if not line:
-        raise _no_agent_response_error(path, "hung up")
+        raise _no_agent_response_error(path, "closed the connection")
     return agent_messages.parse_reconfigure_response(agent_messages.decode_line(line))
 
 

@@ -37,7 +37,7 @@ def run(options: ReconfigureSetupOptions) -> None:
     Exit codes:
       0  all nodes have these pools; with --check, all can
       1  it cannot be done on some node, or failed on one
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     pods_options = setup_options.build(options)

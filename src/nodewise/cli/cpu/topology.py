@@ -30,7 +30,7 @@ def command(output: str, sysfs: str) -> None:
     Exit codes:
       0  shown
       1  the machine cannot be read
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     machine = common_options.machine(MachineOptions(sysfs=sysfs))

@@ -59,7 +59,7 @@ def run(options: UninstallOptions) -> None:
     Exit codes:
       0  removed, or not there
       1  something runs in a pool, or something could not be removed
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
     api = common_options.api(options)
@@ -97,26 +97,26 @@ def _uninstall_from_node(
         report_progress(RemovalStep(program, f"not looked for: this is not node {name}"))
         return
     report_progress(
-        RemovalStep(program, _confirmation_word(was_there=installation.remove(Path(options.install_dir))))
+        RemovalStep(program, _removal_result(was_there=installation.remove(Path(options.install_dir))))
     )
     socket = Path(DEFAULT_SOCKET)
     report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _remove_agent_socket(socket)))
     file = nfd_feature.FOLDER / nfd_feature.FILE
     report_progress(
         RemovalStep(
-            f"feature file {file}", _confirmation_word(was_there=nfd_feature.write(nfd_feature.FOLDER, ()))
+            f"feature file {file}", _removal_result(was_there=nfd_feature.write(nfd_feature.FOLDER, ()))
         )
     )
 
 
 def _remove_agent_socket(socket: Path) -> str:
     try:
-        return _confirmation_word(was_there=socket_file.clear(socket, enforcer.DEFAULT_ORIGINALS))
+        return _removal_result(was_there=socket_file.clear(socket, enforcer.DEFAULT_ORIGINALS))
     except NodewiseError as error:
         return f"left: {error}"
 
 
-def _confirmation_word(*, was_there: bool) -> str:
+def _removal_result(*, was_there: bool) -> str:
     return "removed" if was_there else "not there"
 
 

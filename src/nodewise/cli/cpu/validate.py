@@ -47,10 +47,10 @@ def run(options: ValidateOptions) -> None:
 
     \b
     Exit codes:
-      0  all is well
-      1  the node cannot be looked at
-      2  the command line or a setting is wrong
-      3  something is wrong
+      0  every check passed
+      1  the node cannot be read
+      2  the command line or a setting is invalid
+      3  a check failed
     """
     common_options.start_cmk_logging()
     name = options.name

@@ -29,8 +29,8 @@ _WORDS: Final = {
     **dict.fromkeys(("false", "0", "no", "n", "off", "f", ""), False),
 }
 _UNTRUSTED: Final = (
-    "# No certificate is in here (--with-certificate). The Secret {secret} has to hold cert.pem and key.pem, and\n"
-    "# caBundle of the MutatingWebhookConfiguration who signed them.\n"
+    "# No certificate is included (--with-certificate). The Secret {secret} must contain cert.pem and key.pem,\n"
+    "# and caBundle of the MutatingWebhookConfiguration must contain the CA that signed them.\n"
 )
 
 
@@ -73,7 +73,7 @@ def run(options: WebhookOptions) -> None:
     Exit codes:
       0  printed, or ended by SIGTERM or SIGINT
       1  it cannot serve, or cannot write
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     any_client = parse_boolean_word(options.insecure, "--insecure")
     if options.print_admission_config:

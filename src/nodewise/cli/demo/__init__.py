@@ -247,12 +247,12 @@ def _median_ms(url: str, body: bytes) -> float:
 def suggest_next_command() -> str:
     """The next command to try: on the user's cluster if it responds."""
     with contextlib.suppress(NodewiseError):
-        asyncio.run(_cluster_answers())
+        asyncio.run(_check_cluster_responds())
         return "nodewise decide --cluster"
     return "nodewise decide examples/health-metric -o wide"
 
 
-async def _cluster_answers() -> None:
+async def _check_cluster_responds() -> None:
     api = connect(KubeOptions(), MetricsRegistry())
     try:
         await api.get("/version", timeout_s=2.0)

@@ -54,7 +54,7 @@ def extender(arguments: Sequence[str]) -> Iterator[ExtenderProcess]:
     """Run `nodewise extender` with these arguments on free loopback ports until the block ends."""
     with tempfile.TemporaryDirectory(prefix="nodewise-") as folder:
         log = Path(folder, "log")
-        with log.open("wb") as out, _find_started_event(arguments, out) as process:
+        with log.open("wb") as out, _start_process(arguments, out) as process:
             try:
                 yield ExtenderProcess(process, log)
             finally:
@@ -62,7 +62,7 @@ def extender(arguments: Sequence[str]) -> Iterator[ExtenderProcess]:
                 process.wait()
 
 
-def _find_started_event(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start_process(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
     plain = ["--unsafe", "--log-format=json", "--shutdown-delay=0s"]
     command = [sys.executable, "-m", "nodewise", "extender", *plain, *arguments]
     ports = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]

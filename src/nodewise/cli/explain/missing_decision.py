@@ -88,6 +88,6 @@ def _cause_in_replica(response: ReplicaResponse, created: float | None) -> Itera
         yield f"{url} did not respond: its decisions are unknown"
     elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
         yield (
-            f"{url} remembers {page.kept:,} decisions, the oldest of {page.kept_since}: older ones were dropped "
+            f"{url} keeps {page.kept:,} decisions, the oldest of {page.kept_since}: older ones were dropped "
             "(--decisions-bytes) or lost when it restarted"
         )

@@ -323,7 +323,7 @@ def _remedy_lines(explanation: Explanation) -> Iterator[str]:
         if remedy := group.reason.remedy():
             yield f"{remedy} ({_format_count(len(group.nodes), 'node')})"
     if explanation.held:
-        yield "a rule lost most of its values at once, and its verdicts of before hold: bring its metric back"
+        yield "a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"
     if explanation.stuck:
         yield f"{_format_count(explanation.stuck, 'node')} would need more than one of these changes"
 

@@ -105,7 +105,7 @@ async def find_replicas(api: Api, service: ReplicaService) -> list[ReplicaEndpoi
     replicas = parse_endpoint_slices(body, service)
     if not replicas:
         problem = Problem(f"Service {service.namespace}/{service.name}", "no ready endpoint", "at least one")
-        remedy = "is it called otherwise? --service and --service-namespace name another, --server a replica"
+        remedy = "--service and --service-namespace select another Service, --server a replica"
         raise Unavailable("looking for nodewise", [problem], remedy=remedy)
     return replicas
 

@@ -74,7 +74,7 @@ def replay(command_line: CommandLine) -> None:
     Exit codes:
       0  all responses are equal to the recorded ones
       1  the recording cannot be read
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
       3  a response differs
     """
     logs.configure("error")

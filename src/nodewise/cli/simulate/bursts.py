@@ -40,13 +40,13 @@ def reads_pods_only(kind: AgentKind) -> bool:
     return all(watched.resource.plural == PODS for watched in kind.watched(kind.options()))
 
 
-def _known_agent_names() -> list[AgentKind]:
+def _usable_agents() -> list[AgentKind]:
     return [kind for kind in agent_selection.agents_without_conflicts(ChainOptions) if reads_pods_only(kind)]
 
 
 def default_agent_groups() -> tuple[str, ...]:
     """No agent, each agent that scores by load, and the first complete one with all that score one aspect."""
-    scorers = [kind for kind in _known_agent_names() if kind.load_scoring != "none"]
+    scorers = [kind for kind in _usable_agents() if kind.load_scoring != "none"]
     whole = [kind.name for kind in scorers if kind.load_scoring == "whole"]
     aspects = [kind.name for kind in scorers if kind.load_scoring == "aspect"]
     combined = [",".join([whole[0], *aspects])] if whole and aspects else []
@@ -112,7 +112,7 @@ def run(command_line: CommandLine) -> None:
     Exit codes:
       0  placed
       1  a file cannot be written, or matplotlib is missing
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     logs.configure("error")
     own = command_line.settings(BurstOptions)
@@ -204,8 +204,6 @@ def _encode_burst_runs_csv(runs: Sequence[BurstsResult]) -> str:
 command = options_from_settings.make_command(
     "bursts",
     run,
-    options_from_settings.click_parameters(
-        BurstOptions, ChainOptions, WindowOptions, kinds=_known_agent_names()
-    ),
+    options_from_settings.click_parameters(BurstOptions, ChainOptions, WindowOptions, kinds=_usable_agents()),
     short_help="Place bursty pods with scoring agents.",
 )

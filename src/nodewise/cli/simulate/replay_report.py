@@ -50,7 +50,7 @@ def _replay_completeness_notes(replayed: Replayed) -> list[str]:
     ]
 
 
-def _encode_replay_json(replayed: Replayed) -> None:
+def _print_json(replayed: Replayed) -> None:
     tally = replayed.tally
     document = {
         "recording": replayed.header,
@@ -74,7 +74,7 @@ def _difference_document(difference: Difference) -> dict[str, Any]:
     return {**msgspec.structs.asdict(difference), "nodes": nodes}
 
 
-def _format_replay_text(replayed: Replayed) -> None:
+def _print_text(replayed: Replayed) -> None:
     header, tally = replayed.header, replayed.tally
     names = ", ".join(agent.name for agent in header.agents)
     click.echo(
@@ -110,14 +110,14 @@ def _difference_lines(difference: Difference) -> Iterator[str]:
         alike.setdefault((before, after), []).append(node)
     for (before, after), nodes in alike.items():
         more = f" and {len(nodes) - _MAX_NAMED_NODES} more" if len(nodes) > _MAX_NAMED_NODES else ""
-        change = f"{_format_setting_description(before)} -> {_format_setting_description(after)}"
+        change = f"{_format_node_result(before)} -> {_format_node_result(after)}"
         yield f"  {', '.join(nodes[:_MAX_NAMED_NODES])}{more}: {change}"
 
 
-def _format_setting_description(description: NodeResult) -> str:
-    if description is None:
+def _format_node_result(result: NodeResult) -> str:
+    if result is None:
         return "not named"
-    return f"score {description}" if isinstance(description, int) else description
+    return f"score {result}" if isinstance(result, int) else result
 
 
-FORMATS: Final = {"text": _format_replay_text, "json": _encode_replay_json}
+FORMATS: Final = {"text": _print_text, "json": _print_json}

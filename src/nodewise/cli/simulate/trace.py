@@ -83,7 +83,7 @@ def run(command_line: CommandLine) -> None:
     Exit codes:
       0  placed
       1  a file cannot be read
-      2  the command line or a setting is wrong
+      2  the command line or a setting is invalid
     """
     own = command_line.settings(TraceOptions)
     if own.svg is not None:

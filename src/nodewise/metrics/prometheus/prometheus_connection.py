@@ -172,11 +172,11 @@ def _basic_authorization(user: str, password: str) -> str:
 
 
 def _create_client(url: str, tls_files: _TlsFiles, secret: AuthorizationFile | None) -> httpx2.AsyncClient:
-    way = proxy_settings.proxy_url(url, os.environ) or None
+    proxy = proxy_settings.proxy_url(url, os.environ) or None
 
     def make() -> httpx2.AsyncHTTPTransport:
         return httpx2.AsyncHTTPTransport(
-            verify=tls_files.context(), proxy=way, limits=_LIMITS, trust_env=False
+            verify=tls_files.context(), proxy=proxy, limits=_LIMITS, trust_env=False
         )
 
     transport = RenewingTransport(make, tls_files.has_changed)

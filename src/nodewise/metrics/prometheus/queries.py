@@ -24,7 +24,7 @@ _NUMBERS: Final = ("inf", "nan")
 def range_query(request: MetricRequest, max_age_s: float) -> str:
     """The query of a request: the rule's query, else a selector of the metric; samples no older than `max_age_s`."""
     expression = instant_query(request)
-    return f"{expression}[{_promql_duration(max_age_s)}]" if is_selector(expression) else expression
+    return f"{expression}[{promql_duration(max_age_s)}]" if is_selector(expression) else expression
 
 
 def instant_query(request: MetricRequest) -> str:
@@ -43,7 +43,7 @@ def _metric_selector(metric: str) -> str:
     return f'{{__name__="{escaped}"}}'
 
 
-def _promql_duration(seconds: float) -> str:
+def promql_duration(seconds: float) -> str:
     """A duration in PromQL, which does not support fractions."""
     milli = max(round(seconds * 1000), 1)
     return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"

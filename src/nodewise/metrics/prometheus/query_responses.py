@@ -137,7 +137,7 @@ def error_from_response(what: str, status: int, body: bytes, retry_after: str = 
     except UNREADABLE:
         envelope = _ResponseEnvelope(error=body[:200].decode(errors="replace").strip())
     reason = ": ".join(filter(None, (envelope.error_type, envelope.error)))
-    problems = [Problem(f"HTTP status {status}", reason or "no word", "")]
+    problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
     remedy = _REMEDIES.get(status, "")
     kind = _BY_TYPE.get(envelope.error_type) or _BY_STATUS.get(status, Unavailable)
     if kind is Unavailable:
