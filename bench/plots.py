@@ -77,7 +77,7 @@ def _middle(series: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def lines(rows: Sequence[scaling.Row]) -> dict[str, list[float]]:
-    """By quantity: how many times as much as at the smallest size."""
+    """By quantity: the ratio to the amount at the smallest size."""
     return {name: [row[name] / rows[0][name] for row in rows] for name in scaling.QUANTITIES}
 
 

@@ -134,10 +134,6 @@ def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _code(text: str) -> str:
-    return f"`{text}`"
-
-
 def _series(name: str, results_: Results) -> str:
     series = results_["rounds"][name]
     requests = ", ".join(f"{each['requests']:g}" for each in series)

@@ -111,7 +111,7 @@ def _quiet(bench: NamesBench, url: str, null_server: str) -> Rounds:
 def _refreshing(
     bench: NamesBench, extender: bench_processes.MeasuredExtender, null_server: str, seconds: float
 ) -> Rounds:
-    """RuntimeError if the metrics did not really come in at their pace all the while."""
+    """RuntimeError if metric fetches failed or fell behind during the measurement."""
     asks = {
         prefix + REFRESH: ask
         for prefix, ask in bench.series(extender.url, null_server, FILTER, seconds).items()

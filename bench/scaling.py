@@ -86,13 +86,13 @@ def _refresh_cpu_s(extender: bench_processes.MeasuredExtender, periods: int) -> 
 
 
 def exponent(rows: Sequence[Mapping[str, Any]], quantity: str) -> float:
-    """Of the power of the nodes by which a quantity grows between the two largest sizes: 1 is as the nodes."""
+    """The exponent of the growth of a quantity between the two largest sizes: 1 is proportional to the nodes."""
     less, most = rows[-2], rows[-1]
     return math.log(most[quantity] / less[quantity]) / math.log(most["nodes"] / less["nodes"])
 
 
 def per_node(rows: Sequence[Mapping[str, Any]], quantity: str) -> float:
-    """How many times as much per node at the largest size as at the one before."""
+    """The ratio of the amounts per node at the largest size and at the one before."""
     less, most = rows[-2], rows[-1]
     return float(most[quantity] / less[quantity] * less["nodes"] / most["nodes"])
 

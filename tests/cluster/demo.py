@@ -30,7 +30,7 @@ CPU = {"rack1-a": "8", "rack1-b": "16", "rack2-a": "8"}
 
 
 def main() -> None:
-    """Tell the whole story; ends by itself."""
+    """Run all steps of the demo."""
     assets = programs.folder()
     print_demo_text("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
     with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
@@ -132,7 +132,7 @@ def survives(own: Sandbox, nodewise: ExtenderProcess) -> None:
     print_demo_text("\nnodewise is killed:")
     print_demo_text(f"  app-6 waits: {own.expect_rejected('app-6')[:110]}")
     print_demo_text(
-        f"  a pod without a policy goes to {own.expect_bound('plain')}: kube-scheduler does not ask us about it"
+        f"  a pod without a policy goes to {own.expect_bound('plain')}: kube-scheduler does not call nodewise for it"
     )
 
 

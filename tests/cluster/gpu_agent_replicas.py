@@ -112,18 +112,18 @@ class PodHistory:
     def most_held(self, resource: str) -> Mapping[tuple[str, str], int]:
         """By node and card, the most of a resource that pods held of it at any instant of the history."""
         most: dict[tuple[str, str], int] = {}
-        held_gpus: dict[tuple[str, str], int] = {}
+        held: dict[tuple[str, str], int] = {}
         by_uid: dict[str, Mapping[tuple[str, str], int]] = {}
         for kind, pod in self.events:
             uid = pod["metadata"]["uid"]
             for place, amount in by_uid.pop(uid, {}).items():
-                held_gpus[place] -= amount
+                held[place] -= amount
             if kind == "DELETED" or "nodeName" not in pod["spec"]:
                 continue
             by_uid[uid] = held_of_pod(pod, resource)
             for place, amount in by_uid[uid].items():
-                held_gpus[place] = held_gpus.get(place, 0) + amount
-                most[place] = max(most.get(place, 0), held_gpus[place])
+                held[place] = held.get(place, 0) + amount
+                most[place] = max(most.get(place, 0), held[place])
         return most
 
 

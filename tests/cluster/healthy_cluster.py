@@ -68,7 +68,7 @@ class KubeletServer:
 
 
 class HealthyCluster:
-    """From `running`; a test changes what it likes, and takes it away again."""
+    """Created by `installed`. A test may change anything, and reverts its changes."""
 
     def __init__(self, plane: ControlPlane, folder: Path, log: AuditLog) -> None:
         self.plane = plane

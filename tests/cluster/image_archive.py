@@ -1,6 +1,6 @@
 """The container image of nodewise, built once from the current tree.
 
-archive = imaging.archive()   # an OCI archive; pods find its image as imaging.NAME once it was imported
+archive = image_archive.archive()   # an OCI archive; once it is imported, image_archive.NAME is the image of pods
 """
 
 import fcntl
@@ -18,9 +18,9 @@ from tests.cluster.go_toolchain import MissingError
 from tests.node import installed_program
 
 NAME = f"{image_properties.NAME}:{nodewise.__version__}"
-"""What pods say."""
+"""The image name in pods."""
 REFERENCE = f"docker.io/library/{NAME}"
-"""What `ctr` says."""
+"""The image name for `ctr`."""
 _KEPT = 3
 """Images that stay in the cache, the newest."""
 

@@ -62,7 +62,7 @@ def _meant_for(pod: Object) -> str | None:
 
 
 class FakeKubelets:
-    """From `playing`. `fates` says for pods, by patterns of their names, what their status is; others do well."""
+    """Created by `running_kubelets`. `fates` has the status of pods by name pattern; other pods run."""
 
     def __init__(self, api: ClusterApi, namespace: str) -> None:
         self.fates: dict[str, Object] = {}

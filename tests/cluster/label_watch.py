@@ -22,7 +22,7 @@ class NodeLabelChange(NamedTuple):
 
 
 class LabelWatch:
-    """What was seen since `watching` was entered, oldest first."""
+    """The changes since `watch_labels` was entered, oldest first."""
 
     def __init__(self) -> None:
         self.changes: list[NodeLabelChange] = []

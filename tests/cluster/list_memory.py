@@ -2,8 +2,8 @@
 
     python -m tests.cluster.list_memory KUBECONFIG
 
-One JSON object on its standard output, `Found`. Of time nothing is measured: the clock by which the reflector cuts its
-work into slices goes on by one slice at each look, so that what a step may do is the same on a machine of any speed.
+Prints one JSON object, `ListMeasurement`. No time is measured: the clock by which the reflector divides its work into
+slices advances by one slice at each reading, so a step does the same work on a machine of any speed.
 """
 
 import asyncio
@@ -48,16 +48,16 @@ class ListedNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListMeasurement(NamedTuple):
-    """What the list was made of."""
+    """The size of the list, and the memory and loop steps of reading it."""
 
     nodes: int
     pages_bytes: list[int]
     held_bytes: int
-    """How much larger the process became."""
+    """Growth of the process's resident memory."""
     most_in_a_step: int
-    """Nodes decoded between two turns of everybody else."""
+    """Maximum number of nodes decoded in one step of the event loop."""
     turns: int
-    """Of a task that does nothing but take its turn."""
+    """Number of steps of another task in the meantime."""
 
 
 class LoopStepCounter:

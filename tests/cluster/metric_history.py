@@ -105,7 +105,7 @@ class FreshnessCheck(Generic[T]):
         self.oldest_s = 0.0
         """The largest age of outdated values in a response, in seconds."""
 
-    def told(self, answer: T, floor: int, answered_s: float) -> int | None:
+    def match(self, answer: T, floor: int, answered_s: float) -> int | None:
         """The index of the values that the response rests on; None if no acceptable values give this response.
 
         `floor` is the history's floor at the time of the request.
@@ -125,4 +125,4 @@ class FreshnessCheck(Generic[T]):
     def meanings(self) -> str:
         """The acceptable responses, for an error message."""
         meant = [self._meant(truth) for truth in self._history.truths[self._at_least :]]
-        return f"right since truth {self._at_least} was told: {meant}"
+        return f"acceptable since values {self._at_least} were observed: {meant}"

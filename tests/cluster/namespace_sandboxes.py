@@ -131,7 +131,7 @@ class Sandbox:
         return [event["message"] for event in events]
 
     def clean(self) -> None:
-        """Takes away all pods of the namespace and all that was made, the last first, and all ledgers of nodes.
+        """Takes away all pods of the namespace and all other objects in reverse order, and all allocation records.
 
         The namespace is closed before anything else, or a controller would put new pods into it.
         """

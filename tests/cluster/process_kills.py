@@ -1,6 +1,6 @@
 """Kills programs at random moments and restarts them, while other threads check decisions and labels.
 
-Every answer must tell one of the truths that may be told (`truths`), or reject all nodes because nobody knows.
+Every response must follow from acceptable values (`MetricHistory.truths`), or reject all nodes for lack of values.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ class DecisionChecker:
         return self._client.post(f"{self._url}/scheduler/{verb}", json=body)
 
     def _failed(self, verb: str, error: Exception, asked_s: float) -> None:
-        """No answer is in order while nodewise is dead: from a kill until it answers again."""
+        """A missing response is acceptable only from a kill of nodewise until it responds again."""
         self.unanswered += 1
         if self._nodewise.killed_s < self._well_s:
             self.wrong.append(
@@ -133,7 +133,7 @@ class DecisionChecker:
             )
 
     def _check(self, verb: str, answer: httpx2.Response, floor: int, asked_s: float) -> None:
-        """A refusal is in order as long as nodewise cannot know better: from a kill until it has values again."""
+        """A refusal is acceptable only while nodewise has no values: from a kill until it has values again."""
         answered_s = time.monotonic()
         self.answers += 1
         if answer.status_code != httpx2.codes.OK:
@@ -149,7 +149,7 @@ class DecisionChecker:
         self._knew_s[verb] = asked_s
         response = failed(answer) if verb == "filter" else scores(answer)
         held: FreshnessCheck[Any] = self._filtered if verb == "filter" else self._scored
-        if held.told(response, floor, answered_s) is None:
+        if held.match(response, floor, answered_s) is None:
             self.wrong.append(f"{verb}: no truth at {answered_s:.1f}: {self._difference(response)}")
 
     def _difference(self, response: Any) -> str:
@@ -166,7 +166,7 @@ class DecisionChecker:
 
 
 def failed(answer: httpx2.Response) -> frozenset[str]:
-    """The nodes that a filter call was refused."""
+    """The rejected nodes in the response of a filter call."""
     return frozenset(answer.json().get("FailedNodes") or {})
 
 
@@ -180,7 +180,7 @@ def is_refusal(answer: httpx2.Response, verb: str) -> bool:
 
 
 def scores(answer: httpx2.Response) -> dict[str, int]:
-    """The points that a prioritize call gave."""
+    """The scores in the response of a prioritize call."""
     return {priority["Host"]: priority["Score"] for priority in answer.json()}
 
 
@@ -217,7 +217,7 @@ class LabelPoller:
                 self.wrong.append(f"labels of others on {node} at {seen_s:.1f}: {others}")
             for key in OURS:
                 held = self._held[node, key]
-                if held.told(ours.get(key), floor, seen_s) is None:
+                if held.match(ours.get(key), floor, seen_s) is None:
                     self.wrong.append(f"{key} of {node} at {seen_s:.1f}: {ours.get(key)}; {held.meanings()}")
 
     def forget(self) -> None:

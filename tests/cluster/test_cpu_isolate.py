@@ -68,14 +68,14 @@ def allow(plane: ControlPlane, space: str, *rules: Any) -> None:
     api_user_kubeconfigs.grant(plane.api, f"system:serviceaccount:{space}:worker", rules, space)
 
 
-class TestInsideOnReal(ApiClientSuite):
+class TestServiceAccountClientOnReal(ApiClientSuite):
     @pytest.fixture
     def api_client(self, plane: ControlPlane, space: str, account: Path) -> ServiceAccountClient:
         allow(plane, space, rule("*", "*"))
         return ServiceAccountClient(account, environment(plane))
 
 
-class TestConfigMapBookOnReal(StoreSuite):
+class TestConfigMapStoreOnReal(StoreSuite):
     @pytest.fixture
     def store(self, plane: ControlPlane, space: str) -> Iterator[ConfigMapStore]:
         with BlockingApiClient(options(plane)) as opened:
@@ -192,7 +192,7 @@ def test_many_at_once_share_two_cpus(
 
 
 class PodIsolates(NamedTuple):
-    """Isolates of a pod, and the book that they write."""
+    """`isolate` processes of a pod, and the store that they write to."""
 
     pod: PodProcesses
     store: ConfigMapStore

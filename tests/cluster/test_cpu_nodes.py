@@ -361,14 +361,14 @@ class TestUninstall:
         known = {pool: {texts[pool]: [task]}} if pool else {}
         annotations = {"Owner": "", IDENTITIES: json.dumps(known)}
         metadata = {"name": cmk_names.config_map(node), "annotations": annotations}
-        object_versions = {
+        config_map = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata,
             "data": {"config": yaml.safe_dump(config)},
         }
         sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/configmaps/{cmk_names.config_map(node)}")
-        sandbox.put(object_versions)
+        sandbox.put(config_map)
 
     def left(
         self, sandbox: Sandbox, node: str, folder: Path, *arguments: str, **more: Any

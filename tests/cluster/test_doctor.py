@@ -143,7 +143,7 @@ def test_a_planted_fault_is_found(cluster: HealthyCluster, case: DoctorCase) -> 
         )
     findings = diagnosis.of(case.finding)
     assert (diagnosis.code, diagnosis.sound) == (3, False)
-    assert any(_place(cluster, case) in finding["object"] for finding in findings), diagnosis
+    assert any(_place(case) in finding["object"] for finding in findings), diagnosis
     assert all(word in " ".join(finding["remedy"] for finding in findings) for word in case.remedy), diagnosis
     assert all(
         finding["seen"] and finding["wanted"] and finding["remedy"] for finding in diagnosis.findings
@@ -156,7 +156,7 @@ def _diagnosis_with(cluster: HealthyCluster, case: DoctorCase) -> Diagnosis | No
     return diagnosis if case.finding in diagnosis.ids() else None
 
 
-def _place(cluster: HealthyCluster, case: DoctorCase) -> str:
+def _place(case: DoctorCase) -> str:
     return misconfigurations.ENTRY if case.about == "entry" else case.about
 
 

@@ -17,7 +17,7 @@ def node(name: str = "g1") -> Object:
     return gpu_cluster.node(name, cards=2, shares=10, millicores=1000)
 
 
-def running(sandbox: Sandbox, name: str, cards: str, on: str = "g1") -> Object:
+def running(name: str, cards: str, on: str = "g1") -> Object:
     """A pod of the older system: its GPUs are in an annotation, and no allocation record names it."""
     made = gpu_cluster.pod(name, millicores=600)
     made["metadata"]["annotations"] = {gpu_cluster.CARDS: cards}
@@ -27,7 +27,7 @@ def running(sandbox: Sandbox, name: str, cards: str, on: str = "g1") -> Object:
 def test_running_pods_hold_their_cards_in_a_decision(plane: ControlPlane, sandbox: Sandbox) -> None:
     """No right but to list nodes, pods and policies is needed."""
     sandbox.nodes(node())
-    sandbox.pods(running(sandbox, "a", "card0"), running(sandbox, "b", "card1"))
+    sandbox.pods(running("a", "card0"), running("b", "card1"))
     sandbox.pods(gpu_cluster.pod("large", millicores=600), gpu_cluster.pod("small", millicores=300))
     decisions = {
         decision["pod"].partition("/")[2]: decision
@@ -44,7 +44,7 @@ def test_running_pods_hold_their_cards_in_a_decision(plane: ControlPlane, sandbo
 def test_the_pods_of_other_namespaces_hold_cards_too(plane: ControlPlane, sandbox: Sandbox) -> None:
     sandbox.nodes(node())
     sandbox.pods(gpu_cluster.pod("new", millicores=600))
-    other = running(sandbox, "elsewhere", "card0")
+    other = running("elsewhere", "card0")
     other["metadata"]["namespace"] = "default"
     sandbox.create(other)
     (decision,) = parse_report(run(*decide_command(plane, sandbox, "-o", "json")))["decisions"]

@@ -34,9 +34,9 @@ def shipped(
 
 
 class MissingRight(NamedTuple):
-    """What a right that is not there costs."""
+    """The effects of a missing right."""
 
-    said: str
+    event: str
     """The event of the log line that names it."""
     lost: frozenset[str]
     """Of `FEATURES`."""
@@ -48,7 +48,7 @@ LEASE = "nodewise-extender"
 LEADERS = frozenset({"labels", "new trust", "status", "advertise", "wake"})
 FEATURES = LEADERS | {"ready", "filter", "new nodes", "new policies", "usage", "events", "event counts"}
 NOTHING = FEATURES - {"events", "event counts"}
-"""What is left is to say no."""
+"""All features except events: nodewise rejects all pods."""
 
 WITHOUT = {
     ApiRight("list", CORE, "nodes"): MissingRight("kube_lost", NOTHING),
@@ -146,7 +146,7 @@ def right_name(right: ApiRight) -> str:
 def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     shipped: ShippedInstallation, sandbox: Sandbox, tmp_path: Path, right: ApiRight
 ) -> None:
-    message, lost = WITHOUT[right]
+    event, lost = WITHOUT[right]
     sandbox.nodes(*kubernetes_objects.nodes("a b"))
     shipped.label_as_the_older_system("a", "old")
     shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
@@ -168,7 +168,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
             )
             wait(
                 "it is named",
-                lambda: refusal_message(right) in str(running.events(message)) or None,
+                lambda: refusal_message(right) in str(running.events(event)) or None,
                 show=running.events,
             )
             assert scene.seen() == FEATURES - lost

@@ -80,7 +80,7 @@ MOST_WARNINGS = 40
 
 
 class KillTestCluster:
-    """Everything that runs, what is true, and who looks."""
+    """The running programs, the current metric values, and the threads that check decisions and labels."""
 
     def __init__(
         self, plane: ControlPlane, scraping: Monitoring, adapter: PrometheusAdapter, nodewise: ExtenderProcess

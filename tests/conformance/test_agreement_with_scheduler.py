@@ -28,11 +28,11 @@ from tests.cluster import kubernetes_objects
 
 Json = dict[str, Any]
 TOGETHER = 10
-"""Worlds that one extender holds at once: most of the time goes into waiting until it has read them."""
+"""Clusters in one extender at a time: most of the time is spent waiting until it has read them."""
 
 _numbers = itertools.count(1)
 _http = httpx2.Client(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), trust_env=False)
-"""Without the system's certificates, which take longer to read than any answer here."""
+"""Without the system's certificates, because reading them takes longer than any response here."""
 
 RULE = st.fixed_dictionaries(
     {

@@ -1,7 +1,6 @@
 """The program that is installed on hosts, built once for the current sources and lock file.
 
-folder = installed_program.install(tmp_path
-"opt-bin")   # mount it at /opt/bin; `cmk` is in it
+folder = installed_program.install(tmp_path / "opt-bin")   # mount it at /opt/bin; it contains `cmk`
 """
 
 import fcntl

@@ -49,8 +49,8 @@ runtime = "runc"
 runc = [{runc}]
 """,
 }
-"""Nothing of the machine's: its network and shared memory are left alone, and no limit is raised, which root may not
-everywhere. All is kept in memory."""
+"""The settings use nothing of the machine: no network, no shared memory, and no raised limits, which root may not be
+allowed to raise. All data is in memory."""
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def host(operator: ImageToolsUser, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_podman_configures_a_host_by_the_lines_of_the_how_to(podman: ImageToolsUser, host: Path) -> None:
-    """And undoes it: the backup is of this host, though each container has a name of its own."""
+    """The restore accepts the backup as one of this host, although each container has another host name."""
     [block] = page_code_blocks.section(PAGE, "### Configure a host with it")
     line = block.text.replace("nerdctl --namespace k8s.io run", "podman run")
     manifest = host / "manifests/kube-scheduler.yaml"

@@ -48,13 +48,13 @@ def test_a_cluster_and_a_policy(
     archive = get_or_skip(request, image_archive.archive)
     end = page_code_blocks.section(CLUSTER, "## Clean up")
     begin = [block for block in page_code_blocks.blocks(CLUSTER) if block not in end]
-    policy = page_code_blocks.blocks(POLICY)
+    policy_blocks = page_code_blocks.blocks(POLICY)
     assert len(begin) > 5
     assert len(end) == 1
-    assert len(policy) > 10
+    assert len(policy_blocks) > 10
     with laptop(cluster, control_plane_programs, container_programs.busybox, archive, tmp_path) as reader:
         try:
-            reader.follows([*begin, *policy, *end])
+            reader.follows([*begin, *policy_blocks, *end])
         except AssertionError as error:
             raise AssertionError(
                 f"{error}\n{cluster.describe_state('nodewise', app='nodewise-scheduler')}"

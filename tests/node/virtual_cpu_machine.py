@@ -26,7 +26,7 @@ from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.virtual_machine import EmulatedHardware, FileEntry
 
 STATE = "/state"
-"""What outlives a boot."""
+"""The folder that persists across boots."""
 CMK = f"{cmk_names.DEFAULT_INSTALL_DIR}/cmk"
 HARDWARE = EmulatedHardware(
     smp="8,sockets=2,cores=2,threads=2",

@@ -27,9 +27,10 @@ def dashboards_page() -> str:
 
 
 def _dashboard(path: Path, dashboard: Mapping[str, Any]) -> str:
-    title = dashboard["title"].removeprefix("nodewise: ").capitalize()
+    title = dashboard["title"].removeprefix("nodewise: ")
+    heading = title[:1].upper() + title[1:]
     link = f"[`{path.name}`](../../deploy/chart/nodewise/dashboards/{path.name})"
-    return f"\n## {title}\n\n{link}\n\n" + table(
+    return f"\n## {heading}\n\n{link}\n\n" + table(
         ("panel", "description", "metrics"), _panels(dashboard["panels"])
     )
 

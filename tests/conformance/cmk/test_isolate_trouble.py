@@ -246,7 +246,7 @@ def test_isolate_as_first_process_of_a_container_forwards_signals(two: Directory
 
 
 def test_orphans_are_waited_for_by_it(two: DirectoryNode) -> None:
-    """And none stays a zombie."""
+    """`isolate` reaps orphaned processes, so none remains a zombie."""
     grandchild = "(sh -c 'sleep 0.05' &) ; sleep 1; ps -o stat= --ppid $PPID | grep -c Z || true"
     if shutil.which("ps") is None:
         skip_conditions.not_run("ps is missing")
@@ -255,7 +255,7 @@ def test_orphans_are_waited_for_by_it(two: DirectoryNode) -> None:
 
 
 def test_the_command_has_no_more_signals_blocked_or_ignored_than_without_isolate(two: DirectoryNode) -> None:
-    """Whoever starts the tests may have some ignored: nohup does."""
+    """The tests may run with ignored signals, for example under nohup."""
     command = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
     # glibc's own two, 32 and 33, are left ignored by some ways of starting a program
     with_it, without = (

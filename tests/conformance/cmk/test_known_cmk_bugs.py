@@ -45,7 +45,7 @@ def two(tmp_path: Path) -> DirectoryNode:
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["as CMK writes tasks", "with its start"])
 def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) -> None:
-    """It has a folder in /proc as well, which stands in no list."""
+    """A thread has a folder in /proc as well, but a listing of /proc does not contain it."""
     over, began = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -170,7 +170,7 @@ def test_b74_a_preference_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     files = {0: "power", 1: "performance", 2: None}
     for cpu, word in files.items():
         path = f"{CPUS}/cpu{cpu}/cpufreq/energy_performance_preference"
-        # a folder in its place is what nobody can read
+        # a folder in its place cannot be read as a file
         write({path: f"{word}\n"} if word else {path: None}, tmp_path / "machine")
     result = preferences(sysfs.read(tmp_path / "machine"))
     assert result == {0: "power", 1: "performance"}

@@ -224,7 +224,7 @@ def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
 
 
 def test_the_same_machine_gets_the_same_pools_to_the_letter(tmp_path: Path) -> None:
-    """Whatever order Python has in its sets."""
+    """The result does not depend on the order of Python's sets."""
     isolated = write(case_machines.texts("D24", "0-4,24-28,12-16,36-40"), tmp_path / "machine")
     options = ["--num-exclusive-cores", 8, "--num-shared-cores", 1, "--exclusive-mode", "spread"]
     made = []

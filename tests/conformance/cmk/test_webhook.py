@@ -178,7 +178,7 @@ def test_the_answer_is_of_the_version_that_asks(version: str, own: Webhook) -> N
 
 
 def test_only_new_pods_are_mutated(own: Webhook) -> None:
-    """A registration that sends too much must not keep pods from going."""
+    """A registration that sends other requests must not block the deletion of pods."""
     for operation in ("DELETE", "UPDATE", "CONNECT"):
         body = webhook_process.review(webhook_process.pod_with_request())
         body["request"] |= {"operation": operation, "object": None}

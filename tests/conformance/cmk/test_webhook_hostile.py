@@ -117,7 +117,7 @@ def test_each_thing_that_is_something_else(webhook: Webhook) -> None:
             if answer.status_code == 200:
                 assert review["response"]["allowed"] or review["response"]["status"]["message"], body
             else:
-                # of what does not go together with the mutations nobody can say who is wrong
+                # a conflict with the mutations can be caused by the pod or by the mutations
                 assert answer.status_code == (500 if "mutations" in review["error"] else 400), body
                 assert review["problems"], body
     assert webhook.operations(webhook_process.pod_with_request())

@@ -8,8 +8,6 @@ from typing import Any
 
 import yaml
 
-MINORS = range(18, 38)
-
 
 def kubeadm_pod(minor: int = 30, patch: str = "0", **image: str) -> dict[str, Any]:
     """The pod that kubeadm of this version writes."""

@@ -59,7 +59,7 @@ def _node(text: str) -> GpuNode:
 
 
 def _books(pod_texts: list[str]) -> list[Any]:
-    """What all pods hold, and what is held when the last one is gone."""
+    """The allocations of all pods, and those without the last pod."""
     pods = [_running(f"p{number}", text) for number, text in enumerate(pod_texts)]
     return [_held(pods), _held(pods[:-1])]
 

@@ -120,10 +120,8 @@ class GasEnvironment:
                 self.node(f"{case.tag}-{name}", text, case.driver)
             for number, text in enumerate(case.row.running):
                 running = table_notation.running(text)
-                on_control_plane, name = f"{case.tag}-{running.node}", f"{case.tag}-running-{number}"
-                pod = self.pod(
-                    name, running.containers, case.driver, node=on_control_plane, **running.annotations
-                )
+                node, name = f"{case.tag}-{running.node}", f"{case.tag}-running-{number}"
+                pod = self.pod(name, running.containers, case.driver, node=node, **running.annotations)
                 self.set_phase(pod, "Running")
 
     def filter(self, served: ExtenderProcess, pod: Object, names: Sequence[str]) -> httpx2.Response:

@@ -35,7 +35,7 @@ PERIOD_S = 5.0
 
 
 class FakeMetricsApi:
-    """As much of an API server as a source of metrics asks; notes every call."""
+    """The part of an API server that a source of metrics calls; records every call."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -90,11 +90,11 @@ async def check_looks(row: AnswerRow, metric_requests: frozenset[MetricRequest])
     source = CustomMetricsSource(api)
     for number, look in enumerate(row.looks):
         api.offer(look)
-        (decision,) = [
+        (series,) = [
             await try_fetch(source, metric_request, number * PERIOD_S) for metric_request in metric_requests
         ]
         assert api.calls == [f"{METRICS}{end}" for end in look.calls]
-        assert (decision and read_of(decision, look)) == look.read
+        assert (series and read_of(series, look)) == look.read
 
 
 async def try_fetch(source: CustomMetricsSource, metric_request: MetricRequest, now: float) -> Series | None:
@@ -114,8 +114,8 @@ def read_of(series: Series, look: MetricsApiResponse) -> dict[str, dict[str, Any
         }
         for node, sample in series.samples.items()
     }
-    requests_of = look.read or {}
-    return {node: {field: values[node][field] for field in requests_of.get(node, {})} for node in values}
+    expected = look.read or {}
+    return {node: {field: values[node][field] for field in expected.get(node, {})} for node in values}
 
 
 @pytest.mark.parametrize(
