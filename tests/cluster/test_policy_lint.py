@@ -133,6 +133,26 @@ def test_they_agree_about_strategies(api: ClusterApi, change: Any) -> None:
     check(api, WHOLE | {"spec": {"strategies": {"dontschedule": change}}})
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        *(
+            {"generateName": value}
+            for value in ("a", "a-", "A-", "-a", "-", "a.-", "Bad_Name", "m" * 254, True, 0, [], None)
+        ),
+        *(
+            {"name": "p", "generateName": value}
+            for value in ("A-", "a.-", "Bad_Name", "m" * 253, "m" * 254, True, 0, "")
+        ),
+        *({"name": value, "generateName": "a-"} for value in (None, "", 0, False, [])),
+        *({"name": "p", "namespace": value} for value in (None, "", 0, [])),
+    ],
+    ids=str,
+)
+def test_they_agree_about_names(api: ClusterApi, metadata: Any) -> None:
+    check(api, WHOLE | {"metadata": {"namespace": "default", **metadata}})
+
+
 def test_they_agree_about_too_many_strategies(api: ClusterApi) -> None:
     check(api, WHOLE | {"spec": {"strategies": {f"s{number}": {"rules": []} for number in range(17)}}})
 

@@ -8,7 +8,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from nodewise.cli.cpu.install import modules
+from nodewise.cli.cpu.install import bundled_modules
 from nodewise.cpu.install import bundle, installation
 from tests.cluster import go_toolchain
 
@@ -26,7 +26,7 @@ def ready() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = home / _digest()
         if not folder.is_dir():
-            bundle.build(folder, modules())
+            bundle.build(folder, bundled_modules())
         folder.touch()
         go_toolchain.tidy((path for path in home.iterdir() if path.is_dir()), _KEPT)
         return folder

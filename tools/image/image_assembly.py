@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
-from nodewise.cli.cpu.install import modules
+from nodewise.cli.cpu.install import bundled_modules
 from nodewise.cpu.install import bundle
 from tools.image import (
     debian_packages,
@@ -178,7 +178,7 @@ def _program(ready: Path | None, work: Path, identity: ImageIdentity) -> BuiltLa
     folder = root / image_properties.READY.lstrip("/")
     if ready is None:
         say("building the program that `nodewise cpu install` puts on hosts")
-        bundle.build(folder, modules())
+        bundle.build(folder, bundled_modules())
     else:
         shutil.copytree(ready, folder, symlinks=True)
     return _part("the program for hosts", root, identity)

@@ -279,9 +279,13 @@ async def fetch_metrics(
     async def lookup() -> NodeAttributes:
         return nodes
 
-    back_s = max(5 * settings.refresh.sync_period_s, 60.0)
     dependencies = SourceDependencies(
-        api, lookup, settings.prometheus, back_s, settings.refresh.metrics_timeout_s, registry
+        api,
+        lookup,
+        settings.prometheus,
+        settings.refresh.default_max_age_s,
+        settings.refresh.metrics_timeout_s,
+        registry,
     )
     live = object_and_metric_sources.create_sources(settings.names, (), dependencies)
     loaded: list[MetricsSource] = (

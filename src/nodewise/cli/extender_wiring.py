@@ -130,11 +130,8 @@ def _wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredEx
     snapshots = ClusterlessSnapshots(config.agents, states)
     extender = Extender(request_handler, snapshots.snapshot, ring, *tools)
 
-    async def watch_loop() -> None:
-        await event_loop_lag.measure_lag(*tools)
-
     memory = extender_components.create_agent_memory(own.state, None, states, lambda: True, tools)
-    tasks = [watch_loop, *(agent_memory.run for agent_memory in memory)]
+    tasks = [_measure_lag_task(tools), *(agent_memory.run for agent_memory in memory)]
     readiness = Readiness(tuple, tools.registry)
     tools.registry.set("ready", 1.0)
     servers = extender_components.create_servers(
@@ -187,15 +184,12 @@ def _assemble_extender(
     async def publish() -> None:
         await snapshot_cache.run()
 
-    async def watch_loop() -> None:
-        await event_loop_lag.measure_lag(*tools)
-
     memory = extender_components.create_agent_memory(
         config.settings[ExtenderOptions].state, api, states, leads, tools
     )
     for agent_memory in memory:
         agent_memory.subscribe(recorder.record_memory)
-    tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop, *leader.tasks]
+    tasks: list[Task] = [*feed.tasks, refresher.run, publish, _measure_lag_task(tools), *leader.tasks]
     tasks += [agent_memory.run for agent_memory in memory]
     closing: list[Callable[[], Awaitable[None]]] = [binding.bindings.close] if binding else []
     closing += [*(agent_memory.close for agent_memory in memory), *leader.closing]
@@ -221,6 +215,13 @@ def _create_object_feed(config: ExtenderConfig, api: HttpApi | None, tools: Cloc
     return object_and_metric_sources.watch_cluster(api, needs, *tools, api.namespace)
 
 
+def _measure_lag_task(tools: ClockAndMetrics) -> Task:
+    async def measure_lag() -> None:
+        await event_loop_lag.measure_lag(*tools)
+
+    return measure_lag
+
+
 def _source_dependencies(
     config: ExtenderConfig, api: HttpApi | None, feed: ObjectFeed, tools: ClockAndMetrics
 ) -> SourceDependencies:
@@ -228,8 +229,9 @@ def _source_dependencies(
     refresh: RefreshOptions = config.settings[RefreshOptions]
     nodes = NodeAttributesCache(feed.nodes)
     prometheus: PrometheusOptions = config.settings[PrometheusOptions]
-    back_s = max(5 * refresh.sync_period_s, 60.0)
-    return SourceDependencies(api, nodes.read, prometheus, back_s, refresh.metrics_timeout_s, tools.registry)
+    return SourceDependencies(
+        api, nodes.read, prometheus, refresh.default_max_age_s, refresh.metrics_timeout_s, tools.registry
+    )
 
 
 def _create_snapshot_cache(

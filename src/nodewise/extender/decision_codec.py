@@ -122,13 +122,13 @@ def encode(decision: Decision) -> Generator[None, None, bytes]:
         reasons = [
             StaticReason(reason.text(), reason.is_failure, reason.remedy()) for reason in verdict.reasons
         ]
-        rules = yield from _rules(verdict.evidence)
+        rules = yield from _encode_rule_evidence(verdict.evidence)
         details = yield from _details(verdict.details, len(verdict.codes), rejects=True)
         codes = _encode_to_raw_json(verdict.codes.tolist())
         verdicts.append(_Verdict(agent, verdict.joined, codes, reasons, rules, details))
     scores = []
     for agent, agent_scores in decision.scores:
-        rules = yield from _rules(agent_scores.evidence)
+        rules = yield from _encode_rule_evidence(agent_scores.evidence)
         details = yield from _details(agent_scores.details, len(agent_scores.points), rejects=False)
         points = _encode_to_raw_json(agent_scores.points.tolist())
         scores.append(_Scores(agent, points, rules, details, agent_scores.label, agent_scores.weight))
@@ -164,7 +164,7 @@ def _details(details: Details | None, size: int, *, rejects: bool) -> Generator[
     return _Details(_encode_to_raw_json(texts), distances, msgspec.Raw(numbers))
 
 
-def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRule]]:
+def _encode_rule_evidence(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRule]]:
     rules = []
     for rule in evidence:
         values = _encode_to_raw_json(rule.values.tolist())

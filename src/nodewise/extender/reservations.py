@@ -133,7 +133,7 @@ class ReservationWriter:
         if write_task is not None:
             await asyncio.shield(write_task)
 
-    def _newest_record(self) -> AllocationRecordLease | None:
+    def _current_node_record(self) -> AllocationRecordLease | None:
         """The newest known record; None if there is none."""
         record: AllocationRecordLease | None = self._context.allocation_records.get(
             self._context.namespace, self._name
@@ -143,7 +143,7 @@ class ReservationWriter:
     def _plan_reservation(self, pod: Any) -> BindPlan | Refusal | None:
         """Plan upon the newest record and all pending reservations."""
         if not self._unwritten_plans():
-            self._planned_on = self._newest_record()
+            self._planned_on = self._current_node_record()
         self._update_snapshot()
         context = self._context
         return context.binder.bind(pod, self._node, context.snapshot_cache.snapshot, context.clock.now())
@@ -168,7 +168,7 @@ class ReservationWriter:
 
     def _expected_record(self) -> AllocationRecordLease | None:
         """The record with the unwritten plans; the same object while nothing changes."""
-        record, plans = self._newest_record(), self._unwritten_plans()
+        record, plans = self._current_node_record(), self._unwritten_plans()
         if self._expected is None or self._expected[0] is not record or self._expected[1] != plans:
             meta = (
                 record.metadata if record else AllocationRecordMetadata(self._name, self._context.namespace)
@@ -222,7 +222,7 @@ class ReservationWriter:
 
     async def _write_batch(self) -> NodewiseError | None:
         """Write all that is pending, once. The error if the write failed; then the store has the current record."""
-        record = self._newest_record()
+        record = self._current_node_record()
         if record is not self._planned_on:
             self._plan_again()
         self._planned_on = record
@@ -305,7 +305,7 @@ class ReservationWriter:
 
     async def _reread_record(self) -> None:
         """Read the record from the API server into the store."""
-        known = self._newest_record()
+        known = self._current_node_record()
         try:
             self._apply_response(await self._context.api.get(self._path, timeout_s=CALL_TIMEOUT_S))
         except NotFound:

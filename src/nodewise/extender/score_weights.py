@@ -14,7 +14,7 @@ _MOST: Final = 10**6
 
 
 class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the scores of several agents are combined."""
+    """Combination of the scores of several agents."""
 
     weights: Annotated[str, Option(metavar="NAME=WEIGHT,…")] = ""
     """Weights of priorities, such as `safe-overload=1,safe-balance=10,congestion=2`: by the priority's own name, or by

@@ -83,25 +83,25 @@ class HttpApi:
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         request = self._request("POST", path, params, body)
-        return await self._write("create", request, timeout_s)
+        return await self._send_rate_limited_write("create", request, timeout_s)
 
     async def replace(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         request = self._request("PUT", path, params, body)
-        return await self._write("replace", request, timeout_s)
+        return await self._send_rate_limited_write("replace", request, timeout_s)
 
     async def patch(
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         request = self._request("PATCH", path, params, body, _TYPES[kind])
-        return await self._write("patch", request, timeout_s)
+        return await self._send_rate_limited_write("patch", request, timeout_s)
 
     async def delete(
         self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         request = self._request("DELETE", path, params, body)
-        return await self._write("delete", request, timeout_s)
+        return await self._send_rate_limited_write("delete", request, timeout_s)
 
     async def watch(
         self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
@@ -165,7 +165,7 @@ class HttpApi:
             problem = Problem("path", str(error), "one that a URL can hold")
             raise BadInput(f"{method} {self.server}{path[:200]}", [problem]) from error
 
-    async def _write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+    async def _send_rate_limited_write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
         """Send a write when the client-side rate limit allows it. `Unavailable` if that exceeds the timeout."""
         wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
         if wait_s is None:

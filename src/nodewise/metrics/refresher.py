@@ -29,6 +29,16 @@ class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics_concurrency: Annotated[int, msgspec.Meta(ge=1)] = 64
     """Limit of concurrent metric requests, and so of connections."""
 
+    @property
+    def default_max_age_s(self) -> float:
+        """The age at which a value counts as missing, unless a setting says otherwise."""
+        return default_max_age_s(self.sync_period_s)
+
+
+def default_max_age_s(sync_period_s: float) -> float:
+    """Five refresh periods, at least 60 s, so that a node keeps its value if one or two scrapes fail."""
+    return max(5 * sync_period_s, 60.0)
+
 
 class MetricsRefresher:
     """Fetches metrics and keeps `snapshot` up to date."""

@@ -69,47 +69,47 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of a request body in bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""
 
     handshake_timeout_s: float = 5.0
-    """Timeout of the TLS handshake in seconds, from the accepted connection. The default is that of Telemetry Aware
+    """Timeout of the TLS handshake, from the accepted connection. The default is that of Telemetry Aware
     Scheduling."""
 
     header_timeout_s: float = 5.0
-    """Timeout of a request header in seconds, from the open connection or from the first byte of a following
+    """Timeout of a request header, from the open connection or from the first byte of a following
     request."""
 
     header_bytes: int = 8192
     """Limit of request line and header in bytes. kube-scheduler sends less than 300."""
 
     body_idle_timeout_s: float = 10.0
-    """Timeout between two parts of a request body in seconds."""
+    """Timeout between two parts of a request body."""
 
     body_timeout_s: float = 60.0
-    """Timeout of a whole request body in seconds. kube-scheduler's own timeout for a call is 5 s by default."""
+    """Timeout of a whole request body. kube-scheduler's own timeout for a call is 5 s by default."""
 
     answer_timeout_s: float = 30.0
-    """Timeout of sending a response in seconds, while the client does not read and the buffer is full."""
+    """Timeout of sending a response, while the client does not read and the buffer is full."""
 
     keep_alive_s: float = 120.0
-    """Timeout of an idle connection in seconds. The default is above the 90 s after which Go's client closes it, so
+    """Timeout of an idle connection. The default is above the 90 s after which Go's client closes it, so
     that no request uses a closing connection."""
 
     connection_age_s: float = 300.0
-    """Maximum age of a connection in seconds: it is closed with the next response, also after each change of the
+    """Maximum age of a connection: it is closed with the next response, also after each change of the
     certificate files. A client certificate is verified when a connection opens, so an expired one is accepted no longer
     than this."""
 
     max_connections: int = 512
-    """Limit of open connections; further ones are closed. Together with `max_handshakes` it should stay below the limit
+    """Limit of open connections; further ones are closed. Together with --max-handshakes it should stay below the limit
     of open files, usually 1024."""
 
     max_handshakes: int = 256
     """Limit of connections in the TLS handshake; the oldest one is closed for a newer one, as a regular handshake takes
-    milliseconds. Separate from `max_connections`, so that clients without a certificate cannot block others."""
+    milliseconds. Separate from --max-connections, so that clients without a certificate cannot block others."""
 
     max_pipelined: int = 16
     """Limit of pipelined requests on a connection. Go's client does not pipeline."""
 
     reload_period_s: float = 1.0
-    """Period in seconds of the checks whether certificate files have changed. Mounted Secrets change by a replaced
+    """Period of the checks whether certificate files have changed. Mounted Secrets change by a replaced
     symbolic link, which inotify does not report."""
 
     @property

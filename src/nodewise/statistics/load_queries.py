@@ -17,7 +17,7 @@ class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):
     covers more of its variation."""
 
     statistics_max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Age in seconds at which statistics count as missing; 0: an hour. The age of annotations is that of
+    """Age at which statistics count as missing; 0: an hour. The age of annotations is that of
     nodewise.io/annotated-at; without it, it is unknown and they count as fresh."""
 
     cpu_mean_query: Annotated[str, Option(metavar="QUERY")] = ""

@@ -42,13 +42,13 @@ def account(tmp_path: Path) -> Path:
 class TestNode:
     def test_is_the_configured_one(self, api_client: BlockingClient, account: Path) -> None:
         assert (
-            common_options.node(replace(UNNAMED, node_name="named"), api_client, INSIDE, account) == "named"
+            common_options.resolve_node_name(replace(UNNAMED, node_name="named"), api_client, INSIDE, account) == "named"
         )
 
     def test_is_the_node_of_this_pod_in_its_namespace(
         self, api_client: BlockingClient, account: Path
     ) -> None:
-        assert common_options.node(UNNAMED, api_client, INSIDE, account) == "node-1"
+        assert common_options.resolve_node_name(UNNAMED, api_client, INSIDE, account) == "node-1"
 
     @pytest.mark.parametrize(
         ("environ", "words"),
@@ -62,11 +62,11 @@ class TestNode:
         self, environ: Mapping[str, str], words: str, api_client: BlockingClient, account: Path
     ) -> None:
         with pytest.raises(BadSettings, match=rf"{words}.*--node-name"):
-            common_options.node(UNNAMED, api_client, environ, account)
+            common_options.resolve_node_name(UNNAMED, api_client, environ, account)
 
     def test_is_not_known_without_a_service_account(self, api_client: BlockingClient, tmp_path: Path) -> None:
         with pytest.raises(BadSettings, match=r"fieldPath: spec\.nodeName"):
-            common_options.node(UNNAMED, api_client, INSIDE, tmp_path)
+            common_options.resolve_node_name(UNNAMED, api_client, INSIDE, tmp_path)
 
 
 class TestPatience:
@@ -81,7 +81,7 @@ class TestPatience:
 
 
 def test_a_mount_that_was_named_is_the_hosts() -> None:
-    assert common_options.proc(ProcessOptions(proc_fs="/host/proc")) == Path("/host/proc")
+    assert common_options.host_proc(ProcessOptions(proc_fs="/host/proc")) == Path("/host/proc")
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"isolate", "reaffinitize"}))

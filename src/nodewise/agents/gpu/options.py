@@ -16,13 +16,13 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for the GPU vendor, the placement, and the annotations that pods may use."""
 
     gpu_placement: Placement = "first-fit"
-    """Choice of cards for a pod, and scores of nodes. `first-fit`: the first by name, as in the older system. `pack`:
+    """Choice of GPUs for a pod, and scores of nodes. `first-fit`: the first by name, as in the older system. `pack`:
     the fullest. `spread`: the emptiest. `balanced`: the one with the least used amount of --balanced-resource.
     `fragmentation`: the one where the placement leaves the most capacity usable for typical pods. The pod annotation
     nodewise.io/gpu-placement overrides it."""
 
     gpu_profile: Annotated[str, Option(metavar="NAME|FILE")] = "intel"
-    """Names of resources, and the source of a node's cards. `intel`: gpu.intel.com/, by labels. `generic`:
+    """Names of resources, and the source of a node's GPUs. `intel`: gpu.intel.com/, by labels. `generic`:
     nvidia.com/gpu, shared by gpu-milli, gpumem and gpucores; the number of cards is the node label
     nvidia.com/gpu.count or, without it, the allocatable nvidia.com/gpu. Anything else is a YAML file with prefix,
     counts, shares, monitoring, tiles, cards and count_label. The node annotation nodewise.io/gpu-cards overrides
@@ -48,12 +48,12 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     the message. `field`: HTTP 200 and the message in `Error`, which appears in the pod's event."""
 
     gpu_check_period_s: Annotated[float, msgspec.Meta(ge=0)] = 300.0
-    """Period in seconds of a comparison of nodes, pods and ledgers in memory with a fresh list. A difference is logged
+    """Period of a comparison of nodes, pods and allocation records in memory with a fresh list. A difference is logged
     and counted, and everything is read again. 0: never."""
 
     gpu_card_metrics: Annotated[int, msgspec.Meta(ge=0)] = 256
-    """Number of cards in the cluster up to which each has its own gauge; with more cards there are totals only. 1,000
-    cards delay requests by 7 ms per scrape."""
+    """Number of GPUs in the cluster up to which each has its own gauge; with more GPUs there are totals only. 1,000
+    GPUs delay requests by 7 ms per scrape."""
 
     def __post_init__(self) -> None:
         """`BadSettings` for contradictory settings. The default, first-fit, contradicts nothing."""

@@ -9,18 +9,18 @@ from nodewise.statistics.missing_statistics import MissingRules, Score
 
 
 class LearnedOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for learning from pods, and for forgetting."""
+    """Learning rate, prior and half-life of rewards."""
 
     learned_half_life_s: Annotated[float, msgspec.Meta(ge=0)] = 6 * 3600.0
     """Time after which half of an estimate of a pod type on a node is forgotten, so that a node that failed is tried
     again. 0: never."""
 
     learned_prior: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
-    """Reward, from 0 to 1, of a node on which a pod type was never tried. Estimates fade to this value."""
+    """Reward, from 0 to 1, of a node on which a pod type was never tried. Estimates decay to this value."""
 
     learned_exploration: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     """Bonus for nodes with few tries: this factor times the root of ln(1 + tries on all nodes) / (1 + tries on the
-    node), where tries fade as rewards do. 0: none."""
+    node), where tries decay as rewards do. 0: none."""
 
     learned_namespaces: Annotated[tuple[str, ...], Option(metavar="NAMESPACE")] = ()
     """Namespaces from whose pods the agent learns; repeat it for several. Default: all."""

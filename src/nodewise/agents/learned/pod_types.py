@@ -132,12 +132,12 @@ def _deduplicate_pod_fields(pod: ObservedPod, controller: OwnerReference | None)
         if controller and not _type_from_labels(metadata)
         else None,
     )
-    containers = tuple(map(_reduce_container, pod.status.containerStatuses or ()))
+    containers = tuple(map(_compact_container_status, pod.status.containerStatuses or ()))
     spec = ObservedPodSpec(intern(pod.spec.nodeName))
     return ObservedPod(metadata=metadata, spec=spec, status=ObservedPodStatus(intern(phase), containers))
 
 
-def _reduce_container(container: ObservedContainer) -> ObservedContainer:
+def _compact_container_status(container: ObservedContainer) -> ObservedContainer:
     last = container.lastState if container.lastState and container.lastState.terminated else None
     return msgspec.structs.replace(container, name=intern(container.name), lastState=last)
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodewise.metrics.refresher import default_max_age_s
 from nodewise.option import Option
 
 
@@ -11,7 +12,7 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for stale and missing values, trust, and writes to the cluster."""
 
     max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Age in seconds at which a value counts as missing. 0: five refresh periods, at least 60 s, so that a node keeps
+    """Age at which a value counts as missing. 0: five refresh periods, at least 60 s, so that a node keeps
     its verdict if one or two scrapes fail. A rule of a policy can override it."""
 
     when_missing: Literal["pass", "reject"] = "pass"
@@ -42,4 +43,4 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def max_age_s(options: TelemetryOptions, sync_period_s: float) -> float:
     """The maximum age in effect, for a refresh period."""
-    return options.max_age_s or max(5 * sync_period_s, 60.0)
+    return options.max_age_s or default_max_age_s(sync_period_s)

@@ -27,6 +27,9 @@ KEYWORDS: Final = frozenset(
 """The keywords in the schema of `spec` that this module knows; a test compares them with the definition."""
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _MAX_SUBDOMAIN: Final = 253
+_NAME_FIELDS: Final = ("name", "generateName", "namespace")
+_MAX_BASE: Final = 58
+"""The most characters of `generateName` that are part of a generated name."""
 _MAX_LABEL: Final = 63
 _INT64_LIMIT: Final = 2**63
 _MAX_EXACT: Final = 2**53
@@ -90,11 +93,16 @@ def _metadata_problems(metadata: Any) -> Iterator[Problem]:
     if not isinstance(metadata, Mapping):
         yield Problem("metadata", shown(metadata), "an object with a name")
         return
-    name, space = metadata.get("name"), metadata.get("namespace")
-    if not name and not metadata.get("generateName"):
+    name, prefix, space = (metadata.get(field) or "" for field in _NAME_FIELDS)
+    for field in _NAME_FIELDS:
+        if not isinstance(metadata.get(field), str | None):
+            yield Problem(f"metadata.{field}", shown(metadata[field]), "a string")
+    if not name and not prefix:
         yield Problem("metadata.name", "none", "the name of the policy")
     elif name and not _is_subdomain(name):
         yield Problem("metadata.name", shown(name), "at most 253 lower-case letters, digits, - and .")
+    if prefix and not _is_name_prefix(prefix, is_name_generated=not name):
+        yield Problem("metadata.generateName", shown(prefix), "lower-case letters, digits, - and .")
     if space and not (_is_subdomain(space) and "." not in space and len(space) <= _MAX_LABEL):
         yield Problem("metadata.namespace", shown(space), "at most 63 lower-case letters, digits and -")
     for field in ("labels", "annotations"):
@@ -118,6 +126,17 @@ def _label_key_problems(path: str, pairs: Any, *, are_labels: bool) -> Iterator[
             yield Problem(f"{path}.{key[:80]}", shown(value), f'a string, such as "{shown(value)}"')
         elif are_labels and value and not is_valid_label_part(value):
             yield Problem(f"{path}.{key[:80]}", shown(value), "at most 63 letters, digits, -, _ and .")
+
+
+def _is_name_prefix(prefix: Any, *, is_name_generated: bool) -> bool:
+    """Whether the API server accepts this `generateName` (apimachinery `NameIsDNSSubdomain` and apiserver
+    `SimpleNameGenerator`, 1.36): it validates the prefix with `a` in place of the last two characters of one that ends
+    with `-`, and, unless there is a name, the name that it generates from the first 58 characters.
+    """
+    if not isinstance(prefix, str):
+        return False
+    masked = f"{prefix[:-2]}a" if len(prefix) > 1 and prefix.endswith("-") else prefix
+    return _is_subdomain(masked) and (not is_name_generated or _is_subdomain(f"{prefix[:_MAX_BASE]}a"))
 
 
 def _is_subdomain(text: Any) -> bool:

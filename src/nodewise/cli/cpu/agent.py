@@ -78,7 +78,7 @@ def run(options: AgentOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    registry, proc = MetricsRegistry(), common_options.proc(options)
+    registry, proc = MetricsRegistry(), common_options.host_proc(options)
     _check_host_pid_namespace(proc)
     if not LEAST_INTERVAL_S <= options.interval < float("inf"):
         problem = Problem("--interval", f"{options.interval:g}s", f"at least {LEAST_INTERVAL_S:g}s")
@@ -120,7 +120,7 @@ def _create_node_agent(
     registry: MetricsRegistry,
     stack: ExitStack,
 ) -> NodeAgent:
-    store = common_options.store(options)
+    store = common_options.open_store(options)
     cluster = _create_cluster_node(options)
     pods = PodRequests(cluster.api, cluster.node) if cluster else None
     if pods is None or options.allow_unrequested:
@@ -138,7 +138,9 @@ def _create_node_agent(
         machine_at_start.fast,
         most_tasks=options.max_per_pod,
     )
-    authorizer = ReconfigurationAuthorizer(pods, common_options.api(options).namespace if cluster else "")
+    authorizer = ReconfigurationAuthorizer(
+        pods, common_options.open_api_client(options).namespace if cluster else ""
+    )
     reconfiguring = ReconfigurationService(store, proc, read_machine, collector, authorizer, enforcer)
     service = AllocationService(
         node,
@@ -156,8 +158,8 @@ def _create_cluster_node(options: AgentOptions) -> ClusterNode | None:
     """The node in its cluster; None for a directory without a cluster."""
     if not options.is_in_cluster:
         return None
-    api = common_options.api(options)
-    return ClusterNode(api, common_options.node(options, api), options.namespace)
+    api = common_options.open_api_client(options)
+    return ClusterNode(api, common_options.resolve_node_name(options, api), options.namespace)
 
 
 def _read_machine(options: AgentOptions, cluster: ClusterNode | None) -> PoolInputs:
@@ -272,7 +274,7 @@ command = common_options.make_command(
     AgentOptions,
     "Allocate CPUs to containers of a node.",
     [
-        *common_options.parameters(*common_options.STORE, "sysfs", "proc_fs"),
+        *common_options.click_parameters(*common_options.STORE, "sysfs", "proc_fs"),
         *_OWN,
         *cli_options.click_parameters(AdminOptions, has_file=False),
     ],

@@ -73,24 +73,24 @@ def run(options: ClusterInitOptions) -> None:
     pods_options = setup_options.build(options, pull_secret=options.pull_secret, taint=not options.no_taint)
     if bool(options.host_list) == options.all_hosts:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
-    api = common_options.api(options)
+    api = common_options.open_api_client(options)
     features = api_versions.fetch_features(api)
     plan = SetupPlan(
-        hosts(options, api),
+        selected_nodes(options, api),
         commands,
         pods_options,
-        agent(options, pods_options, features),
-        webhook(options, pods_options, api, features),
+        build_agent_daemonset(options, pods_options, features),
+        build_webhook_objects(options, pods_options, api, features),
     )
     with setup_options.progress_reporter() as report_progress:
         report = setup.execute_setup_plan(api, plan, features, Deadline(options.timeout_s), report_progress)
-    show(report, options.output)
+    print_report(report, options.output)
     if plan.shared and plan.agent is None:
         terminal.print_message(_NO_AGENT)
     click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
-def hosts(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
+def selected_nodes(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
     """The selected nodes; BadSettings if there are none, or one does not exist."""
     if not options.all_hosts:
         return setup.check_node_names(api, [name.strip() for name in options.host_list.split(",")])
@@ -100,7 +100,9 @@ def hosts(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
     return nodes
 
 
-def agent(options: ClusterInitOptions, pods_options: SetupOptions, features: ApiFeatures) -> Object | None:
+def build_agent_daemonset(
+    options: ClusterInitOptions, pods_options: SetupOptions, features: ApiFeatures
+) -> Object | None:
     """The node agent's DaemonSet; none if the API server is too old for the webhook."""
     return (
         None
@@ -109,7 +111,7 @@ def agent(options: ClusterInitOptions, pods_options: SetupOptions, features: Api
     )
 
 
-def webhook(
+def build_webhook_objects(
     options: ClusterInitOptions, pods_options: SetupOptions, api: ApiClient, features: ApiFeatures
 ) -> Sequence[Object]:
     """The webhook's objects, if the API server supports webhooks. A valid certificate is kept."""
@@ -135,7 +137,7 @@ def webhook(
     return manifests.in_creation_order(manifests.objects(installation, certificate), hook)
 
 
-def show(report: SetupReport, output: str) -> None:
+def print_report(report: SetupReport, output: str) -> None:
     """Print the report."""
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
@@ -192,6 +194,6 @@ command = common_options.make_command(
             metavar="True|False",
             help="Whether clients need no certificate of that CA.",
         ),
-        *setup_options.parameters(TIMEOUT_S),
+        *setup_options.click_parameters(TIMEOUT_S),
     ],
 )

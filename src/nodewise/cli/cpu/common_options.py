@@ -200,7 +200,7 @@ POOLS: Final = (
 """The parameters of `PoolCounts`."""
 
 
-def parameters(*names: str) -> list[click.Parameter]:
+def click_parameters(*names: str) -> list[click.Parameter]:
     """The parameters with these names."""
     return [_OPTIONS[name]() for name in names]
 
@@ -213,7 +213,7 @@ def start_cmk_logging(environ: Mapping[str, str] = os.environ) -> None:
     logs.configure(_LEVELS.get(word.lower(), "info"))
 
 
-def api(options: ApiServerOptions) -> BlockingApiClient:
+def open_api_client(options: ApiServerOptions) -> BlockingApiClient:
     """A client of the API server of `--kubeconfig`, or of this pod: one connection per command."""
     context = click.get_current_context()
     opened = context.meta.get(_API_CLIENT_KEY)
@@ -225,18 +225,18 @@ def api(options: ApiServerOptions) -> BlockingApiClient:
     return opened
 
 
-def store(options: StoreOptions) -> AllocationStore:
+def open_store(options: StoreOptions) -> AllocationStore:
     """The node's store: the directory of `--conf-dir`, else the node's ConfigMap."""
     if options.conf_dir:
         return DirectoryStore(Path(options.conf_dir), lock_timeout_from_environment())
-    client = api(options)
-    return ConfigMapStore(client, options.namespace, node(options, client))
+    client = open_api_client(options)
+    return ConfigMapStore(client, options.namespace, resolve_node_name(options, client))
 
 
-def publish(options: NodeOptions, kind: reports.ReportKind, report: Mapping[str, Any]) -> None:
+def publish_report(options: NodeOptions, kind: reports.ReportKind, report: Mapping[str, Any]) -> None:
     """Store a report of this node in the API server."""
-    client = api(options)
-    reports.publish(client, kind, node(options, client), options.namespace, report)
+    client = open_api_client(options)
+    reports.publish(client, kind, resolve_node_name(options, client), options.namespace, report)
 
 
 def lock_timeout_from_environment(environ: Mapping[str, str] = os.environ) -> float:
@@ -251,7 +251,7 @@ def lock_timeout_from_environment(environ: Mapping[str, str] = os.environ) -> fl
     return seconds
 
 
-def node(
+def resolve_node_name(
     options: NodeOptions, client: ApiClient, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> str:
     """The name of `--node-name`, else of this pod's node. BadSettings if neither is known."""
@@ -274,7 +274,7 @@ def node(
     return str(name)
 
 
-def proc(options: ProcessOptions) -> Path:
+def host_proc(options: ProcessOptions) -> Path:
     """The host's `/proc`. BadSettings in a container without the option: its own `/proc` has other process ids."""
     if options.proc_fs:
         return Path(options.proc_fs)
@@ -292,17 +292,17 @@ def _pid_namespace() -> str:
         return ""
 
 
-def machine(options: MachineOptions) -> Topology:
+def read_machine(options: MachineOptions) -> Topology:
     """The machine's sockets, cores and CPUs. BadInput names the files that cannot be read."""
     return topology.parse(sysfs.read(Path(options.sysfs)))
 
 
-def labels(options: StoreOptions) -> Mapping[str, str]:
+def fetch_node_labels(options: StoreOptions) -> Mapping[str, str]:
     """The node's labels, which name features of its processor; none without a cluster."""
     if not options.is_in_cluster:
         return NO_LABELS
-    client = api(options)
-    return fetch_labels(client, node(options, client))
+    client = open_api_client(options)
+    return fetch_labels(client, resolve_node_name(options, client))
 
 
 def print_json(value: Any) -> None:

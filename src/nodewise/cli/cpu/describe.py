@@ -37,7 +37,7 @@ def run(options: DescribeOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    stored = common_options.store(options).read()
+    stored = common_options.open_store(options).read()
     if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
         path = {"path": options.conf_dir} if options.conf_dir else {}
         common_options.print_json({**path, **_node_pools_document(stored)})
@@ -70,5 +70,5 @@ command = common_options.make_command(
     run,
     DescribeOptions,
     "Print a node's pools and their tasks.",
-    common_options.parameters(*common_options.STORE, "output"),
+    common_options.click_parameters(*common_options.STORE, "output"),
 )

@@ -34,9 +34,9 @@ def run(options: DiscoverOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    counts = node_advertisement.resource_counts(common_options.store(options).read().allocations)
-    api = common_options.api(options)
-    node = common_options.node(options, api)
+    counts = node_advertisement.resource_counts(common_options.open_store(options).read().allocations)
+    api = common_options.open_api_client(options)
+    node = common_options.resolve_node_name(options, api)
     if not node_advertisement.advertise(api, node, counts, taint=not options.no_taint):
         logs.emit("cpu_advertised", node=node)
 
@@ -47,7 +47,7 @@ command = common_options.make_command(
     DiscoverOptions,
     "Advertise a node's exclusive cores.",
     [
-        *common_options.parameters(*common_options.STORE),
+        *common_options.click_parameters(*common_options.STORE),
         click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
     ],
 )

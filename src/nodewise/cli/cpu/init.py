@@ -36,10 +36,10 @@ def run(options: InitOptions) -> None:
     root = Path(options.sysfs)
     machine.log_huge_pages(root)
     logs.emit("cpu_cores_asked", exclusive=options.pools.exclusive, shared=options.pools.shared)
-    node_machine = machine.read(root, common_options.labels(options))
+    node_machine = machine.read(root, common_options.fetch_node_labels(options))
     plan = node_machine.plan(options.pools)
     machine.log_plan(node_machine, plan)
-    store = common_options.store(options)
+    store = common_options.open_store(options)
     if not bootstrap.create_pools(store, plan):
         logs.emit("cpu_pools_kept", place=store.location)
 
@@ -50,7 +50,7 @@ command = common_options.make_command(
     InitOptions,
     "Divide a node's cores into pools.",
     [
-        *common_options.parameters(*common_options.POOLS, *common_options.STORE, "sysfs"),
+        *common_options.click_parameters(*common_options.POOLS, *common_options.STORE, "sysfs"),
         click.Option(["--socket-id"], type=int, default=-1, hidden=True, expose_value=False),
     ],
 )

@@ -22,7 +22,7 @@ _ELSEWHERE: Final = frozenset({"agent", "cluster-init", "webhook"})
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command(params=common_options.parameters("proc_fs"))
+@click.command(params=common_options.click_parameters("proc_fs"))
 @click.option(
     "--install-dir",
     type=_FOLDER,
@@ -75,7 +75,7 @@ def command(
     """  # fmt: skip
     common_options.start_cmk_logging()
     if build_only is not None:
-        click.echo(f"{bundle.build(build_only, modules())}: ready to be installed")
+        click.echo(f"{bundle.build(build_only, bundled_modules())}: ready to be installed")
         return
     if not mount_path.is_absolute():
         raise BadSettings("cannot install", [Problem("--mount-path", str(mount_path), "an absolute path")])
@@ -95,10 +95,10 @@ def _find_or_build_bundle(folder: Path | None) -> Iterator[Path]:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="nodewise-install-") as temporary:
-        yield bundle.build(Path(temporary) / installation.PROGRAM, modules())
+        yield bundle.build(Path(temporary) / installation.PROGRAM, bundled_modules())
 
 
-def modules() -> list[str]:
+def bundled_modules() -> list[str]:
     """The modules that the program imports by name."""
     return [module for name, (module, _) in COMMANDS.items() if name not in _ELSEWHERE]
 
@@ -111,6 +111,6 @@ def _existing_bundle() -> Path | None:
 
 def _host_proc_path(proc_fs: str) -> Path | None:
     try:
-        return common_options.proc(ProcessOptions(proc_fs=proc_fs))
+        return common_options.host_proc(ProcessOptions(proc_fs=proc_fs))
     except BadSettings:
         return None

@@ -37,14 +37,14 @@ def run(options: NodeReportOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    store = common_options.store(options)
+    store = common_options.open_store(options)
 
     def once() -> None:
-        node_machine = machine.read(Path(options.sysfs), common_options.labels(options))
+        node_machine = machine.read(Path(options.sysfs), common_options.fetch_node_labels(options))
         report = node_report.make_report(store, node_machine, Path(options.kubelet_dir))
         common_options.print_json(report)
         if options.publish:
-            common_options.publish(options, reports.NODE_REPORT, report)
+            common_options.publish_report(options, reports.NODE_REPORT, report)
 
     common_options.run_at_interval(once, options.interval)
 
@@ -55,7 +55,7 @@ command = common_options.make_command(
     NodeReportOptions,
     "Print a node's cores and pools, and problems.",
     [
-        *common_options.parameters(*common_options.STORE, "sysfs"),
+        *common_options.click_parameters(*common_options.STORE, "sysfs"),
         *common_options.interval_options(),
         click.Option(
             ["--kubelet-dir"],

@@ -21,7 +21,7 @@ _REST: Final = "power"
 """The class of the CPUs that a list for SST-CP does not name."""
 
 
-@click.command(params=[*common_options.parameters("sysfs", *common_options.POOLS), OUTPUT])
+@click.command(params=[*common_options.click_parameters("sysfs", *common_options.POOLS), OUTPUT])
 @click.option(
     "--sst-bf",
     default="",
@@ -54,7 +54,7 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    machine = common_options.machine(MachineOptions(sysfs=sysfs))
+    machine = common_options.read_machine(MachineOptions(sysfs=sysfs))
     fast = _parse_online_cpu_list("--sst-bf", sst_bf, machine)
     pool_plan = pools.plan(
         machine,

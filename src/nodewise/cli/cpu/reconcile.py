@@ -40,8 +40,8 @@ def run(options: ReconcileOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    proc = common_options.proc(options)
-    store = common_options.store(options)
+    proc = common_options.host_proc(options)
+    store = common_options.open_store(options)
     known: KnownProcesses | None = None
     log = CollectionLog()
 
@@ -56,7 +56,7 @@ def run(options: ReconcileOptions) -> None:
         log.log(collection)
         common_options.print_json(collection.as_report())
         if options.publish:
-            common_options.publish(options, reports.RECONCILE_REPORT, collection.as_report())
+            common_options.publish_report(options, reports.RECONCILE_REPORT, collection.as_report())
 
     common_options.run_at_interval(once, options.interval)
 
@@ -77,5 +77,5 @@ command = common_options.make_command(
     run,
     ReconcileOptions,
     "Release the CPUs of ended tasks.",
-    [*common_options.parameters(*common_options.STORE, "proc_fs"), *common_options.interval_options()],
+    [*common_options.click_parameters(*common_options.STORE, "proc_fs"), *common_options.interval_options()],
 )

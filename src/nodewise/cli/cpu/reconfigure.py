@@ -102,20 +102,20 @@ def _no_agent_response_error(path: Path, why: str) -> Unavailable:
 
 def _reconfigure_without_agent(request: ReconfigureRequest, options: ReconfigureOptions) -> Sequence[Move]:
     """Reconfigure without an agent. A terminating signal rolls back."""
-    proc = common_options.proc(options)
-    store = common_options.store(options)
+    proc = common_options.host_proc(options)
+    store = common_options.open_store(options)
     if options.is_in_cluster:
-        api_versions.check(api_versions.fetch_features(common_options.api(options)))
-    node_machine = machine.read(Path(options.sysfs), common_options.labels(options))
+        api_versions.check(api_versions.fetch_features(common_options.open_api_client(options)))
+    node_machine = machine.read(Path(options.sysfs), common_options.fetch_node_labels(options))
     plan = node_machine.plan(request.pools)
     machine.log_plan(node_machine, plan)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reconfiguration = execution.reconfigure(store, plan.pools, proc, only_check=request.only_check)
     if options.is_in_cluster and not request.only_check:
-        api = common_options.api(options)
+        api = common_options.open_api_client(options)
         node_advertisement.advertise(
             api,
-            common_options.node(options, api),
+            common_options.resolve_node_name(options, api),
             node_advertisement.resource_counts(reconfiguration.allocations),
             taint=False,
         )
@@ -129,7 +129,7 @@ command = common_options.make_command(
     "Give a node other pools while tasks run.",
     [
         click.Option(["--check"], is_flag=True, help="Only check whether it is possible."),
-        *common_options.parameters(*common_options.POOLS, *common_options.STORE, "sysfs", "proc_fs"),
+        *common_options.click_parameters(*common_options.POOLS, *common_options.STORE, "sysfs", "proc_fs"),
         click.Option(
             ["--agent"], default=cmk_names.DEFAULT_SOCKET, show_default=True, metavar="PATH",
             help="The node agent's socket.",

@@ -41,7 +41,7 @@ def run(options: ReconfigureSetupOptions) -> None:
     """
     common_options.start_cmk_logging()
     pods_options = setup_options.build(options)
-    api = common_options.api(options)
+    api = common_options.open_api_client(options)
 
     def deadline() -> Deadline:
         return Deadline(options.timeout_s)
@@ -67,6 +67,6 @@ command = common_options.make_command(
     "Give all nodes other pools while tasks run.",
     [
         click.Option(["--check"], is_flag=True, help="Only check whether it is possible; change nothing."),
-        *setup_options.parameters(TIMEOUT_S),
+        *setup_options.click_parameters(TIMEOUT_S),
     ],
 )

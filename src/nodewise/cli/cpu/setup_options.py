@@ -38,7 +38,7 @@ class SetupParameters(common_options.ApiServerOptions):
     output: str
 
 
-def parameters(timeout_s: float) -> list[click.Parameter]:
+def click_parameters(timeout_s: float) -> list[click.Parameter]:
     """The parameters of `SetupParameters`."""
     own = SetupOptions()
     return [
@@ -63,8 +63,8 @@ def parameters(timeout_s: float) -> list[click.Parameter]:
             ["--num-shared-cores"], default=str(PoolOptions().shared), show_default=True, metavar="N",
             help="Cores of the pool shared.",
         ),
-        *common_options.parameters(*(name for name in common_options.POOLS if name not in _COUNTS)),
-        *common_options.parameters("namespace", "kubeconfig"),
+        *common_options.click_parameters(*(name for name in common_options.POOLS if name not in _COUNTS)),
+        *common_options.click_parameters("namespace", "kubeconfig"),
         click.Option(
             ["--timeout", "timeout_s"], type=click.FloatRange(min=0, min_open=True), default=timeout_s,
             show_default=True, metavar="SECONDS", help="Timeout for all nodes.",

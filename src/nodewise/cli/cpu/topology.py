@@ -14,7 +14,7 @@ from nodewise.cpu.topology import Cpu, Topology
 OUTPUT: Final = output_option(["table", "json", "svg"])
 
 
-@click.command(params=[*common_options.parameters("sysfs"), OUTPUT])
+@click.command(params=[*common_options.click_parameters("sysfs"), OUTPUT])
 def command(output: str, sysfs: str) -> None:
     """Show a machine's sockets, NUMA nodes, cores and CPUs according to its kernel.
 
@@ -33,7 +33,7 @@ def command(output: str, sysfs: str) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    machine = common_options.machine(MachineOptions(sysfs=sysfs))
+    machine = common_options.read_machine(MachineOptions(sysfs=sysfs))
     for problem in machine.unread:
         terminal.print_message(str(problem))
     if output == "json":

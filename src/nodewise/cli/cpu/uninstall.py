@@ -62,7 +62,7 @@ def run(options: UninstallOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    api = common_options.api(options)
+    api = common_options.open_api_client(options)
     features = api_versions.fetch_features(api)
     steps: list[RemovalStep] = []
     try:
@@ -80,9 +80,9 @@ def _uninstall_from_node(
     features: ApiFeatures,
     report_progress: Callable[[RemovalStep], None],
 ) -> None:
-    name = common_options.node(options, api)
-    store = common_options.store(dataclasses.replace(options, node_name=name))
-    proc = common_options.proc(options)
+    name = common_options.resolve_node_name(options, api)
+    store = common_options.open_store(dataclasses.replace(options, node_name=name))
+    proc = common_options.host_proc(options)
     is_here = removal.boot_id_of(api, name) in {"", procfs.read_boot_id(proc)}
     if not is_here:
         terminal.print_message(f"not on node {name}: tasks that are over are not known as such")
@@ -170,7 +170,7 @@ command = common_options.make_command(
             metavar="DIR",
             help="Folder of the program.",
         ),
-        *common_options.parameters(*common_options.STORE, "proc_fs"),
+        *common_options.click_parameters(*common_options.STORE, "proc_fs"),
         click.Option(
             ["--timeout", "timeout_s"],
             type=click.FloatRange(min=0, min_open=True),

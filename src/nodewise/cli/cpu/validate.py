@@ -57,9 +57,9 @@ def run(options: ValidateOptions) -> None:
     store_options = StoreOptions(
         kubeconfig=options.kubeconfig, namespace=options.namespace, node_name=name, conf_dir=options.conf_dir
     )
-    api, store = common_options.api(options), common_options.store(store_options)
+    api, store = common_options.open_api_client(options), common_options.open_store(store_options)
     target = ValidationTarget(name, options.namespace, not options.no_taint, options.pod_namespace)
-    checks = [*validation.validate(api, store, target, api_versions.fetch_features(api))]
+    checks = [*validation.validate_node_setup(api, store, target, api_versions.fetch_features(api))]
     if len(checks) > 1:
         checks.append(_check_installed_program(api, name, options))
     is_well = all(check.ok is not False for check in checks)
@@ -96,7 +96,7 @@ command = common_options.make_command(
     "Check whether a node is ready for pods.",
     [
         click.Argument(["name"], metavar="NODE"),
-        *common_options.parameters("namespace", "kubeconfig", "conf_dir", "proc_fs", "output"),
+        *common_options.click_parameters("namespace", "kubeconfig", "conf_dir", "proc_fs", "output"),
         click.Option(["--no-taint"], is_flag=True, help="Do not expect a taint."),
         click.Option(
             ["--pod-namespace"], default="default", show_default=True, metavar="NAMESPACE",

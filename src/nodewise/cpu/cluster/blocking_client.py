@@ -35,19 +35,19 @@ class BlockingClient:
         self._thread.start()
 
     def get(self, path: str, params: Mapping[str, str] = NO_PARAMS) -> Any:
-        return self._decoded_response(path, lambda: self._api.get(path, params))
+        return self._run_and_decode(path, lambda: self._api.get(path, params))
 
     def create(self, path: str, body: Object) -> Any:
-        return self._decoded_response(path, lambda: self._api.create(path, body))
+        return self._run_and_decode(path, lambda: self._api.create(path, body))
 
     def replace(self, path: str, body: Object) -> Any:
-        return self._decoded_response(path, lambda: self._api.replace(path, body))
+        return self._run_and_decode(path, lambda: self._api.replace(path, body))
 
     def patch(self, path: str, body: Any, kind: Patch, params: Mapping[str, str] = NO_PARAMS) -> Any:
-        return self._decoded_response(path, lambda: self._api.patch(path, body, kind, params))
+        return self._run_and_decode(path, lambda: self._api.patch(path, body, kind, params))
 
     def delete(self, path: str, body: Object | None = None) -> Any:
-        return self._decoded_response(path, lambda: self._api.delete(path, b"" if body is None else body))
+        return self._run_and_decode(path, lambda: self._api.delete(path, b"" if body is None else body))
 
     def close(self) -> None:
         """Close all connections; calls in progress end with `Unavailable`."""
@@ -72,7 +72,7 @@ class BlockingClient:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    def _decoded_response(self, path: str, call: Callable[[], Coroutine[Any, Any, bytes]]) -> Any:
+    def _run_and_decode(self, path: str, call: Callable[[], Coroutine[Any, Any, bytes]]) -> Any:
         if not self._thread.is_alive():
             raise Unavailable(f"{self._server}{path}", [Problem("", "the connection was closed by us", "")])
         try:

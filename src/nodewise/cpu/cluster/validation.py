@@ -23,7 +23,7 @@ _COLLECTORS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
 """The commands of containers that release the CPUs of ended tasks."""
 
 
-def validate(
+def validate_node_setup(
     api: ApiClient, store: AllocationStore, wanted: ValidationTarget, features: ApiFeatures
 ) -> Iterator[ValidationCheck]:
     """All checks through the API server, in the manual's order. Unavailable without a response."""

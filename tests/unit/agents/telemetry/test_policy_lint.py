@@ -52,6 +52,8 @@ def test_a_problem_is_reported(spec: Any, message: str) -> None:
     [
         ({"name": "Web"}, "metadata.name: 'Web'"),
         ({"name": ""}, "metadata.name: none"),
+        ({"generateName": True}, "metadata.generateName: True; expected a string"),
+        ({"generateName": "-a"}, "metadata.generateName: '-a'"),
         ({"namespace": "a.b"}, "metadata.namespace: 'a.b'"),
         ({"labels": {"a b": "c"}}, "metadata.labels.a b: 'a b'"),
         ({"labels": {"a": "-"}}, "metadata.labels.a: '-'"),
