@@ -1,4 +1,4 @@
-"""Somebody who follows a page to the letter: types its commands into a shell, saves its files, sees what it shows.
+"""Executes a page: runs its commands in a shell, writes its files, and compares the output with what it shows.
 
 Of a page's blocks, in their order:
 
@@ -29,7 +29,7 @@ from tests.page_code_blocks import Block, ShellStep
 
 PATIENCE_S: Final = 300.0
 _LONGEST_S: Final = 600.0
-"""Of one step, until its shell is ended: better no answer than none for ever."""
+"""Maximum duration of one step; after it, the shell is killed, so that a hanging command fails the test."""
 _LOOKS: Final = re.compile(
     r"kubectl (-n \S+ )?(get|describe|logs)|(\S*/)?nodewise (explain|doctor|decide --cluster)|curl "
 )
@@ -187,7 +187,7 @@ def _functions(text: str) -> list[ast.FunctionDef]:
 
 
 def _with_codes(steps: Sequence[ShellStep]) -> list[ShellStep]:
-    """With `echo $?` in one step with the command that it tells of."""
+    """Join `echo $?` with the command whose exit code it prints."""
     made: list[ShellStep] = []
     for step in steps:
         if step.typed == "echo $?\n" and made:

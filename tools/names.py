@@ -43,7 +43,10 @@ def main() -> None:
 
 def problems(trees: Mapping[Path, ast.Module]) -> list[str]:
     """A message for each unclear variable and each ambiguous class name in these files."""
-    messages = [message for path, tree in trees.items() for message in _unclear_variables(path, tree)]
+    # a variable of a nested function is a variable of both functions
+    messages = [
+        *dict.fromkeys(message for path, tree in trees.items() for message in _unclear_variables(path, tree))
+    ]
     package = {path: tree for path, tree in trees.items() if path.parts[0] == "src"}
     return messages + _ambiguous_classes(package)
 

@@ -1,8 +1,8 @@
-"""Waiting for ValidatingAdmissionPolicies and webhooks.
+"""Waits until ValidatingAdmissionPolicies and webhooks are enforced, or no longer are.
 
-The API server reads policies from a cache that it refreshes once a second. A policy that was created is not enforced at
-once, and one that was deleted is enforced a moment longer, so the object says nothing about the effect. These functions
-wait for the effect, by requests that the API server answers without storing anything.
+The API server reads policies from a cache that it refreshes once a second. A new policy is not enforced at once, and a
+deleted policy is enforced a moment longer, so the object does not show the effect. These functions wait for the effect
+with dry-run requests, which the API server answers without storing anything.
 """
 
 from collections.abc import Callable, Collection
@@ -14,7 +14,7 @@ from tests.cluster.namespace_sandboxes import wait
 
 DRY_RUN: Final = {"dryRun": "All"}
 DENIED: Final = "ValidatingAdmissionPolicy"
-"""Every refusal by such a policy names the kind."""
+"""The kind, which the message of every refusal by such a policy contains."""
 
 
 def try_create(api: ClusterApi, obj: Object) -> None:
@@ -28,7 +28,7 @@ def try_patch(api: ClusterApi, path: str, patch: Any, kind: str = MERGE) -> None
 
 
 def is_denied(write: Callable[[], object]) -> bool:
-    """Whether a ValidatingAdmissionPolicy refuses a write; ApiError if it is refused for another reason."""
+    """Whether a ValidatingAdmissionPolicy refuses a write. Raises ApiError if it is refused for another reason."""
     try:
         write()
     except ApiError as error:
@@ -49,7 +49,7 @@ def wait_allowed(write: Callable[[], object]) -> None:
 
 
 def wait_enforced(admin: ClusterApi, account: ClusterApi, obj: Object) -> None:
-    """Waits until a policy refuses an account a finalizer of an object, which is made for that and deleted."""
+    """Creates an object, waits until a policy refuses that an account adds a finalizer to it, and deletes it."""
     path = path_of(admin.create(obj))
     try:
         patch = {"metadata": {"finalizers": ["example.org/forbidden"]}}
@@ -79,8 +79,8 @@ _CONFIG_MAPS: Final = [
 def wait_settled(api: ClusterApi, deleted: Collection[str]) -> None:
     """Waits until the API server no longer enforces objects of these kinds (plurals) that have been deleted.
 
-    The API server learns of changes of one kind in their order. When it enforces an object that was created after the
-    deletions, it has forgotten the deleted ones.
+    The API server receives the changes of one kind in order. When it enforces an object that was created after the
+    deletions, it no longer enforces the deleted objects.
     """
     for plural in deleted:
         if "polic" in plural:
@@ -91,7 +91,7 @@ def wait_settled(api: ClusterApi, deleted: Collection[str]) -> None:
 
 def _wait_probe(api: ClusterApi, probe: Callable[[str, Object], list[Object]]) -> None:
     """Creates objects that refuse one ConfigMap, waits until they do, and deletes them."""
-    name = f"{_PROBE}-{processes.number()}"  # the one before may still be enforced
+    name = f"{_PROBE}-{processes.number()}"  # the previous probe may still be enforced
     labels = {_PROBE: name}
     created = [api.create(obj) for obj in probe(name, {"matchLabels": labels})]
     metadata = {"name": name, "namespace": "default", "labels": labels}
@@ -132,7 +132,7 @@ def _validating_probe(name: str, selector: Object) -> list[Object]:
 
 
 def _webhook(selector: Object) -> Object:
-    """A webhook that nothing serves."""
+    """A webhook at a URL where no server listens, so that every matching request is refused."""
     return {
         "name": f"{_PROBE}.example.org",
         "clientConfig": {"url": "https://127.0.0.1:1"},

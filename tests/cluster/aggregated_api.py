@@ -13,7 +13,7 @@ from tests.cluster.certificates import CertificateAuthority, CertificatePair
 
 
 class AggregatedApiBackend(NamedTuple):
-    """Where the API server hands requests on to: a Service that stands for a port of this machine."""
+    """The backend of an aggregated API: a Service that forwards to a port on localhost."""
 
     namespace: str
     name: str
@@ -21,11 +21,11 @@ class AggregatedApiBackend(NamedTuple):
     authority: CertificateAuthority
 
     def certificate(self) -> CertificatePair:
-        """For the name by which the API server calls the Service."""
+        """Issues a serving certificate for the DNS name by which the API server calls the Service."""
         return self.authority.issue(self.name, f"{self.name}.{self.namespace}.svc", "localhost", "127.0.0.1")
 
     def service(self) -> Object:
-        """Without endpoint routing the API server sends what is for this Service to localhost itself."""
+        """The ExternalName Service. Without endpoint routing the API server connects to `localhost` itself."""
         return {
             "apiVersion": "v1",
             "kind": "Service",
@@ -34,7 +34,7 @@ class AggregatedApiBackend(NamedTuple):
         }
 
     def api_service(self, group: str, version: str) -> Object:
-        """The later a version's number, the more clients are to prefer it."""
+        """The APIService of one version. A higher version number has a higher priority."""
         service = {"name": self.name, "namespace": self.namespace, "port": self.port}
         return {
             "apiVersion": "apiregistration.k8s.io/v1",
@@ -55,7 +55,7 @@ class AggregatedApiBackend(NamedTuple):
 def registered(
     api: ClusterApi, backend: AggregatedApiBackend, versions: Mapping[str, Sequence[str]]
 ) -> Iterator[None]:
-    """The backend answers for these versions of groups until the block is left."""
+    """Registers the backend for these versions of API groups while the context is open."""
     api.ensure(kubernetes_objects.namespace(backend.namespace))
     service = backend.service()
     ones = [backend.api_service(group, version) for group in versions for version in versions[group]]
@@ -71,7 +71,7 @@ def registered(
 
 
 def wait_available(api: ClusterApi, service: Object) -> None:
-    """Wait until the API server forwards requests to an APIService, which is a moment after its status says so."""
+    """Waits until the API server forwards requests to an APIService, a moment after its status is Available."""
     path, spec = path_of(service), service["spec"]
 
     def available() -> bool | None:

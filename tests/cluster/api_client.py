@@ -6,14 +6,14 @@ from typing import Any, Self
 import httpx2
 
 Object = dict[str, Any]
-"""A Kubernetes object, as its JSON."""
+"""A Kubernetes object as decoded JSON."""
 
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 
 
 class ApiError(Exception):
-    """The API server said no; `code` is the HTTP status, the text is its own message."""
+    """An error response of the API server: `code` is the HTTP status, the text contains the server's message."""
 
     def __init__(self, code: int, message: str) -> None:
         self.code = code
@@ -30,7 +30,7 @@ class ClusterApi:
         )
 
     def request(self, method: str, path: str, **extra: Any) -> httpx2.Response:
-        """Any request; raises ApiError for an answer that is no success."""
+        """Sends a request and returns the response. Raises ApiError unless the status is a success."""
         answer = self._http.request(method, path, **extra)
         if answer.is_success:
             return answer
@@ -42,7 +42,7 @@ class ClusterApi:
         return result
 
     def find(self, path: str) -> Object | None:
-        """The object at a path, or None where there is none."""
+        """The object at a path; None if there is no such object."""
         try:
             return self.get(path)
         except ApiError as error:
@@ -51,12 +51,12 @@ class ClusterApi:
             raise
 
     def create(self, obj: Object) -> Object:
-        """Makes an object where its kind and namespace say."""
+        """Creates an object at the path that follows from its kind and namespace."""
         made: Object = self.request("POST", folder_of(obj), json=obj).json()
         return made
 
     def ensure(self, obj: Object) -> None:
-        """Makes an object unless it is there."""
+        """Creates an object unless it exists."""
         try:
             self.create(obj)
         except ApiError as error:
@@ -64,14 +64,14 @@ class ClusterApi:
                 raise
 
     def patch(self, path: str, patch: Any, kind: str = MERGE) -> Object:
-        """Changes the object at a path."""
+        """Patches the object at a path."""
         changed: Object = self.request("PATCH", path, json=patch, headers={"Content-Type": kind}).json()
         return changed
 
     def delete(self, path: str) -> None:
-        """Takes away an object, or all of a folder, at once; what is not there is taken away already."""
+        """Deletes an object, or all objects of a collection, without a grace period. A missing object is no error."""
         try:
-            # some kinds wait by default for a garbage collector, which may not run, to orphan their pods
+            # the default policy of some kinds orphans pods and needs the garbage collector, which may not run
             params = {"gracePeriodSeconds": "0", "propagationPolicy": "Background"}
             self.request("DELETE", path, params=params)
         except ApiError as error:
@@ -79,7 +79,7 @@ class ClusterApi:
                 raise
 
     def answers(self, url: str) -> bool:
-        """Whether a path of this server, or any other address, answers with success now."""
+        """Whether a path of this server, or any other URL, returns a success status now."""
         try:
             return self._http.get(url, timeout=10).is_success
         except httpx2.TransportError:

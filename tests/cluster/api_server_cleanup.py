@@ -1,7 +1,7 @@
-"""Removes everything from an API server that was not there when the control plane had started.
+"""Removes all objects from an API server that did not exist when the control plane had started.
 
-The API server lists what it serves, so that no kind of object is forgotten: nodes, namespaces and all objects in them,
-custom resource definitions, admission policies, webhooks, aggregated APIs, RBAC, priority classes.
+The kinds come from the discovery API, so that none is missed: nodes, namespaces and all objects in them, custom
+resource definitions, admission policies, webhooks, aggregated APIs, RBAC, priority classes.
 """
 
 import functools
@@ -15,12 +15,14 @@ from tests.cluster.namespace_sandboxes import wait
 DISCOVERY: Final = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 METADATA: Final = "application/json;g=meta.k8s.io;v=v1;as=PartialObjectMetadataList"
 ROUNDS: Final = 20
-"""Objects may delay the end of others, such as custom resources that of their definition."""
+"""Maximum number of attempts. Objects may delay the deletion of others, such as custom resources that of their
+definition.
+"""
 
 ADMISSION: Final = "admissionregistration.k8s.io"
 AGGREGATED: Final = "apiregistration.k8s.io"
 FIRST: Final = (ADMISSION, AGGREGATED)
-"""API groups whose objects go first: they may refuse the deletion of others, or make lists of objects fail."""
+"""API groups whose objects are deleted first: they may refuse the deletion of others, or make list requests fail."""
 
 STARTED: Final = (
     "/api/v1/namespaces/default",
@@ -30,7 +32,7 @@ STARTED: Final = (
     "/api/v1/namespaces/default/services/kubernetes",
     "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
 )
-"""The API server makes these after it has become ready."""
+"""Objects that the API server creates after it has become ready."""
 
 IDENTITY: Final = "apiserver.kubernetes.io/identity"
 """The label of the Lease that the API server renews for itself."""
@@ -38,11 +40,11 @@ IDENTITY: Final = "apiserver.kubernetes.io/identity"
 TOO_MANY_REQUESTS: Final = 429
 
 AUTOMANAGED: Final = "kube-aggregator.kubernetes.io/automanaged"
-"""The label of APIServices that come and go with groups of the API server itself."""
+"""The label of APIServices that the API server adds and removes with its own API groups."""
 
 
 class ResourceKind(NamedTuple):
-    """One kind of objects that can be listed and deleted."""
+    """A kind of objects that can be listed and deleted."""
 
     group: str
     version: str
@@ -51,7 +53,7 @@ class ResourceKind(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The path of the list of all namespaces."""
+        """The path of the objects of this kind in all namespaces."""
         return f"/apis/{self.group}/{self.version}/{self.plural}" if self.group else f"/api/v1/{self.plural}"
 
     def path(self, metadata: Mapping[str, Any]) -> str:
@@ -93,14 +95,14 @@ class Baseline:
         return [entry for entry in self._objects(kinds) if entry[1] not in self._paths]
 
     def _objects(self, kinds: list[ResourceKind]) -> Iterable[tuple[ResourceKind, str, Mapping[str, Any]]]:
-        """Kind, path and metadata of every object; without those that the API server keeps by itself."""
+        """Kind, path and metadata of every object, except objects that the API server maintains by itself."""
         for kind in kinds:
             for metadata in _metadata(self._api, kind):
                 if not {IDENTITY, AUTOMANAGED} & metadata.get("labels", {}).keys():
                     yield kind, kind.path(metadata), metadata
 
     def _kinds(self) -> list[ResourceKind]:
-        """Kinds of the preferred version of each API group that can be listed and deleted; namespaces last."""
+        """Kinds that can be listed and deleted, in the preferred version of each API group; namespaces come last."""
         kinds = []
         for root in ("/api", "/apis"):
             groups = self._api.request("GET", root, headers={"Accept": DISCOVERY}).json()["items"]
@@ -109,11 +111,11 @@ class Baseline:
         return sorted(kinds, key=lambda kind: (kind.group not in FIRST, kind.plural == "namespaces"))
 
     def _delete(self, kind: ResourceKind, path: str, metadata: Mapping[str, Any]) -> str:
-        """Deletes an object whatever finalizers it has; the path."""
+        """Deletes an object and its finalizers, and returns the path."""
         if metadata.get("finalizers") and kind.plural != "customresourcedefinitions":
             _unless_gone(lambda: self._api.patch(path, {"metadata": {"finalizers": None}}))
         self._api.delete(path)
-        if kind.plural == "namespaces":  # there may be no controller that ends it
+        if kind.plural == "namespaces":  # the namespace controller, which finalizes it, may not run
             body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": metadata["name"]}}
             _unless_gone(lambda: self._api.request("PUT", f"{path}/finalize", json=body))
         return path
@@ -122,7 +124,7 @@ class Baseline:
 def _kinds_of(group: Object) -> list[ResourceKind]:
     if not group.get("versions"):
         return []
-    version = group["versions"][0]  # the preferred one
+    version = group["versions"][0]  # the preferred version
     name = group["metadata"].get("name", "")
     return [
         ResourceKind(name, version["version"], kind["resource"], kind["scope"] == "Namespaced")
@@ -132,7 +134,7 @@ def _kinds_of(group: Object) -> list[ResourceKind]:
 
 
 def _metadata(api: ClusterApi, kind: ResourceKind) -> list[Any]:
-    """The metadata of all objects of a kind; nothing if the kind has just been deleted."""
+    """The metadata of all objects of a kind; empty if the kind has just been deleted."""
 
     def read() -> list[Any] | None:
         try:
@@ -140,7 +142,7 @@ def _metadata(api: ClusterApi, kind: ResourceKind) -> list[Any]:
         except ApiError as error:
             if error.code in {404, 405, 503}:
                 return []
-            if error.code == TOO_MANY_REQUESTS:  # the cache of a definition is being filled
+            if error.code == TOO_MANY_REQUESTS:  # the cache of a custom resource is not initialized yet
                 return None
             raise
         return [item["metadata"] for item in answer.json()["items"] or ()]

@@ -11,32 +11,32 @@ from tests.cluster.certificates import CertificateAuthority, CertificatePair
 RBAC = "rbac.authorization.k8s.io"
 
 ADMIN_GROUP = "system:masters"
-"""The group that may do everything, whatever the rules say."""
+"""The group that may do everything, independent of RBAC rules."""
 
 
 def rule(verbs: str, resources: str, group: str = "") -> Object:
-    """One RBAC rule, its lists as words: `rule("get list", "nodes pods")`."""
+    """An RBAC rule from space-separated verbs and resources: `rule("get list", "nodes pods")`."""
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
 
 
 class ApiServerAccess(NamedTuple):
-    """An API server as a client has to know it."""
+    """What a client needs to reach an API server. `folder` receives the kubeconfig files."""
 
     url: str
     authority: CertificateAuthority
     folder: Path
 
     def user(self, name: str, group: str = "") -> "User":
-        """A user by client certificate; what he may do is another matter (`grant`)."""
+        """A user with a client certificate. Rights are granted separately (`grant`)."""
         return User(self, name, pair=self.authority.issue(name, group=group))
 
     def bearer(self, name: str, token: str) -> "User":
-        """A user by token."""
+        """A user with a bearer token."""
         return User(self, name, token=token)
 
 
 class User:
-    """A name with its credentials, as a kubeconfig file for a program and as a ClusterApi for a test."""
+    """A user of the API server with credentials: a kubeconfig file for programs and a ClusterApi for tests."""
 
     def __init__(
         self, server: ApiServerAccess, name: str, pair: CertificatePair | None = None, token: str = ""
@@ -65,7 +65,7 @@ class User:
 
 
 def grant(api: ClusterApi, user: str, rules: Sequence[Object], namespace: str = "") -> None:
-    """Lets a user do what the rules say, in one namespace or, without, everywhere.
+    """Grants a user the rights of these rules in one namespace, or in the cluster if no namespace is given.
 
     A service account's user name is `system:serviceaccount:<namespace>:<name>`.
     """
@@ -78,7 +78,7 @@ def grant(api: ClusterApi, user: str, rules: Sequence[Object], namespace: str = 
 
 
 def bind(api: ClusterApi, user: str, role: str, namespace: str = "") -> None:
-    """Gives a user a role that is there: a Role of a namespace or, without, a ClusterRole."""
+    """Binds an existing role to a user: a Role of the namespace, or a ClusterRole if no namespace is given."""
     binding = {
         "apiVersion": f"{RBAC}/v1",
         "kind": f"{_kind(namespace)}Binding",
@@ -100,9 +100,9 @@ def _metadata(name: str, namespace: str) -> Object:
 def service_account_token(
     api: ClusterApi, name: str, namespace: str, lifetime_s: int = 3600, pod: Object | None = None
 ) -> str:
-    """A token of a service account, made where there is none; `lifetime_s` is at least 600.
+    """A token of a service account, which is created if it does not exist; `lifetime_s` is at least 600.
 
-    With a pod it is bound to that, as are those that a kubelet mounts.
+    If a pod is given, the token is bound to it, as is a token that a kubelet mounts.
     """
     account: Object = {
         "apiVersion": "v1",

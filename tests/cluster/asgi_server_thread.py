@@ -22,7 +22,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ServerTls(NamedTuple):
-    """What a server serves with; with `clients`, a CA file, it asks for a client certificate as well."""
+    """The TLS files of a server; with `clients`, a CA file, the server requires a client certificate."""
 
     pair: CertificatePair
     clients: Path | None = None
@@ -40,7 +40,7 @@ async def body_of(receive: Receive) -> bytes:
 
 
 async def answer(send: Send, status: int, body: Any) -> None:
-    """Sends a whole JSON answer; bytes go as they are."""
+    """Sends a complete JSON response; `bytes` are sent unchanged."""
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -51,7 +51,7 @@ async def answer(send: Send, status: int, body: Any) -> None:
 def serving(
     application: Application, tls: ServerTls | None = None, port: int = 0, host: str = "127.0.0.1"
 ) -> Iterator[str]:
-    """Serves until the block is left; the address, such as https://127.0.0.1:40123."""
+    """Serves while the context is open; yields the address, such as https://127.0.0.1:40123."""
     listener = socket.create_server((host, port))
     server = uvicorn.Server(_config(application, tls))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

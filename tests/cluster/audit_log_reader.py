@@ -1,4 +1,4 @@
-"""The audit log of the API server: who requested what, and the response."""
+"""The audit log of the API server: each request with its user and its response."""
 
 import json
 from collections.abc import Iterator
@@ -14,24 +14,27 @@ POLICY: Object = {
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "None", "userGroups": [ADMIN_GROUP]}, {"level": "Metadata"}],
 }
-"""Every request but the administrator's, without what was sent. A watch is there as soon as it is answered."""
+"""The audit policy: all requests except the administrator's, without bodies. A watch is logged when its response
+starts.
+"""
 
 
 class AuditedRequest(NamedTuple):
-    """One request as it was authorized; `resource` has its subresource, as in a rule: `nodes/status`."""
+    """A request as it was authorized; `resource` includes the subresource, as in an RBAC rule: `nodes/status`."""
 
     verb: str
     group: str
     resource: str
     name: str
-    """Empty for a collection, and for what is created: authorization does not know its name. Where the custom metrics
-    API asks for all objects by `*`, empty too."""
+    """Empty for a collection, for a created object, whose name authorization does not know, and for `*`, by which the
+    custom metrics API names all objects.
+    """
     namespace: str
     path: str
     code: int
-    """HTTP status."""
+    """The HTTP status."""
     allowed_by: str
-    """In the authorizer's words, such as `RBAC: allowed by ClusterRoleBinding "nodewise" of ...`."""
+    """The reason of the authorizer, such as `RBAC: allowed by ClusterRoleBinding "nodewise" of ...`."""
     message: str
     """Why the API server refused the request; mostly empty otherwise."""
 
@@ -56,7 +59,9 @@ class AuditLog:
         self._begin = self._file.stat().st_size if self._file.exists() else 0
 
     def requests(self, user: str) -> list[AuditedRequest]:
-        """All of a user so far, oldest first; a watch that ended is there twice. Dry runs are the tests' own."""
+        """All requests of a user so far, oldest first. A watch that ended is listed twice. Dry runs, which only tests
+        send, are omitted.
+        """
         return [
             _request(entry)
             for entry in self._entries()

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own, and files with certificates for servers and clients."""
+"""A certificate authority for tests, and certificate files for servers and clients."""
 
 import ssl
 import time
@@ -13,20 +13,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 class CertificatePair(NamedTuple):
-    """The files of a certificate and of its private key, both PEM."""
+    """The PEM files of a certificate and of its private key."""
 
     cert: Path
     key: Path
 
     def replace(self, issued: "IssuedCertificate") -> None:
-        """Puts others in their place, each by a rename, the certificate first: between the two they do not match."""
+        """Replaces both files, each by a rename, the certificate first. Between the two renames they do not match."""
         for path, text in zip(self, issued, strict=True):
             fresh = path.with_name(f".{path.name}.new")
             fresh.write_bytes(text)
             fresh.rename(path)
 
     def swap(self, issued: "IssuedCertificate") -> None:
-        """As a kubelet does it: the files are links through the link `..data`, which is put on another folder."""
+        """Replaces both files in one step, as a kubelet does: they are links through a link `..data`, which gets a new
+        target.
+        """
         folder = self.cert.parent
         timed = folder / f"..{time.monotonic_ns()}"
         timed.mkdir()
@@ -38,25 +40,25 @@ class CertificatePair(NamedTuple):
                 _link(path, f"{data.name}/{path.name}")
 
     def write(self, issued: "IssuedCertificate") -> None:
-        """Writes others over them."""
+        """Overwrites both files."""
         for path, text in zip(self, issued, strict=True):
             path.write_bytes(text)
 
 
 class IssuedCertificate(NamedTuple):
-    """A certificate and its private key, both PEM."""
+    """A certificate and its private key, both in PEM format."""
 
     cert: bytes
     key: bytes
 
     @property
     def serial(self) -> str:
-        """The serial number, as `ssl` writes it."""
+        """The serial number in the format of the module `ssl`."""
         return f"{x509.load_pem_x509_certificate(self.cert).serial_number:X}"
 
 
 class CertificateAuthority:
-    """A CA that issues into a folder; `ca_file` is what the other side has to trust."""
+    """A CA that writes certificates into a folder; `ca_file` is the file that the other side must trust."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._ca = trustme.CA(organization_name="nodewise tests", organization_unit_name=name)
@@ -69,16 +71,16 @@ class CertificateAuthority:
         return self._ca.cert_pem.bytes()
 
     def key_file(self) -> Path:
-        """Its private key, in a file beside its certificate, for what signs in its name."""
+        """Writes the CA's private key beside its certificate, for programs that sign with it, and returns the file."""
         file = self.ca_file.with_suffix(".key")
         self._ca.private_key_pem.write_to_path(str(file))
         return file
 
     def issue(self, name: str, *hosts: str, group: str = "") -> CertificatePair:
-        """A certificate for the common name `name` and for `hosts`; to Kubernetes `group` is the user's
+        """Issues a certificate for the common name `name` and for `hosts`. Kubernetes takes `group` for the user's
         group.
 
-        A client gets a host name too: Go refuses a certificate whose list of names is empty.
+        A client certificate has a host name too: Go refuses a certificate whose list of names is empty.
         """
         file = _file_of(name)
         pair = CertificatePair(self._folder / f"{file}.crt", self._folder / f"{file}.key")
@@ -86,7 +88,9 @@ class CertificateAuthority:
         return pair
 
     def issued(self, name: str, *hosts: str, group: str = "", days: float = 30) -> IssuedCertificate:
-        """The same in memory, valid for so many days from now; a negative number has it expired since."""
+        """Issues a certificate in memory, valid for `days` from now; if `days` is negative, the certificate has
+        expired.
+        """
         leaf = self._ca.issue_cert(
             *(hosts or [_file_of(name)]),
             common_name=name,
@@ -97,7 +101,7 @@ class CertificateAuthority:
         return IssuedCertificate(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
 
     def client_context(self, pair: CertificatePair | None = None) -> ssl.SSLContext:
-        """What a client needs that trusts this CA and shows `pair`, or nothing."""
+        """The TLS context of a client that trusts this CA and presents `pair`, or no certificate."""
         context = ssl.create_default_context(cafile=str(self.ca_file))
         if pair:
             context.load_cert_chain(pair.cert, pair.key)
@@ -105,7 +109,7 @@ class CertificateAuthority:
 
 
 def _link(path: Path, to: str) -> None:
-    """A symbolic link, in the place of whatever was there."""
+    """Replaces a path by a symbolic link."""
     fresh = path.with_name(f"{path.name}.link")
     fresh.symlink_to(to)
     fresh.rename(path)
@@ -116,7 +120,7 @@ def _file_of(name: str) -> str:
 
 
 def signing_key(folder: Path, name: str) -> CertificatePair:
-    """A bare key pair, as service-account tokens are signed and checked with; `cert` is the public key."""
+    """Creates a key pair to sign and verify service account tokens; `cert` is the public key."""
     key = ec.generate_private_key(ec.SECP256R1())
     pem = serialization.Encoding.PEM
     pair = CertificatePair(folder / f"{name}.pub", folder / f"{name}.key")

@@ -1,6 +1,6 @@
 """Fixtures: one control plane for all files, cleaned after each of them, and a namespace for each test.
 
-What cannot be set up on this machine is reported by `skip_conditions.not_run`.
+A test that needs a program which is not available on this machine is skipped by `skip_conditions.not_run`.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ from tests.cluster import (
     extender_double,
     fake_custom_metrics_server,
     health_example,
+    installation,
     metrics_pipeline,
     namespace_sandboxes,
     programs,
@@ -25,6 +26,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_double import FakeExtenderServer
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.go_toolchain import MissingError
+from tests.cluster.installation import ShippedInstallation
 from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.cluster.schedulers import RealScheduler, SchedulerUnderTest
@@ -36,12 +38,12 @@ Got = TypeVar("Got")
 
 @pytest.fixture(scope="session")
 def control_plane_programs(request: pytest.FixtureRequest) -> Path:
-    """The folder with the programs; built now where they are not, with its progress shown."""
+    """The folder with the control plane programs. They are built if necessary, and the progress is shown."""
     return get_or_skip(request, programs.folder)
 
 
 def get_or_skip(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
-    """What `get` finds or builds, its progress shown; a test that needs it cannot run where there is none."""
+    """The result of `get`, which finds or builds a program and shows its progress. Skips the test if there is none."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     try:
         with capture.global_and_fixture_disabled():
@@ -60,27 +62,36 @@ def shared_control_plane() -> Iterator[SharedControlPlane]:
 
 @pytest.fixture(scope="module")
 def plane(control_plane_programs: Path, shared_control_plane: SharedControlPlane) -> Iterator[ControlPlane]:
-    """A control plane without nodes or other objects; what a file creates is deleted after it."""
+    """A control plane without nodes or other objects. The objects that a test file creates are deleted after it."""
     with shared_control_plane.use(control_plane_programs) as plane:
         yield plane
 
 
 @pytest.fixture(scope="module")
 def audit_log(plane: ControlPlane, shared_control_plane: SharedControlPlane) -> AuditLog:
-    """The requests to that control plane."""
+    """The requests to the control plane since the test file began."""
     return shared_control_plane.audit_log()
+
+
+@pytest.fixture(scope="module")
+def shipped(
+    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ShippedInstallation]:
+    """An installation with the manifests and the rights that ship."""
+    with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
+        yield shipped
 
 
 @pytest.fixture
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
-    """A namespace of the test's own; nodes and all else made through it are gone afterwards."""
+    """A namespace for one test. Nodes and all other objects that are created through it are deleted afterwards."""
     with namespace_sandboxes.created(plane) as own:
         yield own
 
 
 @pytest.fixture
 def metrics(sandbox: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
-    """The custom metrics API of the control plane, served by a test's own server."""
+    """The custom metrics API of the control plane, served by a fake server."""
     with fake_custom_metrics_server.behind(sandbox, tmp_path) as serving:
         yield serving
 
@@ -107,7 +118,7 @@ def adapter_program(request: pytest.FixtureRequest) -> Path:
 def measuring(
     plane: ControlPlane, prometheus_programs: debian_packages.PrometheusPrograms, adapter_program: Path
 ) -> Iterator[MetricsServices]:
-    """Exporters of the example's nodes, a Prometheus that scrapes them, and an adapter that asks it."""
+    """Exporters of the example's nodes, a Prometheus that scrapes them, and an adapter that queries Prometheus."""
     with (
         prometheus_and_exporters.running(
             prometheus_programs, plane.folder / "monitoring", health_example.NODES
@@ -119,7 +130,7 @@ def measuring(
 
 @pytest.fixture(name="pipeline")
 def _pipeline(measuring: MetricsServices, sandbox: Sandbox) -> Iterator[MetricsPipeline]:
-    """The custom metrics API of the control plane, with values that travel from text files; nodes are the test's."""
+    """The custom metrics API of the control plane, with values from text files. The test creates the nodes."""
     with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
         yield both_ends
 
@@ -133,7 +144,7 @@ def fake_extender() -> Iterator[FakeExtenderServer]:
 
 @pytest.fixture(params=["kube-scheduler", "simulated"])
 def scheduler(request: pytest.FixtureRequest) -> SchedulerUnderTest:
-    """Each scheduler that has to follow the rules."""
+    """Each scheduler that must follow the scheduling rules: kube-scheduler and the simulated scheduler."""
     made: dict[str, Callable[[], SchedulerUnderTest]] = {
         "kube-scheduler": lambda: RealScheduler(request.getfixturevalue("plane")),
         "simulated": SimulatedScheduler,

@@ -1,8 +1,8 @@
-"""A control plane of its own on loopback: etcd, kube-apiserver, and what else a test starts.
+"""A control plane on loopback: etcd, kube-apiserver, and the other programs that a test starts.
 
-Every process writes its log into the control plane's folder, is waited for with a deadline, and is ended by
-its own pid when the control plane is left, also when a test fails. Start them from the main thread: the
-kernel ends a child when the thread that started it is gone.
+Every process writes its log into the control plane's folder, must be ready before a deadline, and is stopped by its pid
+with the control plane, also when a test fails. Start processes from the main thread: the kernel kills a child when the
+thread that started it ends.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from tests.cluster.api_user_kubeconfigs import ApiServerAccess, User
 from tests.cluster.processes import Process
 
 CONTROLLERS = "*,-node-lifecycle-controller,-taint-eviction-controller"
-"""Without the controllers that would call nodes lost which no kubelet speaks for."""
+"""All controllers except those that would mark nodes without a kubelet as lost and evict their pods."""
 
 SERVICE = "10.0.0.1"
-"""The address by which pods call the API server: the first one of those that Services get."""
+"""The address by which pods call the API server: the first address of the Service range."""
 
 SCHEDULER = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 
@@ -41,7 +41,7 @@ class ControlPlane:
         self._stack = contextlib.ExitStack()
         self.processes: list[Process] = []
         self.etcd = ""
-        """Its address, once it runs."""
+        """The URL of etcd once it runs."""
         self.admin: User = self._server.user("admin", api_user_kubeconfigs.ADMIN_GROUP)
 
     @property
@@ -50,7 +50,7 @@ class ControlPlane:
 
     @property
     def api(self) -> ClusterApi:
-        """The API server, asked as the administrator."""
+        """A client of the API server with the administrator's rights."""
         return self.admin.api
 
     @property
@@ -58,24 +58,24 @@ class ControlPlane:
         return self.authority.ca_file
 
     def start(self, flags: Mapping[str, str] | None = None) -> None:
-        """Starts etcd and kube-apiserver; `flags` are the API server's, over ours. Raises NotReadyError."""
+        """Starts etcd and kube-apiserver; `flags` override the API server's default flags. Raises NotReadyError."""
         self._stack.callback(self.api.close)
         self.etcd = self._start_etcd()
         process = self.start_program("kube-apiserver", self._api_flags(self.etcd) | dict(flags or {}))
         process.wait_ready(lambda: self.api.answers("/readyz"))
 
     def stop(self) -> None:
-        """Ends every process, the last one started first."""
+        """Stops every process, in reverse order of their start."""
         self._stack.close()
 
     def stop_others(self) -> None:
-        """Stops every process but etcd and the API server."""
+        """Stops every process except etcd and the API server."""
         for process in reversed(self.processes[2:]):
             process.stop()
         del self.processes[2:]
 
     def start_program(self, name: str, flags: Mapping[str, str]) -> Process:
-        """Starts one of the programs, `flags` without their dashes; it ends with the control plane."""
+        """Starts one of the programs; `flags` have no dashes. The process is stopped with the control plane."""
         arguments = [str(self._programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
         process = Process(arguments, self.folder / f"{name}-{processes.number()}.log")
         self.processes.append(process)
@@ -89,10 +89,10 @@ class ControlPlane:
         user: User | None = None,
         more: Mapping[str, str] | None = None,
     ) -> Process:
-        """Starts a kube-scheduler with a KubeSchedulerConfiguration, as values or YAML, extenders and all.
+        """Starts a kube-scheduler with a KubeSchedulerConfiguration, which is a mapping or YAML.
 
-        Who it is to the API server is filled in, the usual user unless one is named, and leader election is off unless
-        the configuration names it. `more` are flags.
+        The kubeconfig of `user`, by default `system:kube-scheduler`, is filled in. Leader election is off unless the
+        configuration has a section for it. `more` are additional flags.
         """
         port = processes.free_port()
         user = user or self.user("system:kube-scheduler")
@@ -115,7 +115,7 @@ class ControlPlane:
     def start_controller_manager(
         self, controllers: str = CONTROLLERS, more: Mapping[str, str] | None = None
     ) -> Process:
-        """Starts kube-controller-manager: namespaces that go, owners, replicas, service accounts. `more` are flags."""
+        """Starts kube-controller-manager with these controllers; `more` are additional flags."""
         port = processes.free_port()
         user = self.user("system:kube-controller-manager")
         flags = (
@@ -124,7 +124,7 @@ class ControlPlane:
                 "kubeconfig": str(user.kubeconfig),
                 "leader-elect": "false",
                 "controllers": controllers,
-                "kube-api-qps": "300",  # or the namespaces of all earlier tests come first, at 20 requests a second
+                "kube-api-qps": "300",  # 20 per second, the default, are slow: it first deletes old namespaces
                 "kube-api-burst": "600",
                 "use-service-account-credentials": "true",  # each controller has the rights of its own role
                 "service-account-private-key-file": str(self._accounts.key),
@@ -137,7 +137,7 @@ class ControlPlane:
         return process
 
     def user(self, name: str, rules: Sequence[Object] = (), namespace: str = "", group: str = "") -> User:
-        """A user by client certificate, who may do what `rules` say, everywhere or in one namespace."""
+        """A user with a client certificate and the rights of `rules`, in the cluster or in one namespace."""
         if rules:
             api_user_kubeconfigs.grant(self.api, name, rules, namespace)
         return self._kept(self._server.user(name, group))
@@ -145,20 +145,20 @@ class ControlPlane:
     def service_account(
         self, name: str, namespace: str, rules: Sequence[Object] = (), lifetime_s: int = 3600
     ) -> User:
-        """A service account and its token (of 600 s at least), which may do everywhere what `rules` say."""
+        """A service account with a token and the rights of `rules` in the cluster; `lifetime_s` is at least 600."""
         token = api_user_kubeconfigs.service_account_token(self.api, name, namespace, lifetime_s)
         if rules:
             api_user_kubeconfigs.grant(self.api, f"system:serviceaccount:{namespace}:{name}", rules)
         return self._kept(self._server.bearer(name, token))
 
     def pod_account(self, pod: Object) -> User:
-        """The service account that a pod names, with a token that is bound to it."""
+        """The service account of a pod, with a token that is bound to the pod."""
         name, space = pod["spec"]["serviceAccountName"], pod["metadata"]["namespace"]
         token = api_user_kubeconfigs.service_account_token(self.api, name, space, pod=pod)
         return self._kept(self._server.bearer(pod["metadata"]["name"], token))
 
     def kubectl(self, *arguments: str) -> str:
-        """What kubectl prints, asked as the administrator."""
+        """Runs kubectl as the administrator and returns its output."""
         command = [str(self._programs / "kubectl"), f"--kubeconfig={self.admin.kubeconfig}", *arguments]
         completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert completed.returncode == 0, f"kubectl {' '.join(arguments)}: {completed.stderr}"
@@ -190,7 +190,7 @@ class ControlPlane:
             "bind-address": "127.0.0.1",
             "advertise-address": "127.0.0.1",
             "secure-port": self.url.rpartition(":")[2],
-            "endpoint-reconciler-type": "none",  # it takes no loopback address
+            "endpoint-reconciler-type": "none",  # the reconciler refuses a loopback address
             "service-cluster-ip-range": "10.0.0.0/24",
             "tls-cert-file": str(serving.cert),
             "tls-private-key-file": str(serving.key),
@@ -233,7 +233,7 @@ class ControlPlane:
 def running(
     programs: Path, inside: Path | None = None, flags: Mapping[str, str] | None = None
 ) -> Iterator[ControlPlane]:
-    """A control plane in a folder of its own `inside` another, or the system's; both gone at the end."""
+    """A control plane in a temporary folder `inside` another folder; both are removed at the end."""
     with tempfile.TemporaryDirectory(prefix="nodewise-cluster-", dir=inside) as folder:
         plane = ControlPlane(programs, Path(folder))
         try:

@@ -1,4 +1,4 @@
-"""A Node object, and the CPU manager's commands about it."""
+"""A Node object, and the CPU manager's commands for it."""
 
 import json
 import os
@@ -23,11 +23,11 @@ from tests.conformance.cmk import case_machines
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 GONE = 99_999_999
-"""No process: ids end at 2^22."""
+"""The id of no process: ids are at most 2^22."""
 
 
 class CpuNode:
-    """A node of its own, and the commands about it, as some user."""
+    """A Node object with a sysfs tree, and the commands for it with the rights of a user."""
 
     def __init__(self, sandbox: Sandbox, folder: Path) -> None:
         self.sandbox = sandbox
@@ -55,11 +55,11 @@ class CpuNode:
         return forked_commands.run([forked_commands.NODEWISE, *words], env={"PATH": os.environ["PATH"]})
 
     def start(self, command: object, *options: object, user: User | None = None) -> subprocess.Popen[str]:
-        """A command of this node's own."""
+        """Starts a command for this node."""
         return self.start_of(command, "--node-name", self.name, *options, user=user)
 
     def start_of(self, command: object, *options: object, user: User | None = None) -> subprocess.Popen[str]:
-        """A command of the cluster's."""
+        """Starts a command for the whole cluster."""
         return subprocess.Popen(
             [NODEWISE, *self._words(command, *options, user=user)],
             env={"PATH": os.environ["PATH"]},
@@ -82,7 +82,7 @@ class CpuNode:
         return self.run("init", "--sysfs", self.folder, "--num-exclusive-cores", exclusive, *options)
 
     def store(self, allocations: Allocations) -> None:
-        """As an older program would, over whatever is there."""
+        """Overwrites the ConfigMap of the node without a check for conflicts, as an older program does."""
         texts = configmap.format_texts(allocations)
         patch = {
             "metadata": {"annotations": {pool_allocations.IDENTITIES: texts.identities}},

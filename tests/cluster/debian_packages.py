@@ -1,9 +1,9 @@
-"""Takes programs out of Debian's packages into the cache: Prometheus with its node exporter, what runs containers, what
-operators bring images to nodes with, and a virtual machine.
+"""Unpacks programs from Debian packages into the cache: Prometheus with its node exporter, containerd with runc and CNI
+plugins, skopeo and podman, and a virtual machine.
 
-The packages are unpacked, not installed: their services would start by themselves on the default ports, and an
-installation needs root, makes users and changes the machine. No program needs more than the C library and what every
-Debian has. The list of packages is fetched into the cache as well, so that the machine's own stays as it is.
+The packages are unpacked, not installed: an installation starts services on the default ports, needs root, creates
+users and changes the machine. The programs need only the C library and what every Debian has. The package list is
+fetched into the cache as well, so that the machine's own list stays unchanged.
 """
 
 import platform
@@ -22,7 +22,7 @@ PACKAGES = ("prometheus", "prometheus-node-exporter")
 
 
 class UnpackedPackages(NamedTuple):
-    """Packages that stay together in the cache; `keeps` is the folder of theirs that is kept, `proof` a file in it."""
+    """Packages that share a folder in the cache; `keeps` is the unpacked folder that is kept, `proof` a file in it."""
 
     name: str
     packages: tuple[str, ...]
@@ -30,10 +30,12 @@ class UnpackedPackages(NamedTuple):
     proof: str
     remedy: str
     needs: str = ""
-    """A pattern of names: packages that these need and this machine lacks are fetched too."""
+    """A pattern of package names. Matching dependencies that this machine lacks are fetched too."""
 
     def home(self) -> Path:
-        """Named after the release, since a program of one may want a newer C library than another has."""
+        """The folder in the cache. Its name contains the release, since programs may need the C library of their
+        release.
+        """
         try:
             release = platform.freedesktop_os_release()
         except OSError:
@@ -42,11 +44,11 @@ class UnpackedPackages(NamedTuple):
         return go_toolchain.cache() / self.name / f"{system}-{platform.machine()}"
 
     def find(self) -> Path | None:
-        """The folder that is kept, where it was fetched before."""
+        """The kept folder if it was fetched before, else None."""
         return self.home() if (self.home() / self.proof).exists() else None
 
     def get(self) -> Path:
-        """The folder that is kept, fetched now where it must be: about ten seconds. Raises MissingError."""
+        """The kept folder, fetched if necessary, which takes about ten seconds. Raises MissingError."""
         if not self.find():
             with go_builds.exclusive_lock(Path(f"{self.home()}.lock"), self.name):
                 if not self.find():
@@ -65,17 +67,17 @@ class UnpackedPackages(NamedTuple):
             (part / "root" / self.keeps).rename(self.home())
 
     def _download(self, part: Path) -> list[Path]:
-        """The package files; a list that cannot be brought up to date is no reason to stop before the download."""
+        """Downloads the package files. A failed update of the package list is ignored; the download decides."""
         (part / "lists" / "partial").mkdir(parents=True)
         own = {"Dir::State::Lists": part / "lists", "Dir::Cache": part, "Acquire::http::Timeout": 30}
-        own |= {"APT::Sandbox::User": "root"}  # its own user may not write into our cache
+        own |= {"APT::Sandbox::User": "root"}  # apt's sandbox user may not write into the cache
         options = [word for key, value in own.items() for word in ("-o", f"{key}={value}")]
         subprocess.run(["apt-get", "-qq", *options, "update"], capture_output=True, check=False)
         self._run(["apt-get", "-qq", *options, "download", *self._whole(options)], part)
         return sorted(part.glob("*.deb"))
 
     def _whole(self, options: list[str]) -> list[str]:
-        """The packages, with those that they need."""
+        """The packages and their dependencies that match `needs`."""
         if not self.needs:
             return list(self.packages)
         simulation = self._run(
@@ -131,18 +133,18 @@ IMAGE_TOOLS = UnpackedPackages(
     remedy="run this on Debian or Ubuntu, with a mirror that apt-get can reach",
     needs="lib|netavark",
 )
-"""Their `usr`, which is laid over that of the machine, for they name one another by absolute paths."""
+"""The folder `usr` is mounted over that of the machine, because these programs call each other by absolute paths."""
 
 
 class PrometheusPrograms(NamedTuple):
-    """Where Prometheus and its node exporter are."""
+    """The paths of Prometheus and its node exporter."""
 
     prometheus: Path
     node_exporter: Path
 
 
 class ContainerPrograms(NamedTuple):
-    """Where the programs are that run containers; `plugins` is the folder of CNI's."""
+    """The paths of the programs that run containers; `plugins` is the folder of the CNI plugins."""
 
     containerd: Path
     ctr: Path
@@ -152,12 +154,12 @@ class ContainerPrograms(NamedTuple):
 
 
 def get() -> PrometheusPrograms:
-    """Prometheus, of the PATH or fetched. Raises MissingError."""
+    """Prometheus from the PATH or from the cache, fetched if necessary. Raises MissingError."""
     return find() or _prometheus(PROMETHEUS.get())
 
 
 def find() -> PrometheusPrograms | None:
-    """Prometheus of the PATH, or as fetched before; None where there is neither."""
+    """Prometheus from the PATH or from the cache; None if there is neither."""
     prometheus = shutil.which("prometheus")
     exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if prometheus and exporter:
@@ -171,9 +173,9 @@ def _prometheus(home: Path) -> PrometheusPrograms:
 
 
 def containers() -> ContainerPrograms:
-    """What runs containers, always Debian's, so that every machine has the same. Raises MissingError."""
+    """The programs that run containers, always from Debian, so that all machines use the same. Raises MissingError."""
     root = CONTAINERS.get()
-    folders = (root / "bin", root / "usr/bin")  # newer releases have only the second
+    folders = (root / "bin", root / "usr/bin")  # newer releases have only /usr/bin
     return ContainerPrograms(
         containerd=root / "usr/bin/containerd",
         ctr=root / "usr/bin/ctr",

@@ -1,4 +1,4 @@
-"""`make demo CLUSTER=1`: the demo on a real API server and a real kube-scheduler, which are built first."""
+"""`make demo CLUSTER=1`: the demo on a real API server and a real kube-scheduler, which are built if necessary."""
 
 import contextlib
 import tempfile
@@ -30,7 +30,7 @@ CPU = {"rack1-a": "8", "rack1-b": "16", "rack2-a": "8"}
 
 
 def main() -> None:
-    """Run all steps of the demo."""
+    """Runs all steps of the demo."""
     assets = programs.folder()
     print_demo_text("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
     with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
@@ -46,7 +46,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
-    """A namespace, and the nodes of the example."""
+    """A namespace and the nodes of the example."""
     with namespace_sandboxes.created(plane) as own:
         own.nodes(*(kubernetes_objects.node(name, cpu=cpu) for name, cpu in CPU.items()))
         yield own

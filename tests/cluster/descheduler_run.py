@@ -19,7 +19,7 @@ RIGHTS = [
 
 
 class DeschedulerPass(NamedTuple):
-    """What one pass of the descheduler did, and what it said of it."""
+    """The result of one pass of the descheduler: the number of evictions, and the log."""
 
     evicted: int
     log: str
@@ -28,7 +28,7 @@ class DeschedulerPass(NamedTuple):
 def once(
     plane: ControlPlane, program: Path, policy: Path = health_example.DESCHEDULER_POLICY
 ) -> DeschedulerPass:
-    """One pass over all nodes, from start to end; it does nothing in a cluster of fewer than two ready nodes."""
+    """Runs one pass over all nodes. The descheduler does nothing in a cluster of fewer than two ready nodes."""
     port = processes.free_port()
     user = plane.user(f"descheduler-{port}", RIGHTS)
     arguments = [

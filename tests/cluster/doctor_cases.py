@@ -11,19 +11,19 @@ ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpol
 
 
 class DoctorCase(NamedTuple):
-    """A fault."""
+    """A defect of the healthy cluster, and the finding that doctor must report for it."""
 
     finding: str
-    """The id that it is found by."""
+    """The id of the finding."""
     name: str
-    """The fact in words."""
+    """A description of the defect."""
     defect: Defect
     about: str
-    """What has to stand in the name of the object; `entry` is the URL of the extender's entry."""
+    """A part of the object's name; `entry` is the URL of the extender's entry."""
     remedy: tuple[str, ...]
-    """Words that have to stand in the remedy."""
+    """Texts that the remedy must contain."""
     follows: frozenset[str] = frozenset()
-    """Other errors that really follow from it."""
+    """The ids of other errors that follow from the defect."""
 
 
 _POD_OF_DESCHEDULER = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/pods/descheduler-0"

@@ -1,8 +1,8 @@
-"""A fake scheduler extender: it accepts everything, or rejects, fails, hangs or spares victims as a test sets it.
+"""A fake scheduler extender: it accepts everything, or rejects nodes, fails, hangs or spares victims, as a test
+configures.
 
-The real scheduler is watched against it, and it is the floor that nodewise is measured against: the same
-server stack, the same bytes in and as many out. `python -m tests.cluster.extender_double --port 9100` serves
-one alone.
+Tests observe kube-scheduler with it, and it is the baseline for benchmarks of nodewise: it has the same server stack,
+reads the same bytes and writes as many. `python -m tests.cluster.extender_double --port 9100` runs it as a program.
 """
 
 import argparse
@@ -28,7 +28,7 @@ class ReceivedNodeList(msgspec.Struct):
 
 
 class ReceivedArgs(msgspec.Struct):
-    """What kube-scheduler sends to filter and prioritize: names, or whole nodes."""
+    """The ExtenderArgs of kube-scheduler for filter and prioritize, with node names or whole nodes."""
 
     pod: msgspec.Raw = msgspec.field(name="Pod")
     nodes: ReceivedNodeList | None = msgspec.field(name="Nodes", default=None)
@@ -36,7 +36,7 @@ class ReceivedArgs(msgspec.Struct):
 
 
 class ReceivedPreemptionArgs(msgspec.Struct):
-    """What kube-scheduler sends to preempt: by node, the victims' uids, or whole victims."""
+    """The ExtenderPreemptionArgs of kube-scheduler: the victims of each node, as UIDs or as whole pods."""
 
     pod: msgspec.Raw = msgspec.field(name="Pod")
     victims: dict[str, Any] | None = msgspec.field(name="NodeNameToVictims", default=None)
@@ -52,7 +52,7 @@ class ReceivedNode(msgspec.Struct):
 
 
 class RecordedCall(NamedTuple):
-    """One request as it came; `whole` says whether nodes came as objects."""
+    """A received request; `whole` is True if it contains nodes or victims as objects."""
 
     verb: str
     pod: str
@@ -63,9 +63,9 @@ class RecordedCall(NamedTuple):
 class FakeExtenderServer:
     """A fake scheduler extender; a test changes its responses at any time.
 
-    `reject` and `reject_for_good` map nodes to reasons (the latter also rules out preemption), `lose` names
-    nodes that filter forgets altogether, `scores` are given as they are, `spare` names nodes that preempt
-    takes out of the victims, `error` is filter's own error text. `records` off is for measuring.
+    `reject` and `reject_for_good` map nodes to reasons (the latter also rules out preemption), `lose` are nodes that
+    the response of filter omits, `scores` are returned unchanged, `spare` are nodes that the response of preempt omits,
+    `error` is the error text of filter. Benchmarks set `records` to False.
     """
 
     def __init__(self, *, records: bool = True) -> None:
@@ -75,7 +75,7 @@ class FakeExtenderServer:
         self.calm()
 
     def calm(self) -> None:
-        """Back to doing nothing; the calls so far are kept."""
+        """Resets all responses and keeps the recorded calls."""
         self.reject: dict[str, str] = {}
         self.reject_for_good: dict[str, str] = {}
         self.lose: set[str] = set()
@@ -86,15 +86,15 @@ class FakeExtenderServer:
         self._hung: set[str] = set()
 
     def fail(self, status: int = 500, *verbs: str) -> None:
-        """Answers with a status and nothing else; every verb unless some are named."""
+        """Returns a status and an empty body, for these verbs or for all."""
         self._status |= dict.fromkeys(verbs or ALL, status)
 
     def hang(self, *verbs: str) -> None:
-        """Answers nothing until `calm`; every verb unless some are named."""
+        """Delays responses until `calm`, for these verbs or for all."""
         self._hung |= set(verbs or ALL)
 
     def asked(self, verb: str, pod: str = "") -> list[RecordedCall]:
-        """The calls of one verb so far, of one pod where it is named."""
+        """The recorded calls of one verb, for one pod if it is named."""
         return [call for call in self.calls if call.verb == verb and pod in ("", call.pod)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +154,7 @@ def _names(arguments: ReceivedArgs) -> list[str]:
 
 
 def _uids(victims: dict[str, Any]) -> Object:
-    """Victims as kube-scheduler wants them back: always by uid, also when it sent whole pods."""
+    """The victims in the form of the response: always by UID, even if kube-scheduler sent whole pods."""
     return {
         node: {
             "Pods": [{"UID": pod["metadata"]["uid"]} for pod in victim.get("Pods") or []],
@@ -165,7 +165,9 @@ def _uids(victims: dict[str, Any]) -> Object:
 
 
 def entry(url: str, **fields: Any) -> Object:
-    """An extender as a KubeSchedulerConfiguration lists it: names, a patient scheduler, and `fields` on top."""
+    """The entry of an extender in a KubeSchedulerConfiguration, with node names and a timeout of 30 s; `fields`
+    override it.
+    """
     return {
         "urlPrefix": url,
         "filterVerb": "filter",
@@ -179,7 +181,7 @@ def entry(url: str, **fields: Any) -> Object:
 
 
 def tls_fields(ca_file: Path | None, pair: CertificatePair) -> Object:
-    """The fields of an entry that shows a certificate, to a server that is verified where there is a CA file."""
+    """The TLS fields of an entry: the client certificate, and the CA file if the server is to be verified."""
     files = {"certFile": str(pair.cert), "keyFile": str(pair.key)}
     if ca_file:
         files["caFile"] = str(ca_file)
@@ -190,18 +192,18 @@ def tls_fields(ca_file: Path | None, pair: CertificatePair) -> Object:
 def serving(
     tls: ServerTls | None = None, port: int = 0, *, records: bool = True
 ) -> Iterator[FakeExtenderServer]:
-    """A fake extender that listens at its `url` until the block is left."""
+    """A fake extender that listens at its `url` while the context is open."""
     fake_extender = FakeExtenderServer(records=records)
     with asgi_server_thread.serving(fake_extender, tls, port) as url:
         fake_extender.url = url
         try:
             yield fake_extender
         finally:
-            fake_extender.calm()  # the server would wait for who hangs
+            fake_extender.calm()  # otherwise the server would wait for hanging requests
 
 
 def main() -> None:
-    """Serve a fake extender that records nothing, until it is interrupted."""
+    """Serves a fake extender that records nothing until it is interrupted."""
     parser = argparse.ArgumentParser(description="a scheduler extender that does nothing")
     parser.add_argument("--port", type=int, default=9100)
     for name in ("--cert", "--key", "--cacert"):

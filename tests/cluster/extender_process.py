@@ -1,4 +1,4 @@
-"""nodewise as its users run it: the command, a kubeconfig with the rights that ship, mutual TLS."""
+"""Runs the nodewise extender as operators do: the command, a kubeconfig with the shipped rights, and mutual TLS."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
 OWN_NAMESPACE = "default"
 SERVICE = "nodewise"
 LIMITS = {"telemetry/scheduling": "1"}
-"""What a pod asks for so that kube-scheduler sends it to us."""
+"""The limits that a pod needs so that kube-scheduler calls nodewise for it."""
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 COOLEST = {"metricname": "heat", "operator": "LessThan"}
 
@@ -36,7 +36,7 @@ def manifest(name: str) -> list[Object]:
 
 
 def rules(kind: str = "ClusterRole") -> list[Object]:
-    """The rights that ship: everywhere, or in nodewise's own namespace (`Role`)."""
+    """The shipped rights: in the cluster (`ClusterRole`), or in nodewise's own namespace (`Role`)."""
     rules: list[Object] = next(document for document in manifest("rbac.yaml") if document["kind"] == kind)[
         "rules"
     ]
@@ -44,7 +44,7 @@ def rules(kind: str = "ClusterRole") -> list[Object]:
 
 
 def define(api: ClusterApi) -> None:
-    """The API server serves TASPolicies from now on, if it did not before."""
+    """Creates the definition of TASPolicy if necessary, and waits until the API server serves it."""
     for definition in manifest("crds/taspolicies.yaml"):
         api.ensure(definition)
     path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
@@ -53,7 +53,7 @@ def define(api: ClusterApi) -> None:
 
 @contextlib.contextmanager
 def refusing_unknown_fields(api: ClusterApi) -> Iterator[None]:
-    """The API server enforces `deploy/policy-fields.yaml`, and no longer does so afterwards."""
+    """Enforces `deploy/policy-fields.yaml` while the context is open."""
     wrong = tas_policy("wrong", {"dontschedule": {"rules": [HOT | {"colour": "red"}]}}, OWN_NAMESPACE)
     made = [api.create(document) for document in manifest("policy-fields.yaml")]
     try:
@@ -66,7 +66,7 @@ def refusing_unknown_fields(api: ClusterApi) -> Iterator[None]:
 
 
 def tas_policy(name: str, strategies: Object, namespace: str = "") -> Object:
-    """A TASPolicy, in a namespace or for `Sandbox.put`."""
+    """A TASPolicy in a namespace, or without one for `Sandbox.put`."""
     return {
         "apiVersion": "telemetry.intel.com/v1alpha1",
         "kind": "TASPolicy",
@@ -76,34 +76,39 @@ def tas_policy(name: str, strategies: Object, namespace: str = "") -> Object:
 
 
 def policy(sandbox: Sandbox, **strategies: list[Object]) -> None:
-    """A TASPolicy `pol` in the test's namespace."""
+    """Creates a TASPolicy `pol` in the test's namespace."""
     define(sandbox.api)
     sandbox.put(tas_policy("pol", {name: {"rules": rules} for name, rules in strategies.items()}))
 
 
 def pod(name: str, **more: Any) -> Object:
-    """A pod of the policy `pol` that kube-scheduler asks us about; see `kubernetes_objects.pod`."""
+    """A pod of the policy `pol`, for which kube-scheduler calls nodewise; see `kubernetes_objects.pod`."""
     return kubernetes_objects.pod(name, labels={"telemetry-policy": "pol"}, limits=LIMITS, **more)
+
+
+def small_pod(name: str) -> Object:
+    """A pod of the policy `pol` that requests almost nothing, so that thousands fit on a node."""
+    return pod(name, cpu="1m", memory="1Mi")
 
 
 def heated(
     sandbox: Sandbox, metrics: FakeCustomMetricsApi, heat: Mapping[str, str | int], **strategies: list[Object]
 ) -> None:
-    """Create nodes with these values of `heat`, and a policy with `strategies`, by default against hot nodes."""
+    """Creates nodes with these values of `heat`, and a policy with `strategies`, which by default rejects hot nodes."""
     sandbox.nodes(*kubernetes_objects.nodes(" ".join(heat)))
     metrics.set("heat", heat)
     policy(sandbox, **(strategies or {"dontschedule": [HOT]}))
 
 
 def status(sandbox: Sandbox, name: str = "pol") -> Object:
-    """The status of a policy of the test; empty while there is none."""
+    """The status of a policy in the test's namespace; empty if it has none."""
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{name}"
     status: Object = sandbox.api.get(path).get("status", {})
     return status
 
 
 def condition(sandbox: Sandbox, kind: str, name: str = "pol") -> Object:
-    """One condition of a policy's status; one without a word where it is not there."""
+    """A condition of a policy's status; if it is missing, one with empty status and message."""
     conditions = status(sandbox, name).get("conditions", [])
     return next(
         (condition for condition in conditions if condition["type"] == kind), {"status": "", "message": ""}
@@ -113,20 +118,20 @@ def condition(sandbox: Sandbox, kind: str, name: str = "pol") -> Object:
 class ExtenderProcess:
     """A running `nodewise extender`."""
 
-    def __init__(self, process: Process, papers: "CertificateFiles") -> None:
+    def __init__(self, process: Process, certificates: "CertificateFiles") -> None:
         self.process = process
-        self.papers = papers
+        self.certificates = certificates
         self.url = ""
         self.health = ""
 
     def events(self, name: str = "") -> list[Object]:
-        """What it logged, oldest first; of one event, or all."""
+        """The logged events, oldest first; all, or those with this name."""
         lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
         events = [json.loads(line) for line in lines]
         return [event for event in events if name in {"", event["event"]}]
 
     def find_address(self) -> bool:
-        """Whether it has said where it serves."""
+        """Reads the addresses from the log. Returns whether they are known."""
         for event in self.events("started"):
             self.url, self.health = event["address"], event["health"]
         return bool(self.url)
@@ -144,21 +149,21 @@ class ExtenderProcess:
         return decisions
 
     def fetched(self, metric: str) -> bool:
-        """Whether a metric was fetched with success."""
+        """Whether a metric was fetched successfully."""
         return f'nodewise_metric_nodes{{metric="{metric}"}}' in httpx2.get(f"{self.health}/metrics").text
 
     def wait_fetched(self, metric: str) -> None:
-        """Until it knows a metric that a policy just named."""
+        """Waits until nodewise is ready and has fetched a metric."""
         wait(f"{metric} is known", lambda: (self.is_ready() and self.fetched(metric)) or None)
 
     def wait_leading(self) -> None:
-        """Until its controllers run: the one before may have been killed, and its Lease has to end."""
+        """Waits until this replica is the leader. If the previous leader was killed, its Lease must expire first."""
         wait("it leads", lambda: self.events("leading") or None)
 
     def rejects(self, namespace: str, node: str, policy: str = "pol") -> bool:
-        """What it says of a node now, asked as kube-scheduler would."""
+        """Whether a filter call, as kube-scheduler sends it, rejects a node now."""
         pod = {"metadata": {"name": "probe", "namespace": namespace, "labels": {"telemetry-policy": policy}}}
-        context = self.papers.authority.client_context(self.papers.client)
+        context = self.certificates.authority.client_context(self.certificates.client)
         with httpx2.Client(verify=context, trust_env=False) as client:
             answer = client.post(f"{self.url}/scheduler/filter", json={"Pod": pod, "NodeNames": [node]})
         return node in (answer.json()["FailedNodes"] or {})
@@ -166,9 +171,9 @@ class ExtenderProcess:
     def entry(self, **fields: Any) -> Object:
         """The extender's entry of a scheduler configuration."""
         tls = {
-            "caFile": str(self.papers.authority.ca_file),
-            "certFile": str(self.papers.client.cert),
-            "keyFile": str(self.papers.client.key),
+            "caFile": str(self.certificates.authority.ca_file),
+            "certFile": str(self.certificates.client.cert),
+            "keyFile": str(self.certificates.client.key),
         }
         return {
             "urlPrefix": f"{self.url}/scheduler",
@@ -195,14 +200,16 @@ class CertificateFiles:
 
 
 @contextlib.contextmanager
-def started(folder: Path, arguments: Sequence[str], papers: CertificateFiles) -> Iterator[ExtenderProcess]:
-    """The command with these arguments, from its first line to its end."""
+def started(
+    folder: Path, arguments: Sequence[str], certificates: CertificateFiles
+) -> Iterator[ExtenderProcess]:
+    """Runs the command with these arguments, yields it once its addresses are known, and stops it."""
     process = Process(
         [NODEWISE, "extender", "--log-format=json", "--shutdown-delay=0s", *arguments],
         folder / f"nodewise-{processes.number()}.log",
     )
     with process:
-        served = ExtenderProcess(process, papers)
+        served = ExtenderProcess(process, certificates)
         process.wait_ready(served.find_address)
         yield served
 
@@ -227,17 +234,17 @@ def user(plane: ControlPlane) -> User:
     return made
 
 
-def arguments(user: User, papers: CertificateFiles) -> list[str]:
-    """Mutual TLS on free ports of loopback, and a short period; what is said after them wins."""
+def arguments(user: User, certificates: CertificateFiles) -> list[str]:
+    """Arguments for mutual TLS on free loopback ports, and for a short sync period. Later arguments override them."""
     return [
         f"--kubeconfig={user.kubeconfig}",
         f"--namespace={OWN_NAMESPACE}",
         "--address=127.0.0.1",
         "--port=0",
         "--health-port=0",
-        f"--cert={papers.server.cert}",
-        f"--key={papers.server.key}",
-        f"--client-ca={papers.authority.ca_file}",
+        f"--cert={certificates.server.cert}",
+        f"--key={certificates.server.key}",
+        f"--client-ca={certificates.authority.ca_file}",
         "--sync-period=500ms",
     ]
 
@@ -247,12 +254,14 @@ def extender(
     plane: ControlPlane,
     folder: Path,
     *more: str,
-    papers: CertificateFiles | None = None,
+    certificates: CertificateFiles | None = None,
     by: User | None = None,
 ) -> Iterator[ExtenderProcess]:
-    """An extender of this control plane, `by` a user with the rights that ship; ready when it is handed out."""
+    """Runs an extender with this control plane and yields it once it is ready. By default, `by` is a user with the
+    shipped rights.
+    """
     define(plane.api)
-    papers = papers or CertificateFiles(folder)
-    with started(folder, [*arguments(by or user(plane), papers), *more], papers) as served:
+    certificates = certificates or CertificateFiles(folder)
+    with started(folder, [*arguments(by or user(plane), certificates), *more], certificates) as served:
         served.process.wait_ready(served.is_ready)
         yield served

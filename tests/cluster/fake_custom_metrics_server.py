@@ -1,7 +1,7 @@
-"""A custom.metrics.k8s.io server with settable values and faults, and its place behind the API server.
+"""A fake custom.metrics.k8s.io server with settable values and faults, and its registration with the API server.
 
-It speaks v1beta1 and v1beta2, for node metrics. What it is given it says as it is: a quantity that is none,
-NaN and a node that does not exist go out like any other value.
+It serves node metrics in v1beta1 and v1beta2. Values are returned unchanged, also invalid quantities, NaN and values of
+nodes that do not exist.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ PATH = re.compile(
 
 
 class NodeSample(NamedTuple):
-    """One node's value as it goes over the wire; `time` is RFC 3339, or None for now."""
+    """The value of one node in the wire format; `time` is in RFC 3339 format, or None for now."""
 
     value: str
     time: str | None = None
@@ -37,7 +37,7 @@ class NodeSample(NamedTuple):
 
 
 class FakeCustomMetricsApi:
-    """What the server knows; a test changes it at any time."""
+    """The metrics and faults of the server; a test changes them at any time."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -54,7 +54,7 @@ class FakeCustomMetricsApi:
         time: str | None = None,
         window_s: int | None = None,
     ) -> None:
-        """Set the values of a metric by node; this also ends a fault that `fail` or `hang` has set."""
+        """Sets the values of a metric by node. This also ends a fault that `fail`, `hang` or `say` has set."""
         self.heal(metric)
         self._samples[metric] = {
             node: value if isinstance(value, NodeSample) else NodeSample(str(value), time, window_s)
@@ -62,25 +62,25 @@ class FakeCustomMetricsApi:
         }
 
     def fail(self, metric: str, status: int = 503) -> None:
-        """Answers for this metric with a status."""
+        """Returns this HTTP status for a metric."""
         self._status[metric] = status
 
     def hang(self, metric: str) -> None:
-        """Answers nothing for this metric until `heal`."""
+        """Delays responses for a metric until `heal`."""
         self._hung.add(metric)
 
     def say(self, metric: str, body: bytes) -> None:
-        """Answers for this metric with these very bytes."""
+        """Returns exactly these bytes for a metric."""
         self._raw[metric] = body
 
     def heal(self, metric: str) -> None:
-        """Back to answering with the values."""
+        """Ends all faults of a metric."""
         self._status.pop(metric, None)
         self._raw.pop(metric, None)
         self._hung.discard(metric)
 
     def forget(self, metric: str) -> None:
-        """As if this metric had never been: 404."""
+        """Removes a metric; requests for it get status 404."""
         self.heal(metric)
         self._samples.pop(metric, None)
 
@@ -151,10 +151,9 @@ def _status(code: int, message: str) -> Object:
 def serving(
     folder: Path, namespace: str = "default"
 ) -> Iterator[tuple[FakeCustomMetricsApi, CertificateAuthority]]:
-    """A server at its `url` until the block is left, and the CA that it is verified with.
+    """Serves the fake API at its `url` while the context is open; yields it with the CA of its certificate.
 
-    Its certificate is for `localhost` and for the name by which the API server calls a Service of
-    `namespace`.
+    The certificate is valid for `localhost` and for the name by which the API server calls a Service in `namespace`.
     """
     authority = CertificateAuthority(folder, "metrics-ca")
     pair = authority.issue("metrics", "localhost", "127.0.0.1", f"{SERVICE}.{namespace}.svc")
@@ -163,14 +162,14 @@ def serving(
         try:
             yield metrics, authority
         finally:
-            metrics._hung.clear()  # the server would wait for who hangs
+            metrics._hung.clear()  # otherwise the server would wait for hanging requests
 
 
 @contextlib.contextmanager
 def behind(
     sandbox: Sandbox, folder: Path, versions: tuple[str, ...] = VERSIONS
 ) -> Iterator[FakeCustomMetricsApi]:
-    """A server that the sandbox's API server hands on to, under /apis/custom.metrics.k8s.io."""
+    """A fake server to which the sandbox's API server forwards requests under /apis/custom.metrics.k8s.io."""
     with serving(folder, sandbox.namespace) as (metrics, authority):
         service = _service(int(metrics.url.rpartition(":")[2]))
         sandbox.put(service)
@@ -187,7 +186,7 @@ def behind(
 
 
 def _service(port: int) -> Object:
-    """Without endpoint routing the API server sends what is for this Service to localhost itself."""
+    """The ExternalName Service. Without endpoint routing the API server connects to `localhost` itself."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

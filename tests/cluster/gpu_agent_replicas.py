@@ -18,11 +18,11 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 
 class GpuReplicas:
-    """Any number of them; `entry` is the Service's in a scheduler's configuration."""
+    """Replicas with the gpu agent. `entry` is the Service's entry in a scheduler configuration."""
 
     def __init__(self, plane: ControlPlane, folder: Path, service: LoadBalancer) -> None:
         self.running: list[ExtenderProcess] = []
-        self.papers = CertificateFiles(folder)
+        self.certificates = CertificateFiles(folder)
         self._service = service
         self._plane = plane
         self._folder = folder
@@ -30,9 +30,9 @@ class GpuReplicas:
         self._stack = contextlib.ExitStack()
 
     def start(self) -> ExtenderProcess:
-        """One more; the Service knows it when this returns."""
+        """Starts a replica and waits until the Service forwards connections to it."""
         replica = self._stack.enter_context(
-            gpu_cluster.extender(self._plane, self._folder, papers=self.papers, by=self._user)
+            gpu_cluster.extender(self._plane, self._folder, certificates=self.certificates, by=self._user)
         )
         self.running.append(replica)
         self._publish()
@@ -43,7 +43,7 @@ class GpuReplicas:
         return replica
 
     def kill(self, replica: ExtenderProcess) -> None:
-        """At once, in the middle of whatever it does."""
+        """Kills a replica at once and removes it from the Service."""
         replica.process.kill()
         self.running.remove(replica)
         self._publish()
@@ -81,7 +81,7 @@ class PodHistory:
         self.ended = ""
         self._changed = threading.Condition()
         self.now: dict[str, Object] = {}
-        """The pods as they are, by name."""
+        """The newest state of the existing pods, by name."""
 
     def see(self, line: bytes) -> None:
         event = json.loads(line)
@@ -98,7 +98,7 @@ class PodHistory:
         return sum("nodeName" in pod["spec"] for pod in list(self.now.values()))
 
     def wait_bound(self, count: int, deadline_s: float = 240) -> None:
-        """Until so many pods that are there are bound."""
+        """Waits until at least `count` existing pods are bound."""
         with self._changed:
             ok = self._changed.wait_for(lambda: self.bound() >= count or bool(self.ended), deadline_s)
         waiting = [pod for pod in list(self.now.values()) if "nodeName" not in pod["spec"]]
@@ -110,7 +110,7 @@ class PodHistory:
             assert self._changed.wait_for(lambda: not self.now, deadline_s), len(self.now)
 
     def most_held(self, resource: str) -> Mapping[tuple[str, str], int]:
-        """By node and card, the most of a resource that pods held of it at any instant of the history."""
+        """By node and GPU, the maximum amount of a resource that pods held at the same time."""
         most: dict[tuple[str, str], int] = {}
         held: dict[tuple[str, str], int] = {}
         by_uid: dict[str, Mapping[tuple[str, str], int]] = {}
@@ -128,7 +128,7 @@ class PodHistory:
 
 
 def held_of_pod(pod: Object, resource: str) -> dict[tuple[str, str], int]:
-    """What a bound pod of one container holds of each of its cards."""
+    """The amount of a resource that a bound pod of one container holds, by node and GPU."""
     cards = gpu_cluster.cards_of(pod)
     wanted = int(pod["spec"]["containers"][0]["resources"]["requests"][resource])
     return {(pod["spec"]["nodeName"], card): wanted // len(cards) for card in cards}
@@ -136,7 +136,7 @@ def held_of_pod(pod: Object, resource: str) -> dict[tuple[str, str], int]:
 
 @contextlib.contextmanager
 def record_history(sandbox: Sandbox) -> Iterator[PodHistory]:
-    """The history of a namespace's pods while the block lasts."""
+    """Records the history of a namespace's pods while the context is open."""
     history = PodHistory(sandbox)
     with scheduler_calls.watch_pods(sandbox.plane, history):
         yield history

@@ -1,4 +1,4 @@
-"""Nodes with GPUs, pods that request them, and nodewise with its gpu agent, as its users run it."""
+"""Nodes with GPUs, pods that request them, and nodewise with the gpu agent and the shipped rights."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ FAST = ("--kube-qps=200", "--kube-burst=400")
 
 
 def node(name: str, cards: int = 8, shares: int = 1, cpu: str = "64", **each: int) -> Object:
-    """A node whose cards have so many shares each, and so much of further resources."""
+    """A node with GPUs. `shares` and the further resources are amounts per GPU."""
     amounts = {f"{PREFIX}i915": str(cards * shares)}
     amounts |= {f"{PREFIX}{resource}": str(cards * amount) for resource, amount in each.items()}
     labels = {f"{PREFIX}gpu-numbers": ".".join(map(str, range(cards)))}
@@ -28,7 +28,7 @@ def node(name: str, cards: int = 8, shares: int = 1, cpu: str = "64", **each: in
 
 
 def pod(name: str, i915: int = 1, **amounts: int) -> Object:
-    """A pod of one container that wants cards, and so much of further resources altogether."""
+    """A pod of one container that requests GPUs. The further resources are amounts for all GPUs of the pod together."""
     wanted = {f"{PREFIX}{resource}": str(amount) for resource, amount in {"i915": i915, **amounts}.items()}
     return kubernetes_objects.pod(name, limits=wanted)
 
@@ -48,13 +48,13 @@ def extender(
     plane: ControlPlane,
     folder: Path,
     *more: str,
-    papers: CertificateFiles | None = None,
+    certificates: CertificateFiles | None = None,
     by: User | None = None,
 ) -> Iterator[ExtenderProcess]:
-    """An extender with the gpu agent; ready when it is handed out."""
+    """Runs an extender with the gpu agent and yields it once it is ready."""
     by = by or user(plane)
     with extender_process.extender(
-        plane, folder, "--agents=gpu", *FAST, *more, papers=papers, by=by
+        plane, folder, "--agents=gpu", *FAST, *more, certificates=certificates, by=by
     ) as running:
         yield running
 
@@ -65,13 +65,13 @@ def entry(running: ExtenderProcess, **fields: Any) -> Object:
 
 
 def cards_of(pod: Object) -> list[str]:
-    """All cards of a pod, by its annotation."""
+    """All GPUs of a pod according to its annotation."""
     text = pod["metadata"].get("annotations", {}).get(CARDS, "")
     return [card for part in text.split("|") for card in part.split(",") if card]
 
 
 def allocation_record(sandbox: Sandbox, node: str, namespace: str = OWN_NAMESPACE) -> Mapping[str, Any]:
-    """The entries of a node's allocation record, by pod uid; empty without a record."""
+    """The entries of a node's allocation record by pod UID; empty if there is no record."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/gpu-{node}"
     pod = sandbox.api.find(path) or {"metadata": {}}
     entries: Mapping[str, Any] = json.loads(

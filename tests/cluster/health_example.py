@@ -18,21 +18,21 @@ DESCHEDULER_POLICY = CLUSTER / "descheduler-policy.yaml"
 NODES = ("rack1-a", "rack1-b", "rack2-a")
 POLICY = "demo-policy"
 LABEL = {POLICY: "violating"}
-"""What nodewise puts on a node that the policy's deschedule rules find violating."""
+"""The label that nodewise sets on a node that breaks the policy's deschedule rules."""
 
 
 def read(file: Path) -> Any:
-    """What is in a YAML file."""
+    """The content of a YAML file."""
     return yaml.safe_load(file.read_text())
 
 
 def policy() -> Object:
-    """The TASPolicy; without a namespace, which is the test's."""
+    """The TASPolicy without a namespace; the test adds its own."""
     return _at_home(read(FOLDER / "policy.yaml"))
 
 
 def deployment(replicas: int = 1) -> Object:
-    """The demo application; its pods go at once when they are evicted, since no kubelet lets them end."""
+    """The Deployment of the demo application. Its pods have no grace period, since no kubelet ends them."""
     deployment = _at_home(read(CLUSTER / "deployment.yaml"))
     deployment["spec"]["replicas"] = replicas
     deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
@@ -40,14 +40,14 @@ def deployment(replicas: int = 1) -> Object:
 
 
 def pod(name: str) -> Object:
-    """One pod as the demo application's Deployment makes them."""
+    """A pod as the demo application's Deployment creates it."""
     template = deployment()["spec"]["template"]
     metadata = template["metadata"] | {"name": name}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
 def pods(sandbox: Sandbox) -> list[Object]:
-    """The pods of the demo application that are there to stay."""
+    """The pods of the demo application that are not being deleted."""
     pods = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods", labelSelector="app=demo-app")[
         "items"
     ]
@@ -55,7 +55,7 @@ def pods(sandbox: Sandbox) -> list[Object]:
 
 
 def placed(sandbox: Sandbox) -> str:
-    """The node of the one pod of the demo application, once it has one."""
+    """Waits until the only pod of the demo application is bound, and returns its node."""
 
     def node() -> str | None:
         nodes = [namespace_sandboxes.node_of(pod) for pod in pods(sandbox)]

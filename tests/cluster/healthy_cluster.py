@@ -1,8 +1,9 @@
-"""A cluster in which nodewise is installed as it ships and nothing is wrong: what `nodewise doctor` has to find sound.
+"""A cluster with the shipped installation of nodewise and no defects, in which `nodewise doctor` must report no
+problem.
 
-etcd, API server, kube-scheduler and two replicas of nodewise are real and at work. What nobody here can run is written
-as those who run it would: the Deployments' counts, their pods' states, kube-scheduler's mirror pod, what kubelets
-and the custom metrics API answer.
+etcd, the API server, kube-scheduler and two replicas of nodewise are real processes. The test writes what other
+components would write: the status of Deployments and of their pods, and kube-scheduler's mirror pod. Kubelets and the
+custom metrics API are fake servers.
 """
 
 import contextlib
@@ -48,13 +49,13 @@ SYSTEM: Final = "kube-system"
 INSTALLED: Final = extender_process.ROOT / "deploy" / "kustomize" / "tas-gas" / "nodewise.yaml"
 POLICIES: Final = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{TENANT}/taspolicies"
 PLAIN, CARDS, POOLS = ("a", "b"), "cards", "pools"
-"""The nodes: plain ones, one with cards, and one whose cores are in pools."""
+"""The node names: two plain nodes, one with GPUs, and one with CPU pools."""
 NODES: Final = (*PLAIN, CARDS, POOLS)
 POOL_LABEL: Final = {"cmk.intel.com/cmk-node": "true"}
 
 
 class KubeletServer:
-    """Answers for one node's kubelet, as the API server asks it."""
+    """A fake kubelet API of one node, to which the API server forwards requests for `/configz`."""
 
     def __init__(self) -> None:
         self.configuration: Object = {"cpuManagerPolicy": "none", "topologyManagerPolicy": "none"}
@@ -68,13 +69,13 @@ class KubeletServer:
 
 
 class HealthyCluster:
-    """Created by `installed`. A test may change anything, and reverts its changes."""
+    """The cluster that `installed` creates. A test may change anything, and must revert its changes."""
 
     def __init__(self, plane: ControlPlane, folder: Path, log: AuditLog) -> None:
         self.plane = plane
         self.folder = folder
         self.log = log
-        self.papers = single_purpose_certificates.PurposeCertificates(folder)
+        self.certificates = single_purpose_certificates.PurposeCertificates(folder)
         self.doctor: User
         """The account of deploy/doctor.yaml."""
         self.metrics: FakeCustomMetricsApi
@@ -90,23 +91,23 @@ class HealthyCluster:
         return self.plane.api
 
     def written(self, config: Object) -> Path:
-        """A scheduler's configuration as a file."""
+        """Writes a scheduler configuration to a file and returns the path."""
         file = self.folder / f"configuration-{processes.number()}.yaml"
         file.write_text(yaml.safe_dump(config))
         return file
 
     def ask(self, *more: str, user: User | None = None) -> "subprocess.CompletedProcess[str]":
-        """doctor, by the account that ships for it unless another one is named."""
+        """Runs doctor, by default with the service account that ships for it."""
         return read_only_commands.run("doctor", *self._given(user), *more)
 
     def diagnose(self, *more: str, user: User | None = None) -> "Diagnosis":
-        """What doctor says."""
+        """Runs doctor and returns its report."""
         return Diagnosis(self.ask("-o", "json", *more, user=user))
 
     def measured(self) -> tuple["Diagnosis", float]:
-        """What doctor says, and the most MiB of memory that it held."""
+        """Runs doctor and returns its report and its peak memory in MiB."""
         command = [str(extender_process.NODEWISE), "doctor", *self._given(None), "-o", "json"]
-        # a process's count starts with what its parent holds, so its parent is a small one
+        # the peak of a new process includes the memory of its parent at the fork, so the parent is a small process
         run = [sys.executable, "-c", _MEASURING, *command]
         done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
         *lines, most_kib = done.stderr.splitlines()
@@ -127,7 +128,7 @@ sys.exit(code)
 
 
 class Diagnosis:
-    """What doctor said, as JSON."""
+    """The JSON report of doctor."""
 
     def __init__(self, done: "subprocess.CompletedProcess[str]") -> None:
         self.done = done
@@ -140,7 +141,7 @@ class Diagnosis:
         self.not_checked: list[Object] = report["not_checked"]
 
     def ids(self, *severities: str) -> set[str]:
-        """Of what it found, of these severities or all."""
+        """The ids of the findings of these severities, or of all findings."""
         return {
             finding["id"] for finding in self.findings if not severities or finding["severity"] in severities
         }
@@ -153,12 +154,12 @@ class Diagnosis:
 
 
 def status(api: ClusterApi, path: str, status: Mapping[str, Any]) -> None:
-    """Writes an object's status, as its controller or kubelet would."""
+    """Writes the status of an object, as its controller or kubelet does."""
     api.patch(f"{path}/status", {"status": status})
 
 
 def running_pod(name: str, namespace: str, node: str, pod: Object, owner: str = "") -> Object:
-    """A pod at work on a node, made by a ReplicaSet where one is named."""
+    """A pod that is bound to a node, and owned by a ReplicaSet if `owner` is given."""
     metadata = {**pod["metadata"], "name": name, "namespace": namespace}
     if owner:
         by = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}
@@ -171,7 +172,7 @@ def running_pod(name: str, namespace: str, node: str, pod: Object, owner: str = 
 
 
 def put_running(api: ClusterApi, pod: Object, address: str = "") -> None:
-    """Makes a pod, and has its containers run, at an address where one is named."""
+    """Creates a pod with a status whose containers run, with a pod IP if `address` is given."""
     api.create(pod)
     names = [container["name"] for container in pod["spec"]["containers"]]
     about = {"image": "none", "imageID": "none", "restartCount": 0, "state": {"running": {}}}
@@ -187,7 +188,7 @@ def put_running(api: ClusterApi, pod: Object, address: str = "") -> None:
 
 
 def put_deployment(api: ClusterApi, deployment: Object) -> None:
-    """Makes a Deployment that has all its replicas, but not their pods."""
+    """Creates a Deployment whose status counts all replicas as available. The pods are not created."""
     made = api.create(deployment)
     count = deployment["spec"]["replicas"]
     counts = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas", "updatedReplicas"), count)
@@ -206,7 +207,7 @@ def policy(name: str, **strategies: Iterable[Object]) -> Object:
 
 
 def node(name: str, kubelet: str = "") -> Object:
-    """One of the cluster's nodes, whose kubelet is at an address of this machine."""
+    """A node of the cluster. `kubelet` is the URL of its fake kubelet."""
     made = (
         gpu_cluster.node(name)
         if name == CARDS
@@ -222,7 +223,7 @@ def node(name: str, kubelet: str = "") -> Object:
 
 @contextlib.contextmanager
 def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[HealthyCluster]:
-    """The sound cluster, on a control plane without other objects; its processes end with the block."""
+    """The healthy cluster on a control plane without other objects. Its processes run while the context is open."""
     with contextlib.ExitStack() as stack:
         cluster = HealthyCluster(plane, folder, log)
         for name in (NAMESPACE, TENANT, SYSTEM):
@@ -238,7 +239,7 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Heal
 
 
 def _install(cluster: HealthyCluster) -> None:
-    """As `kubectl apply -k deploy/kustomize/tas-gas` would, without what needs controllers."""
+    """Creates the objects of `kubectl apply -k deploy/kustomize/tas-gas`, except kinds that need controllers."""
     deploy = extender_process.ROOT / "deploy"
     extender_process.define(cluster.api)
     cluster.plane.kubectl("apply", "-f", str(deploy / "crds" / "cmk-reports.yaml"))
@@ -255,9 +256,13 @@ def _install(cluster: HealthyCluster) -> None:
 
 
 def _secret(cluster: HealthyCluster) -> Object:
-    """As `nodewise certs --apply` writes it."""
-    papers = cluster.papers
-    files = {"tls.crt": papers.server.cert, "tls.key": papers.server.key, "ca.crt": papers.authority.ca_file}
+    """The Secret that `nodewise certs --apply` writes."""
+    certificates = cluster.certificates
+    files = {
+        "tls.crt": certificates.server.cert,
+        "tls.key": certificates.server.key,
+        "ca.crt": certificates.authority.ca_file,
+    }
     data = {name: b64encode(file.read_bytes()).decode() for name, file in files.items()}
     metadata = {"name": "nodewise-tls", "namespace": NAMESPACE}
     return {
@@ -296,7 +301,7 @@ def _metrics(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
 
 def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
     account = cluster.plane.service_account("nodewise", NAMESPACE)
-    arguments = extender_process.arguments(account, cluster.papers)
+    arguments = extender_process.arguments(account, cluster.certificates)
     arguments += [
         f"--namespace={NAMESPACE}",
         "--agents=telemetry,gpu",
@@ -307,7 +312,9 @@ def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/nodewise"
     template = cluster.api.get(path)["spec"]["template"]
     for number, node in enumerate(PLAIN):
-        replica = stack.enter_context(extender_process.started(cluster.folder, arguments, cluster.papers))
+        replica = stack.enter_context(
+            extender_process.started(cluster.folder, arguments, cluster.certificates)
+        )
         cluster.replicas.append(replica)
         cluster.api.create(installation.endpoint(f"nodewise-{number}", replica.url))
         own = _with_ports_of(template, replica)
@@ -318,7 +325,7 @@ def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
 
 
 def _with_ports_of(template: Object, replica: ExtenderProcess) -> Object:
-    """A pod template, its ports as the replica has them: both are at one address."""
+    """A pod template with the ports of a replica, since both replicas have the same address."""
     response_body: Object = json.loads(
         json.dumps(template)
         .replace("9001", replica.url.rpartition(":")[2])

@@ -1,6 +1,7 @@
 """Objects and responses that tenants or foreign servers may use to attack `nodewise doctor` and its readers.
 
-Escapes that a terminal would obey, line breaks that would forge lines, texts and lists without end, YAML that unfolds.
+They contain control sequences for terminals, line breaks that forge lines, very long texts and lists, and YAML aliases
+that expand exponentially.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.healthy_cluster import HealthyCluster
 
 ESCAPES: Final = "\x1b[2J\x1b]0;owned\x07\r\nKIND all is well\u202e\u009b31m"
-"""Clears the screen, names the window, forges a line, turns the direction of writing."""
+"""Control characters that clear the screen, set the window title, forge a line and reverse the writing direction."""
 LONG: Final = "x" * 100_000
 BOMB: Final = "\n".join(
     ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
@@ -34,11 +35,11 @@ BOMB: Final = "\n".join(
     ]
     + ["extenders: *i", "profiles: *i", "kind: KubeSchedulerConfiguration", "settings: *i"]
 )
-"""A thousand million x where all is unfolded."""
+"""YAML whose aliases expand to a thousand million `x`."""
 
 
 def many_extenders(number: int = 10_000) -> Object:
-    """A configuration with so many entries."""
+    """A scheduler configuration with this number of extenders and profiles."""
     url = f"https://{processes.own_address()}:1/scheduler"
     entry = {"urlPrefix": url, "filterVerb": "filter", "prioritizeVerb": ESCAPES, "weight": 0}
     profiles = [{"schedulerName": f"my-{at}{ESCAPES}"} for at in range(number)]
@@ -47,7 +48,9 @@ def many_extenders(number: int = 10_000) -> Object:
 
 
 def scheduler_of_a_tenant(name: str, text: str) -> Callable[[HealthyCluster], AbstractContextManager[None]]:
-    """A kube-scheduler in a tenant's namespace, with this text for its configuration, and words that are none."""
+    """A kube-scheduler pod in a tenant's namespace, with this text as its configuration and control characters in its
+    arguments.
+    """
     metadata = {"name": name, "namespace": healthy_cluster.TENANT}
     kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"scheduler.yaml": text}}
     container = {
@@ -68,7 +71,7 @@ def scheduler_of_a_tenant(name: str, text: str) -> Callable[[HealthyCluster], Ab
 
 
 def extender_of_a_tenant() -> Callable[[HealthyCluster], AbstractContextManager[None]]:
-    """Pods that say that they are nodewise, with settings that unfold and words that a terminal obeys."""
+    """A tenant's pod with the labels of nodewise, settings that expand exponentially, and control characters."""
     metadata = {"name": "nodewise", "namespace": healthy_cluster.TENANT}
     kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"nodewise.yaml": BOMB}}
     container = {
@@ -89,7 +92,7 @@ def extender_of_a_tenant() -> Callable[[HealthyCluster], AbstractContextManager[
 
 @contextlib.contextmanager
 def talking_pods(cluster: HealthyCluster) -> Iterator[None]:
-    """Pods with as much in annotations and conditions as the API server takes."""
+    """Pods with very long annotations and conditions."""
     pods = [misconfigurations.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
     for pod in pods:
         pod["metadata"]["annotations"] = {"note": LONG, gpu_cluster.CARDS: ESCAPES}
@@ -109,7 +112,7 @@ def talking_pods(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def odd_policies(cluster: HealthyCluster) -> Iterator[None]:
-    """Policies as odd as the definition lets them be."""
+    """Policies with unusual content that the definition still allows."""
     rule = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
     labels = [f"{ESCAPES}={ESCAPES}", LONG]
     made = [
@@ -122,14 +125,14 @@ def odd_policies(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def odd_values(cluster: HealthyCluster) -> Iterator[None]:
-    """Values under names that are none, very many of them."""
+    """Metric values of more than 20,000 nodes that do not exist."""
     with misconfigurations.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
         yield
 
 
 @contextlib.contextmanager
 def odd_answers(cluster: HealthyCluster) -> Iterator[None]:
-    """An adapter that answers with what is no list, and one that never answers."""
+    """A metric with malformed JSON, and a metric whose requests are never answered."""
     metrics = cluster.metrics
     with (
         misconfigurations.measured("odd", "odd", ("a",))(cluster),
@@ -146,7 +149,7 @@ def odd_answers(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def odd_kubelet(cluster: HealthyCluster) -> Iterator[None]:
-    """A node whose kubelet says what no kubelet says, at length."""
+    """A kubelet with a long configuration of wrong types."""
     kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
     kubelet.configuration = {
@@ -159,14 +162,14 @@ def odd_kubelet(cluster: HealthyCluster) -> Iterator[None]:
 
 
 def odd_cards() -> Callable[[HealthyCluster], AbstractContextManager[None]]:
-    """A node with GPU labels that cannot be parsed."""
+    """A node with a GPU annotation that cannot be parsed."""
     node = gpu_cluster.node("odd")
     node["metadata"]["annotations"] = {"nodewise.io/gpu-cards": ESCAPES + LONG}
     return misconfigurations.created(node)
 
 
 class _SilentServer:
-    """Takes requests, and answers none."""
+    """A server that accepts requests and does not respond."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await asgi_server_thread.body_of(receive)
@@ -176,8 +179,8 @@ class _SilentServer:
 @contextlib.contextmanager
 def strange_server(cluster: HealthyCluster) -> Iterator[None]:
     """A server at the extender's address that never responds, with control sequences in its certificate's name."""
-    pair = cluster.papers.leaf(
-        ESCAPES[:60], cluster.papers.authority, "other.example", use=single_purpose_certificates.SERVER
+    pair = cluster.certificates.leaf(
+        ESCAPES[:60], cluster.certificates.authority, "other.example", use=single_purpose_certificates.SERVER
     )
     with asgi_server_thread.serving(_SilentServer(), ServerTls(pair), host=processes.own_address()) as url:
         odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"
@@ -195,7 +198,7 @@ def _with_config(config: Object, cluster: HealthyCluster) -> Iterator[None]:
 
 
 def configuration(config: Object) -> Callable[[HealthyCluster], AbstractContextManager[None]]:
-    """A file that doctor is given."""
+    """Replaces the scheduler configuration file that doctor reads."""
     return lambda cluster: _with_config(config, cluster)
 
 
@@ -213,11 +216,11 @@ HOSTILE: Final = {
     "a node with cards that nobody understands": odd_cards(),
     "a server that never answers, with a certificate to be shown": strange_server,
 }
-"""What may all be there at once, by the fact in words."""
+"""The hostile conditions by description. They can exist at the same time."""
 
 HOSTILE_FILES: Final = {
     "a file with 10,000 extenders": configuration(many_extenders()),
     "a file that unfolds": configuration(yaml.safe_load(BOMB)),
     "a file that is a list": configuration([ESCAPES]),  # type: ignore[arg-type]
 }
-"""Configurations of the scheduler."""
+"""Hostile scheduler configurations by description."""

@@ -20,13 +20,13 @@ from tests.node import installed_program
 NAME = f"{image_properties.NAME}:{nodewise.__version__}"
 """The image name in pods."""
 REFERENCE = f"docker.io/library/{NAME}"
-"""The image name for `ctr`."""
+"""The image name for the command `ctr`."""
 _KEPT = 3
-"""Images that stay in the cache, the newest."""
+"""Number of newest images that stay in the cache."""
 
 
 def archive() -> Path:
-    """The archive, made now where it must be: about a minute, more at first. Raises MissingError."""
+    """The archive, built if necessary, which takes about a minute, the first time longer. Raises MissingError."""
     home = go_toolchain.cache() / "image"
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:

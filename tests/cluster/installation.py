@@ -1,5 +1,5 @@
-"""A cluster in which nodewise was installed as it ships: its manifests applied, both metrics APIs served, who asks
-for what recorded, and nodewise run as the account that the manifests bind, with all that it can do switched on.
+"""A cluster with the shipped installation of nodewise: the manifests are applied, both metrics APIs are served,
+requests are recorded, and nodewise runs with its shipped service account and all features enabled.
 """
 
 import contextlib
@@ -33,23 +33,23 @@ ADVERTISED = "telemetry/scheduling"
 
 
 class ShippedInstallation(NamedTuple):
-    """What a test has of it."""
+    """The installation as tests use it."""
 
     plane: ControlPlane
     log: AuditLog
     metrics: FakeCustomMetricsApi
     account: User
     """The service account."""
-    papers: CertificateFiles
-    """For replicas at an address of this machine, behind their Service."""
+    certificates: CertificateFiles
+    """The certificates of replicas at an address of this machine, behind their Service."""
 
     @contextlib.contextmanager
     def started(self, folder: Path) -> Iterator[ExtenderProcess]:
-        """A replica at an address of this machine, by the service account; not waited for to be ready."""
-        arguments = extender_process.arguments(self.account, self.papers)
+        """Runs a replica at an address of this machine with the service account. It may not be ready yet."""
+        arguments = extender_process.arguments(self.account, self.certificates)
         arguments += [f"--namespace={NAMESPACE}", f"--advertise-resource={ADVERTISED}=1000"]
         with extender_process.started(
-            folder, [*arguments, f"--address={processes.own_address()}"], self.papers
+            folder, [*arguments, f"--address={processes.own_address()}"], self.certificates
         ) as running:
             yield running
 
@@ -61,7 +61,7 @@ class ShippedInstallation(NamedTuple):
         return ADVERTISED in self._node(node)["status"]["allocatable"]
 
     def label_as_the_older_system(self, node: str, key: str) -> None:
-        """Telemetry Aware Scheduling named no manager, so its labels are those of `extender`."""
+        """Labels a node as Telemetry Aware Scheduling does: it sets no field manager, so the manager is `extender`."""
         patch = [{"op": "add", "path": f"/metadata/labels/{key}", "value": "violating"}]
         by = {"fieldManager": "extender"}
         headers = {"Content-Type": JSON_PATCH}
@@ -69,18 +69,18 @@ class ShippedInstallation(NamedTuple):
 
     @contextlib.contextmanager
     def missing(self, right: ApiRight) -> Iterator[None]:
-        """The account's role without one right, until the block is left."""
+        """Removes one right from the account's role while the context is open."""
         kind = "Role" if right.namespace else "ClusterRole"
         role = next(
             manifest for manifest in extender_process.manifest("rbac.yaml") if manifest["kind"] == kind
         )
         self._put(role | {"rules": rbac_rights.without(role["rules"], right)})
         try:
-            wait("it is gone", lambda: not rbac_rights.holds(self.plane.api, ACCOUNT, right) or None)
+            wait("the right is gone", lambda: not rbac_rights.holds(self.plane.api, ACCOUNT, right) or None)
             yield
         finally:
             self._put(role)
-            wait("it is back", lambda: rbac_rights.holds(self.plane.api, ACCOUNT, right) or None)
+            wait("the right is back", lambda: rbac_rights.holds(self.plane.api, ACCOUNT, right) or None)
 
     def _put(self, role: Object) -> None:
         self.plane.api.request("PUT", path_of(role), json=role)
@@ -90,7 +90,9 @@ class ShippedInstallation(NamedTuple):
 
 
 def policy(name: str, metric: str, *strategies: str) -> Object:
-    """Nodes with more than 80 of a metric break the rule of each strategy; the idlest is preferred."""
+    """A policy. Nodes whose metric is above 80 break the rule of each strategy; the node with the lowest CPU usage is
+    preferred.
+    """
     rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
     rules_by_strategy = {strategy: {"rules": [rule]} for strategy in strategies}
     idlest = {"metricname": "cpu_usage", "operator": "LessThan"}
@@ -107,20 +109,20 @@ def pod(name: str, policy: str) -> Object:
 
 
 def endpoint(name: str, url: str) -> Object:
-    """An EndpointSlice of a replica, where `nodewise explain` looks for it."""
+    """An EndpointSlice of a replica in the namespace where `nodewise explain` looks for it."""
     made = extender_process.endpoint(name, url)
     return made | {"metadata": made["metadata"] | {"namespace": NAMESPACE}}
 
 
-def shown(papers: CertificateFiles) -> list[str]:
-    """What `nodewise explain` shows to replicas, and trusts."""
-    client = papers.client
-    return [f"--cert={client.cert}", f"--key={client.key}", f"--ca={papers.authority.ca_file}"]
+def shown(certificates: CertificateFiles) -> list[str]:
+    """The flags of `nodewise explain` for its client certificate and the CA that it trusts."""
+    client = certificates.client
+    return [f"--cert={client.cert}", f"--key={client.key}", f"--ca={certificates.authority.ca_file}"]
 
 
 @contextlib.contextmanager
 def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[ShippedInstallation]:
-    """The manifests applied, and the metrics APIs served until the block is left."""
+    """Applies the manifests and serves the metrics APIs while the context is open."""
     extender_process.define(plane.api)
     for name in ("rbac.yaml", "reader.yaml"):
         plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
@@ -130,7 +132,7 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Ship
         fake_metrics_server.behind(plane.api, folder) as resource,
     ):
         resource.cpu = {"a": "1", "b": "2", "c": "500m"}
-        papers = CertificateFiles(folder, HOST, processes.own_address())
+        certificates = CertificateFiles(folder, HOST, processes.own_address())
         account = plane.service_account("nodewise", NAMESPACE)
         admission_policy_waits.wait_nodes(plane.api, account.api)
-        yield ShippedInstallation(plane, log, custom, account, papers)
+        yield ShippedInstallation(plane, log, custom, account, certificates)

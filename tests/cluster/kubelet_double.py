@@ -1,6 +1,6 @@
-"""A fake for the kubelets of a namespace: sets the status of pods, and removes pods that are deleted.
+"""A fake for the kubelets of a namespace: it sets the status of pods, and removes pods that are being deleted.
 
-It places pods of DaemonSets where these want them.
+It also binds pods of DaemonSets to their nodes.
 """
 
 import contextlib
@@ -14,17 +14,17 @@ from tests.cluster.api_client import ApiError, ClusterApi, Object
 _PAUSE_S = 0.05
 SUCCEEDED: Object = {"phase": "Succeeded"}
 LABELLED: Object = {"metadata": {"labels": {"cmk.intel.com/cmk-node": "true"}}}
-"""What `discover` does to a node, as far as others here look at it."""
+"""The patch of a node that `discover` applies, as far as these tests need it."""
 
 
 def failed(message: str, container: str = "init") -> Object:
-    """The status of a pod one of whose containers ended with an error."""
+    """The status of a failed pod: one of its containers ended with an error."""
     ended = {"exitCode": 1, "message": message}
     return {"phase": "Failed", "containerStatuses": [_container(container, {"terminated": ended})]}
 
 
 def crashing(pod: Object) -> Object:
-    """The status of a pod that starts again and again, at a moment at which it waits for that."""
+    """The status of a pod in CrashLoopBackOff."""
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}
     names = [container["name"] for container in pod["spec"]["containers"]]
     return {
@@ -34,7 +34,7 @@ def crashing(pod: Object) -> Object:
 
 
 def running(pod: Object) -> Object:
-    """The status of a pod all of whose containers run."""
+    """The status of a pod with running containers."""
     names = [container["name"] for container in pod["spec"]["containers"]]
     return {
         "phase": "Running",
@@ -54,7 +54,7 @@ def _container(name: str, state: Object, restarts: int = 0, *, ready: bool = Fal
 
 
 def _meant_for(pod: Object) -> str | None:
-    """The node of a DaemonSet pod that is not bound yet, as no kube-scheduler runs."""
+    """The node of a DaemonSet pod that is not bound yet, because no kube-scheduler runs; None for other pods."""
     affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
     names = [field["values"][0] for term in terms for field in term.get("matchFields", [])]
@@ -62,21 +62,23 @@ def _meant_for(pod: Object) -> str | None:
 
 
 class FakeKubelets:
-    """Created by `running_kubelets`. `fates` has the status of pods by name pattern; other pods run."""
+    """The fake kubelets that `running_kubelets` creates. `fates` maps patterns of pod names to a status; other pods run
+    or succeed.
+    """
 
     def __init__(self, api: ClusterApi, namespace: str) -> None:
         self.fates: dict[str, Object] = {}
         self.seen: list[str] = []
-        """Names of the pods that were told anything, in order."""
+        """The names of the pods whose status was set, in order."""
         self._api = api
         self._folder = f"/api/v1/namespaces/{namespace}/pods"
         self._over = threading.Event()
-        self._told: set[str] = set()
+        self._updated: set[str] = set()
 
     def work(self) -> None:
         while not self._over.wait(_PAUSE_S):
             for pod in self._api.get(self._folder)["items"]:
-                with contextlib.suppress(ApiError):  # it changed, or is gone
+                with contextlib.suppress(ApiError):  # the pod changed or was deleted
                     self._tend(pod)
 
     def end(self) -> None:
@@ -87,14 +89,14 @@ class FakeKubelets:
         path = f"{self._folder}/{metadata['name']}"
         if metadata.get("deletionTimestamp"):
             self._api.delete(path)
-        elif metadata["uid"] not in self._told and pod["spec"].get("nodeName"):
+        elif metadata["uid"] not in self._updated and pod["spec"].get("nodeName"):
             status = self._status(pod)
             if status is SUCCEEDED and "discover" in {
                 container["name"] for container in pod["spec"]["containers"]
             }:
                 self._api.patch(f"/api/v1/nodes/{pod['spec']['nodeName']}", LABELLED)
             self._api.patch(f"{path}/status", {"status": status})
-            self._told.add(metadata["uid"])
+            self._updated.add(metadata["uid"])
             self.seen.append(metadata["name"])
         elif node := _meant_for(pod):
             target = {"apiVersion": "v1", "kind": "Node", "name": node}
@@ -109,7 +111,7 @@ class FakeKubelets:
 
 @contextlib.contextmanager
 def running_kubelets(api: ClusterApi, namespace: str) -> Iterator[FakeKubelets]:
-    """The kubelets of a namespace, while the context lasts."""
+    """Runs the fake kubelets of a namespace while the context is open."""
     kubelets = FakeKubelets(api, namespace)
     thread = threading.Thread(target=kubelets.work)
     thread.start()

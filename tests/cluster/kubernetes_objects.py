@@ -14,7 +14,7 @@ def node(
     labels: Mapping[str, str] | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> Object:
-    """A node that is ready; `extra` are further resources, such as cards."""
+    """A ready node; `extra` are additional resources, such as GPUs."""
     capacity = {"cpu": cpu, "memory": memory, "pods": str(pods), **(extra or {})}
     return {
         "apiVersion": "v1",
@@ -40,7 +40,7 @@ def pod(
 ) -> Object:
     """A pod of one container; `limits` are extended resources, such as telemetry/scheduling.
 
-    A pod that is evicted goes at once. A priority needs its `priority_class` in the cluster.
+    The pod has no grace period. A priority needs its `priority_class` in the cluster.
     """
     resources = {"requests": {"cpu": cpu, "memory": memory, **(limits or {})}, "limits": dict(limits or {})}
     spec = {
@@ -58,12 +58,12 @@ def pod(
 
 
 def running_on(node_name: str, pod: Object) -> Object:
-    """The same pod, on a node already."""
+    """The pod, bound to a node."""
     return pod | {"spec": pod["spec"] | {"nodeName": node_name}}
 
 
 def priority_class(value: int) -> Object:
-    """The PriorityClass without which an API server takes no pod of this priority."""
+    """The PriorityClass that an API server requires for pods of this priority."""
     return {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
@@ -73,16 +73,16 @@ def priority_class(value: int) -> Object:
 
 
 def namespace(name: str, *, trusted: bool = False) -> Object:
-    """A namespace; in a trusted one policies may label nodes and use queries."""
+    """A namespace. Policies in a trusted namespace may label nodes and use queries."""
     labels = {"nodewise.io/trusted": "true"} if trusted else {}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 def priorities(pods: Sequence[Object]) -> set[int]:
-    """The priorities that these pods name."""
+    """The priorities of these pods."""
     return {pod["spec"]["priority"] for pod in pods if "priority" in pod["spec"]}
 
 
 def nodes(names: str, cpu: str = "4") -> list[Object]:
-    """Plain nodes, their names as words."""
+    """Plain nodes with these space-separated names."""
     return [node(name, cpu=cpu) for name in names.split()]

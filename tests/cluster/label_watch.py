@@ -13,7 +13,7 @@ from tests.cluster.namespace_sandboxes import wait
 
 
 class NodeLabelChange(NamedTuple):
-    """One label of one node; None for one that is not there."""
+    """A change of one label of one node; None means that the label is absent."""
 
     node: str
     key: str
@@ -22,7 +22,7 @@ class NodeLabelChange(NamedTuple):
 
 
 class LabelWatch:
-    """The changes since `watch_labels` was entered, oldest first."""
+    """The label changes since `watch_labels` was entered, oldest first."""
 
     def __init__(self) -> None:
         self.changes: list[NodeLabelChange] = []
@@ -42,9 +42,9 @@ class LabelWatch:
         ]
 
     def expect(self, *changes: NodeLabelChange) -> None:
-        """These changes and no others, in this order; the watch may be a moment behind."""
+        """Waits for exactly these changes in this order, since events of the watch arrive with a delay."""
         wait(
-            "the changes are seen",
+            "the watch has received the changes",
             lambda: len(self.changes) >= len(changes) or None,
             show=lambda: self.changes,
         )
@@ -56,7 +56,7 @@ class LabelWatch:
 
 @contextlib.contextmanager
 def watch_labels(plane: ControlPlane) -> Iterator[LabelWatch]:
-    """A watch on all nodes, from now until the block is left."""
+    """Watches all nodes while the context is open."""
     seen = LabelWatch()
     context = plane.authority.client_context(plane.admin.pair)
     ready = threading.Event()

@@ -1,4 +1,4 @@
-"""Measures memory and loop steps while thousands of nodes are listed, in a process that does nothing else.
+"""Measures memory and event loop steps while thousands of nodes are listed, in a separate process.
 
     python -m tests.cluster.list_memory KUBECONFIG
 
@@ -57,11 +57,11 @@ class ListMeasurement(NamedTuple):
     most_in_a_step: int
     """Maximum number of nodes decoded in one step of the event loop."""
     turns: int
-    """Number of steps of another task in the meantime."""
+    """Number of steps of another task while the list is read."""
 
 
 class LoopStepCounter:
-    """Counts what each step of the event loop decodes, and how large the pages are."""
+    """Counts the objects that each step of the event loop decodes, and the bytes of each page."""
 
     def __init__(self, api: HttpApi) -> None:
         self.pages_bytes: list[int] = []

@@ -1,8 +1,8 @@
 """A load balancer on loopback that forwards connections to ready replicas, as a Service does.
 
-A new connection goes to one of the endpoints that were ready when they were looked at last. One that is open stays
-where it is, also when its endpoint is no longer ready. Nothing is tried again: whoever meets an endpoint that is gone
-is refused, and so is everybody where none is ready.
+A new connection goes to one of the endpoints that were ready at the last probe. An open connection stays with its
+endpoint, even if that is no longer ready. There are no retries: a connection is aborted if its endpoint does not accept
+it, or if no endpoint is ready.
 """
 
 import asyncio
@@ -15,12 +15,14 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 PROBE_S = 0.2
-"""Between two probes. A cluster's are seconds apart, but it hears of a pod that ends, or is deleted, at once."""
+"""Seconds between two probes. In a cluster, probes are seconds apart, but the end or deletion of a pod takes effect at
+once.
+"""
 PROBE_TIMEOUT_S = 5.0
 
 
 class BalancedEndpoint(NamedTuple):
-    """A replica: the URL that it serves, and that of its admin port."""
+    """A replica: the URL of its extender port, and the URL of its admin port."""
 
     url: str
     health: str
@@ -32,25 +34,25 @@ class BalancedEndpoint(NamedTuple):
 
 
 class LoadBalancer:
-    """Runs in a thread of its own, from `serving`. `url` is the Service's."""
+    """The load balancer, which `serving` runs in a thread. `url` is the URL of the Service."""
 
     def __init__(self) -> None:
         self.url = ""
         self.ready: list[BalancedEndpoint] = []
         self.only: BalancedEndpoint | None = None
-        """All new connections go there, ready or not; None: to each that is ready in turn."""
+        """The endpoint for all new connections, ready or not. If None, the ready endpoints take turns."""
         self.taken: dict[int, BalancedEndpoint] = {}
-        """Which endpoint a connection went to, by the client's port."""
+        """The endpoint of each connection, by the client's port."""
         self._endpoints: Sequence[BalancedEndpoint] = ()
         self._turns = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def set_endpoints(self, *endpoints: BalancedEndpoint) -> None:
-        """The replicas from now on; each is used as soon as it was found ready."""
+        """Replaces the endpoints. Each is used as soon as a probe finds it ready."""
         self._endpoints = endpoints
 
     async def serve(self, listening: socket.socket) -> None:
-        """Until cancelled."""
+        """Accepts connections and probes endpoints until cancelled."""
         async with await asyncio.start_server(self._connected, sock=listening):
             while True:
                 endpoints = self._endpoints
@@ -76,7 +78,7 @@ class LoadBalancer:
 
 
 async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Bytes from one side to the other; an end is handed on as what it is, an orderly one or a reset."""
+    """Copies bytes from one side to the other. An orderly close is forwarded as a close, an error as a reset."""
     try:
         while data := await source.read(2**16):
             target.write(data)
@@ -101,7 +103,7 @@ async def _is_ready(endpoint: BalancedEndpoint) -> bool:
 
 @contextlib.contextmanager
 def serving() -> Iterator[LoadBalancer]:
-    """A Service without endpoints yet."""
+    """Runs a load balancer without endpoints while the context is open."""
     balancer, loop = LoadBalancer(), asyncio.new_event_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         balancer.url = f"https://127.0.0.1:{listening.getsockname()[1]}"

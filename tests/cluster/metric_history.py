@@ -1,7 +1,7 @@
-"""The history of metric values of nodes, and checks that a decision rests on values that are not outdated.
+"""The history of the nodes' metric values, and checks that decisions follow from values that are not outdated.
 
-Each change is kept with its time, so that an answer can be held against what was true when: it must be one truth as a
-whole, and none older than what was known before.
+Each change is kept with its time. A response must follow from one set of values as a whole, and not from values older
+than those of an earlier response.
 """
 
 import random
@@ -11,39 +11,41 @@ from typing import Generic, NamedTuple, TypeVar
 
 POLICY = "web"
 HOT, BUSY = 80, 50
-"""Above `HOT` a node takes no pods and is to be drained; above `BUSY` it is labelled."""
+"""Thresholds. A node whose heat is above `HOT` is rejected and is to be drained; if its load is above `BUSY`, it is
+labelled.
+"""
 VIOLATING = (POLICY, "violating")
 SURGE = (f"telemetry.aware.scheduling.{POLICY}/surge", "yes")
 OURS = (VIOLATING[0], SURGE[0])
-"""The label keys that nodewise writes here."""
+"""The label keys that nodewise writes in these tests."""
 
 T = TypeVar("T")
 
 
 class MetricValues(NamedTuple):
-    """What the nodes measure."""
+    """The metric values of all nodes at one time."""
 
     heat: Mapping[str, int]
     load: Mapping[str, int]
 
     def rejected(self) -> frozenset[str]:
-        """The nodes that take no pods of the policy."""
+        """The nodes that the policy rejects."""
         return frozenset(node for node, value in self.heat.items() if value > HOT)
 
     def scores(self) -> dict[str, int]:
-        """Points of each node: the least load is best."""
+        """The score of each node; the lowest load gets the highest score."""
         order = sorted(self.load.values())
         places = {value: order.index(value) for value in set(order)}
         last = len(order) - 1
         return {node: round(10 * (last - places[value]) / last) for node, value in self.load.items()}
 
     def labels(self, node: str) -> dict[str, str]:
-        """What nodewise should write on a node."""
+        """The labels that nodewise should set on a node."""
         wanted = [VIOLATING] if self.heat[node] > HOT else []
         return dict([*wanted, SURGE] if self.load[node] > BUSY else wanted)
 
     def exposition(self) -> str:
-        """As a node exporter's text file says it."""
+        """The values in the text format that the node exporter reads."""
         named = {"node_heat": self.heat, "node_load": self.load}
         lines = [
             f'{series}{{instance="{node}"}} {value}\n'
@@ -53,7 +55,7 @@ class MetricValues(NamedTuple):
         return "# TYPE node_heat gauge\n# TYPE node_load gauge\n" + "".join(lines)
 
     def changed(self, chance: random.Random, most: int) -> "MetricValues":
-        """Another truth, in which some nodes, at most so many, cross a threshold."""
+        """New values, in which from one to `most` nodes cross the threshold `HOT` and get a new load."""
         nodes = chance.sample(sorted(self.heat), chance.randint(1, most))
         heat = {
             node: chance.randrange(HOT) if self.heat[node] > HOT else HOT + 1 + chance.randrange(20)
@@ -64,13 +66,15 @@ class MetricValues(NamedTuple):
 
 
 def initial_values(nodes: Sequence[str], chance: random.Random) -> MetricValues:
-    """A third of the nodes is hot, half of them are busy, or so."""
+    """Random values: on average, a third of the nodes is hot and half of them are busy."""
     heat = {node: chance.choice((20, 40, 95)) for node in nodes}
     return MetricValues(heat, {node: chance.randrange(100) for node in nodes})
 
 
 class MetricHistory:
-    """All values so far; a decision may rest on those since `floor`, the last that every component has read."""
+    """All values so far. A decision may follow from those since `floor`, the index of the last values that every
+    component has read.
+    """
 
     def __init__(self, first: MetricValues) -> None:
         self.truths = [first]
@@ -82,21 +86,23 @@ class MetricHistory:
         return self.truths[-1]
 
     def add(self, truth: MetricValues) -> None:
-        """Add values, before any component can read them."""
+        """Adds values, before any component can read them."""
         self.began_s.append(time.monotonic())
         self.truths.append(truth)
 
     def settled(self) -> None:
-        """Every component has read the newest values; responses from older ones are wrong from now on."""
+        """Records that every component has read the newest values. From now on, older values are not acceptable."""
         self.floor = len(self.truths) - 1
 
     def age_s(self, number: int, now_s: float) -> float:
-        """For how long these values have been outdated."""
+        """The seconds for which these values have been outdated."""
         return max(0.0, now_s - self.began_s[number + 1]) if number + 1 < len(self.truths) else 0.0
 
 
 class FreshnessCheck(Generic[T]):
-    """Compares responses of one kind with the history, and checks that none rests on older values than one before."""
+    """Compares responses of one kind with the history, and checks that none follows from older values than an earlier
+    one.
+    """
 
     def __init__(self, history: MetricHistory, meant: Callable[[MetricValues], T]) -> None:
         self._history = history
@@ -106,7 +112,7 @@ class FreshnessCheck(Generic[T]):
         """The largest age of outdated values in a response, in seconds."""
 
     def match(self, answer: T, floor: int, answered_s: float) -> int | None:
-        """The index of the values that the response rests on; None if no acceptable values give this response.
+        """The index of the values from which the response follows; None if it follows from no acceptable values.
 
         `floor` is the history's floor at the time of the request.
         """
@@ -119,7 +125,7 @@ class FreshnessCheck(Generic[T]):
         return None
 
     def forget(self) -> None:
-        """Accept values of any age again."""
+        """Accepts values of any age again."""
         self._at_least = 0
 
     def meanings(self) -> str:

@@ -1,6 +1,6 @@
 """The pipeline of a metric: node exporter, Prometheus, prometheus-adapter, and the custom metrics API.
 
-What is expensive runs for the whole session (`measuring`); the API is registered for one test (`registered`), since a
+The programs run for all tests of a file (`measuring`). The API is registered for one test (`registered`), since a
 control plane has one custom metrics API and other tests serve it themselves.
 """
 
@@ -29,14 +29,16 @@ RIGHTS = [
 
 
 class PrometheusAdapter(NamedTuple):
-    """A running prometheus-adapter and where it serves; it hears of a new series within a second."""
+    """A running prometheus-adapter and its backend for the API server. It lists the series every second."""
 
     process: Process
     backend: AggregatedApiBackend
 
 
 class MetricsServices(NamedTuple):
-    """What runs for the whole session: exporters of the example's nodes, Prometheus, and an adapter that asks it."""
+    """The programs of the pipeline: exporters of the example's nodes with Prometheus, and an adapter that queries
+    Prometheus.
+    """
 
     monitoring: Monitoring
     adapter: PrometheusAdapter
@@ -46,7 +48,7 @@ class MetricsServices(NamedTuple):
 def running_adapter(
     plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = health_example.ADAPTER_RULES
 ) -> Iterator[PrometheusAdapter]:
-    """prometheus-adapter as a user of the control plane with no more rights than it needs."""
+    """Runs prometheus-adapter as a user of the control plane that has only the rights it needs."""
     port = processes.free_port()
     folder = plane.folder / f"prometheus-adapter-{port}"
     folder.mkdir()
@@ -80,23 +82,23 @@ def _flags(backend: AggregatedApiBackend, kubeconfig: Path) -> dict[str, str]:
 
 
 class MetricsPipeline:
-    """Both ends of the way: what nodes measure, and what the API server answers."""
+    """Both ends of the pipeline: the values of the nodes, and the responses of the API server."""
 
     def __init__(self, monitoring: Monitoring, api: ClusterApi) -> None:
         self.monitoring = monitoring
         self.api = api
 
     def set_health(self, node: str, value: float) -> None:
-        """The health of one node from now on, written as its owner would write it: into a text file."""
+        """Sets the health of a node, in a text file of its exporter."""
         self.monitoring.set_health(node, value)
 
     def read(self, metric: str, node: str = "*", version: str = "v1beta2") -> list[dict[str, Any]]:
-        """The items that the API server answers; raises ApiError."""
+        """The items of the API server's response. Raises ApiError."""
         items: list[dict[str, Any]] = self.api.get(f"/apis/{GROUP}/{version}/nodes/{node}/{metric}")["items"]
         return items
 
     def values(self, metric: str) -> dict[str, str] | None:
-        """Quantity by node, as it goes over the wire; None where the API has no answer."""
+        """The quantity of each node in the wire format; None if the API responds with an error."""
         try:
             return {item["describedObject"]["name"]: item["value"] for item in self.read(metric)}
         except ApiError:
@@ -105,7 +107,7 @@ class MetricsPipeline:
     def wait_visible(
         self, metric: str, values: Mapping[str, str], deadline_s: float = namespace_sandboxes.PATIENCE_S
     ) -> None:
-        """Waits until the API server answers with exactly these; of nodes that exist, others are left out."""
+        """Waits until the API server returns exactly these values, and none of other nodes."""
         namespace_sandboxes.wait(
             f"{metric} is {dict(values)}",
             lambda: self.values(metric) == dict(values) or None,
@@ -121,7 +123,7 @@ def registered(
     adapter: PrometheusAdapter,
     apis: Mapping[str, Sequence[str]] = APIS,
 ) -> Iterator[MetricsPipeline]:
-    """The custom metrics of the API server come from the adapter; afterwards no node measures anything."""
+    """Registers the adapter as the custom metrics API while the context is open, and removes all values afterwards."""
     try:
         with aggregated_api.registered(api, adapter.backend, apis):
             yield MetricsPipeline(monitoring, api)

@@ -1,4 +1,4 @@
-"""Misconfigurations of a healthy cluster: each exists while a context lasts; everything is as before afterwards."""
+"""Misconfigurations of a healthy cluster. Each exists while its context is open, and is reverted afterwards."""
 
 import contextlib
 import copy
@@ -25,17 +25,17 @@ from tests.cluster.healthy_cluster import HealthyCluster
 from tests.cluster.namespace_sandboxes import wait
 
 ENTRY: Final = "/scheduler"
-"""How the URL of the extender's entry ends."""
+"""The path of the URL in the extender's entry."""
 Defect = Callable[[HealthyCluster], AbstractContextManager[None]]
 Change = Callable[[HealthyCluster, Object, Object], None]
-"""Of a scheduler's configuration, and the first of its extenders."""
+"""A change of a scheduler configuration and of its first extender."""
 
 CROWD: Final = 150
-"""Nodes, of which kube-scheduler looks at 100."""
+"""The number of nodes, of which kube-scheduler examines 100."""
 
 
 def configured(change: Change) -> Defect:
-    """Another configuration of the scheduler than the sound one."""
+    """A change of the scheduler configuration."""
 
     @contextlib.contextmanager
     def apply(cluster: HealthyCluster) -> Iterator[None]:
@@ -51,7 +51,7 @@ def configured(change: Change) -> Defect:
 
 
 def entry(**fields: object) -> Defect:
-    """Other fields in the extender's entry; None: without."""
+    """Other fields in the extender's entry; None removes a field."""
 
     def change(cluster: HealthyCluster, config: Object, entry: Object) -> None:
         entry |= fields
@@ -62,7 +62,7 @@ def entry(**fields: object) -> Defect:
 
 
 def client(pair: Callable[[HealthyCluster], CertificatePair]) -> Defect:
-    """kube-scheduler with another client certificate."""
+    """Another client certificate for kube-scheduler."""
 
     def change(cluster: HealthyCluster, config: Object, entry: Object) -> None:
         cert, key = pair(cluster)
@@ -72,7 +72,7 @@ def client(pair: Callable[[HealthyCluster], CertificatePair]) -> Defect:
 
 
 def created(*made: Object) -> Defect:
-    """Objects that are not in the sound cluster."""
+    """Additional objects, which are deleted afterwards."""
 
     @contextlib.contextmanager
     def apply(cluster: HealthyCluster) -> Iterator[None]:
@@ -88,7 +88,7 @@ def created(*made: Object) -> Defect:
 
 
 def deleted(*paths: str) -> Defect:
-    """Without objects of the sound cluster."""
+    """Deletes objects of the healthy cluster, and creates them again afterwards."""
 
     @contextlib.contextmanager
     def apply(cluster: HealthyCluster) -> Iterator[None]:
@@ -109,7 +109,7 @@ def deleted(*paths: str) -> Defect:
 
 
 def waiting(name: str, scheduler: str = "", **more: object) -> Object:
-    """A pod of the tenant that no node has."""
+    """A pending pod of the tenant."""
     pod = kubernetes_objects.pod(name, labels=more.pop("labels", None), limits=extender_process.LIMITS)  # type: ignore[arg-type]
     pod["metadata"]["namespace"] = healthy_cluster.TENANT
     pod["spec"] |= more | ({"schedulerName": scheduler} if scheduler else {})
@@ -117,7 +117,7 @@ def waiting(name: str, scheduler: str = "", **more: object) -> Object:
 
 
 def asking_for(policy: str) -> Defect:
-    """A pod that names a policy, beyond what the scheduler has to place."""
+    """A pod that names a policy, with a scheduling gate, so that the scheduler does not place it."""
     pod = waiting(
         f"asks-{policy}", labels={"telemetry-policy": policy}, schedulingGates=[{"name": "tests/held"}]
     )
@@ -125,7 +125,7 @@ def asking_for(policy: str) -> Defect:
 
 
 def measured(policy: str, metric: str, names: tuple[str, ...] = ()) -> Defect:
-    """A policy, a pod of it, and its metric under these names."""
+    """A policy with a metric that has values for these names, and a pod of the policy."""
     rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
 
     @contextlib.contextmanager
@@ -142,7 +142,7 @@ def measured(policy: str, metric: str, names: tuple[str, ...] = ()) -> Defect:
     return apply
 
 
-# configuration of kube-scheduler
+# Changes of the configuration of kube-scheduler
 
 
 def no_extender(cluster: HealthyCluster, config: Object, entry: Object) -> None:
@@ -200,45 +200,47 @@ def stranger(cluster: HealthyCluster) -> CertificateAuthority:
 
 
 def strangers_client(cluster: HealthyCluster) -> CertificatePair:
-    return cluster.papers.leaf(single_purpose_certificates.CLIENT, stranger(cluster))
+    return cluster.certificates.leaf(single_purpose_certificates.CLIENT, stranger(cluster))
 
 
 def ca_pair(cluster: HealthyCluster) -> CertificatePair:
-    return CertificatePair(cluster.papers.authority.ca_file, cluster.papers.authority.key_file())
+    return CertificatePair(cluster.certificates.authority.ca_file, cluster.certificates.authority.key_file())
 
 
 def lasting(days: int) -> Callable[[HealthyCluster], CertificatePair]:
-    return lambda cluster: cluster.papers.leaf(
-        single_purpose_certificates.CLIENT, cluster.papers.authority, days=days
+    return lambda cluster: cluster.certificates.leaf(
+        single_purpose_certificates.CLIENT, cluster.certificates.authority, days=days
     )
 
 
 def for_servers(cluster: HealthyCluster) -> CertificatePair:
-    return cluster.papers.leaf(
-        single_purpose_certificates.CLIENT, cluster.papers.authority, use=single_purpose_certificates.SERVER
+    return cluster.certificates.leaf(
+        single_purpose_certificates.CLIENT,
+        cluster.certificates.authority,
+        use=single_purpose_certificates.SERVER,
     )
 
 
 def other_client(cluster: HealthyCluster) -> CertificatePair:
-    return cluster.papers.leaf("kubelet", cluster.papers.authority)
+    return cluster.certificates.leaf("kubelet", cluster.certificates.authority)
 
 
 def mixed_up(cluster: HealthyCluster) -> CertificatePair:
-    return CertificatePair(cluster.papers.client.cert, strangers_client(cluster).key)
+    return CertificatePair(cluster.certificates.client.cert, strangers_client(cluster).key)
 
 
-# the cluster
+# Misconfigurations of the cluster
 
 
 @contextlib.contextmanager
 def without_trust(cluster: HealthyCluster) -> Iterator[None]:
-    """The tenant's namespace lost the trust that its policy needs, and the policy says so."""
+    """Removes the trust that the tenant's policy needs, and waits for the policy's condition."""
     path = f"/api/v1/namespaces/{healthy_cluster.TENANT}"
     cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": None}}})
-    wait("the policy says so", lambda: _not_trusted(cluster) == "True" or None)
+    wait("the policy has the condition NotTrusted", lambda: _not_trusted(cluster) == "True" or None)
     yield
     cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": "true"}}})
-    wait("the policy is well again", lambda: _not_trusted(cluster) == "False" or None)
+    wait("the condition NotTrusted is False", lambda: _not_trusted(cluster) == "False" or None)
 
 
 def _not_trusted(cluster: HealthyCluster) -> str:
@@ -251,21 +253,21 @@ def _not_trusted(cluster: HealthyCluster) -> str:
 
 @contextlib.contextmanager
 def any_client(cluster: HealthyCluster) -> Iterator[None]:
-    """nodewise is started with --any-client, as its Deployment says."""
+    """Adds the flag --any-client to nodewise's Deployment."""
     with _flag(cluster, "--any-client"):
         yield
 
 
 @contextlib.contextmanager
 def trusting_all(cluster: HealthyCluster) -> Iterator[None]:
-    """nodewise is started with --trust-all-namespaces, as its Deployment says."""
+    """Adds the flag --trust-all-namespaces to nodewise's Deployment."""
     with _flag(cluster, "--trust-all-namespaces"):
         yield
 
 
 @contextlib.contextmanager
 def _flag(cluster: HealthyCluster, flag: str) -> Iterator[None]:
-    """A flag more in the arguments of nodewise's Deployment."""
+    """Adds a flag to the arguments in nodewise's Deployment."""
     path = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
     changed = [container | {"args": [*container.get("args", []), flag]} for container in before]
@@ -276,10 +278,10 @@ def _flag(cluster: HealthyCluster, flag: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def expired_server(cluster: HealthyCluster) -> Iterator[None]:
-    """The extender has a certificate that expired yesterday."""
+    """The extender's address is that of a server whose certificate expired yesterday."""
     host = processes.own_address()
-    pair = cluster.papers.leaf(
-        "late", cluster.papers.authority, host, use=single_purpose_certificates.SERVER, days=-1
+    pair = cluster.certificates.leaf(
+        "late", cluster.certificates.authority, host, use=single_purpose_certificates.SERVER, days=-1
     )
     with (
         asgi_server_thread.serving(healthy_cluster.KubeletServer(), ServerTls(pair), host=host) as url,
@@ -290,7 +292,7 @@ def expired_server(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def crowd(cluster: HealthyCluster) -> Iterator[None]:
-    """Many nodes, nearly all of which a policy rejects, and a pod of it that does not say so by an affinity."""
+    """Many nodes, of which a policy rejects nearly all, and a pod of the policy without a matching node affinity."""
     names = [f"crowd-{number}" for number in range(CROWD)]
     heat = dict.fromkeys((*healthy_cluster.NODES, *names), 20)
     with measured("busy", "load", (*healthy_cluster.NODES, *names))(cluster):
@@ -307,7 +309,7 @@ def crowd(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def static_cpus(cluster: HealthyCluster) -> Iterator[None]:
-    """The kubelet of a node with pools hands out CPUs itself."""
+    """The kubelet of a node with CPU pools has the static CPU manager policy."""
     kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
     kubelet.configuration = before | {"cpuManagerPolicy": "static"}
@@ -317,7 +319,7 @@ def static_cpus(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def single_numa_node(cluster: HealthyCluster) -> Iterator[None]:
-    """The kubelet of a node with pools turns away pods whose CPUs are of several NUMA nodes."""
+    """The kubelet of a node with CPU pools rejects pods whose CPUs are on several NUMA nodes."""
     kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
     kubelet.configuration = before | {"topologyManagerPolicy": "single-numa-node"}
@@ -326,7 +328,7 @@ def single_numa_node(cluster: HealthyCluster) -> Iterator[None]:
 
 
 SERVICE: Final = f"https://{installation.HOST}"
-"""How kube-scheduler calls nodewise where it asks the cluster's DNS."""
+"""The URL of nodewise by the cluster DNS name of its Service."""
 
 
 @contextlib.contextmanager
@@ -347,7 +349,7 @@ def nobody_ready(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_replica(cluster: HealthyCluster) -> Iterator[None]:
-    """nodewise was scaled to nothing."""
+    """nodewise is scaled to zero replicas."""
     deployment = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     cluster.api.patch(deployment, {"spec": {"replicas": 0}})
     yield
@@ -355,20 +357,22 @@ def no_replica(cluster: HealthyCluster) -> Iterator[None]:
 
 
 def unsent() -> Object:
-    """A pod that names a policy and asks for none of the resources by which nodewise hears of pods."""
+    """A pod that names a policy and requests no resource that nodewise manages, so kube-scheduler does not call
+    nodewise.
+    """
     pod = waiting("unsent", labels={"telemetry-policy": "pol"}, schedulingGates=[{"name": "tests/held"}])
     pod["spec"]["containers"][0]["resources"] = {}
     return pod
 
 
 def mislabelled() -> Object:
-    """A pod whose label for a policy is misspelt."""
+    """A pod with a misspelt policy label."""
     return waiting("mislabelled", labels={"telemetry-polcy": "pol"}, schedulingGates=[{"name": "tests/held"}])
 
 
 @contextlib.contextmanager
 def other_plugin(cluster: HealthyCluster) -> Iterator[None]:
-    """A descheduler that runs another plugin than the one that minds labels."""
+    """The descheduler does not run the plugin for node labels, but another one."""
     path = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/configmaps/descheduler-policy"
     before = cluster.api.get(path)["data"]["policy.yaml"]
     text = "\n".join(line for line in before.splitlines() if not line.startswith("#"))
@@ -381,7 +385,7 @@ def other_plugin(cluster: HealthyCluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_down(cluster: HealthyCluster) -> Iterator[None]:
-    """One of two replicas starts again and again."""
+    """One of two replicas is in CrashLoopBackOff."""
     deployment = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     pod = f"/api/v1/namespaces/{healthy_cluster.NAMESPACE}/pods/nodewise-1"
     kept = [(path, cluster.api.get(path)["status"]) for path in (deployment, pod)]
@@ -427,13 +431,13 @@ def unserved(cluster: HealthyCluster) -> Iterator[None]:
 
     for path in paths:
         cluster.api.patch(path, {"spec": {"service": {"port": processes.free_port()}}})
-    wait("it is unavailable", functools.partial(is_available, wanted="False"))
+    wait("the custom metrics API is unavailable", functools.partial(is_available, wanted="False"))
     try:
         yield
     finally:
         for path, port in zip(paths, ports, strict=True):
             cluster.api.patch(path, {"spec": {"service": {"port": port}}})
-        wait("it is available", functools.partial(is_available, wanted="True"))
+        wait("the custom metrics API is available", functools.partial(is_available, wanted="True"))
 
 
 def bare_node() -> Object:

@@ -1,6 +1,6 @@
-"""A virtual machine with a node exporter and a load that can be switched on: a node with metrics of its own.
+"""A virtual machine with a node exporter and a CPU load that can be switched on: a node with its own metrics.
 
-It has busybox and the exporter; two of its ports lead to ports of this machine's loopback.
+The machine contains busybox and the exporter. Two of its ports are forwarded from ports of this machine's loopback.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from tests.cluster.virtual_machine import EmulatedHardware
 
 CPUS = 2
 MEMORY = "512Mi"
-"""A little of it is the kernel's."""
+"""The memory of the machine; the kernel uses a small part of it."""
 _PORT = 9100
 _ORDERS = 9101
 _INIT = """\
@@ -33,16 +33,16 @@ exec /bin/node_exporter --web.listen-address=:{port} --web.disable-exporter-metr
 
 
 class MonitoredMachine:
-    """A machine that runs."""
+    """A running virtual machine."""
 
     def __init__(self, exporter: str, orders: int) -> None:
         self.exporter = exporter
-        """The address of its node exporter, on this machine."""
+        """The host and port of the node exporter on this machine."""
         self._orders = orders
 
     @property
     def memory_bytes(self) -> int:
-        """What its kernel has to give."""
+        """The total memory that the machine's kernel reports."""
         with httpx2.Client(trust_env=False) as client:
             lines = client.get(f"http://{self.exporter}/metrics").text.splitlines()
         return next(
@@ -51,7 +51,7 @@ class MonitoredMachine:
 
     @contextlib.contextmanager
     def load(self) -> Iterator[None]:
-        """All its CPUs are busy, until the block is left."""
+        """Keeps all CPUs of the machine busy while the context is open."""
         self._order("load")
         try:
             yield
@@ -65,7 +65,7 @@ class MonitoredMachine:
 
 @contextlib.contextmanager
 def running(root: Path, exporter: Path, folder: Path) -> Iterator[MonitoredMachine]:
-    """A machine of the packages below `root`, with that node exporter. Raises NotReadyError."""
+    """Boots a machine from the packages below `root`, with this node exporter. Raises NotReadyError."""
     measured, orders = processes.free_port(), processes.free_port()
     files = {
         "bin/node_exporter": virtual_machine.program(exporter),

@@ -1,4 +1,4 @@
-"""A namespace for a test, and waits for what happens in it."""
+"""A namespace for a test, and functions that wait for changes in it."""
 
 import contextlib
 import functools
@@ -14,14 +14,15 @@ from tests.cluster.controlplane import ControlPlane
 Seen = TypeVar("Seen")
 
 PATIENCE_S: Final = 60.0
-"""For what comes about on a loaded machine; nothing here is a limit of speed."""
+"""The default deadline in seconds. It suits a loaded machine and is no performance limit."""
 
 SHORTEST_PAUSE_S: Final = 0.03
 LONGEST_PAUSE_S: Final = 0.2
-"""Between two looks, the longer the longer it takes: looking keeps from others the core that they are waited for on."""
+"""Limits of the pause between two checks. The pause grows, because the checks take CPU time from the tested processes.
+"""
 
 LEDGERS: Final = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-"""Where nodewise under test keeps who holds the cards of a node; what one test leaves there is nothing to the next."""
+"""The path of the allocation records of nodewise under test, which are deleted after each test."""
 
 _numbers = itertools.count(1)
 
@@ -29,7 +30,7 @@ _numbers = itertools.count(1)
 def wait(
     what: str, see: Callable[[], Seen | None], deadline_s: float = PATIENCE_S, show: Callable[[], Any] = str
 ) -> Seen:
-    """The first thing other than None that `see` returns; AssertionError with `show()` when there is none."""
+    """Calls `see` until it returns a value other than None, and returns it. After the deadline, fails with `show()`."""
     end = time.monotonic() + deadline_s
     pause_s = SHORTEST_PAUSE_S
     while (seen := see()) is None:
@@ -40,7 +41,7 @@ def wait(
 
 
 class Sandbox:
-    """A namespace, trusted by default, and everything made through it; `clean` takes all of that away again."""
+    """A namespace, trusted by default, and the objects that are created through it; `clean` deletes all of them."""
 
     def __init__(self, plane: ControlPlane, *, trusted: bool = True) -> None:
         self.plane = plane
@@ -50,34 +51,34 @@ class Sandbox:
         self.api.create(kubernetes_objects.namespace(self.namespace, trusted=trusted))
 
     def trust(self, *, granted: bool = True) -> None:
-        """Grants trust to the namespace, or takes it away."""
+        """Grants trust to the namespace, or revokes it."""
         labels = {"nodewise.io/trusted": "true" if granted else None}
         self.api.patch(f"/api/v1/namespaces/{self.namespace}", {"metadata": {"labels": labels}})
 
     def create(self, obj: Object) -> Object:
-        """Makes an object that belongs to no namespace, or that names its own."""
+        """Creates a cluster-scoped object, or one that names its namespace."""
         made = self.api.create(obj)
         self._made.append(path_of(made))
         return made
 
     def put(self, obj: Object) -> Object:
-        """Makes an object in this namespace."""
+        """Creates an object in this namespace."""
         return self.create(obj | {"metadata": obj["metadata"] | {"namespace": self.namespace}})
 
     def nodes(self, *nodes: Object) -> None:
-        """Makes nodes; see `kubernetes_objects.node`."""
+        """Creates nodes; see `kubernetes_objects.node`."""
         for node in nodes:
             self.create(node)
 
     def pods(self, *pods: Object) -> None:
-        """Makes pods in this namespace, with the priority classes that they name; see `kubernetes_objects.pod`."""
+        """Creates pods in this namespace, and the priority classes that they name; see `kubernetes_objects.pod`."""
         for value in kubernetes_objects.priorities(pods):
             self.api.ensure(kubernetes_objects.priority_class(value))
         for pod in pods:
             wait("a priority class is known", functools.partial(self._admitted, pod))
 
     def _admitted(self, pod: Object) -> Object | None:
-        """Admission hears of a new priority class a moment after it was made."""
+        """Creates a pod; None if admission does not know its new priority class yet."""
         try:
             return self.put(pod)
         except ApiError as error:
@@ -86,19 +87,19 @@ class Sandbox:
             raise
 
     def pod(self, name: str) -> Object | None:
-        """A pod as it is now, or None when it is gone."""
+        """The current state of a pod; None if it does not exist."""
         return self.api.find(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
     def annotate(self, node: str, key: str, value: str) -> None:
-        """Changes one annotation of a node, a change that no scheduling rule looks at."""
+        """Changes an annotation of a node, which no scheduling rule depends on."""
         self.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {key: value}}})
 
     def expect_bound(self, pod: str, deadline_s: float = PATIENCE_S) -> str:
-        """Waits until a pod is on a node; the node's name."""
+        """Waits until a pod is bound and returns the node's name."""
         return wait(f"pod {pod} is bound", lambda: node_of(self.pod(pod)), deadline_s, lambda: self.pod(pod))
 
     def expect_rejected(self, pod: str, deadline_s: float = PATIENCE_S) -> str:
-        """Waits until the scheduler has found no node; the text of the PodScheduled condition."""
+        """Waits until the scheduler has found no node for a pod, and returns the PodScheduled condition's message."""
 
         def message() -> str | None:
             return (scheduled(self.pod(pod)) or {}).get("message")
@@ -106,7 +107,7 @@ class Sandbox:
         return wait(f"pod {pod} is rejected", message, deadline_s, lambda: self.pod(pod))
 
     def expect_event(self, pod: str, reason: str = "FailedScheduling", deadline_s: float = PATIENCE_S) -> str:
-        """Waits for an event about a pod; its text, as `kubectl describe` shows it."""
+        """Waits for an event of a pod and returns its message, as `kubectl describe` shows it."""
 
         def message() -> str | None:
             return next(iter(self.events(pod, reason)), None)
@@ -114,26 +115,26 @@ class Sandbox:
         return wait(f"pod {pod} has an event {reason}", message, deadline_s, lambda: self.events(pod))
 
     def expect_gone(self, pod: str, deadline_s: float = PATIENCE_S) -> None:
-        """Waits until a pod is no more, or is on its way out."""
+        """Waits until a pod is deleted or being deleted."""
         wait(f"pod {pod} is gone", lambda: True if is_leaving(self.pod(pod)) else None, deadline_s)
 
     def expect_stays_unbound(self, pod: str, for_s: float = 2) -> None:
-        """Looks for a while, and fails if the pod is bound in that time."""
+        """Checks for `for_s` seconds, and fails if the pod is bound in this time."""
         end = time.monotonic() + for_s
         while time.monotonic() < end:
             assert node_of(self.pod(pod)) is None, f"pod {pod} was bound to {node_of(self.pod(pod))}"
             time.sleep(0.1)
 
     def events(self, pod: str, reason: str = "") -> list[str]:
-        """The texts of the events about a pod, oldest first."""
+        """The messages of the events of a pod, oldest first."""
         about = f"involvedObject.name={pod}" + (f",reason={reason}" if reason else "")
         events = self.api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=about)["items"]
         return [event["message"] for event in events]
 
     def clean(self) -> None:
-        """Takes away all pods of the namespace and all other objects in reverse order, and all allocation records.
+        """Deletes all pods of the namespace, all other objects in reverse order, and all allocation records.
 
-        The namespace is closed before anything else, or a controller would put new pods into it.
+        The namespace is deleted first, otherwise a controller would create new pods in it.
         """
         inside = f"/api/v1/namespaces/{self.namespace}"
         for path in (inside, f"{inside}/pods", *reversed(self._made)):
@@ -143,7 +144,7 @@ class Sandbox:
 
 @contextlib.contextmanager
 def created(plane: ControlPlane, *, trusted: bool = True) -> Iterator[Sandbox]:
-    """A sandbox that is clean again at the end."""
+    """Yields a sandbox, and cleans it at the end."""
     sandbox = Sandbox(plane, trusted=trusted)
     try:
         yield sandbox
@@ -152,16 +153,16 @@ def created(plane: ControlPlane, *, trusted: bool = True) -> Iterator[Sandbox]:
 
 
 def node_of(pod: Object | None) -> str | None:
-    """The node that a pod is bound to."""
+    """The node to which a pod is bound; None if it is not bound."""
     return pod["spec"].get("nodeName") if pod else None
 
 
 def scheduled(pod: Object | None) -> Object | None:
-    """The PodScheduled condition, once the scheduler has said anything."""
+    """The PodScheduled condition of a pod; None if the scheduler has not set it yet."""
     conditions = (pod or {}).get("status", {}).get("conditions", [])
     return next((condition for condition in conditions if condition["type"] == "PodScheduled"), None)
 
 
 def is_leaving(pod: Object | None) -> bool:
-    """Whether a pod is gone or marked to go."""
+    """Whether a pod is deleted or being deleted."""
     return pod is None or "deletionTimestamp" in pod["metadata"]

@@ -19,11 +19,11 @@ from tests.cluster.processes import Process
 
 NAMESPACE = "shop"
 RULE = f"heat GreaterThan {HOT}"
-"""How the reason of a node that breaks the rule ends; other reasons say that nobody knows."""
+"""A part of the reason of a node that breaks the rule. Other reasons report missing values."""
 
 
 class SupervisedProcess:
-    """A program that is killed, and started again as it was: with its data, at its address."""
+    """A program that is killed and restarted with the same command line, data and address."""
 
     def __init__(self, name: str, process: Process, is_live: Callable[[], bool]) -> None:
         self.name = name
@@ -31,18 +31,18 @@ class SupervisedProcess:
         self.process = process
         self.killed_s = float("-inf")
         self.collapses = 0
-        """How often it ended by itself."""
+        """Number of times that the program ended without being killed."""
         self._due_s = float("inf")
         self._command = command(process)
 
     def kill(self, pause_s: float) -> None:
-        """End it now as a crash would; it starts again after a pause."""
+        """Kills the program. `supervise` restarts it after a pause."""
         self.killed_s = time.monotonic()
         self.process.kill()
         self._due_s = time.monotonic() + pause_s
 
     def supervise(self) -> bool:
-        """Start it if it is time to; whether it runs."""
+        """Restarts the program if its pause is over. Returns whether it runs."""
         if self.process.is_running:
             return True
         now_s = time.monotonic()
@@ -56,12 +56,12 @@ class SupervisedProcess:
 
 
 def command(process: Process) -> list[str]:
-    """The command line of a program that runs."""
+    """The command line of a running program."""
     return Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
 
 
 class RepeatingThread(threading.Thread):
-    """Does one thing over and over, in a thread, until `end`."""
+    """A thread that calls a function repeatedly until `end`."""
 
     def __init__(self, look: Callable[[], None], pause_s: float) -> None:
         super().__init__(daemon=True)
@@ -75,7 +75,7 @@ class RepeatingThread(threading.Thread):
         try:
             while not self._ended.wait(self._pause_s):
                 self._look()
-        except Exception as error:  # the test's thread raises it
+        except Exception as error:  # `end` raises it in the thread of the test
             self.defect = error
 
     def end(self) -> None:
@@ -86,7 +86,7 @@ class RepeatingThread(threading.Thread):
 
 
 class DecisionChecker:
-    """Asks nodewise as kube-scheduler does, over one connection that it opens again when it must."""
+    """Calls nodewise as kube-scheduler does, over a kept connection, and checks each response against the history."""
 
     def __init__(
         self, url: str, client: httpx2.Client, history: MetricHistory, nodewise: SupervisedProcess
@@ -107,7 +107,7 @@ class DecisionChecker:
         return max(self._filtered.oldest_s, self._scored.oldest_s)
 
     def look(self) -> None:
-        """One pod's two calls, each answer held against the truth."""
+        """Sends the filter and the prioritize call of a pod and checks both responses."""
         for verb in ("filter", "prioritize"):
             floor, asked_s = self._history.floor, time.monotonic()
             try:
@@ -119,13 +119,13 @@ class DecisionChecker:
             self._well_s = asked_s
 
     def ask(self, verb: str, policy: str = POLICY) -> httpx2.Response:
-        """What nodewise answers about a pod of the policy and all nodes."""
+        """The response of nodewise for a pod of the policy and all nodes."""
         metadata = {"name": "probe", "namespace": NAMESPACE, "labels": {"telemetry-policy": policy}}
         body = {"Pod": {"metadata": metadata}, "NodeNames": sorted(self._history.newest.heat)}
         return self._client.post(f"{self._url}/scheduler/{verb}", json=body)
 
     def _failed(self, verb: str, error: Exception, asked_s: float) -> None:
-        """A missing response is acceptable only from a kill of nodewise until it responds again."""
+        """Records a missing response. It is acceptable only from a kill of nodewise until nodewise responds again."""
         self.unanswered += 1
         if self._nodewise.killed_s < self._well_s:
             self.wrong.append(
@@ -133,7 +133,9 @@ class DecisionChecker:
             )
 
     def _check(self, verb: str, answer: httpx2.Response, floor: int, asked_s: float) -> None:
-        """A refusal is acceptable only while nodewise has no values: from a kill until it has values again."""
+        """Checks a response. A refusal is acceptable only while nodewise has no values: from a kill until it has values
+        again.
+        """
         answered_s = time.monotonic()
         self.answers += 1
         if answer.status_code != httpx2.codes.OK:
@@ -171,7 +173,9 @@ def failed(answer: httpx2.Response) -> frozenset[str]:
 
 
 def is_refusal(answer: httpx2.Response, verb: str) -> bool:
-    """Whether no node passes, none because of its value; or no node is better than another."""
+    """Whether a response reports missing values: all nodes are rejected, none because of its value, or all scores are
+    0.
+    """
     if verb == "prioritize":
         return not any(scores(answer).values())
     rejection = answer.json()
@@ -185,13 +189,13 @@ def scores(answer: httpx2.Response) -> dict[str, int]:
 
 
 class LabelPoller:
-    """Reads all nodes again and again, whenever the API server lets it."""
+    """Reads the labels of all nodes repeatedly and checks them against the history."""
 
     def __init__(self, client: httpx2.Client, history: MetricHistory, foreign: Mapping[str, str]) -> None:
         self._client = client
         self._history = history
         self._foreign = foreign
-        # the two labels come from two metrics, which nodewise fetches one after the other
+        # each label has its own check: the two labels come from two metrics, which nodewise fetches one after the other
         self._held = {
             (node, key): FreshnessCheck(
                 history, lambda truth, node=node, key=key: truth.labels(node).get(key)
@@ -203,7 +207,9 @@ class LabelPoller:
         self.wrong: list[str] = []
 
     def look(self) -> None:
-        """Each label of each node must be that of a truth, and what others put there must be there."""
+        """Checks that each label of nodewise follows from acceptable values, and that the labels of others are
+        unchanged.
+        """
         floor = self._history.floor
         try:
             allocations = self.read()
@@ -221,7 +227,7 @@ class LabelPoller:
                     self.wrong.append(f"{key} of {node} at {seen_s:.1f}: {ours.get(key)}; {held.meanings()}")
 
     def forget(self) -> None:
-        """The API server is to have labels of any earlier time."""
+        """Accepts labels from values of any age again."""
         self._history.floor = 0
         for held in self._held.values():
             held.forget()
@@ -234,13 +240,13 @@ class LabelPoller:
 
 
 def split(labels: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """nodewise's labels, and those of others."""
+    """Splits labels into those of nodewise and those of others."""
     ours = {key: value for key, value in labels.items() if key in OURS}
     return ours, {key: value for key, value in labels.items() if key not in ours}
 
 
 class ProcessKiller:
-    """Kills programs at random moments and has them start again; keeps a diary for whoever must find out why."""
+    """Kills programs at random moments and restarts them. The diary records the faults for error messages."""
 
     def __init__(self, parts: Sequence[SupervisedProcess], chance: random.Random) -> None:
         self._parts = parts
@@ -252,7 +258,9 @@ class ProcessKiller:
         self.diary.append(f"{time.monotonic():.1f} {text}")
 
     def kill(self, kills: int, length_s: float, meanwhile: Sequence[Callable[[], None]]) -> None:
-        """So many kills within about `length_s`, and at random moments among them what is to be done meanwhile."""
+        """Kills programs `kills` times within about `length_s`, and calls the functions of `meanwhile` at random
+        moments in between.
+        """
         began_s = time.monotonic()
         acts = [*meanwhile, *[self._kill] * kills]
         due = sorted((self._chance.uniform(0, length_s), number) for number in range(len(acts)))
@@ -263,14 +271,14 @@ class ProcessKiller:
             time.sleep(0.01)
 
     def wait_live(self, deadline_s: float = 120.0) -> None:
-        """Until every program lives and answers."""
+        """Waits until every program runs and responds."""
         end = time.monotonic() + deadline_s
         while not (self._supervise() and all(part.is_live() for part in self._parts)):
-            assert time.monotonic() < end, f"not all parts came back: {self.told()}"
+            assert time.monotonic() < end, f"not all parts came back: {self.diary_tail()}"
             time.sleep(0.05)
         self.note("all live")
 
-    def told(self) -> str:
+    def diary_tail(self) -> str:
         """The end of the diary."""
         return "\n".join(self.diary[-40:])
 
@@ -292,7 +300,7 @@ class ProcessKiller:
 
 @contextlib.contextmanager
 def stop_restarted(parts: Sequence[SupervisedProcess]) -> Iterator[None]:
-    """At the end the programs that were started again end too."""
+    """Stops the programs at the end, also the restarted ones."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A child process: its port, its log, its readiness and its end."""
+"""Child processes of tests, their log files, and free ports."""
 
 import contextlib
 import fcntl
@@ -19,20 +19,22 @@ from typing import IO, Protocol, Self
 from tests.cluster import skip_conditions
 
 LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
-"""Below the range of outgoing connections, which could take a port between our look and its use."""
+"""The range of ports. It is below the range of outgoing connections, which could take a port between the check and its
+use.
+"""
 _SHARE = 500
-"""So many ports are one process's own."""
+"""Number of ports that one test process reserves."""
 
 
 class NotReadyError(Exception):
-    """A program ended, or did not get ready in time; the message closes with the tail of its log."""
+    """A program ended or was not ready in time. The message ends with the last lines of its log."""
 
 
 _numbers = itertools.count(1)
 
 
 def number() -> int:
-    """Another one each time: for names of what one control plane keeps. Free ports come again."""
+    """A number that is unique in this process, for names in a control plane. Port numbers are reused and not unique."""
     return next(_numbers)
 
 
@@ -48,21 +50,21 @@ def free_port() -> int:
 
 @functools.cache
 def _ports() -> Iterator[int]:
-    """Ports of a range that belongs to this process alone, without end."""
+    """An endless iterator over the ports of a range that this process has locked."""
     shares = [range(first, first + _SHARE) for first in range(LOWEST_PORT, HIGHEST_PORT, _SHARE)]
     for share in shares:
         with contextlib.suppress(OSError):
             path = Path(tempfile.gettempdir(), f"nodewise-ports-{share.start}")
-            lock = os.open(path, os.O_RDWR | os.O_CREAT)  # it stays open until we end
+            lock = os.open(path, os.O_RDWR | os.O_CREAT)  # stays open, and locked, until this process ends
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return itertools.cycle(share)
     return itertools.cycle(random.choice(shares))
 
 
 def own_address() -> str:
-    """An address of this machine other than loopback, which the API server takes for an endpoint."""
+    """An address of this machine other than loopback, which the API server accepts in endpoints."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # nothing is sent
+        probe.connect(("192.0.2.1", 9))  # for UDP this sends nothing
         address: str = probe.getsockname()[0]
         if not address.startswith("127."):
             return address
@@ -70,7 +72,7 @@ def own_address() -> str:
 
 
 class ChildProcess(Protocol):
-    """What is used of subprocess.Popen."""
+    """The part of subprocess.Popen that `Process` uses."""
 
     @property
     def pid(self) -> int: ...
@@ -83,7 +85,7 @@ class ChildProcess(Protocol):
 
 
 class Process:
-    """A program that runs until `stop`, or until the interpreter that started it is gone."""
+    """A program that runs until `stop`, or until the process that started it ends."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class Process:
         return self._child.poll() is None
 
     def wait_ready(self, is_ready: Callable[[], bool], deadline_s: float = 60) -> None:
-        """Asks `is_ready` again and again; NotReadyError when the program ends or time is up."""
+        """Waits until `is_ready`. Raises NotReadyError if the program ends or the deadline passes."""
         end = time.monotonic() + deadline_s
         while not is_ready():
             if not self.is_running:
@@ -131,8 +133,12 @@ class Process:
         """The last lines of the log, with long lines cut, for error messages."""
         return "\n".join(line[:300] for line in self.log.read_text(errors="replace").splitlines()[-lines:])
 
+    def log_line_has(self, *parts: str) -> bool:
+        """Whether a log line has all of these parts."""
+        return any(all(part in line for part in parts) for line in self.log.read_text().splitlines())
+
     def stop(self, grace_s: float = 5) -> None:
-        """Asks the program to end, and ends it if it has not after `grace_s` seconds; twice is fine."""
+        """Terminates the program, and kills it after `grace_s` seconds. A second call has no effect."""
         if self.is_running:
             self._child.terminate()
         try:
@@ -141,7 +147,7 @@ class Process:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the program at once, as a crash would."""
+        """Kills the program (SIGKILL)."""
         self._child.kill()
         self._child.wait()
 
@@ -156,7 +162,7 @@ class Process:
 
 @contextlib.contextmanager
 def stopped_on_error(process: Process) -> Iterator[Process]:
-    """Stops a process whose start-up fails half-way, so that none is left behind."""
+    """Stops a process if its start fails."""
     try:
         yield process
     except BaseException:
@@ -165,6 +171,6 @@ def stopped_on_error(process: Process) -> Iterator[Process]:
 
 
 def _dies_with_us() -> list[str]:
-    """A prefix that makes the kernel end the child when a killed test run could not."""
+    """A command prefix that makes the kernel kill the child when the test process dies."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

@@ -1,7 +1,7 @@
 """Finds the programs that the cluster tests run, or builds them once into a cache outside the tree.
 
-`python -m tests.cluster.programs` gets all of them ready and prints the folders that hold them, the control plane's
-first. `KUBEBUILDER_ASSETS`, the convention of envtest, names a folder that has the control plane already.
+`python -m tests.cluster.programs` builds or fetches all of them and prints their folders, the control plane's first.
+`KUBEBUILDER_ASSETS`, as in envtest, names a folder that contains the control plane.
 """
 
 import os
@@ -28,7 +28,7 @@ CONTROL_PLANE = GoModule(
     version=VERSION,
     folder=MODULE,
     packages=PROGRAMS,
-    # without the version an API server calls itself v0.0.0-master, which clients cannot parse
+    # without this flag the API server reports version v0.0.0-master, which clients cannot parse
     ldflags=f"-s -w -X k8s.io/component-base/version.gitVersion={VERSION}",
     remedy=f"mend that, or have KUBEBUILDER_ASSETS name a folder with {', '.join(PROGRAMS)}",
 )
@@ -39,7 +39,7 @@ DESCHEDULER = GoModule(
     version="v0.36.0",
     folder=MODULE / "descheduler",
     packages={"descheduler": "sigs.k8s.io/descheduler/cmd/descheduler"},
-    # without the version it warns that it may not suit the API server
+    # without this flag the descheduler warns that its version may not match the API server
     ldflags="-s -w -X sigs.k8s.io/descheduler/pkg/version.version=v0.36.0",
 )
 
@@ -75,17 +75,17 @@ HELM = GoModule(
     version="v3.21.3",
     folder=MODULE / "helm",
     packages={"helm": "helm.sh/helm/v3/cmd/helm"},
-    # the version of Kubernetes that charts are told where none is asked: the control plane's, not v1.20
+    # without a cluster, charts see this version of Kubernetes, the control plane's, instead of v1.20
     ldflags="-s -w -X helm.sh/helm/v3/internal/version.version=v3.21.3"
     " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
 )
 
 SET_UP = "make controlplane"
-"""The command that a person runs to have the programs."""
+"""The command that builds the programs."""
 
 
 def folder() -> Path:
-    """The folder that holds every program of PROGRAMS, built where it must be: about five minutes on two cores.
+    """The folder with every program of PROGRAMS, built if necessary, which takes about five minutes on two cores.
     Raises MissingError.
     """
     assets = os.environ.get("KUBEBUILDER_ASSETS")
@@ -95,34 +95,34 @@ def folder() -> Path:
 
 
 def find() -> Path | None:
-    """The folder that holds every program, or None where they have yet to be built."""
+    """The folder with every program of PROGRAMS; None if they are not built yet."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     places = [Path(assets)] if assets else []
     return next((place for place in [*places, CONTROL_PLANE.home()] if not CONTROL_PLANE.lacks(place)), None)
 
 
 def descheduler() -> Path:
-    """The descheduler, built now where it must be: about two minutes. Raises MissingError."""
+    """The descheduler, built if necessary, which takes about two minutes. Raises MissingError."""
     return DESCHEDULER.built() / "descheduler"
 
 
 def prometheus_adapter() -> Path:
-    """prometheus-adapter, built now where it must be: about two minutes. Raises MissingError."""
+    """prometheus-adapter, built if necessary, which takes about two minutes. Raises MissingError."""
     return PROMETHEUS_ADAPTER.built() / "prometheus-adapter"
 
 
 def kubelet() -> Path:
-    """The kubelet, built now where it must be: half a minute once the control plane was. Raises MissingError."""
+    """The kubelet, built if necessary, which takes half a minute after the control plane. Raises MissingError."""
     return KUBELET.built() / "kubelet"
 
 
 def kubeadm() -> Path:
-    """kubeadm, built now where it must be: half a minute once the kubelet was. Raises MissingError."""
+    """kubeadm, built if necessary, which takes half a minute after the kubelet. Raises MissingError."""
     return KUBEADM.built() / "kubeadm"
 
 
 def helm() -> Path:
-    """helm, built now where it must be: about two minutes. Raises MissingError."""
+    """helm, built if necessary, which takes about two minutes. Raises MissingError."""
     return HELM.built() / "helm"
 
 
@@ -154,11 +154,13 @@ ALL: tuple[Callable[[], Path], ...] = (
     debian_packages.IMAGE_TOOLS.get,
     image_folder,
 )
-"""Everything that is got ready, what most tests wait for first."""
+"""The functions that build or fetch all programs, those that most tests need first."""
 
 
 def main() -> int:
-    """Prints the folders on stdout, progress on stderr; what cannot be had keeps nothing else from coming."""
+    """Builds or fetches all programs. Prints their folders to stdout and progress to stderr. Returns 1 if one is not
+    available.
+    """
     code = 0
     for get in ALL:
         try:

@@ -1,7 +1,7 @@
-"""A Prometheus and one node exporter for each node, which reads its values from text files.
+"""A Prometheus, and a node exporter for each node, which reads its values from text files.
 
-A test says what a node measures (`set`, `set_health`); the value then travels as it does in a cluster. Prometheus
-looks at its list of targets every five seconds only, so a node that is to be scraped at once is named at the start.
+A test sets the values of a node (`set`, `set_health`); Prometheus scrapes them as in a cluster. Prometheus applies
+changes of its targets only every five seconds, so name a node at the start if it is to be scraped at once.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from tests.cluster.prometheus_process import PrometheusProcess
 
 SCRAPE_INTERVAL = "500ms"
 HEALTH = "node_health_metric"
-"""The series of the health example, as the node exporter says it."""
+"""The series of the health example, as the node exporter names it."""
 
 JOB = {
     "job_name": "node-exporter",
     "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}],
 }
-"""The scraping of the exporters that `watch` starts."""
+"""The scrape configuration for the exporters that `watch` starts."""
 
 
 class NodeExporter:
-    """The node exporter of one node, with the text-file collector alone."""
+    """The node exporter of one node, with only the textfile collector."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         self.folder = folder
@@ -48,13 +48,13 @@ class NodeExporter:
             self.process.wait_ready(lambda: prometheus_process.answers(metrics, client))
 
     def write(self, series: str, value: float | str) -> None:
-        """A value from now on; in one step, so that no scrape reads half a file."""
+        """Sets the value of a series. The file is replaced by a rename, so that no scrape reads half a file."""
         part = self.folder / f"{series}.part"
         part.write_text(f"# TYPE {series} gauge\n{series} {value}\n")
         part.rename(self.folder / f"{series}.prom")
 
     def remove(self, series: str) -> None:
-        """Remove a series from all exporters and from Prometheus."""
+        """Removes a series from this exporter."""
         (self.folder / f"{series}.prom").unlink(missing_ok=True)
 
 
@@ -76,21 +76,21 @@ class Monitoring:
 
     @property
     def url(self) -> str:
-        """Where Prometheus answers."""
+        """The URL of Prometheus."""
         return self.prometheus.url
 
     def start(self) -> None:
-        """Starts Prometheus; one that runs is left alone."""
+        """Starts Prometheus unless it runs."""
         self.prometheus.start()
 
     def stop(self) -> None:
-        """Ends Prometheus and every exporter."""
+        """Stops Prometheus and all exporters."""
         self.prometheus.stop()
         self.forget(*self._exporters)
 
     @contextlib.contextmanager
     def without_prometheus(self) -> Iterator[None]:
-        """A stretch of time with Prometheus killed; when the block is left it is back, with the data it had."""
+        """Kills Prometheus while the context is open, and restarts it with its data afterwards."""
         self.prometheus.kill()
         try:
             yield
@@ -98,7 +98,7 @@ class Monitoring:
             self.start()
 
     def watch(self, *nodes: str) -> None:
-        """Starts an exporter for each node that has none; Prometheus hears of it within five seconds or so."""
+        """Starts an exporter for each node that has none. Prometheus scrapes it after about five seconds at most."""
         for node in nodes:
             if node not in self._exporters:
                 folder = self.folder / f"{node}-{processes.number()}"
@@ -106,32 +106,32 @@ class Monitoring:
         self._write_targets()
 
     def forget(self, *nodes: str) -> None:
-        """Ends the exporters of nodes."""
+        """Stops the exporters of nodes."""
         for node in nodes:
             self._exporters.pop(node).process.stop()
         self._write_targets()
 
     def exporter(self, node: str) -> NodeExporter:
-        """The exporter of a node that is watched."""
+        """The exporter of a node that `watch` has started."""
         return self._exporters[node]
 
     def set(self, series: str, values: Mapping[str, float | str]) -> None:
-        """What the nodes measure from now on; `series` with its `node_`, values as Prometheus writes them."""
+        """Sets the values of nodes. `series` includes the prefix `node_`; text values are in Prometheus' format."""
         for node, value in values.items():
             self._exporters[node].write(series, value)
 
     def set_health(self, node: str, value: float) -> None:
-        """The health of one node: 0 is well, in the example."""
+        """Sets the health of a node; in the example, 0 means healthy."""
         self.set(HEALTH, {node: value})
 
     def clear(self) -> None:
-        """No node measures anything any more."""
+        """Removes all series from all exporters."""
         for exporter in self._exporters.values():
             for file in exporter.folder.glob("*.prom"):
                 exporter.remove(file.stem)
 
     def values(self, series: str) -> dict[str, float]:
-        """The newest value of each node."""
+        """The newest value of a series for each node in Prometheus."""
         return {
             sample["metric"]["instance"]: float(sample["value"][1]) for sample in self.prometheus.ask(series)
         }
@@ -139,7 +139,7 @@ class Monitoring:
     def wait_scraped(
         self, series: str, values: Mapping[str, float], deadline_s: float = namespace_sandboxes.PATIENCE_S
     ) -> None:
-        """Waits until Prometheus has these values, and of no other node."""
+        """Waits until Prometheus has exactly these values, and none of other nodes."""
         namespace_sandboxes.wait(
             f"Prometheus has {series} {dict(values)}",
             lambda: self.values(series) == dict(values) or None,
@@ -164,7 +164,7 @@ def running(
     nodes: Sequence[str] = (),
     jobs: Sequence[Mapping[str, Any]] = (JOB,),
 ) -> Iterator[Monitoring]:
-    """Prometheus with an exporter for each of `nodes`, gone at the end."""
+    """Runs Prometheus and an exporter for each of `nodes` while the context is open."""
     monitoring = Monitoring(programs, folder, jobs)
     try:
         monitoring.watch(*nodes)

@@ -1,4 +1,4 @@
-"""A real Prometheus, with targets to scrape or with series that are loaded into it."""
+"""A real Prometheus that scrapes targets or has series loaded into it."""
 
 import contextlib
 import subprocess
@@ -17,9 +17,10 @@ from tests.unit.metrics.prometheus_double import SeriesSamples
 
 
 class PrometheusProcess:
-    """One server with a folder of its own; it may end and start again, at the same address and with its data.
+    """A Prometheus server with its own folder. After a restart it has the same address and data.
 
-    `web` is its web configuration: how it is called over TLS, and by whom. Who sets it brings the client to ask with.
+    `web` is its web configuration, with TLS and authentication. A caller that sets it must also set a matching
+    `client`.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class PrometheusProcess:
 
     @property
     def process(self) -> Process:
-        """The program as it was started last."""
+        """The process of the latest start."""
         assert self._process, "Prometheus was never started"
         return self._process
 
     def start(self) -> None:
-        """Starts it, ready to answer; one that runs is left alone."""
+        """Starts the server unless it runs, and waits until it is ready."""
         if self.is_running:
             return
         arguments = [
@@ -67,17 +68,17 @@ class PrometheusProcess:
             self._process.wait_ready(lambda: answers(f"{self.url}/-/ready", self.client))
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the server and closes the client."""
         if self._process:
             self._process.stop()
         self.client.close()
 
     def kill(self) -> None:
-        """Ends it as a crash would; `start` has it back."""
+        """Kills the server (SIGKILL); `start` restarts it."""
         self.process.kill()
 
     def hold(self, series: SeriesSamples) -> None:
-        """Writes samples into its data; before it starts."""
+        """Writes samples into the server's data. Call this before the server starts."""
         now = time.time()
         aged = {
             text: samples if isinstance(samples, tuple) else (samples, 0.0)
@@ -86,7 +87,9 @@ class PrometheusProcess:
         self.hold_samples(f"{text} {value} {now - age_s:.3f}" for text, (value, age_s) in aged.items())
 
     def hold_samples(self, lines: Iterable[str]) -> None:
-        """The same, of samples as OpenMetrics has them: `series value time`, those of one series in order of time."""
+        """Writes samples in the OpenMetrics format, `series value time`. The samples of a series must be in order of
+        time.
+        """
         file = self.folder / "samples"
         file.write_text("\n".join([*lines, "# EOF\n"]))
         promtool = self._programs.prometheus.parent / "promtool"
@@ -94,13 +97,13 @@ class PrometheusProcess:
         subprocess.run(command, check=True, capture_output=True)
 
     def ask(self, query: str) -> list[Object]:
-        """What it answers to a query: series with their labels and their newest value."""
+        """The result of a query: series with their labels and newest values."""
         answer = self.client.get(f"{self.url}/api/v1/query", params={"query": query})
         result: list[Object] = answer.raise_for_status().json()["data"]["result"]
         return result
 
     def targets(self) -> Any:
-        """What it scrapes, and what went wrong with it."""
+        """The labels of each active target, and the error of its last scrape."""
         answer = self.client.get(f"{self.url}/api/v1/targets").json()["data"]
         return [(target["labels"], target["lastError"]) for target in answer["activeTargets"]]
 
@@ -113,7 +116,7 @@ def prometheus_with_series(
     web: Object | None = None,
     client: httpx2.Client | None = None,
 ) -> Iterator[PrometheusProcess]:
-    """A Prometheus that has these series and no others, and scrapes nothing."""
+    """Runs a Prometheus that has exactly these series and scrapes nothing."""
     server = PrometheusProcess(programs, folder, {}, web)
     server.client = client or server.client
     try:
@@ -125,7 +128,7 @@ def prometheus_with_series(
 
 
 def answers(url: str, client: httpx2.Client) -> bool:
-    """Whether an address answers with success now."""
+    """Whether a URL returns a success status now."""
     with contextlib.suppress(httpx2.TransportError):
         return client.get(url, timeout=10).is_success
     return False

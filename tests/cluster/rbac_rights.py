@@ -1,4 +1,4 @@
-"""Rights that RBAC grants and rights that requests needed, in one form, so that tests can compare them."""
+"""Rights that RBAC grants and rights that requests needed, in a common form for comparison."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -9,23 +9,23 @@ from tests.cluster.audit_log_reader import AuditedRequest
 
 ANY = "*"
 NAMED_BY_USERS = frozenset(["custom.metrics.k8s.io"])
-"""Groups whose resources are called as users like: nobody can list them in a rule."""
+"""API groups with resource names that users choose, so that a rule cannot list them."""
 
 
 class ApiRight(NamedTuple):
-    """One verb on one resource; `resource` has its subresource, as in a rule: `nodes/status`."""
+    """A verb on a resource; `resource` includes the subresource, as in an RBAC rule: `nodes/status`."""
 
     verb: str
     group: str
     resource: str
     name: str = ""
-    """Of the one object that it is about; empty: of all."""
+    """The name of the object; empty means all objects."""
     namespace: str = ""
-    """Empty: everywhere."""
+    """The namespace; empty means the whole cluster."""
 
 
 def granted(objects: Iterable[Object]) -> set[ApiRight]:
-    """What the Roles and ClusterRoles among some objects allow, each right once."""
+    """The rights that the Roles and ClusterRoles among these objects grant."""
     return {
         right
         for manifest in objects
@@ -46,7 +46,7 @@ def of_rule(rule: Object, namespace: str = "") -> Iterator[ApiRight]:
 def needed(requests: Iterable[AuditedRequest]) -> set[ApiRight]:
     """The narrowest rights under which all of these requests are allowed.
 
-    A right is of one name, or one namespace, if no request was about another.
+    A right is limited to a name or a namespace if all its requests have this name or namespace.
     """
     places = defaultdict(set)
     for request in requests:
@@ -59,13 +59,13 @@ def needed(requests: Iterable[AuditedRequest]) -> set[ApiRight]:
 
 
 def _only(values: Iterable[str]) -> str:
-    """The one value there is; empty if there are several."""
+    """The only value; empty if there are several."""
     different = set(values)
     return different.pop() if len(different) == 1 else ""
 
 
 def without(rules: Iterable[Object], right: ApiRight) -> list[Object]:
-    """The rules of a role, less one right."""
+    """The rules of a role without one right."""
     kept: list[Object] = []
     for rule in rules:
         verbs = [verb for verb in rule["verbs"] if not _is(right, verb, rule)]
@@ -79,7 +79,7 @@ def _is(right: ApiRight, verb: str, rule: Object) -> bool:
 
 
 def holds(api: ClusterApi, user: str, right: ApiRight) -> bool:
-    """Whether the API server allows it to a user now."""
+    """Whether the API server currently grants a user this right."""
     resource, _, subresource = right.resource.partition("/")
     attributes = {
         "verb": right.verb,

@@ -1,4 +1,4 @@
-"""Commands of nodewise that only read a cluster, run as a user with the rights for that."""
+"""Runs commands of nodewise that only read a cluster, as a user with read-only rights."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from tests.cluster.namespace_sandboxes import Sandbox
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """The command without any configuration of this machine's user."""
+    """Runs a command without the configuration of the user who runs the tests."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     return forked_commands.run([forked_commands.NODEWISE, *arguments], env=environment, input=stdin)
 
 
 def parse_report(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
-    """The JSON that a command printed."""
+    """The JSON output of a command, after a check of its exit code."""
     assert done.returncode == code, f"{done.returncode}: {done.stderr}\n{done.stdout}"
     return json.loads(done.stdout)
 
@@ -30,7 +30,9 @@ def parse_report(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
 def reader(
     plane: ControlPlane, rules: list[Object] | None = None, namespace: str = "", service_namespace: str = ""
 ) -> User:
-    """A user with the rights that ship for looking, or with these; the Service of the replicas is where named."""
+    """A user with the shipped read-only rights or with `rules`. In `service_namespace`, the namespace of the replicas'
+    Service, the user gets the shipped rights for it.
+    """
     everywhere, inside = extender_process.manifest("reader.yaml")
     user = plane.user(f"reader-{processes.number()}", rules or everywhere["rules"], namespace)
     if service_namespace:
@@ -39,7 +41,7 @@ def reader(
 
 
 def policy(namespace: str, *rules: Object, name: str = "pol") -> Object:
-    """Avoids the nodes that break these rules, and prefers the coolest."""
+    """A policy that rejects the nodes that break these rules, and prefers the node with the lowest heat."""
     strategies = {
         "dontschedule": {"rules": list(rules)},
         "scheduleonmetric": {"rules": [extender_process.COOLEST]},
@@ -59,7 +61,7 @@ def policy_file(folder: Path, namespace: str, *rules: Object) -> Path:
 
 
 def warm(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> None:
-    """Nodes a to d, of which a and d are too hot, b is the coolest."""
+    """Creates the nodes a to d and a policy. a and d are too hot; b has the lowest heat."""
     extender_process.define(sandbox.api)
     sandbox.nodes(*kubernetes_objects.nodes("a b c d"))
     metrics.set("heat", {"a": 90, "b": 30, "c": 60, "d": "84500m"})

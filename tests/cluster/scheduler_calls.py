@@ -1,8 +1,8 @@
-"""Continuous calls as from kube-scheduler, continuously created pods, and what became of each.
+"""Continuous calls like those of kube-scheduler, continuously created pods, and the result of each.
 
-A caller keeps one connection, as Go's net/http does (transport.go, shouldRetryRequest): one that was closed while it
-was idle is left and a new one opened; a call whose first byte was written is never made again, because a POST is not
-idempotent; a new connection that fails fails the call.
+A caller keeps a connection, as Go's net/http does (transport.go, shouldRetryRequest). If it was closed while idle, the
+caller opens a new one. A call is not repeated after its first byte was written, because a POST is not idempotent. If a
+new connection fails, the call fails.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ VERBS = ("filter", "prioritize")
 
 
 class FailedCall(NamedTuple):
-    """A call without an answer, or with one that is none."""
+    """A call without a response, or with an error status."""
 
     began_s: float
     at_s: float
     port: int
-    """The caller's; 0 where there was no connection."""
+    """The port of the caller; 0 if there was no connection."""
     why: str
 
 
 class SchedulerCaller(threading.Thread):
-    """Calls filter and prioritize in turn about one pod, one after another, until `end`."""
+    """A thread that calls filter and prioritize for one pod in turn until `end`."""
 
     def __init__(
         self, url: str, context: ssl.SSLContext, body: Mapping[str, Any], pause_s: float = 0.0
@@ -48,7 +48,7 @@ class SchedulerCaller(threading.Thread):
         self._ended = threading.Event()
         self._connection: http.client.HTTPSConnection | None = None
         self.answers: dict[str, Any] = {}
-        """The newest by verb."""
+        """The newest response by verb."""
         self.calls = 0
         self.slowest_s = 0.0
         self.failed: list[FailedCall] = []
@@ -87,7 +87,7 @@ class SchedulerCaller(threading.Thread):
             )
 
     def _connected(self) -> http.client.HTTPSConnection:
-        """The kept connection unless its server has closed it, else a new one."""
+        """The kept connection, or a new one if the server has closed it."""
         kept = self._connection
         if kept is not None and kept.sock is not None and not select.select([kept.sock], [], [], 0)[0]:
             return kept
@@ -105,7 +105,7 @@ class SchedulerCaller(threading.Thread):
 
 @contextlib.contextmanager
 def continuous_calls(count: int, make: Callable[[], SchedulerCaller]) -> Iterator[Sequence[SchedulerCaller]]:
-    """So many callers until the block is left."""
+    """Runs `count` callers while the context is open."""
     callers = [make() for _ in range(count)]
     try:
         yield callers
@@ -115,10 +115,10 @@ def continuous_calls(count: int, make: Callable[[], SchedulerCaller]) -> Iterato
 
 
 class PodStream:
-    """Pods that come one after another, as many as may be unbound at once, and when each was made and bound."""
+    """Creates pods one after another, with a limit on the unbound ones, and records when each was created and bound."""
 
     def __init__(self, sandbox: Sandbox, most_unbound: int, pause_s: float) -> None:
-        self._corner = sandbox
+        self._sandbox = sandbox
         self._most_unbound = most_unbound
         self._pause_s = pause_s
         self.place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
@@ -126,16 +126,16 @@ class PodStream:
         self.made_s: dict[str, float] = {}
         self.bound_s: dict[str, float] = {}
         self.ended = ""
-        """Why nobody looks any more."""
+        """The error that ended the watch; empty while it runs."""
 
     def make(self, pod: Callable[[str], Object], prefix: str) -> None:
-        """Makes pods until `end`."""
+        """Creates pods until `end`."""
         number = 0
         while not self._ended.wait(self._pause_s):
             if len(self.made_s) - len(self.bound_s) < self._most_unbound:
                 name = f"{prefix}-{number}"
                 self.made_s[name] = time.monotonic()
-                self._corner.api.request("POST", self.place, json=pod(name))
+                self._sandbox.api.request("POST", self.place, json=pod(name))
                 number += 1
             else:
                 self._ended.wait(0.002)
@@ -144,25 +144,25 @@ class PodStream:
         self._ended.set()
 
     def unbound(self) -> list[str]:
-        """Those that wait."""
+        """The names of the pods that are not bound."""
         return sorted(self.made_s.keys() - self.bound_s.keys())
 
-    def told(self) -> str:
-        """How it stands, and one that waits, for whoever must find out why."""
+    def status_text(self) -> str:
+        """The counts and an unbound pod, for error messages."""
         waiting = self.unbound()
-        newest = [self._corner.pod(name) for name in waiting[:1]]
+        newest = [self._sandbox.pod(name) for name in waiting[:1]]
         return f"{len(self.bound_s)} bound of {len(self.made_s)}; {waiting[:5]}; {newest}; {self.ended}"
 
     def waits_s(self) -> dict[str, float]:
-        """How long each that is bound had to wait."""
+        """The seconds from creation to binding of each bound pod."""
         return {name: self.bound_s[name] - self.made_s[name] for name in self.bound_s}
 
     def bound_between(self, begin_s: float, end_s: float) -> int:
-        """How many were bound in a stretch of time."""
+        """The number of pods that were bound in a period."""
         return sum(begin_s <= at_s < end_s for at_s in list(self.bound_s.values()))
 
     def see(self, line: bytes) -> None:
-        """Takes in one event of a watch."""
+        """Processes an event of the watch."""
         event = json.loads(line)["object"]
         name = event["metadata"]["name"]
         if event.get("spec", {}).get("nodeName") and name in self.made_s and name not in self.bound_s:
@@ -173,7 +173,7 @@ class PodStream:
 def continuous_pods(
     sandbox: Sandbox, pod: Callable[[str], Object], prefix: str, most_unbound: int, pause_s: float = 0.0
 ) -> Iterator[PodStream]:
-    """Pods until the block is left."""
+    """Creates pods while the context is open."""
     pods = PodStream(sandbox, most_unbound, pause_s)
     maker = threading.Thread(target=pods.make, args=(pod, prefix), daemon=True)
     with watch_pods(sandbox.plane, pods):
@@ -197,7 +197,9 @@ class PodObserver(Protocol):
 
 @contextlib.contextmanager
 def watch_pods(plane: ControlPlane, pods: PodObserver) -> Iterator[None]:
-    """A watch on the pods. Whoever reads is gone before its socket is closed: another would be given its number."""
+    """Watches pods while the context is open. The reader thread ends before the socket is closed, since the file
+    descriptor could be reused.
+    """
     context = plane.authority.client_context(plane.admin.pair)
     version = plane.api.get(pods.place, limit="1")["metadata"]["resourceVersion"]
     server = urlsplit(plane.url)
@@ -211,7 +213,7 @@ def watch_pods(plane: ControlPlane, pods: PodObserver) -> Iterator[None]:
             for line in lines:
                 pods.see(line)
         except (OSError, http.client.HTTPException) as error:
-            pods.ended = repr(error)  # leaving the block is one
+            pods.ended = repr(error)  # also set when the context is closed
 
     reader = threading.Thread(target=follow, daemon=True)
     reader.start()
@@ -220,6 +222,6 @@ def watch_pods(plane: ControlPlane, pods: PodObserver) -> Iterator[None]:
     finally:
         socket.socket.shutdown(
             stream, socket.SHUT_RDWR
-        )  # that of TLS would pull the rug from under the reader
+        )  # not `stream.shutdown`: it would remove the TLS layer while the reader uses it
         reader.join(10)
         connection.close()

@@ -13,9 +13,9 @@ from tests.cluster.namespace_sandboxes import Sandbox
 
 
 class SchedulingOutcome(NamedTuple):
-    """What became of a pod: a node, or the reason and text of its PodScheduled condition.
+    """The result for a pod: its node, or the reason and message of its PodScheduled condition.
 
-    `reason` is Unschedulable where no node was found, SchedulerError where the attempt itself failed.
+    `reason` is Unschedulable if no node was found, SchedulerError if the attempt failed.
     """
 
     node: str | None
@@ -24,41 +24,41 @@ class SchedulingOutcome(NamedTuple):
 
 
 class ScheduledCluster(Protocol):
-    """A cluster with a scheduler at work."""
+    """A cluster with a running scheduler."""
 
     def submit(self, *pods: Object) -> dict[str, SchedulingOutcome]:
-        """Makes pods, each when the one before is settled; what became of them, by name."""
+        """Creates pods, each after the previous one was bound or rejected, and returns the outcomes by name."""
 
     def outcome(self, pod: str) -> SchedulingOutcome:
-        """What has become of a pod now; a node once it has one, else the scheduler's last word."""
+        """The current outcome of a pod: its node if it is bound, else the scheduler's latest condition."""
 
     def retried(self, pod: str, deadline_s: float) -> SchedulingOutcome:
-        """Waits, at most `deadline_s`, for a pod that was rejected to be bound."""
+        """Waits at most `deadline_s` until a rejected pod is bound."""
 
     def event(self, pod: str) -> str:
-        """The text that `kubectl describe` shows under the events of a pod that was rejected."""
+        """The message of the event of a rejected pod, as `kubectl describe` shows it."""
 
     def pass_time(self, seconds: float) -> None:
-        """Lets that much of the scheduler's time go by."""
+        """Lets this time pass for the scheduler."""
 
     def touch(self, node: str) -> None:
-        """Changes a node in a way that no rule looks at: one cluster event."""
+        """Changes a node without effect on scheduling rules, which causes one cluster event."""
 
     def is_gone(self, pod: str) -> bool:
         """Whether a pod was evicted."""
 
 
 class SchedulerUnderTest(Protocol):
-    """Something that schedules by kube-scheduler's rules."""
+    """A scheduler that follows kube-scheduler's rules."""
 
     def cluster(
         self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
     ) -> AbstractContextManager[ScheduledCluster]:
-        """A cluster of nodes, with `running` pods on them, and extenders as a configuration lists them."""
+        """A cluster with these nodes, `running` pods on them, and extenders as in a scheduler configuration."""
 
 
 class RealScheduler:
-    """kube-scheduler itself, on a control plane that others use as well."""
+    """kube-scheduler on the shared control plane."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -81,49 +81,49 @@ class RealScheduler:
 
 
 class RealCluster:
-    """A sandbox whose scheduler is at work."""
+    """A sandbox with a running kube-scheduler."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self._corner = sandbox
+        self._sandbox = sandbox
         self._touched = 0
 
     def submit(self, *pods: Object) -> dict[str, SchedulingOutcome]:
         outcomes = {}
         for pod in pods:
-            self._corner.pods(pod)
+            self._sandbox.pods(pod)
             outcomes[pod["metadata"]["name"]] = self._settled(pod["metadata"]["name"])
         return outcomes
 
     def outcome(self, pod: str) -> SchedulingOutcome:
-        return _outcome(self._corner.pod(pod))
+        return _outcome(self._sandbox.pod(pod))
 
     def retried(self, pod: str, deadline_s: float) -> SchedulingOutcome:
-        self._corner.expect_bound(pod, deadline_s)
+        self._sandbox.expect_bound(pod, deadline_s)
         return self.outcome(pod)
 
     def event(self, pod: str) -> str:
-        return self._corner.expect_event(pod)
+        return self._sandbox.expect_event(pod)
 
     def pass_time(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def touch(self, node: str) -> None:
         self._touched += 1
-        self._corner.annotate(node, "nodewise.io/touched", str(self._touched))
+        self._sandbox.annotate(node, "nodewise.io/touched", str(self._touched))
 
     def is_gone(self, pod: str) -> bool:
-        return namespace_sandboxes.is_leaving(self._corner.pod(pod))
+        return namespace_sandboxes.is_leaving(self._sandbox.pod(pod))
 
     def _settled(self, name: str) -> SchedulingOutcome:
-        """Bound, or rejected for the time being; a pod that waits for its victims to go is neither."""
+        """Waits until a pod is bound or rejected. A pod with a nominated node waits for its victims and is neither."""
 
         def see() -> SchedulingOutcome | None:
-            pod = self._corner.pod(name)
+            pod = self._sandbox.pod(name)
             nominated = (pod or {}).get("status", {}).get("nominatedNodeName")
             outcome = _outcome(pod)
             return outcome if outcome.node or (outcome.reason and not nominated) else None
 
-        return namespace_sandboxes.wait(f"pod {name} is settled", see, show=lambda: self._corner.pod(name))
+        return namespace_sandboxes.wait(f"pod {name} is settled", see, show=lambda: self._sandbox.pod(name))
 
 
 def _outcome(pod: Object | None) -> SchedulingOutcome:

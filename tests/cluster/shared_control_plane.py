@@ -1,4 +1,4 @@
-"""The control plane that the tests of one process use one file after another."""
+"""The control plane that all test files of one process share, one after another."""
 
 import contextlib
 import tempfile
@@ -12,7 +12,7 @@ from tests.cluster.controlplane import ControlPlane
 
 
 class SharedControlPlane:
-    """Starts a control plane when it is first needed, and again after a file whose traces could not be removed."""
+    """A control plane that starts when it is first needed, and restarts if a file's objects cannot be removed."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -22,9 +22,9 @@ class SharedControlPlane:
 
     @contextlib.contextmanager
     def use(self, programs: Path) -> Iterator[ControlPlane]:
-        """The control plane for the tests of one file. It is as after its start when the block begins.
+        """The control plane for the tests of one file, in the state after its start.
 
-        A file may end its API server.
+        A file may stop the API server.
         """
         plane = self._plane or self._start(programs)
         yield plane
@@ -39,11 +39,11 @@ class SharedControlPlane:
             raise
 
     def audit_log(self) -> AuditLog:
-        """What is requested from now on."""
+        """The audit log of the requests from now on."""
         return AuditLog(self._folder)
 
     def stop(self) -> None:
-        """Stops the control plane, if there is one."""
+        """Stops the control plane if it runs."""
         self._plane = self._baseline = None
         self._stack.close()
 
@@ -57,4 +57,6 @@ class SharedControlPlane:
 
 
 SHARED = SharedControlPlane()
-"""One for all folders of tests: a fixture that several `conftest.py` import would be one for each of them."""
+"""The control plane for all test folders. A fixture that several `conftest.py` import would create one for each of
+them.
+"""

@@ -1,4 +1,4 @@
-"""The simulated scheduler behind the interface of `schedulers`."""
+"""An implementation of the interface in `schedulers` with the simulated scheduler."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from tests.cluster.schedulers import SchedulingOutcome
 
 
 class SimulatedScheduler:
-    """Schedules in memory; asks the extenders over HTTP, as the real one does."""
+    """The simulated scheduler. It schedules in memory and calls the extenders over HTTP, as kube-scheduler does."""
 
     @contextlib.contextmanager
     def cluster(
@@ -22,7 +22,7 @@ class SimulatedScheduler:
 
 
 class SimulatedCluster:
-    """A simulated cluster whose time is moved by hand."""
+    """A simulated cluster with a manual clock."""
 
     def __init__(self, made: simulated_cluster.Cluster, clock: ManualClock) -> None:
         self._cluster = made

@@ -1,4 +1,4 @@
-"""Certificates as `nodewise certs` makes them: a server's for servers only, a client's for clients only."""
+"""Certificates like those of `nodewise certs`, with the extended key usage for either servers or clients."""
 
 import ipaddress
 from datetime import UTC, datetime, timedelta
@@ -15,11 +15,11 @@ from tests.cluster.certificates import CertificateAuthority, CertificatePair
 
 SERVER, CLIENT_USE = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 CLIENT: Final = "nodewise-scheduler-client"
-"""The name of kube-scheduler's certificate, which nodewise is held to."""
+"""The common name of kube-scheduler's certificate, which nodewise requires."""
 
 
 class PurposeCertificates(extender_process.CertificateFiles):
-    """Those of replicas at an address of this machine, and of kube-scheduler; others by `leaf`."""
+    """The certificates of replicas at an address of this machine and of kube-scheduler; `leaf` issues others."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class PurposeCertificates(extender_process.CertificateFiles):
         use: x509.ObjectIdentifier = CLIENT_USE,
         days: int = 365,
     ) -> CertificatePair:
-        """A certificate for one use, over in so many days from now, and its key."""
+        """Issues a certificate for one key usage that expires in `days`, and writes it with its key."""
         ca = x509.load_pem_x509_certificate(by.ca_pem)
         signing = serialization.load_pem_private_key(by.key_file().read_bytes(), None)
         assert isinstance(signing, ec.EllipticCurvePrivateKey)

@@ -1,4 +1,4 @@
-"""Skips a test that this machine cannot run, with the reason, which pytest prints at the end of the run.
+"""Skips tests that this machine cannot run. pytest prints the reasons at the end of the run.
 
 `make test-cluster REQUIRE=all` sets NODEWISE_REQUIRE=all, which turns each skip into a failure.
 """
@@ -10,7 +10,7 @@ import pytest
 
 
 def not_run(why: str) -> NoReturn:
-    """Ends a test that this machine cannot run; `why` closes with the command that would set it up."""
+    """Skips or fails a test that this machine cannot run. `why` should end with the command that fixes this."""
     if os.environ.get("NODEWISE_REQUIRE") == "all":
         pytest.fail(f"not run: {why}", pytrace=False)
     pytest.skip(f"not run: {why}")

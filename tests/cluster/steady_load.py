@@ -1,4 +1,4 @@
-"""A constant load of filter calls, over old and new connections, in TLS 1.2 and 1.3, and the calls that failed."""
+"""A constant load of filter calls over old and new connections in TLS 1.2 and 1.3, which records failed calls."""
 
 import contextlib
 import http.client
@@ -29,14 +29,14 @@ CALL = json.dumps(
         "NodeNames": [GOOD, BAD],
     }
 ).encode()
-"""A question about the example `health-metric`, whose node rack1-b is ill."""
+"""The body of a filter call for the example `health-metric`, in which the node rack1-b is unhealthy."""
 
 _FOREVER = 10**9
 _PAUSE_S = 0.005
 
 
 class ClientIdentity(NamedTuple):
-    """Whom a client trusts and what it shows, in files; read anew for each connection, as Go's client does."""
+    """The CA file and certificate files of a client. They are read again for each connection, as Go's client does."""
 
     trusted: Path
     pair: CertificatePair
@@ -48,7 +48,7 @@ class ClientIdentity(NamedTuple):
         return made
 
     def _load(self, context: ssl.SSLContext) -> bool:
-        """Whether both files could be loaded: between the reading of the one and the other they may be swapped."""
+        """Loads both files. Returns False if they do not match, since they may be replaced between the two reads."""
         try:
             context.load_cert_chain(self.pair.cert, self.pair.key)
         except ssl.SSLError as error:
@@ -57,16 +57,16 @@ class ClientIdentity(NamedTuple):
 
 
 def connection(served: ExtenderProcess, context: ssl.SSLContext) -> http.client.HTTPSConnection:
-    """An open connection to nodewise."""
+    """Opens a connection to nodewise."""
     port = urlsplit(served.url).port
     made = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
     made.connect()
-    made.auto_open = 0  # one that was closed under us is a failed call, and not opened anew in silence
+    made.auto_open = 0  # a closed connection must fail the call instead of being reopened silently
     return made
 
 
 def ask(opened: http.client.HTTPSConnection) -> bool:
-    """One call; whether the connection stays open after it. AssertionError if the answer is not the right one."""
+    """Sends a call and checks the response. Returns whether the connection stays open."""
     opened.request("POST", "/scheduler/filter", CALL, {"Content-Type": "application/json"})
     answer = opened.getresponse()
     body = answer.read()
@@ -76,7 +76,7 @@ def ask(opened: http.client.HTTPSConnection) -> bool:
 
 
 class ConnectionCaller(threading.Thread):
-    """Calls again and again, so many times on one connection."""
+    """A thread that sends calls continuously, `per_connection` calls on each connection."""
 
     def __init__(
         self, served: ExtenderProcess, identity: ClientIdentity, version: ssl.TLSVersion, per_connection: int
@@ -116,13 +116,13 @@ class ConnectionCaller(threading.Thread):
 
 
 def running_caller(opened: http.client.HTTPSConnection) -> str:
-    """The serial number of the certificate that the server shows on this connection."""
+    """The serial number of the server's certificate on this connection."""
     assert isinstance(opened.sock, ssl.SSLSocket)
     return str((opened.sock.getpeercert() or {})["serialNumber"]).lstrip("0")
 
 
 class SteadyLoad:
-    """All callers together. No call of theirs may fail."""
+    """The running callers. None of their calls may fail."""
 
     def __init__(self, callers: list[ConnectionCaller]) -> None:
         self._callers = callers
@@ -132,7 +132,7 @@ class SteadyLoad:
         return [failure for caller in self._callers for failure in caller.failures]
 
     def goes_on(self) -> None:
-        """Waits until each caller has made some more calls; AssertionError if any has failed since the start."""
+        """Waits until each caller has sent five more calls, and checks that no call has failed since the start."""
         before = [caller.calls for caller in self._callers]
 
         def further() -> bool | None:
@@ -143,7 +143,7 @@ class SteadyLoad:
         assert not self.failures, self.failures
 
     def opens_anew(self, since_s: float) -> None:
-        """Waits until each caller is on a connection that it opened after this time, by the monotonic clock."""
+        """Waits until each caller uses a connection that it opened after this time of the monotonic clock."""
         wait(
             "each caller is on a new connection",
             lambda: all(caller.opened_at_s > since_s for caller in self._callers) or None,
@@ -151,7 +151,7 @@ class SteadyLoad:
         )
 
     def sees(self, serial: str) -> None:
-        """Waits until each caller is on a connection with this certificate of the server's, and calls on it."""
+        """Waits until each caller uses a connection with this server certificate, and sends calls on it."""
         wait(
             "each caller sees the new certificate",
             lambda: all(caller.serial == serial.lstrip("0") for caller in self._callers) or None,
@@ -162,7 +162,7 @@ class SteadyLoad:
 
 @contextlib.contextmanager
 def load(served: ExtenderProcess, identity: ClientIdentity) -> Iterator[SteadyLoad]:
-    """Callers of every kind, from here to the end of the block."""
+    """Runs callers of every kind while the context is open, and checks that no call failed."""
     callers = [
         ConnectionCaller(served, identity, version, per_connection)
         for version in VERSIONS

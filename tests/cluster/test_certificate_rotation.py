@@ -28,13 +28,13 @@ class RotationFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.papers = extender_process.CertificateFiles(folder)
-        self.ca = self.papers.authority
+        self.certificates = extender_process.CertificateFiles(folder)
+        self.ca = self.certificates.authority
         self.bundle = folder / "client-ca.crt"
         self.bundle.write_bytes(self.ca.ca_pem)
         self.trusted = folder / "trusted-by-clients.crt"
         self.trust(self.ca)
-        self.identity = ClientIdentity(self.trusted, self.papers.client)
+        self.identity = ClientIdentity(self.trusted, self.certificates.client)
 
     def trust(self, *authorities: CertificateAuthority) -> None:
         """What clients trust from now on; at no moment nothing."""
@@ -48,8 +48,8 @@ class RotationFiles:
             "--address=127.0.0.1",
             "--port=0",
             "--health-port=0",
-            f"--cert={self.papers.server.cert}",
-            f"--key={self.papers.server.key}",
+            f"--cert={self.certificates.server.cert}",
+            f"--key={self.certificates.server.key}",
             f"--client-ca={self.bundle}",
             "--client-name=system:kube-scheduler",
             "--client-name=left-behind",
@@ -67,7 +67,7 @@ def site(tmp_path: Path) -> RotationFiles:
 
 @pytest.fixture
 def nodewise(site: RotationFiles) -> Iterator[ExtenderProcess]:
-    with extender_process.started(site.folder, site.arguments(), site.papers) as running:
+    with extender_process.started(site.folder, site.arguments(), site.certificates) as running:
         running.process.wait_ready(running.is_ready)
         yield running
 
@@ -94,12 +94,12 @@ def until_failing(nodewise: ExtenderProcess, certificate: str, words: str) -> No
 
 
 def renamed(site: RotationFiles, fresh: IssuedCertificate, _half: Callable[[], None]) -> None:
-    site.papers.server.replace(fresh)
+    site.certificates.server.replace(fresh)
 
 
 def written_over(site: RotationFiles, fresh: IssuedCertificate, half: Callable[[], None]) -> None:
     """The certificate, then, after it was noticed that they do not match, the key."""
-    pair = site.papers.server
+    pair = site.certificates.server
     pair.cert.write_bytes(fresh.cert)
     half()
     pair.key.write_bytes(fresh.key)
@@ -107,7 +107,7 @@ def written_over(site: RotationFiles, fresh: IssuedCertificate, half: Callable[[
 
 def swapped(site: RotationFiles, fresh: IssuedCertificate, _half: Callable[[], None]) -> None:
     """A kubelet swaps the link `..data` to a new folder; the paths that nodewise knows are links through it."""
-    site.papers.server.swap(fresh)
+    site.certificates.server.swap(fresh)
 
 
 @pytest.mark.parametrize("way", [renamed, written_over, swapped])
@@ -117,12 +117,14 @@ def test_the_servers_certificate_is_replaced(
     way: Callable[[RotationFiles, IssuedCertificate, Callable[[], None]], None],
 ) -> None:
     def half() -> None:
-        until_failing(nodewise, "serving", f"{site.papers.server.key} does not match")
+        until_failing(nodewise, "serving", f"{site.certificates.server.key} does not match")
         load.goes_on()
 
     with steady_load.load(nodewise, site.identity) as load:
         if way is swapped:
-            site.papers.server.swap(IssuedCertificate(*(path.read_bytes() for path in site.papers.server)))
+            site.certificates.server.swap(
+                IssuedCertificate(*(path.read_bytes() for path in site.certificates.server))
+            )
         for _ in range(3):
             fresh = site.server_pair()
             way(site, fresh, half)
@@ -150,7 +152,7 @@ BROKEN: dict[str, tuple[Callable[[RotationFiles], IssuedCertificate], str]] = {
 def test_a_broken_pair_is_told_and_the_old_one_serves_on(
     site: RotationFiles, nodewise: ExtenderProcess
 ) -> None:
-    pair = site.papers.server
+    pair = site.certificates.server
     before = IssuedCertificate(*(path.read_bytes() for path in pair)).serial
     ends_s = metric(nodewise, "tls_certificate_expires_seconds", "serving")
     with steady_load.load(nodewise, site.identity) as load:
@@ -188,8 +190,8 @@ def test_a_clients_certificate_is_replaced(site: RotationFiles, nodewise: Extend
     """nodewise notices by itself: old connections close after a response, and new ones get the new certificate."""
     with steady_load.load(nodewise, site.identity) as load:
         since_s = time.monotonic()
-        site.papers.client.swap(site.ca.issued("system:kube-scheduler", days=400))
-        site.papers.server.replace(site.server_pair())
+        site.certificates.client.swap(site.ca.issued("system:kube-scheduler", days=400))
+        site.certificates.server.replace(site.server_pair())
         load.opens_anew(since_s)
         wait("all show the new certificate", lambda: clients_end_after(nodewise, 300) or None)
         load.goes_on()
@@ -220,9 +222,9 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
         load.goes_on()
 
         since_s = time.monotonic()
-        site.papers.client.swap(new.issued("system:kube-scheduler"))
+        site.certificates.client.swap(new.issued("system:kube-scheduler"))
         fresh = site.server_pair(new)
-        site.papers.server.replace(fresh)
+        site.certificates.server.replace(fresh)
         load.sees(fresh.serial)
         load.opens_anew(since_s)
         open_ = [
@@ -258,7 +260,7 @@ def test_the_client_that_tries_to_resume_can_do_so_where_a_server_lets_it(
     """Or its being refused above would show nothing."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(site.bundle))
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(site.papers.server.cert, site.papers.server.key)
+    context.load_cert_chain(site.certificates.server.cert, site.certificates.server.key)
     client = site.identity.context(version)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

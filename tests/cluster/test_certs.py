@@ -72,9 +72,9 @@ class WrittenCertificates(extender_process.CertificateFiles):
 
 @pytest.fixture
 def written(tmp_path: Path) -> WrittenCertificates:
-    papers = WrittenCertificates(tmp_path / "pki")
-    papers.certs()
-    return papers
+    certificates = WrittenCertificates(tmp_path / "pki")
+    certificates.certs()
+    return certificates
 
 
 # files
@@ -120,7 +120,7 @@ def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_
     sandbox.nodes(*(kubernetes_objects.node(name, cpu="400") for name in "ab"))
     metrics.set("heat", {"a": 90, "b": 10})
     policy(sandbox, dontschedule=[HOT])
-    with extender_process.extender(plane, tmp_path, *written.flags, papers=written) as nodewise:
+    with extender_process.extender(plane, tmp_path, *written.flags, certificates=written) as nodewise:
         wait("the metric is known", lambda: nodewise.fetched("heat") or None)
         config = {"extenders": [nodewise.entry()]}
         with plane.start_scheduler(config) as first, stream(sandbox) as pods:

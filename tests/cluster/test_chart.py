@@ -547,8 +547,8 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
     file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
     sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
     try:
-        papers = extender_process.CertificateFiles(tmp_path)
-        papers.client = papers.authority.issue("nodewise-scheduler-client")
+        certificates = extender_process.CertificateFiles(tmp_path)
+        certificates.client = certificates.authority.issue("nodewise-scheduler-client")
         account = sandbox.plane.service_account("nodewise", space)
         config = next(
             manifest
@@ -561,14 +561,14 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
         )
         mounted = {
             "/etc/nodewise/config/nodewise.yaml": str(tmp_path / "nodewise.yaml"),
-            "/etc/nodewise/tls/tls.crt": str(papers.server.cert),
-            "/etc/nodewise/tls/tls.key": str(papers.server.key),
-            "/etc/nodewise/client-ca/ca.crt": str(papers.authority.ca_file),
+            "/etc/nodewise/tls/tls.crt": str(certificates.server.cert),
+            "/etc/nodewise/tls/tls.key": str(certificates.server.key),
+            "/etc/nodewise/client-ca/ca.crt": str(certificates.authority.ca_file),
         }
         arguments = [_at(argument, mounted) for argument in container["args"]]
         free = ["--port=0", "--health-port=0", "--address=127.0.0.1", f"--kubeconfig={account.kubeconfig}"]
         here = [*arguments, *free, f"--namespace={space}", "--identity=nodewise-0", "--sync-period=500ms"]
-        with extender_process.started(tmp_path, here, papers) as running:
+        with extender_process.started(tmp_path, here, certificates) as running:
             running.process.wait_ready(running.is_ready)
             running.wait_leading()
             if "telemetry" in _agents(values):
@@ -677,8 +677,8 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
     sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
-    papers = extender_process.CertificateFiles(tmp_path)
-    papers.client = papers.authority.issue("nodewise-scheduler-client")
+    certificates = extender_process.CertificateFiles(tmp_path)
+    certificates.client = certificates.authority.issue("nodewise-scheduler-client")
     try:
         config = next(
             manifest["data"]["scheduler.yaml"]
@@ -686,14 +686,14 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
             if manifest["kind"] == "ConfigMap" and "scheduler.yaml" in manifest["data"]
         )
         for name, path in (
-            ("ca.crt", papers.authority.ca_file),
-            ("tls.crt", papers.client.cert),
-            ("tls.key", papers.client.key),
+            ("ca.crt", certificates.authority.ca_file),
+            ("tls.crt", certificates.client.cert),
+            ("tls.key", certificates.client.key),
         ):
             config = config.replace(f"/etc/nodewise/client/{name}", str(path))
         account = sandbox.plane.service_account("nodewise-scheduler", space)
         with extender_process.extender(
-            sandbox.plane, tmp_path, "--client-name=nodewise-scheduler-client", papers=papers
+            sandbox.plane, tmp_path, "--client-name=nodewise-scheduler-client", certificates=certificates
         ) as running:
             config = config.replace(f"https://nodewise.{space}.svc:9001", running.url)
             process = sandbox.plane.start_scheduler(config, user=account)

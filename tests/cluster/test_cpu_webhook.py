@@ -41,10 +41,6 @@ class RunningWebhook(NamedTuple):
         answer: Object = self.sandbox.api.request("POST", path, json=pod, params={"dryRun": "All"}).json()
         return answer
 
-    def says(self, *parts: str) -> bool:
-        lines = self.process.log.read_text().splitlines()
-        return any(all(part in line for part in parts) for line in lines)
-
     def count(self, outcome: str) -> float:
         """How many reviews came to this."""
         lines = httpx2.get(f"{self.health}/metrics").text.splitlines()
@@ -152,7 +148,7 @@ def test_a_pod_that_is_made_is_mutated(plain: RunningWebhook, resource: str) -> 
 
 
 def test_that_everybody_is_served_is_said(plain: RunningWebhook) -> None:
-    assert plain.says("warning", "cpu_webhook_any_client")
+    assert plain.process.log_line_has("warning", "cpu_webhook_any_client")
 
 
 def test_a_pod_that_is_mutated_already_stays_as_it_is(plain: RunningWebhook) -> None:
@@ -295,8 +291,12 @@ def test_a_certificate_made_anew_loses_no_pod(plain: RunningWebhook) -> None:
     api.request("PUT", path, json=held)
     for content, file in ((made.cert, plain.pair.cert), (made.key, plain.pair.key)):
         file.write_bytes(content)
-    while not plain.says("tls_reloaded"):
+
+    def is_reloaded() -> bool | None:
         expect_ready_for_cores(plain.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"})))
+        return plain.process.log_line_has("tls_reloaded") or None
+
+    wait("the webhook loads the new certificate", is_reloaded, show=plain.process.tail)
     expect_ready_for_cores(plain.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"})))
 
 
@@ -349,8 +349,8 @@ def test_an_api_server_with_a_certificate_is_served_by_mutual_tls(
         with running(sandbox, tmp_path, *arguments, port=mutual_tls.port) as webhook:
             sandbox.put(pod("mutual", requests={cmk_names.EXCLUSIVE_CORES: "1"}))
             expect_ready_for_cores(sandbox.pod("mutual") or {})
-            assert webhook.says("info", "cpu_webhook_mutual")
-            assert not webhook.says("any_client")
+            assert webhook.process.log_line_has("info", "cpu_webhook_mutual")
+            assert not webhook.process.log_line_has("any_client")
 
 
 def test_an_api_server_that_shows_none_is_refused_and_both_say_so(
@@ -364,7 +364,7 @@ def test_an_api_server_that_shows_none_is_refused_and_both_say_so(
     ):
         message = wait("the API server is refused", functools.partial(refusal, webhook))
         assert "certificate required" in message
-        assert webhook.says("no_certificate")
+        assert webhook.process.log_line_has("no_certificate")
 
 
 def refusal(webhook: RunningWebhook) -> str | None:

@@ -21,22 +21,28 @@ def cluster(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> Sandbox:
 
 
 @pytest.fixture
-def papers(sandbox: Sandbox, tmp_path: Path) -> CertificateFiles:
+def certificates(sandbox: Sandbox, tmp_path: Path) -> CertificateFiles:
     """The certificate is for the Service's name, as the addresses of pods are in none."""
     return CertificateFiles(tmp_path, f"{extender_process.SERVICE}.{sandbox.namespace}.svc")
 
 
 @contextlib.contextmanager
 def replica(
-    plane: ControlPlane, papers: CertificateFiles, folder: Path, address: str = "127.0.0.1"
+    plane: ControlPlane, certificates: CertificateFiles, folder: Path, address: str = "127.0.0.1"
 ) -> Iterator[ExtenderProcess]:
     """One replica; ready."""
-    with extender_process.extender(plane, folder, f"--address={address}", papers=papers) as running:
+    with extender_process.extender(
+        plane, folder, f"--address={address}", certificates=certificates
+    ) as running:
         yield running
 
 
-def certificates(papers: CertificateFiles) -> list[str]:
-    return [f"--cert={papers.client.cert}", f"--key={papers.client.key}", f"--ca={papers.authority.ca_file}"]
+def certificate_options(certificates: CertificateFiles) -> list[str]:
+    return [
+        f"--cert={certificates.client.cert}",
+        f"--key={certificates.client.key}",
+        f"--ca={certificates.authority.ca_file}",
+    ]
 
 
 def through_the_cluster(plane: ControlPlane, sandbox: Sandbox, name: str, *more: str) -> list[str]:
@@ -46,13 +52,13 @@ def through_the_cluster(plane: ControlPlane, sandbox: Sandbox, name: str, *more:
 
 
 def test_every_replica_is_asked_and_one_that_is_gone_is_named(
-    plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles, tmp_path: Path
+    plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
     """Filter goes to one replica, prioritize to another, as behind a Service."""
     address = processes.own_address()
     with (
-        replica(plane, papers, tmp_path, address) as first,
-        replica(plane, papers, tmp_path, address) as other,
+        replica(plane, certificates, tmp_path, address) as first,
+        replica(plane, certificates, tmp_path, address) as other,
     ):
         for name, running in (("one", first), ("other", other)):
             cluster.put(extender_process.endpoint(name, running.url))
@@ -67,7 +73,7 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
         with plane.start_scheduler({"extenders": [filters, scores]}):
             cluster.pods(pod("web"))
             assert cluster.expect_bound("web") == "b"
-        command = through_the_cluster(plane, cluster, "web", *certificates(papers))
+        command = through_the_cluster(plane, cluster, "web", *certificate_options(certificates))
         report = parse_report(run(*command, "-o", "json"))
         assert {replica_report["url"]: replica_report["found"] for replica_report in report["replicas"]} == {
             first.url: 1,
@@ -92,16 +98,18 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
     plane: ControlPlane,
     cluster: Sandbox,
     metrics: FakeCustomMetricsApi,
-    papers: CertificateFiles,
+    certificates: CertificateFiles,
     tmp_path: Path,
 ) -> None:
     metrics.set("heat", {"a": 90, "b": 82, "c": 85, "d": "84500m"})
-    with replica(plane, papers, tmp_path) as running:
+    with replica(plane, certificates, tmp_path) as running:
         wait("all are hot", lambda: running.rejects(cluster.namespace, "b") or None)
         with plane.start_scheduler({"extenders": [running.entry(httpTimeout="30s")]}):
             cluster.pods(pod("web"))
             event = cluster.expect_event("web")
-        command = through_the_cluster(plane, cluster, "web", f"--server={running.url}", *certificates(papers))
+        command = through_the_cluster(
+            plane, cluster, "web", f"--server={running.url}", *certificate_options(certificates)
+        )
         done = run(*command)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
@@ -115,10 +123,10 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
 
 
 def test_pods_that_nobody_asked_about(
-    plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles, tmp_path: Path
+    plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
     """One asks for no managed resource, one for more cores than there are, one is not there at all."""
-    with replica(plane, papers, tmp_path) as running:
+    with replica(plane, certificates, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry()]}):
             large = pod("large", cpu="64")
             cluster.pods(kubernetes_objects.pod("plain"), large)
@@ -136,10 +144,10 @@ def test_pods_that_nobody_asked_about(
 
 
 def test_pods_that_are_scheduled_without_their_policy(
-    plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles, tmp_path: Path
+    plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
     """One has a misspelt label, and one does not request the resource by which kube-scheduler asks nodewise."""
-    with replica(plane, papers, tmp_path) as running:
+    with replica(plane, certificates, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry()]}):
             cluster.pods(
                 kubernetes_objects.pod(
@@ -159,9 +167,9 @@ def test_pods_that_are_scheduled_without_their_policy(
 
 
 def test_without_a_cluster_a_replica_alone_explains(
-    plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles, tmp_path: Path
+    plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
-    with replica(plane, papers, tmp_path) as running:
+    with replica(plane, certificates, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry(httpTimeout="30s")]}):
             cluster.pods(pod("web"))
             cluster.expect_bound("web")
@@ -178,7 +186,9 @@ def test_who_has_no_certificate_is_told_another_way(plane: ControlPlane, cluster
     assert "port-forward" in done.stderr
 
 
-def test_a_service_without_replicas(plane: ControlPlane, cluster: Sandbox, papers: CertificateFiles) -> None:
-    done = run(*through_the_cluster(plane, cluster, "web", *certificates(papers)))
+def test_a_service_without_replicas(
+    plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles
+) -> None:
+    done = run(*through_the_cluster(plane, cluster, "web", *certificate_options(certificates)))
     assert done.returncode == 1
     assert "no ready endpoint" in done.stderr

@@ -88,9 +88,11 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
 ) -> None:
     """The API server refuses it the list of policies, so it never gets ready."""
     heated(sandbox, metrics, {"a": 1, "b": 1})
-    papers = extender_process.CertificateFiles(tmp_path)
+    certificates = extender_process.CertificateFiles(tmp_path)
     blind = plane.user(f"blind-{processes.number()}", [extender_process.rules()[0]])
-    with extender_process.started(tmp_path, extender_process.arguments(blind, papers), papers) as running:
+    with extender_process.started(
+        tmp_path, extender_process.arguments(blind, certificates), certificates
+    ) as running:
         with schedule(plane, running, ignorable=True):
             sandbox.pods(pod("web"), kubernetes_objects.pod("plain", limits=extender_process.LIMITS))
             assert "nodewise: starting, policies are not read yet" in sandbox.expect_event("web")
@@ -153,22 +155,22 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
 ) -> None:
     """Its command line, and its extender entry: whole nodes, ignorable, no CA for our certificate, no preempt verb."""
     heated(sandbox, metrics, {"a": 90, "b": 10})
-    papers = extender_process.CertificateFiles(tmp_path)
+    certificates = extender_process.CertificateFiles(tmp_path)
     user = plane.user(f"tas-{processes.number()}", extender_process.rules())
     port = processes.free_port()
-    old = ["-kubeConfig", str(user.kubeconfig), "-port", str(port), "-cert", str(papers.server.cert)]
+    old = ["-kubeConfig", str(user.kubeconfig), "-port", str(port), "-cert", str(certificates.server.cert)]
     old += [
         "-key",
-        str(papers.server.key),
+        str(certificates.server.key),
         "-cacert",
-        str(papers.authority.ca_file),
+        str(certificates.authority.ca_file),
         "-syncPeriod",
         "2s",
         "-v=2",
     ]
-    with extender_process.started(tmp_path, [*old, "--health-port=0"], papers) as running:
+    with extender_process.started(tmp_path, [*old, "--health-port=0"], certificates) as running:
         running.process.wait_ready(running.is_ready)
-        tls = {"certFile": str(papers.client.cert), "keyFile": str(papers.client.key)}
+        tls = {"certFile": str(certificates.client.cert), "keyFile": str(certificates.client.key)}
         entry = {
             "urlPrefix": f"https://127.0.0.1:{port}",
             "prioritizeVerb": "scheduler/prioritize",

@@ -1,6 +1,5 @@
 """The shipped rights are exactly those that the audit log shows as used when every feature is enabled."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -17,7 +16,6 @@ from tests.cluster import (
 )
 from tests.cluster.api_client import Object
 from tests.cluster.audit_log_reader import AuditLog
-from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE, ShippedInstallation, pod, policy
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -25,14 +23,6 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 READER = "reader"
 EVERYBODYS = "system:discovery"
 """The ClusterRole by which every user may ask which APIs there are."""
-
-
-@pytest.fixture(scope="module")
-def shipped(
-    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ShippedInstallation]:
-    with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
-        yield shipped
 
 
 class RightsScenario(NamedTuple):
@@ -45,7 +35,7 @@ class RightsScenario(NamedTuple):
     """The replica that the scheduler asks to filter."""
     scores: ExtenderProcess
 
-    def told(self, event: str) -> list[Object]:
+    def events(self, event: str) -> list[Object]:
         """What the replicas logged."""
         return [*self.filters.events(event), *self.scores.events(event)]
 
@@ -69,7 +59,7 @@ class RightsScenario(NamedTuple):
             extender_process.status(self.second, "calm"),
         ]
         ready = self.filters.is_ready() and self.scores.is_ready()
-        return ready and all(nodes) and all(statuses) and len(self.told("labels_taken_over")) == 2
+        return ready and all(nodes) and all(statuses) and len(self.events("labels_taken_over")) == 2
 
     def rejections(self) -> None:
         """The same twice of each policy: the second time the event is counted, not made."""
@@ -84,7 +74,7 @@ class RightsScenario(NamedTuple):
         self.second.expect_event("shop", "NoNodePasses")
         self.shipped.metrics.set("power", dict.fromkeys("abc", 10))
         self.second.expect_bound("shop")
-        wait("it was woken", lambda: self.told("woken") or None)
+        wait("it was woken", lambda: self.events("woken") or None)
         self.shipped.metrics.set("heat", dict.fromkeys("abc", 10))
         self.first.expect_bound("web")
 
@@ -99,7 +89,7 @@ class RightsScenario(NamedTuple):
         by = f"--kubeconfig={user.kubeconfig}"
         for named in (f"{self.first.namespace}/web", f"{self.second.namespace}/shop"):
             done = read_only_commands.run(
-                "explain", named, by, *installation.shown(self.shipped.papers), "-o", "json"
+                "explain", named, by, *installation.shown(self.shipped.certificates), "-o", "json"
             )
             assert [
                 replica["found"] > 0 for replica in read_only_commands.parse_report(done)["replicas"]

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.gas import case_runner
-from tests.conformance.gas import story_environment as stages
+from tests.conformance.gas import case_runner, story_environment
 from tests.conformance.gas.story_environment import GasEnvironment
 from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
 
 
 @pytest.fixture(scope="module")
 def environment(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GasEnvironment]:
-    with stages.on_control_plane(plane) as api_server:
+    with story_environment.on_control_plane(plane) as api_server:
         yield from case_runner.environment_with_cases(api_server, tmp_path_factory.mktemp("gas"))
 
 

@@ -8,22 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.gas import story_environment as stages
-from tests.conformance.gas import table_rows
+from tests.conformance.gas import story_environment, table_rows
 from tests.conformance.gas.story_environment import FaultyGasEnvironment
 from tests.conformance.gas.story_runner import GasStoryRun
 from tests.conformance.gas.table_rows import STORIES, GasStory
 
-TOLD: list[GasStory] = [story for table in STORIES for story in table_rows.stories(table)]
+ALL_STORIES: list[GasStory] = [story for table in STORIES for story in table_rows.stories(table)]
 
 
 @pytest.fixture(scope="module")
 def story_runs(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[GasStoryRun]]:
     """All stories begun before the process starts."""
-    with stages.on_control_plane(plane) as api_server:
+    with story_environment.on_control_plane(plane) as api_server:
         environment = FaultyGasEnvironment(api_server, tmp_path_factory.mktemp("gas"), plane)
         try:
-            begun = [GasStoryRun(story, f"s{number:02}", environment) for number, story in enumerate(TOLD)]
+            begun = [
+                GasStoryRun(story, f"s{number:02}", environment) for number, story in enumerate(ALL_STORIES)
+            ]
             for story_run in begun:
                 story_run.begin()
             environment.light()
@@ -32,6 +33,6 @@ def story_runs(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) ->
             environment.close()
 
 
-@pytest.mark.parametrize("number", range(len(TOLD)), ids=[str(story) for story in TOLD])
+@pytest.mark.parametrize("number", range(len(ALL_STORIES)), ids=[str(story) for story in ALL_STORIES])
 def test_stories(story_runs: list[GasStoryRun], number: int) -> None:
-    story_runs[number].tell()
+    story_runs[number].run()

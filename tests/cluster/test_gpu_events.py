@@ -36,8 +36,8 @@ def test_reasons_are_grouped(sandbox: Sandbox, running: ExtenderProcess) -> None
     sandbox.pods(gpu_cluster.pod("train", 1, millicores=600))
     assert sandbox.expect_event("train", "NoNodePasses") == (
         "none of 3 candidates passes: "
-        f"2 {WHY}: will not fit: container main: no card has 600 gpu.intel.com/millicores left; "
-        f"1 {WHY}: will not fit: container main: no card may be used"
+        f"2 {WHY}: will not fit: container main: no GPU has 600 gpu.intel.com/millicores left; "
+        f"1 {WHY}: will not fit: container main: no GPU may be used"
     )
 
 

@@ -35,7 +35,7 @@ class GpuRightsScenario(NamedTuple):
     log: AuditLog
     all_sandboxes: Sequence[Sandbox]
     replicas: Sequence[ExtenderProcess]
-    papers: CertificateFiles
+    certificates: CertificateFiles
 
     def requests(self) -> list[AuditedRequest]:
         return self.log.requests(ACCOUNT)
@@ -44,7 +44,7 @@ class GpuRightsScenario(NamedTuple):
         """As kube-scheduler does; the error, empty for success."""
         uid = (sandbox.pod(name) or {})["metadata"]["uid"]
         arguments = {"PodName": name, "PodNamespace": sandbox.namespace, "PodUID": uid, "Node": node}
-        context = self.papers.authority.client_context(self.papers.client)
+        context = self.certificates.authority.client_context(self.certificates.client)
         with httpx2.Client(verify=context, trust_env=False, timeout=30) as client:
             return str(client.post(f"{replica.url}/scheduler/bind", json=arguments).json()["Error"])
 
@@ -129,9 +129,9 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Gp
     account = plane.service_account("nodewise", NAMESPACE)
     admission_policy_waits.wait_nodes(plane.api, account.api)
     admission_policy_waits.wait_pods(plane.api, account.api)
-    papers = CertificateFiles(tmp_path, HOST, processes.own_address())
+    certificates = CertificateFiles(tmp_path, HOST, processes.own_address())
     options = [
-        *extender_process.arguments(account, papers),
+        *extender_process.arguments(account, certificates),
         f"--namespace={NAMESPACE}",
         "--agents=gpu",
         *gpu_cluster.FAST,
@@ -139,11 +139,11 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Gp
     with namespace_sandboxes.created(plane) as first, namespace_sandboxes.created(plane) as second:
         first.nodes(*(gpu_cluster.node(name, 8, shares=100) for name in NODES))
         with (
-            extender_process.started(tmp_path, options, papers) as first_replica,
-            extender_process.started(tmp_path, options, papers) as other,
+            extender_process.started(tmp_path, options, certificates) as first_replica,
+            extender_process.started(tmp_path, options, certificates) as other,
         ):
             wait("both are ready", lambda: (first_replica.is_ready() and other.is_ready()) or None)
-            yield GpuRightsScenario(plane, audit_log, (first, second), (first_replica, other), papers)
+            yield GpuRightsScenario(plane, audit_log, (first, second), (first_replica, other), certificates)
 
 
 def test_the_rights_that_ship_are_those_that_were_needed(run: GpuRightsScenario) -> None:

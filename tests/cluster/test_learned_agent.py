@@ -63,8 +63,8 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
     plane: ControlPlane, sandbox: Sandbox, by: User, tmp_path: Path
 ) -> None:
     sandbox.nodes(*kubernetes_objects.nodes("a b"))
-    papers = CertificateFiles(tmp_path)
-    with extender_process.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise:
+    certificates = CertificateFiles(tmp_path)
+    with extender_process.extender(plane, tmp_path, AGENT, certificates=certificates, by=by) as nodewise:
         nodewise.wait_leading()
         with plane.start_scheduler({"extenders": [entry(nodewise)]}):
             for number in range(3):
@@ -83,7 +83,7 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
             assert (numbers["b"]["tried"], numbers["b"]["missing"]) == (0, "never tried")
     assert _stored_type(plane, sandbox)["a"][:2] == [pytest.approx(0.729, abs=1e-3), 3]
     with (
-        extender_process.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise,
+        extender_process.extender(plane, tmp_path, AGENT, certificates=certificates, by=by) as nodewise,
         plane.start_scheduler({"extenders": [entry(nodewise)]}),
     ):
         sandbox.pods(*(web(f"later-{number}") for number in range(4)))

@@ -49,8 +49,12 @@ PRINTED: dict[str, list[str]] = {
 def test_kube_scheduler_takes_what_is_printed(
     plane: ControlPlane, tmp_path: Path, arguments: list[str]
 ) -> None:
-    papers = CertificateFiles(tmp_path)
-    names = {"ca": papers.authority.ca_file, "cert": papers.client.cert, "key": papers.client.key}
+    certificates = CertificateFiles(tmp_path)
+    names = {
+        "ca": certificates.authority.ca_file,
+        "cert": certificates.client.cert,
+        "key": certificates.client.key,
+    }
     config = yaml.safe_load(rendered(*(argument.format(**names) for argument in arguments)))
     scheduler = plane.start_scheduler(config | {"leaderElection": {"leaderElect": False}})
     scheduler.stop()

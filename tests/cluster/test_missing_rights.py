@@ -17,20 +17,10 @@ from tests.cluster import (
     read_only_commands,
 )
 from tests.cluster.api_client import ClusterApi, path_of
-from tests.cluster.audit_log_reader import AuditLog
-from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.installation import NAMESPACE, ShippedInstallation, pod, policy
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.rbac_rights import ApiRight
-
-
-@pytest.fixture(scope="module")
-def shipped(
-    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ShippedInstallation]:
-    with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
-        yield shipped
 
 
 class MissingRight(NamedTuple):
@@ -244,6 +234,6 @@ def test_a_reader_is_told_which_right_is_missing(
     for role in extender_process.manifest("reader.yaml"):
         less = rbac_rights.without(role["rules"], right)
         api_user_kubeconfigs.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
-    more = (decided, *installation.shown(shipped.papers)) if arguments is EXPLAIN else ()
+    more = (decided, *installation.shown(shipped.certificates)) if arguments is EXPLAIN else ()
     done = read_only_commands.run(*arguments, *more, f"--kubeconfig={user.kubeconfig}")
     assert (done.returncode, refusal_message(right) in done.stderr) == (code, True), done.stderr

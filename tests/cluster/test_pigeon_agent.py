@@ -30,7 +30,7 @@ def room(running: ExtenderProcess, node: str, cpu_milli: int) -> bool:
     """Whether nodewise takes so much of a node to be free."""
     spec = {"containers": [{"name": "main", "resources": {"requests": {"cpu": f"{cpu_milli}m"}}}]}
     pod = {"metadata": {"name": "probe", "namespace": "default", "uid": "probe"}, "spec": spec}
-    context = running.papers.authority.client_context(running.papers.client)
+    context = running.certificates.authority.client_context(running.certificates.client)
     with httpx2.Client(verify=context, trust_env=False) as client:
         request = {"Pod": pod, "NodeNames": [node]}
         (answer,) = client.post(f"{running.url}/agents/pigeon/prioritize", json=request).json()

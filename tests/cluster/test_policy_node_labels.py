@@ -99,15 +99,17 @@ def test_labels_stay_while_nodewise_cannot_read_which_namespaces_are_trusted(
 ) -> None:
     """It is not ready and rejects all nodes, but takes no label away."""
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT])
-    papers = extender_process.CertificateFiles(tmp_path)
-    with extender_process.extender(plane, tmp_path, papers=papers):
+    certificates = extender_process.CertificateFiles(tmp_path)
+    with extender_process.extender(plane, tmp_path, certificates=certificates):
         until(sandbox, "a", {"pol": "violating"})
     less = [rule for rule in extender_process.rules() if "namespaces" not in rule["resources"]]
     blind = plane.user(f"blind-{sandbox.namespace}", less)
     api_user_kubeconfigs.grant(
         plane.api, blind.name, extender_process.rules("Role"), extender_process.OWN_NAMESPACE
     )
-    with extender_process.started(tmp_path, extender_process.arguments(blind, papers), papers) as running:
+    with extender_process.started(
+        tmp_path, extender_process.arguments(blind, certificates), certificates
+    ) as running:
         wait("it is named", lambda: "namespaces" in str(running.events("kube_lost")) or None)
         running.wait_leading()
         time.sleep(2)

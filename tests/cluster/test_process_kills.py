@@ -103,8 +103,8 @@ class KillTestCluster:
         self._expose()
 
     def _client(self) -> httpx2.Client:
-        papers = self._served.papers
-        context = papers.authority.client_context(papers.client)
+        certificates = self._served.certificates
+        context = certificates.authority.client_context(certificates.client)
         return httpx2.Client(verify=context, timeout=60, trust_env=False)
 
     def change(self) -> None:
@@ -122,30 +122,30 @@ class KillTestCluster:
 
     def recover(self) -> None:
         """Within two periods after the newest truth can be read, all is right."""
-        wait("the newest truth can be read", self._is_readable, 120, self.storm.told)
+        wait("the newest truth can be read", self._is_readable, 120, self.storm.diary_tail)
         began_s = time.monotonic()
         self._hand_in()
         self.storm.note("readable")
         while amiss := self._amiss():
             took_s = time.monotonic() - began_s
-            assert took_s <= 2 * PERIOD_S, f"after {took_s:.1f} s {amiss}\n{self.told()}"
+            assert took_s <= 2 * PERIOD_S, f"after {took_s:.1f} s {amiss}\n{self.status_text()}"
             time.sleep(0.1)
         self.took_s.append(time.monotonic() - began_s)
         self.storm.note(f"right after {self.took_s[-1]:.1f} s")
         self.history.settled()
-        assert self.wrong() == [], self.told()
+        assert self.wrong() == [], self.status_text()
 
     def wrong(self) -> list[str]:
         """What was seen meanwhile that must not be."""
         return [*self.caller.wrong, *self.labels.wrong][:10]
 
-    def told(self) -> str:
+    def status_text(self) -> str:
         """What happened, for whoever must find out why."""
         shown = []
         with contextlib.suppress(httpx2.TransportError):
             shown = httpx2.get(f"{self._served.health}/metrics").text.splitlines()
         kube = [line for line in shown if line.startswith("nodewise_kube")]
-        return "\n".join([*self.wrong(), self.storm.told(), self.parts[-1].process.tail(40), *kube])
+        return "\n".join([*self.wrong(), self.storm.diary_tail(), self.parts[-1].process.tail(40), *kube])
 
     def _is_readable(self) -> bool | None:
         truth = self.history.newest
@@ -225,10 +225,15 @@ class KillTestCluster:
         assert self.labels.read().keys() == set(NODES)
         assert self.parts[-1].collapses == 0, "nodewise ended by itself"
         assert self.caller.oldest_s < MAX_AGE_S + 2 * PERIOD_S
-        wait("the policy's status is right", self._is_told, 60, lambda: self._api.get(f"{POLICIES}/{POLICY}"))
+        wait(
+            "the policy's status is right",
+            self._is_status_current,
+            60,
+            lambda: self._api.get(f"{POLICIES}/{POLICY}"),
+        )
         self._check_log()
 
-    def _is_told(self) -> bool | None:
+    def _is_status_current(self) -> bool | None:
         status = self._api.get(f"{POLICIES}/{POLICY}")["status"]
         well = {condition["type"]: condition["status"] for condition in status["conditions"]}
         count = len(self.history.newest.rejected())

@@ -37,7 +37,7 @@ from tests.cluster import (
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess, small_pod
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.load_balancer import BalancedEndpoint, LoadBalancer
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -52,13 +52,6 @@ LEASE_S = 15 + 4.4
 SLACK_S = 60
 """For a machine that has much else to do."""
 POD_SCHEDULER = {"clientConnection": {"qps": 5000, "burst": 5000}}
-
-
-def pod(name: str) -> Object:
-    """One that names the policy, and so comes to nodewise."""
-    return kubernetes_objects.pod(
-        name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=extender_process.LIMITS
-    )
 
 
 def plain(name: str) -> Object:
@@ -85,7 +78,7 @@ class TelemetryReplicas:
     def __init__(self, plane: ControlPlane, folder: Path, service: LoadBalancer) -> None:
         extender_process.define(plane.api)
         self.service = service
-        self.papers = CertificateFiles(folder)
+        self.certificates = CertificateFiles(folder)
         self.running: list[ExtenderProcess] = []
         self._plane = plane
         self._folder = folder
@@ -96,7 +89,11 @@ class TelemetryReplicas:
         """One more; the Service knows it when this returns."""
         replica = self._stack.enter_context(
             extender_process.extender(
-                self._plane, self._folder, "--shutdown-delay=2s", papers=self.papers, by=self._user
+                self._plane,
+                self._folder,
+                "--shutdown-delay=2s",
+                certificates=self.certificates,
+                by=self._user,
             )
         )
         self.running.append(replica)
@@ -115,7 +112,7 @@ class TelemetryReplicas:
 
     def caller(self, body: Object) -> SchedulerCaller:
         return SchedulerCaller(
-            self.service.url, self.papers.authority.client_context(self.papers.client), body
+            self.service.url, self.certificates.authority.client_context(self.certificates.client), body
         )
 
     def entry(self) -> Object:
@@ -160,7 +157,7 @@ def replicas(
 def until_bound(pods: PodStream, more: int) -> None:
     """Until so many more are bound."""
     target = len(pods.bound_s) + more
-    wait("pods are bound", lambda: len(pods.bound_s) >= target or None, 60, pods.told)
+    wait("pods are bound", lambda: len(pods.bound_s) >= target or None, 60, pods.status_text)
 
 
 def until_all_bound(pods: PodStream) -> None:
@@ -182,7 +179,7 @@ def test_a_rolling_update_fails_no_call_and_delays_no_pod(
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
         scheduler_calls.continuous_calls(CALLERS, lambda: replicas.caller(body)) as callers,
-        scheduler_calls.continuous_pods(sandbox, pod, "web", most_unbound=20, pause_s=0.02) as pods,
+        scheduler_calls.continuous_pods(sandbox, small_pod, "web", most_unbound=20, pause_s=0.02) as pods,
     ):
         until_bound(pods, 20)
         leader = replicas.leader()
@@ -214,7 +211,7 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
     replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [filtering]}),
-        scheduler_calls.continuous_pods(sandbox, pod, "web", most_unbound=20) as pods,
+        scheduler_calls.continuous_pods(sandbox, small_pod, "web", most_unbound=20) as pods,
     ):
         until_bound(pods, 20)
         replicas.service.only = None
@@ -289,7 +286,7 @@ class BindRates:
 
     def __init__(self, plane: ControlPlane, sandbox: Sandbox) -> None:
         self._plane = plane
-        self._corner = sandbox
+        self._sandbox = sandbox
         self._rounds = 0
 
     def measure(
@@ -300,7 +297,7 @@ class BindRates:
         with self._plane.start_scheduler(POD_SCHEDULER | {"extenders": extenders}):
             first()
             with scheduler_calls.continuous_pods(
-                self._corner, plain, f"plain-{self._rounds}", most_unbound=40
+                self._sandbox, plain, f"plain-{self._rounds}", most_unbound=40
             ) as pods:
                 until_bound(pods, 40)
                 began_s = time.monotonic()
@@ -328,7 +325,7 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
 
     def policy_pods() -> None:
         if sandbox.pod(waiting[0]) is None:
-            sandbox.pods(*map(pod, waiting))
+            sandbox.pods(*map(small_pod, waiting))
         for name in waiting:
             sandbox.expect_event(name)
 
@@ -419,9 +416,11 @@ class AvailabilityCluster:
         }
 
     def caller(self, name: str) -> SchedulerCaller:
-        papers = self.nodewise.papers
+        certificates = self.nodewise.certificates
         body = filter_request(self.sandbox.namespace, name, *"abc")
-        return SchedulerCaller(self.nodewise.url, papers.authority.client_context(papers.client), body, 0.02)
+        return SchedulerCaller(
+            self.nodewise.url, certificates.authority.client_context(certificates.client), body, 0.02
+        )
 
     def stand_still(self) -> contextlib.AbstractContextManager[None]:
         """The API server does nothing in the block."""

@@ -22,7 +22,7 @@ from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import RBAC, User
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import ExtenderProcess, policy
+from tests.cluster.extender_process import ExtenderProcess, policy, small_pod
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, node_of, scheduled, wait
 from tests.cluster.test_certificate_rotation import HOSTS, clients_end_after, metric, reloads
@@ -35,8 +35,8 @@ class RotatingCertificates:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.papers = extender_process.CertificateFiles(folder)
-        self.old = self.papers.authority
+        self.certificates = extender_process.CertificateFiles(folder)
+        self.old = self.certificates.authority
         self.new = CertificateAuthority(folder, "new-ca")
         self.bundle = folder / "client-ca.crt"
         self.bundle.write_bytes(self.old.ca_pem)
@@ -44,14 +44,14 @@ class RotatingCertificates:
         self.trusted.write_bytes(self.old.ca_pem)
 
     def entry(self, nodewise: ExtenderProcess) -> Object:
-        pair = self.papers.client
+        pair = self.certificates.client
         tls = {"caFile": str(self.trusted), "certFile": str(pair.cert), "keyFile": str(pair.key)}
         return nodewise.entry(tlsConfig=tls)
 
     def renew_server(self, ca: CertificateAuthority) -> str:
         """A new serving certificate of this CA; its serial number."""
         fresh = ca.issued("nodewise", *HOSTS)
-        self.papers.server.replace(fresh)
+        self.certificates.server.replace(fresh)
         return fresh.serial
 
 
@@ -69,15 +69,11 @@ def nodewise(
     metrics.set("heat", {"a": 90, "b": 10})
     policy(sandbox, dontschedule=[HOT])
     flags = (f"--client-ca={rotating.bundle}", "--reload-period=100ms", "--connection-age=1s")
-    with extender_process.extender(plane, rotating.folder, *flags, papers=rotating.papers) as running:
+    with extender_process.extender(
+        plane, rotating.folder, *flags, certificates=rotating.certificates
+    ) as running:
         wait("the metric is known", lambda: running.fetched("heat") or None)
         yield running
-
-
-def pod(name: str) -> Object:
-    return kubernetes_objects.pod(
-        name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=extender_process.LIMITS
-    )
 
 
 class ContinuousPods:
@@ -86,14 +82,14 @@ class ContinuousPods:
     def __init__(self, sandbox: Sandbox) -> None:
         self.made: list[str] = []
         self.over = threading.Event()
-        self._corner = sandbox
+        self._sandbox = sandbox
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self.over.is_set():
             name = f"web-{len(self.made)}"
-            self._corner.pods(pod(name))
+            self._sandbox.pods(small_pod(name))
             self.made.append(name)
             self.over.wait(0.1)
 
@@ -105,7 +101,7 @@ class ContinuousPods:
         """Waits until some more pods were made, and all of them are bound."""
         last = len(self.made) + 3
         wait("more pods are made", lambda: len(self.made) > last or None)
-        assert self._corner.expect_bound(f"web-{last}") == "b"
+        assert self._sandbox.expect_bound(f"web-{last}") == "b"
 
 
 @contextmanager
@@ -133,14 +129,14 @@ def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
         wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
         pods.goes_on()
 
-        rotating.papers.client.swap(rotating.old.issued("system:kube-scheduler", days=200))
+        rotating.certificates.client.swap(rotating.old.issued("system:kube-scheduler", days=200))
         wait("the scheduler shows its new one", lambda: clients_end_after(nodewise, 150) or None)
         pods.goes_on()
 
         rotating.bundle.write_bytes(rotating.old.ca_pem + rotating.new.ca_pem)
         wait("both CAs are trusted", lambda: reloads(nodewise, "client_ca") == 1 or None)
         pods.goes_on()
-        rotating.papers.client.swap(rotating.new.issued("system:kube-scheduler", days=400))
+        rotating.certificates.client.swap(rotating.new.issued("system:kube-scheduler", days=400))
         wait("the scheduler shows the new CA's", lambda: clients_end_after(nodewise, 350) or None)
         pods.goes_on()
         rotating.bundle.write_bytes(rotating.new.ca_pem)
@@ -154,14 +150,14 @@ def test_a_scheduler_reads_its_ca_file_once(
 ) -> None:
     """So a new CA of ours is in that file, and the scheduler started anew, before our certificate comes from it."""
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):
-        sandbox.pods(pod("before"))
+        sandbox.pods(small_pod("before"))
         sandbox.expect_bound("before")
         rotating.trusted.write_bytes(rotating.old.ca_pem + rotating.new.ca_pem)
         rotating.renew_server(rotating.new)
         wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
-        sandbox.pods(pod("early"))  # a call may go through on the connection that is still open
+        sandbox.pods(small_pod("early"))  # a call may go through on the connection that is still open
         wait("it is decided", lambda: node_of(sandbox.pod("early")) or scheduled(sandbox.pod("early")))
-        sandbox.pods(pod("late"))
+        sandbox.pods(small_pod("late"))
         assert "certificate signed by unknown authority" in sandbox.expect_rejected("late")
         sandbox.expect_stays_unbound("late", 1)
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):

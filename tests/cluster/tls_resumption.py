@@ -14,7 +14,7 @@ RESUMED, SERVED, REFUSED = "resumed", "a whole new handshake", "refused"
 
 
 class ResumingClient:
-    """A client that comes back with the session of its first connection, through Python and through OpenSSL's own."""
+    """A client that reuses the TLS session of its first connection, with Python's `ssl` and with `openssl s_client`."""
 
     def __init__(self, nodewise: ExtenderProcess, identity: ClientIdentity, version: ssl.TLSVersion) -> None:
         self._nodewise = nodewise
@@ -28,7 +28,7 @@ class ResumingClient:
         assert "HTTP/1.1 200" in self._s_client("-sess_out", str(self._file))
 
     def tries(self) -> str:
-        """What becomes of it."""
+        """Tries to resume the session. Returns RESUMED, SERVED or REFUSED."""
         try:
             answer, reused, _ = resumed(self._context, self._port, self._session)
         except OSError:
@@ -79,7 +79,9 @@ REQUEST = b"\r\n".join(
 def resumed(
     context: ssl.SSLContext, port: int, session: ssl.SSLSession | None = None
 ) -> tuple[bytes, bool, ssl.SSLSession | None]:
-    """A call: the beginning of its answer, whether the session was resumed, and the session."""
+    """Sends a call on a new connection. Returns the first bytes of the response, whether the session was resumed, and
+    the session.
+    """
     with (
         socket.create_connection(("127.0.0.1", port), 30) as raw,
         context.wrap_socket(raw, server_hostname="127.0.0.1", session=session) as secured,

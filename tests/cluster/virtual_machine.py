@@ -1,6 +1,6 @@
-"""Boots a virtual machine: qemu in software, Debian's kernel, and an initial file system that a test puts together.
+"""Boots a virtual machine with qemu's software emulation, Debian's kernel, and an initial file system from a test.
 
-It is up in some five seconds and, idle, costs next to nothing. Ports of it lead to ports of this machine's loopback.
+The machine boots in about five seconds and needs little CPU time while idle. Its ports are forwarded from loopback.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ NETWORK = (
     "net_failover",
     "virtio_net",
 )
-"""The kernel's modules, each after those that it needs."""
+"""The kernel modules in load order: each after its dependencies."""
 START = """#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sys /sys
@@ -31,12 +31,12 @@ for name in {modules}; do /bin/busybox insmod /modules/$name.ko; done
 /bin/busybox ip link set eth0 up
 /bin/busybox ip addr add 10.0.2.15/24 dev eth0
 """.format(modules=" ".join(NETWORK))
-"""What every first program begins with."""
+"""The beginning of every init script: it mounts file systems, loads the modules and configures the network."""
 _FOLDER, _PROGRAM, _LINK = 0o40755, 0o100755, 0o120777
 
 
 class FileEntry(NamedTuple):
-    """One file of an initial file system."""
+    """A file of an initial file system."""
 
     mode: int
     content: bytes
@@ -46,14 +46,14 @@ class EmulatedHardware(NamedTuple):
     """The machine that qemu emulates, and the command line of its kernel."""
 
     smp: str
-    """How many CPUs, and how they hang together, as qemu takes it."""
+    """The number of CPUs and their topology, in the format of qemu's option `-smp`."""
     memory: str
     options: Sequence[str] = ("-accel", "tcg")
     kernel: str = ""
 
 
 def program(path: Path) -> FileEntry:
-    """A file of this machine's, which can be run."""
+    """An executable file, copied from this machine."""
     return FileEntry(_PROGRAM, path.read_bytes())
 
 
@@ -62,7 +62,7 @@ def script(text: str) -> FileEntry:
 
 
 def tree(folder: Path, at: str) -> dict[str, FileEntry]:
-    """All files below a folder, links as they are, by their paths below `at`."""
+    """All files below a folder by their paths below `at`. Links stay links."""
     entries = {}
     for path in sorted(folder.rglob("*")):
         name = f"{at}/{path.relative_to(folder)}"
@@ -83,7 +83,9 @@ def running(
     hardware: EmulatedHardware,
     forwards: Sequence[tuple[int, int]],
 ) -> Iterator[Process]:
-    """A machine of the packages below `root` with these files, `init` among them; ports here to ports there."""
+    """Boots a machine from the packages below `root` with these files, which include `init`. `forwards` are pairs of a
+    local port and a port of the machine.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     initrd = folder / "initrd"
     initrd.write_bytes(_file_system(root, files))
@@ -91,7 +93,7 @@ def running(
     forwarded = ",".join(f"hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in forwards)
     with Process(
         [
-            # it is to be loaded by what runs in it, and not to hold up what it is a node for
+            # a low priority, so that the load in the machine does not slow down the programs that watch it
             *("nice", "-n", "10"),
             root / "usr/bin/qemu-system-x86_64",
             *("-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio"),
@@ -109,7 +111,7 @@ def running(
 
 
 def _file_system(root: Path, files: Mapping[str, FileEntry]) -> bytes:
-    """What the kernel begins with, in cpio's form `newc`: folders come before what is in them."""
+    """The initial file system in cpio's format `newc`. Folders come before their content."""
     modules = root / "lib/modules"
     whole = {
         "bin/busybox": program(root / "bin/busybox"),

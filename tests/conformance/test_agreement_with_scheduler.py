@@ -53,9 +53,9 @@ class DrawnCluster(NamedTuple):
     logical: str
     prefers: Json | None
     values: dict[str, list[Any]]
-    """By metric, of each node; a metric that is not there was never fetched."""
+    """The values of each node, by metric. A metric that is left out was never fetched."""
     exists: bool
-    """Whether the policy that the pods name does."""
+    """Whether the policy that the pods name exists."""
     pods: int
 
 
@@ -72,7 +72,7 @@ DRAWS = st.builds(
 
 
 class PrefixedCluster:
-    """A draw with names of its own, so that many can be in one cluster, and as files."""
+    """A drawn cluster with unique names, so that one extender can read many of them, and its files."""
 
     def __init__(self, draw: DrawnCluster, folder: Path) -> None:
         self.namespace = f"w{next(_numbers)}"
@@ -86,7 +86,7 @@ class PrefixedCluster:
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Values by node; a metric without any is not there."""
+        """The values of each metric by node. Metrics without values are left out."""
         values_by_node = {
             self.metric(name): {n: v for n, v in zip(self.nodes, values, strict=False) if v is not None}
             for name, values in self.draw.values.items()
@@ -128,7 +128,7 @@ class PrefixedCluster:
         return [kubernetes_objects.node(name) for name in self.nodes]
 
     def write(self) -> list[str]:
-        """Write its files; the extender reads them together with other clusters, `decide` alone."""
+        """Write the files of this cluster. The extender reads them with those of others, `decide` reads them alone."""
         listed = [*self.cluster, *self.pods, *([self.policy()] if self.draw.exists else [])]
         self._files[0].write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
         rows = [f"{n},{metric},{v}\n" for metric, values in self.metrics.items() for n, v in values.items()]
@@ -143,7 +143,7 @@ class PrefixedCluster:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield tmp_path_factory.mktemp("worlds")
-    structlog.reset_defaults()  # the commands below ran in this process
+    structlog.reset_defaults()  # the commands of the tests ran in this process
     _http.close()
 
 
@@ -157,13 +157,13 @@ def extender(folder: Path) -> Iterator[ExtenderProcess]:
 
 
 def command_output(*arguments: str) -> tuple[int, Json]:
-    """Exit code and JSON of a command."""
+    """The exit code and the JSON output of a command."""
     done = CliRunner().invoke(command, [*arguments, "-o", "json"])
     return done.exit_code, json.loads(done.stdout)
 
 
 def decide_all(files: list[str], *more: str) -> dict[str, Json]:
-    """What `decide` says, by pod."""
+    """The decisions of `nodewise decide`, by pod."""
     code, report = command_output("decide", *files, *more)
     by_pod = {decision["pod"]: decision for decision in report["decisions"]}
     assert code == (0 if all(decision["feasible"] for decision in by_pod.values()) else 3)
@@ -210,7 +210,7 @@ def _knows_policy(extender: ExtenderProcess, cluster_state: PrefixedCluster) -> 
     max_examples=100 // TOGETHER,
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failing case would take minutes
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a failing case takes minutes
 )
 def test_what_is_told_is_what_the_scheduler_did(
     folder: Path, extender: ExtenderProcess, draws: list[DrawnCluster]
@@ -232,7 +232,7 @@ def agree(cluster_state: PrefixedCluster, files: list[str], extender: ExtenderPr
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
         "preemptVerb": "preempt",
-        "weight": 100,  # so that nothing else decides between our scores
+        "weight": 100,  # the scores of the extender outweigh all others
         "nodeCacheCapable": True,
         "managedResources": [{"name": "telemetry/scheduling", "ignoredByScheduler": True}],
     }
@@ -251,7 +251,7 @@ def agree(cluster_state: PrefixedCluster, files: list[str], extender: ExtenderPr
 
 
 def check_placed(node: str | None, decision: Json) -> None:
-    """The scheduler took one of the nodes with the best score, or none if none passes."""
+    """Check that the scheduler chose a node with the best score, or none if no node passes."""
     assert (node is None) == (not decision["feasible"])
     if node is not None:
         assert node in decision["feasible"]
@@ -259,7 +259,7 @@ def check_placed(node: str | None, decision: Json) -> None:
 
 
 def check_same_decision(attempt: Json, decision: Json) -> None:
-    """`explain`, from what the extender decided, and `decide`, from the same files, tell one thing."""
+    """Check that `explain`, from the extender, and `decide`, from the same files, report the same decision."""
     nodes = {node["node"]: node for node in attempt["nodes"]}
     assert {name for name, node in nodes.items() if node["passes"]} == set(decision["feasible"])
     reasons = {name: node["reasons"] for name, node in nodes.items() if node["reasons"]}
@@ -284,14 +284,14 @@ def check_same_decision(attempt: Json, decision: Json) -> None:
 
 
 def counted(event: str, attempt: Json) -> None:
-    """The pod's event counts the nodes by the same reasons."""
+    """Check that the pod's event counts the nodes by the same reasons."""
     groups = Counter({group["reason"]: len(group["nodes"]) for group in attempt["groups"]})
     assert all(f"{count} {reason}" in event for reason, count in groups.items())
     assert sum(groups.values()) == attempt["asked"]
 
 
 def changed(cluster_state: PrefixedCluster, files: list[str], attempt: Json) -> None:
-    """With the policy changed as suggested, as many more nodes pass as the report says."""
+    """Check that, after each suggested change of the policy, as many more nodes pass as the report says."""
     name = f"{cluster_state.namespace}/{cluster_state.pods[-1]['metadata']['name']}"
     file = Path(files[0]).with_suffix(".tried")
     for change in attempt["changes"]:

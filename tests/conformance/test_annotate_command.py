@@ -22,7 +22,7 @@ USES = {"rack1-a": ("1500m", "4Gi"), "rack1-b": ("250m", "2Gi"), "rack2-a": ("1"
 
 
 class AnnotateShell:
-    """A cluster in memory, what its nodes use, and a user before it."""
+    """An in-memory cluster, the usage of its nodes, and a shell in which `nodewise annotate` runs."""
 
     def __init__(self, server: ApiServer, folder: Path) -> None:
         self._server = server
@@ -32,7 +32,7 @@ class AnnotateShell:
         self.use(USES)
 
     def use(self, uses: dict[str, tuple[Any, Any]]) -> None:
-        """What nodes use, as metrics.k8s.io says it."""
+        """Write the usage of nodes in the form of metrics.k8s.io."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         items = [
             {

@@ -1,6 +1,6 @@
 """The page about building an agent, followed literally: its code blocks run in order.
 
-pip installs the package for good, into an environment of the test's own that sees this one's packages beside its own.
+pip installs the package into a new environment, which also has the packages of the environment of the tests.
 """
 
 import os
@@ -21,7 +21,7 @@ SERVED = "127.0.0.1:9001"
 
 
 def environment(folder: Path, port: int) -> dict[str, str]:
-    """A fresh environment of Python, whose pip needs no network, with the commands that the page calls."""
+    """The environment variables of a new Python environment with the commands of the page. Its pip needs no network."""
     venv.create(folder, with_pip=False)
     python = folder / "bin/python"
     (own,) = folder.glob("lib/python*/site-packages")
@@ -51,7 +51,7 @@ def test_building_an_agent(tmp_path: Path) -> None:
     instead = {SERVED: served, "--no-cluster --unsafe &\n": f"--no-cluster --unsafe &\n{answers}\n"}
     with reading(tmp_path, environment(tmp_path / "environment", port), instead) as reader:
         reader.follows(page_code_blocks.blocks(PAGE))
-        # what the page says of an entry point: it is the installed package that is found, by its metadata
+        # the page says that the entry point comes from the metadata of the installed package
         output = reader.types(
             "python -c \"from importlib.metadata import entry_points as e; print(e(name='quiet'))\""
         )
@@ -68,7 +68,7 @@ def test_a_first_policy_as_far_as_it_needs_no_cluster(tmp_path: Path) -> None:
 
 
 def test_the_page_has_all_kinds_of_blocks() -> None:
-    """So that the test above cannot pass by finding none."""
+    """Otherwise the test above could pass without any blocks."""
     blocks = page_code_blocks.blocks(PAGE)
     assert {block.language for block in blocks} == {"sh", "text", "python", "yaml"}
     assert PAGE.read_text().count("```") == 2 * len(blocks)

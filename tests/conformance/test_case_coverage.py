@@ -25,12 +25,12 @@ CLUSTER_TESTS = {
     "safe": (),
     "tas": ("tests/cluster/test_tas_crd_cases.py", "tests/cluster/test_tas_stories.py"),
 }
-"""By folder of tables: the tests on a real API server that also read them."""
+"""The tests on a real API server that also read the tables, by folder."""
 NUMBER = r"[A-Z]{0,2}\d+"
 
 
 def rows(document: Any) -> Iterator[str]:
-    """The number of each row of a table; a story of several requests counts once for each number that it holds."""
+    """The number of each row of a table. A story of several requests counts once for each number in it."""
     if isinstance(document, list):
         for item in document:
             yield from rows(item)
@@ -42,14 +42,14 @@ def rows(document: Any) -> Iterator[str]:
 
 
 def rows_of_tables(folder: str) -> Counter[str]:
-    """How many rows there are of each number."""
+    """The count of rows by number."""
     tables = (ROOT / CONFORMANCE / folder).glob("*.yaml")
     return Counter(number for table in tables for number in rows(yaml.safe_load(table.read_text())))
 
 
 @functools.cache
 def collected() -> list[str]:
-    """The ids of all tests of these folders, those with real programs included."""
+    """The ids of all tests of these folders, including those with real programs."""
     paths = [f"{CONFORMANCE}/{folder}" for folder in CLUSTER_TESTS]
     paths += [path for files in CLUSTER_TESTS.values() for path in files]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-o", "addopts=", *paths]
@@ -59,7 +59,7 @@ def collected() -> list[str]:
 
 
 def collected_by_number(folder: str) -> Counter[str]:
-    """How many tests have a number at the beginning of their parameters."""
+    """The count of tests by the number at the beginning of their parameters."""
     tests: Counter[str] = Counter()
     for test in collected():
         path = test.partition("::")[0]

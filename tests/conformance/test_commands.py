@@ -128,7 +128,7 @@ class TestDecide:
         assert json.loads(done.stdout)["decisions"][0]["feasible"] == ["rack1-a"]
 
     def test_agents_that_have_something_to_do_take_part(self) -> None:
-        """A pod that names a policy which is not there needs the telemetry agent no less."""
+        """A pod that names a policy needs the telemetry agent even if the policy does not exist."""
         plain, carded = (
             {"spec": {}},
             {"spec": {"containers": [{"name": "c", "resources": {"limits": ONE_CARD}}]}},
@@ -168,7 +168,7 @@ ONE_CARD = {"gpu.intel.com/i915": "1"}
 
 
 def cluster_state(pod: dict[str, Any], node: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One node and one pod that waits."""
+    """A cluster with one node and one pending pod."""
     items = [("Node", "n", node or {}), ("Pod", "p", pod)]
     listed = [
         body | {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **body.get("metadata", {})}}
@@ -192,7 +192,7 @@ def stricter(folder: Path) -> Path:
 
 
 def on(node: str, name: str, policy: str = "demo-policy", phase: str = "Running") -> dict[str, Any]:
-    """A pod that runs."""
+    """A pod that is bound to a node."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -203,7 +203,7 @@ def on(node: str, name: str, policy: str = "demo-policy", phase: str = "Running"
 
 
 class TestDecideRunning:
-    """`--running`: who sits where a policy rejects it, and where it would go."""
+    """`--running`: pods on nodes that their policy rejects, and the nodes that they could move to."""
 
     def cluster_state(self, *pods: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(pods)})
@@ -277,7 +277,7 @@ def decide_with(table: str) -> subprocess.CompletedProcess[str]:
 
 
 class TestDecideCluster:
-    """`--cluster`, against an API server in memory; tests/cluster/test_decide.py has the real one."""
+    """`--cluster` with an in-memory API server. tests/cluster/test_decide.py uses a real one."""
 
     def run(self, folder: Path, *resources: Resource, pods: Sequence[dict[str, Any]] = ()) -> Any:
         api = FakeApi(*resources)
@@ -365,7 +365,7 @@ class TestAgents:
 
 
 class TestSettings:
-    """A wrong setting ends the extender at once, with exit code 2 and the remedy."""
+    """An invalid setting ends the extender at once with exit code 2 and a message that names the remedy."""
 
     def test_unknown_flag(self) -> None:
         done = run("extender", "--cachePort=8111")
@@ -444,7 +444,7 @@ def test_help_has_an_example_everywhere() -> None:
 
 
 class TestTrust:
-    """Which namespaces are trusted is said by Namespace objects in the files, or by the flag."""
+    """Namespace objects in the files, or the flag, define which namespaces are trusted."""
 
     RULE: ClassVar = {"metricname": "health_metric", "query": "up", "operator": "Equals", "target": 2}
     POLICY: ClassVar = {

@@ -32,7 +32,7 @@ NUMBER = r"(?:DS|[HFROVMKLEXS])\d+"
 
 
 def rows_of_tables() -> list[tuple[str, str]]:
-    """The number of every row and how it departs; rows of what is new here have no number and are left out."""
+    """The number of every row, and its difference from the older system. Rows without a number are left out."""
     requests = [(case.row.number, case.row.differs) for case in request_cases.all_cases()]
     story_rows = [(story.number, story.differs) for story in story_definitions.all_stories()]
     others = [(row.number, row.differs) for row in non_request_rows.all_rows()]

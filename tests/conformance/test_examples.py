@@ -1,4 +1,4 @@
-"""Each folder of `examples/` is decided as its README says: nodes that pass, scores, and reasons."""
+"""The decisions about each folder of `examples/` are those in its README: passing nodes, scores and reasons."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLES = ROOT / "examples"
 
 
 class ExpectedDecisions(NamedTuple):
-    """The decision about every pod of a folder."""
+    """The expected decision, which is the same for every pod of a folder."""
 
     scores: dict[str, int]
     rejected: dict[str, str]
@@ -50,7 +50,7 @@ CARDS = {
     "pair": "train: card2 gt0, card3 gt0",
     "near": "serve: card2, card3",
 }
-"""What each pod of `gpu-cards` gets on the one node where it fits."""
+"""The GPUs of each pod of `gpu-cards` on the only node where it fits."""
 
 
 SIZES = {
@@ -58,11 +58,11 @@ SIZES = {
     "demo/large": {"empty": 1, "quarter": 10, "half": 0, "most": 0},
     "demo/small-2": {"empty": 1, "quarter": 4, "half": 7, "most": 10},
 }
-"""How the nodes of `mixed-sizes` score for each pod, in the order in which they come."""
+"""The scores of the nodes of `mixed-sizes` for each pod, in the order of the pods."""
 
 
 def decide(*arguments: str) -> list[dict[str, Any]]:
-    """The decisions of `nodewise decide`, which has to find a node for every pod."""
+    """The decisions of `nodewise decide`. Every pod must fit a node."""
     command = [NODEWISE, "decide", *arguments, "-o", "json"]
     done = forked_commands.run(command, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")

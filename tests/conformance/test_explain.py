@@ -25,7 +25,7 @@ def pod(name: str = "demo-app-1", policy: str = "demo-policy") -> Json:
 
 
 def ask(served: ExtenderProcess, verb: str, nodes: list[str], pod: Json) -> Any:
-    """As kube-scheduler would."""
+    """Send a request in the form of kube-scheduler."""
     body = {"Pod": pod, "NodeNames": nodes}
     return httpx2.post(f"{served.url}/scheduler/{verb}", json=body).json()
 
@@ -114,7 +114,7 @@ def test_a_policy_that_does_not_exist_is_told_with_its_remedy(extender: Extender
     done = explain("health-metric-demo/lost", "--server", extender.health_url)
     assert done.returncode == 0
     assert "3      nodewise: policy health-metric-demo/absent does not exist" in done.stdout
-    assert "  make TASPolicy health-metric-demo/absent, or correct the pod's label" in done.stdout
+    assert "  create TASPolicy health-metric-demo/absent, or correct the pod's label" in done.stdout
 
 
 def test_no_decision_is_exit_3_with_reasons(extender: ExtenderProcess) -> None:
@@ -165,7 +165,7 @@ def test_usage(arguments: list[str], code: int, message: str) -> None:
 
 
 def test_a_page_of_another_version_is_an_error_of_that_replica(tmp_path: Path) -> None:
-    """As while replicas are being replaced one by one."""
+    """This occurs during a rolling update of the replicas."""
     import http.server
     import threading
 

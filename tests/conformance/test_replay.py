@@ -31,7 +31,7 @@ def objects(tmp_path: Path) -> Path:
 
 
 class RecordedCaller:
-    """kube-scheduler's part: one connection."""
+    """A client in place of kube-scheduler, with one connection."""
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
@@ -47,7 +47,7 @@ class RecordedCaller:
         return json.loads(self.ask("/scheduler/filter", body(NodeNames=list(names or NODES))))
 
     def until(self, kept: list[str]) -> None:
-        """Ask over and over until just these nodes are kept."""
+        """Repeat filter requests until exactly these nodes pass."""
         for _ in tries():
             if self.filter()["NodeNames"] == kept:
                 return
@@ -149,7 +149,7 @@ def test_after_a_kill_all_that_was_flushed_is_answered_again(objects: Path, tmp_
 
 
 def exchanges(file: Path) -> int:
-    """How many requests are in the file, which is still written to."""
+    """The number of requests in the file, to which the extender still writes."""
     with file.open("rb") as opened:
         return sum(isinstance(record.entry, RequestEntry) for record in recording_file.read(opened))
 

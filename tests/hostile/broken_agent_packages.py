@@ -1,4 +1,4 @@
-"""Installs packages with an agent that is made from the template and then broken."""
+"""Installs packages with an agent that is created from the template and then broken."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ ONLY_WITH_LABEL = ").get(self._label)"
 
 
 def install(site: Path, name: str, instead: Mapping[str, str], version: str = "1.0") -> None:
-    """The agent `name` with other text in the place of some of its own; it judges pods with its label only."""
+    """Installs the agent `name` with parts of its source text replaced. It evaluates only pods with its label."""
     package = agent_package_scaffold.agent_package_name(name)
     changes = {EVERY_POD: ONLY_WITH_LABEL, **instead}
     for path, text in agent_package_scaffold.render_agent_package(name).items():

@@ -10,7 +10,7 @@ WHY = "telemetry policy d/demo: temp GreaterThan 80"
 
 
 def objects() -> list[dict[str, Any]]:
-    """As files or an API server hold them."""
+    """The policy and the nodes of the cluster as Kubernetes objects."""
     rule = {"metricname": "temp", "operator": "GreaterThan", "target": 80}
     prefer = {"metricname": "temp", "operator": "LessThan"}
     policy = {
@@ -24,7 +24,7 @@ def objects() -> list[dict[str, Any]]:
 
 
 def values() -> dict[str, Any]:
-    """What the metrics API says of `temp`."""
+    """The response of the metrics API for `temp`."""
     items = [
         {
             "describedObject": {"kind": "Node", "name": name},
@@ -37,7 +37,7 @@ def values() -> dict[str, Any]:
 
 
 def write(folder: Path) -> Path:
-    """Write the cluster as files."""
+    """Writes the cluster as files."""
     made = folder / "objects"
     made.mkdir()
     for number, item in enumerate([*objects(), values()]):

@@ -1,4 +1,4 @@
-"""A process for tests that only send requests. Its store for decisions is small, so that it is full at once."""
+"""An extender process for tests that only send requests. Its decision store is small, so that it is full at once."""
 
 from collections.abc import Iterator
 

@@ -10,7 +10,7 @@ _CORPUS = Path(__file__).with_name("corpus")
 
 
 def cases(name: str) -> dict[str, dict[str, Any]]:
-    """The cases of a file by name. ValueError for two of one name."""
+    """The cases of a file by name. Raises ValueError if a name occurs twice."""
     listed = yaml.load((_CORPUS / f"{name}.yaml").read_bytes(), Loader=yaml.CSafeLoader)["cases"]
     cases = {case["name"]: case for case in listed}
     if len(cases) < len(listed):
@@ -19,7 +19,7 @@ def cases(name: str) -> dict[str, dict[str, Any]]:
 
 
 def data(content: Any) -> bytes:
-    """The bytes of a text or of a list of parts."""
+    """The bytes of a body, which is a text or a list of parts."""
     return content.encode() if isinstance(content, str) else b"".join(_parts(content))
 
 

@@ -18,21 +18,23 @@ LONG_DEADLINES: Final = {
     "--body-timeout": "10m",
     "--decisions-bytes": "4Mi",
 }
-"""Flags with deadlines that a slow machine does not reach."""
+"""Flags with deadlines that are not reached even on a slow machine."""
 HEAD: Final = b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 def extender(folder: Path, flags: Mapping[str, str]) -> AttackedExtender:
-    """An extender with the policy of `cluster_files`, to be started with `with`."""
+    """An extender with the policy of `cluster_files`. The `with` statement starts it."""
     options = [part for pair in flags.items() for part in pair]
     return AttackedExtender(folder, ["--objects-from", cluster_files.write(folder), *options])
 
 
 @contextmanager
 def honest_calls(target: AttackedExtender, excused_s: float = PATIENCE_S) -> Iterator[list[float]]:
-    """Call filter all the while, on connections of its own; yields the seconds of each exchange.
+    """Calls filter continuously on its own connections; yields the list of the seconds that ten calls on a connection
+    took.
 
-    An exchange that fails after `excused_s` may have met a deadline on a slow machine; three of them are accepted.
+    A connection that fails after `excused_s` may have reached a deadline on a slow machine; three of these are
+    accepted.
     """
     took: list[float] = []
     wrong: list[str] = []
@@ -67,5 +69,5 @@ def honest_calls(target: AttackedExtender, excused_s: float = PATIENCE_S) -> Ite
 
 
 def wait_until(what: str, is_so: Callable[[], bool]) -> None:
-    """Wait for a condition of the extender."""
+    """Waits for a condition of the extender."""
     wait(what, lambda: is_so() or None, PATIENCE_S, str)

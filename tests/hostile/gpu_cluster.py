@@ -7,28 +7,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
-from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import cluster_files, malformed_api_server, response_checks
-from tests.hostile.extender_process import PATIENCE_S, AttackedExtender, RawResponse
+from tests.hostile.extender_process import AttackedExtender, RawResponse
 from tests.hostile.malformed_api_server import MalformedApiServer
 
 PREFIX = "gpu.intel.com/"
 OWN = "nodewise"
-"""The namespace of the ledgers."""
+"""The namespace of the allocation records."""
 GOOD = ("good1", "good2")
-"""Nodes of two cards, about which nothing is odd."""
+"""Valid nodes with two GPUs each."""
 
 
 def node(
     name: str, labels: Any = None, allocatable: Any = None, annotations: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """A node, whatever its parts are."""
+    """A node with arbitrary parts."""
     meta = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
     return {"kind": "Node", "metadata": meta, "status": {"allocatable": allocatable}} | more
 
 
 def amounts(**numbers: Any) -> dict[str, Any]:
-    """`i915=2` is `gpu.intel.com/i915: "2"`."""
+    """Resource amounts with the GPU prefix: `i915=2` becomes `gpu.intel.com/i915: "2"`."""
     return {PREFIX + name: str(value) for name, value in numbers.items()}
 
 
@@ -37,14 +36,14 @@ def container(name: str, requests: Any) -> dict[str, Any]:
 
 
 def pod(name: str, *containers: Any, uid: str = "", **annotations: Any) -> dict[str, Any]:
-    """A pod of namespace d; `gas_deny="card0"` is the annotation gas-deny."""
+    """A pod in the namespace `d`; `gas_deny="card0"` becomes the annotation `gas-deny`."""
     notes = {key.replace("_", "-"): value for key, value in annotations.items()}
     meta = {"name": name, "namespace": "d", "uid": uid or f"uid-{name}", "labels": {}, "annotations": notes}
     return {"kind": "Pod", "metadata": meta, "spec": {"containers": list(containers)}}
 
 
 def one_gpu_pod(name: str, uid: str = "", **annotations: Any) -> dict[str, Any]:
-    """A pod that asks for a tenth of one card."""
+    """A pod that requests one `i915` and 100 millicores."""
     return pod(name, container("main", amounts(i915=1, millicores=100)), uid=uid, **annotations)
 
 
@@ -53,7 +52,7 @@ def request_body(pod: Any, names: Sequence[str]) -> bytes:
 
 
 class GpuCluster(NamedTuple):
-    """The API server in memory and the process."""
+    """The API server in memory and the extender process."""
 
     server: MalformedApiServer
     target: AttackedExtender
@@ -65,18 +64,15 @@ class GpuCluster(NamedTuple):
         self.server.call(lambda api: api.remove(resource, name, namespace))
 
     def bound(self, made: dict[str, Any], node: str) -> None:
-        """Create a pod that another scheduler has bound."""
+        """Creates a pod that another scheduler has bound."""
         self.put(PODS, made | {"spec": made["spec"] | {"nodeName": node}})
 
     def put_record(self, node: str, text: Any) -> None:
         meta = {"name": f"gpu-{node}", "namespace": OWN, "labels": {"nodewise.io/ledger": "gpu"}}
         self.put(LEASES, {"metadata": meta | {"annotations": {"nodewise.io/holdings": text}}})
 
-    def until(self, what: str, see: Any) -> Any:
-        return wait(what, lambda: see() or None, PATIENCE_S, self.target.process.tail)
-
     def allocations(self, node: str) -> dict[str, Any]:
-        """What the process knows of a node; {} where it has none."""
+        """The state of a node in the process; {} if it does not know the node."""
         with self.target.admin() as line:
             answer = line.ask(f"/state/gpu?node={node}", b"", "GET", {})
         assert answer.status == 200, answer.body
@@ -84,7 +80,7 @@ class GpuCluster(NamedTuple):
         return state
 
     def held(self, node: str) -> dict[str, int]:
-        """Pods that hold something, by card."""
+        """The held amount of `i915`, by GPU."""
         cards = self.allocations(node).get("cards", {})
         return {name: card["held"].get(f"{PREFIX}i915", 0) for name, card in cards.items()}
 
@@ -105,9 +101,10 @@ class GpuCluster(NamedTuple):
         return pod
 
     def settle(self) -> None:
-        """Until the process knows of everything that happened so far to pods, nodes and ledgers.
+        """Waits until the process has seen all changes of pods, nodes and allocation records so far.
 
-        Each kind comes by a watch of its own: one more pod by its annotation on card0, one by its entry on card1.
+        Each kind has its own watch, so each gets a probe: a pod with an annotation for card0, a pod with an entry in
+        the record for card1, and a new capacity of the node.
         """
         here = [
             name for _, name in self.server.call(lambda api: api.objects(PODS)) if name.startswith("seen-")
@@ -124,16 +121,16 @@ class GpuCluster(NamedTuple):
             entries[meta["uid"]] = seen
         self.put_record("seen", json.dumps(entries))
         wanted = {"card0": number + 1, "card1": number + 1}
-        self.until("pods and ledgers are seen", lambda: self.held("seen") == wanted)
-        self.until("nodes are seen", lambda: self.room("seen") == 1000 + number)
+        self.target.until("the process has seen pods and records", lambda: self.held("seen") == wanted)
+        self.target.until("the process has seen the node", lambda: self.room("seen") == 1000 + number)
 
     def room(self, node: str) -> int:
-        """What card0 has altogether."""
+        """The capacity of card0 for `i915`."""
         capacity: int = self.allocations(node)["cards"]["card0"]["capacity"][f"{PREFIX}i915"]
         return capacity
 
     def check_others(self) -> None:
-        """Both agents answer for those about whom nothing is odd, and nothing of ours broke."""
+        """Checks that both agents respond correctly for valid pods and nodes, and that no failure was logged."""
         answer = self.target.filter(cluster_files.NODES)
         assert response_checks.check_filtered(answer, cluster_files.NODES) == (
             ["n1", "n2"],
@@ -141,14 +138,14 @@ class GpuCluster(NamedTuple):
         )
         kept, failed = self.filter(one_gpu_pod("honest"), [*GOOD, "n1"])
         assert kept == list(GOOD)
-        assert "the node has no cards" in failed["n1"]
+        assert "the node has no GPUs" in failed["n1"]
         for event in ("task_failed", "agent_failed", "request_failed"):
             assert not self.target.events(event)
 
 
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[GpuCluster]:
-    """The process with both agents."""
+    """Runs an extender with the agents telemetry and gpu, and its API server."""
     with malformed_api_server.serving() as server:
         for name in GOOD:
             good = node(name, {f"{PREFIX}gpu-numbers": "0.1"}, amounts(i915=2000, millicores=200_000))

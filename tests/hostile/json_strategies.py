@@ -1,4 +1,4 @@
-"""Hypothesis strategies for JSON values of every wrong shape."""
+"""Hypothesis strategies for malformed JSON values."""
 
 import json
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 NUMBERS = (0, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**30, 0.1, -0.0, 1e308, 5e-324)
-"""Whole numbers at the edges of what a machine holds, and the largest and the least of the others."""
+"""Integers at and beyond the limits of 32 and 64 bits, and floats near the limits of doubles."""
 
 TEXTS = ("", " ", "\x00", "é", "\u2028", '"', "\\", 'a","b', "../..", "${x}", "%s", "\U0001f4a5", "n" * 300)
-"""Texts that somebody along the way might take for something else."""
+"""Texts that a program may interpret as something else."""
 
 QUANTITIES = (
     "1e999999999",
@@ -36,7 +36,7 @@ leaves: st.SearchStrategy[Any] = st.one_of(
 
 
 def anything(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
-    """Any JSON value, with objects of these keys: so that what is wrong is found below a key that is read."""
+    """Any JSON value, with objects of these keys, so that wrong values occur below keys that the program reads."""
     return st.recursive(
         leaves,
         lambda inner: (
@@ -47,10 +47,10 @@ def anything(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 
 
 def mostly(usual: st.SearchStrategy[Any], keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
-    """The usual value seven times of eight, so that the others have company that is right."""
+    """The usual value in seven of eight cases, so that wrong values occur beside correct ones."""
     return st.integers(0, 7).flatmap(lambda n: usual if n else anything(keys))
 
 
 def encoded(value: Any) -> bytes:
-    """As JSON, in ASCII."""
+    """A value encoded as ASCII JSON."""
     return json.dumps(value).encode()

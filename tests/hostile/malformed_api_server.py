@@ -21,7 +21,7 @@ _VERSION = {"groupVersion": "custom.metrics.k8s.io/v1beta2", "version": "v1beta2
 
 
 class MalformedResponse(NamedTuple):
-    """An answer as it goes over the wire. `pieces` may have no end, and may wait."""
+    """A response in its wire format. `pieces` may be endless and may wait."""
 
     pieces: Callable[[], AsyncIterator[bytes]]
     status: int = 200
@@ -29,7 +29,7 @@ class MalformedResponse(NamedTuple):
 
 
 def plain_response(body: bytes, status: int = 200, **headers: str) -> MalformedResponse:
-    """An answer in one piece."""
+    """A response with its body in one piece."""
 
     async def pieces() -> AsyncIterator[bytes]:
         yield body
@@ -40,17 +40,17 @@ def plain_response(body: bytes, status: int = 200, **headers: str) -> MalformedR
 
 
 def metric_list(*items: Any) -> MalformedResponse:
-    """A MetricValueList."""
+    """A response with a MetricValueList."""
     return plain_response(json.dumps({"kind": "MetricValueList", "items": items}).encode())
 
 
 def metric_item(node: Any, value: Any, **more: Any) -> dict[str, Any]:
-    """One of its items."""
+    """An item of a MetricValueList."""
     return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
 
 
 def endless_response() -> MalformedResponse:
-    """Spaces for ever."""
+    """A response whose body is an endless sequence of spaces."""
 
     async def pieces() -> AsyncIterator[bytes]:
         while True:
@@ -61,7 +61,7 @@ def endless_response() -> MalformedResponse:
 
 
 def hanging_response() -> MalformedResponse:
-    """The beginning of an answer, and silence."""
+    """A response that stops after the beginning of its body."""
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b'{"items":['
@@ -71,12 +71,12 @@ def hanging_response() -> MalformedResponse:
 
 
 def compressed_response() -> MalformedResponse:
-    """100 kB that become 100 MiB for who unpacks them."""
+    """A compressed response of 100 kB that expands to 100 MiB."""
     return plain_response(gzip.compress(b" " * 100 * 2**20), content_encoding="gzip")
 
 
 class MalformedApiServer(ApiServer):
-    """Answers of `odd` go before those of the API in memory; `asked` counts them."""
+    """An API server in memory whose responses `odd` overrides by path; `asked` counts the overridden requests."""
 
     def __init__(self, api: FakeApi) -> None:
         super().__init__(api)
@@ -114,7 +114,7 @@ async def _left(receive: Receive) -> None:
 
 @contextlib.contextmanager
 def serving() -> Iterator[MalformedApiServer]:
-    """Run the server; the metric `temp` is correct, and tests change everything else."""
+    """Runs the server. The metric `temp` is correct, and tests change everything else."""
     api = FakeApi(TASPOLICIES)
     policy, *nodes = cluster_files.objects()
     api.put(TASPOLICIES, policy)

@@ -16,7 +16,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def document(answer: RawResponse, *, repeated: bool = False) -> Any:
-    """The JSON of an answer, no number of which is none, and no key of which stands twice unless asked about so."""
+    """The decoded JSON of a response. Fails on NaN and Infinity, and on duplicate keys unless `repeated` is set."""
 
     def refused(text: str) -> None:
         raise AssertionError(f"{text} is no JSON")
@@ -26,7 +26,7 @@ def document(answer: RawResponse, *, repeated: bool = False) -> Any:
 
 
 def check_refused(answer: RawResponse) -> None:
-    """A refusal names in words what was wrong."""
+    """Checks that a refusal describes the problem and names the fields."""
     response_body = document(answer)
     assert response_body["error"]
     assert response_body["problems"]
@@ -38,9 +38,10 @@ def check_refused(answer: RawResponse) -> None:
 def check_filtered(
     answer: RawResponse, names: Sequence[str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Every candidate is kept or has failed, and none both; those kept, and those failed with their reasons.
+    """Checks that every candidate is either kept or failed. Returns the kept nodes, and the failed nodes with their
+    reasons.
 
-    A candidate that is named twice is answered twice, as by the older system.
+    A candidate that is named twice is returned twice, as in the older system.
     """
     repeated = names is None or len(set(names)) < len(names)
     response_body = document(answer, repeated=repeated)
@@ -61,7 +62,7 @@ def check_filtered(
 
 
 def check_scored(answer: RawResponse, names: Sequence[str] | None = None) -> None:
-    """Every candidate has one score from 0 to 10."""
+    """Checks that every candidate has exactly one score from 0 to 10."""
     priorities = document(answer)
     hosts = [priority["Host"] for priority in priorities]
     assert all(
@@ -74,7 +75,7 @@ def check_scored(answer: RawResponse, names: Sequence[str] | None = None) -> Non
 
 
 def check_preempted(answer: RawResponse, names: Sequence[str] | None = None) -> None:
-    """No pod is evicted from a node that is not in the request."""
+    """Checks that the response names victims only on nodes of the request."""
     response_body = document(answer)
     assert set(response_body) == {"NodeNameToMetaVictims"}
     for victims in response_body["NodeNameToMetaVictims"].values():
@@ -87,7 +88,7 @@ CHECKS = {"filter": check_filtered, "prioritize": check_scored, "preempt": check
 
 
 def check(verb: str, answer: RawResponse, names: Sequence[str] | None = None) -> None:
-    """A regular answer of this verb, or a refusal."""
+    """Checks that a response is a valid response of this verb, or a refusal."""
     if answer.status == 200:
         CHECKS[verb](answer, names)
     else:

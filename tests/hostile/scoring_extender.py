@@ -1,4 +1,4 @@
-"""A clusterless extender with the agents that score, and its scores."""
+"""A clusterless extender with the scoring agents, and its scores."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ CLUSTERLESS: Final = ("--no-cluster", "--agents", scoring_inputs.AGENTS, "--num-
 
 @contextlib.contextmanager
 def running(folder: Path, *options: str) -> Iterator[AttackedExtender]:
-    """An extender with these flags; no request and no agent may fail in it."""
+    """Runs an extender with these flags, and checks at the end that no request, agent or task failed."""
     with AttackedExtender(folder, options) as target:
         yield target
         assert target.process.is_running
@@ -38,7 +38,7 @@ def connected(target: AttackedExtender) -> Iterator[RawConnection]:
 
 
 def scores(line: RawConnection, path: str, pod: Any, nodes: Sequence[Any]) -> list[int]:
-    """The scores of nodes, in order; the answer must be regular."""
+    """The scores of nodes in their order, after a check of the response."""
     answer = line.ask(path, encoded(body(pod, nodes)))
     assert answer.status == 200, answer.body[:300]
     names = [node["metadata"]["name"] for node in nodes]

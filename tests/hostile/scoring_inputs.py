@@ -26,7 +26,7 @@ VERBS: Final[Mapping[str, str]] = {
     **dict.fromkeys(SCORES, "prioritize"),
     **dict.fromkeys(PREEMPTS, "preempt"),
 }
-"""All paths that lead to an agent's arithmetic, and which form their answers have."""
+"""All paths that call an agent's calculation, and the verb that determines the form of the response."""
 
 RESOURCES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 STATISTICS: Final = (
@@ -34,13 +34,13 @@ STATISTICS: Final = (
     "congestion-factor",
     *(f"requested-{resource}" for resource in RESOURCES),
 )
-"""All annotations that are read, but the time."""
+"""All annotations that the agents read, except the time."""
 AGE: Final = "nodewise.io/annotated-at"
 ROOM: Final = {"cpu": "4", "memory": "8Gi", "pods": "110", "gpu": "2", "ephemeral-storage": "100Gi"}
 
 
 class AnnotationText(NamedTuple):
-    """What stands in an annotation, and as what it can be read."""
+    """The text of an annotation, and whether it can be parsed as a number or as an integer."""
 
     text: str
     is_number: bool = False
@@ -95,7 +95,7 @@ AMOUNTS: Final = (
     "x" * 100_000, "true", "4 cores", "1e", "e1", ".", "+", "Ki", 0, -1, 10**30, 1.5, 1e308, -0.0, True, None,
     [], [1], {}, {"a": 1},
 )  # fmt: skip
-"""Quantities, or not."""
+"""Amounts of resources, valid or not."""
 
 
 def node(name: str, annotations: Mapping[str, Any] | None = None, allocatable: Any = ROOM) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def node(name: str, annotations: Mapping[str, Any] | None = None, allocatable: A
 
 
 def pod(name: str = "p", **requests: Any) -> dict[str, Any]:
-    """A pod of namespace d with one container."""
+    """A pod with one container in the namespace `d`."""
     container = {
         "name": "c",
         "resources": {"requests": {key.replace("_", "-"): amount for key, amount in requests.items()}},
@@ -115,7 +115,7 @@ def pod(name: str = "p", **requests: Any) -> dict[str, Any]:
 
 
 def body(pod: Mapping[str, Any], nodes: Iterable[Any], verb: str = "prioritize") -> dict[str, Any]:
-    """A request with whole nodes; a preemption is by names, as kube-scheduler's."""
+    """A request body with whole nodes; for preempt, with node names, as kube-scheduler sends it."""
     if verb == "preempt":
         victims = {
             node["metadata"]["name"]: {"Pods": [{"UID": "u"}], "NumPDBViolations": 0} for node in nodes

@@ -8,7 +8,7 @@ nothing else. The only success of an attack test is that nothing of the other te
         stage.settle()
 
 `settle` waits until nodewise has read everything that was written before and has written everything that follows from
-it, so that an attack that works is seen, and the absence of an effect means something.
+it, so that a successful attack is visible, and the absence of an effect is significant.
 """
 
 import contextlib
@@ -44,7 +44,9 @@ NODES = ("g1", "g2")
 POLICY_LABEL = "telemetry-policy"
 TASPOLICY = "telemetry.intel.com/v1alpha1"
 PROBE = "settled"
-"""The policy in nodewise's own namespace by which `settle` sees that labels were written."""
+"""The name prefix of the policies in nodewise's own namespace whose labels tell `settle` that nodewise has written
+labels.
+"""
 
 _RIGHTS = [
     api_user_kubeconfigs.rule("get list watch create update patch delete", "pods pods/status"),
@@ -68,12 +70,12 @@ class Tenant:
         return self.api.create(policy(name, self.namespace, **strategies))
 
     def pod(self, name: str, node: str = "", **fields: Any) -> Object:
-        """Creates a pod (see `objects.pod`), on a node already where one is named."""
+        """Creates a pod (see `kubernetes_objects.pod`), bound to a node if `node` is given."""
         made = kubernetes_objects.pod(name, **fields)
         return self.create(kubernetes_objects.running_on(node, made) if node else made)
 
     def gpu_pod(self, name: str, node: str, cards: str) -> Object:
-        """Creates a running pod that holds these cards, by the annotation of the older system."""
+        """Creates a running pod that holds these GPUs according to the annotation of the older system."""
         made = kubernetes_objects.running_on(node, gpu_cluster.pod(name))
         made["metadata"]["annotations"] = {gpu_cluster.CARDS: cards}
         created = self.create(made)
@@ -86,11 +88,11 @@ class Tenant:
         return self.api.create(obj | {"metadata": obj["metadata"] | {"namespace": self.namespace}})
 
     def status(self, name: str) -> Object:
-        """The status of one of the tenant's policies; empty while there is none."""
+        """The status of one of the tenant's policies; empty if it has none."""
         return extender_process.status(self.sandbox, name)
 
     def condition(self, kind: str, name: str) -> Object:
-        """One condition of one of the tenant's policies; its status is empty while there is none."""
+        """A condition of one of the tenant's policies; its status is empty if the condition is missing."""
         return extender_process.condition(self.sandbox, kind, name)
 
     def delete_policies(self) -> None:
@@ -98,7 +100,7 @@ class Tenant:
 
 
 class SecretSeries:
-    """A Prometheus with one series per node, `victim_secret`, which is the other tenant's.
+    """A fake Prometheus with one series per node, `victim_secret`, which belongs to the other tenant.
 
     It evaluates `floor(victim_secret / 2^N) % 2`, one bit of the value; every other query has an empty result.
     """
@@ -106,7 +108,7 @@ class SecretSeries:
     def __init__(self) -> None:
         self.value = 0
         self.asked: list[str] = []
-        """Every query that it got."""
+        """All queries that it has received."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = (await asgi_server_thread.body_of(receive)).decode() or scope["query_string"].decode()
@@ -126,7 +128,7 @@ class TenantCluster(NamedTuple):
 
     plane: ControlPlane
     metrics: FakeCustomMetricsApi
-    """The custom metrics API."""
+    """The fake custom metrics API."""
     served: ExtenderProcess
     """nodewise, with the agents telemetry and gpu; its own namespace is `default`."""
     attacker: Tenant
@@ -134,7 +136,7 @@ class TenantCluster(NamedTuple):
     prometheus: SecretSeries
 
     def state(self) -> Object:
-        """Everything that an attacker must not change: nodes, and the other tenant's pods and policies."""
+        """The state that an attacker must not change: nodes, and the other tenant's pods and policies."""
         api, inside = self.plane.api, f"namespaces/{self.victim.namespace}"
         nodes = {node["metadata"]["name"]: _node(node) for node in api.get("/api/v1/nodes")["items"]}
         pods = api.get(f"/api/v1/{inside}/pods")["items"]
@@ -147,7 +149,7 @@ class TenantCluster(NamedTuple):
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Fails where the state at the end is not the one at the beginning."""
+        """Checks that the state at the end is equal to the state at the beginning."""
         before = self.state()
         yield
         after = self.state()
@@ -156,8 +158,8 @@ class TenantCluster(NamedTuple):
     def settle(self) -> None:
         """Waits until nodewise has acted on everything that was written before.
 
-        A policy in nodewise's own namespace labels every node. Node labels of all policies are written together, and
-        pods are marked from the node's labels, so two rounds of labels are waited for.
+        A policy in nodewise's own namespace labels every node. nodewise writes the node labels of all policies
+        together, and labels pods according to the node's labels, so this function waits for two rounds.
         """
         for _ in range(2):
             name = f"{PROBE}-{next(_numbers)}"
@@ -170,7 +172,7 @@ class TenantCluster(NamedTuple):
             wait(f"no node has {key}", partial(self._count, key, 0), show=self.served.process.tail)
 
     def _count(self, key: str, expected: int) -> bool | None:
-        """Whether so many nodes have a label."""
+        """Whether exactly `expected` nodes have a label."""
         return sum(key in self.node_labels(node) for node in NODES) == expected or None
 
     def node_labels(self, node: str) -> Object:
@@ -202,7 +204,7 @@ def _pod(pod: Object) -> Object:
 
 @contextlib.contextmanager
 def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[TenantCluster]:
-    """The cluster, with nodewise ready and leading; `flags` are added to its command line."""
+    """Runs the cluster with nodewise, which is ready and the leader; `flags` are added to its command line."""
     with namespace_sandboxes.created(plane) as own, fake_custom_metrics_server.behind(own, folder) as metrics:
         extender_process.define(plane.api)
         own.nodes(*(gpu_cluster.node(name, cards=2) for name in NODES))

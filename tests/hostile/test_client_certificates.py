@@ -22,14 +22,14 @@ SELECTOR = {"zone": "elsewhere"}
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
-    return CertificateFiles(tmp_path_factory.mktemp("papers"))
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def evil(papers: CertificateFiles) -> CertificatePair:
+def evil(certificates: CertificateFiles) -> CertificatePair:
     """A kubelet's certificate of the same CA, for clients and servers."""
-    return papers.authority.issue(EVIL)
+    return certificates.authority.issue(EVIL)
 
 
 @pytest.fixture
@@ -41,16 +41,16 @@ def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
 
 @contextlib.contextmanager
 def serving(
-    plane: ControlPlane, folder: Path, papers: CertificateFiles, *flags: str
+    plane: ControlPlane, folder: Path, certificates: CertificateFiles, *flags: str
 ) -> Iterator[ExtenderProcess]:
-    with gpu_cluster.extender(plane, folder, *flags, papers=papers) as running:
+    with gpu_cluster.extender(plane, folder, *flags, certificates=certificates) as running:
         yield running
 
 
 def call(
     running: ExtenderProcess, pair: CertificatePair, method: str, path: str, body: Object | None = None
 ) -> httpx2.Response:
-    context = running.papers.authority.client_context(pair)
+    context = running.certificates.authority.client_context(pair)
     with httpx2.Client(verify=context, timeout=60, trust_env=False) as client:
         return client.request(method, f"{running.url}{path}", json=body)
 
@@ -82,13 +82,13 @@ def waiting(sandbox: Sandbox, made: Object) -> Object:
 def test_a_client_of_the_cluster_ca_binds_no_pod(
     plane: ControlPlane,
     sandbox: Sandbox,
-    papers: CertificateFiles,
+    certificates: CertificateFiles,
     evil: CertificatePair,
     tmp_path: Path,
     flags: tuple[str, ...],
 ) -> None:
     pods = [waiting(sandbox, gpu_cluster.pod("cards", 1)), waiting(sandbox, kubernetes_objects.pod("plain"))]
-    with serving(plane, tmp_path, papers, *flags) as running:
+    with serving(plane, tmp_path, certificates, *flags) as running:
         for pod in pods:
             for path in ("/scheduler/bind", "/agents/gpu/bind"):
                 answer = bind(running, evil, pod, path)
@@ -106,19 +106,19 @@ def test_a_client_of_the_cluster_ca_binds_no_pod(
 
 
 def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
-    plane: ControlPlane, sandbox: Sandbox, papers: CertificateFiles, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
     plain, cards = (
         waiting(sandbox, kubernetes_objects.pod("plain")),
         waiting(sandbox, gpu_cluster.pod("cards", 1)),
     )
-    with serving(plane, tmp_path, papers) as running:
-        refused = bind(running, papers.client, plain)
+    with serving(plane, tmp_path, certificates) as running:
+        refused = bind(running, certificates.client, plain)
         assert refused.status_code == 404
         assert "requests none of gpu.intel.com/i915, gpu.intel.com/xe" in refused.json()["Error"]
-        bound = bind(running, papers.client, cards)
+        bound = bind(running, certificates.client, cards)
         assert (bound.status_code, bound.json()) == (200, {"Error": ""})
-        assert call(running, papers.client, "GET", "/decisions").status_code == 200
+        assert call(running, certificates.client, "GET", "/decisions").status_code == 200
     assert (node_of(sandbox, plain), node_of(sandbox, cards)) == ("", "g1")
 
 
@@ -136,7 +136,7 @@ def _fill_record(sandbox: Sandbox, size: int) -> None:
 
 
 def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_that_passes(
-    plane: ControlPlane, sandbox: Sandbox, papers: CertificateFiles, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
     """Nine pods with thousands of empty containers once filled an allocation record, and every bind failed."""
     evil = gpu_cluster.pod("evil", 1)
@@ -149,17 +149,17 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
     demand = [ContainerDemand("main", 1, {"gpu.intel.com/i915": 1})]
     room = allocation_limits.max_record_bytes(demand, "gpu.intel.com/tiles")
     _fill_record(sandbox, room)
-    with serving(plane, tmp_path, papers) as running:
+    with serving(plane, tmp_path, certificates) as running:
 
         def reason(pod: Object) -> str:
             body = {"Pod": pod, "NodeNames": ["g1"]}
-            answer = call(running, papers.client, "POST", "/scheduler/filter", body).json()
+            answer = call(running, certificates.client, "POST", "/scheduler/filter", body).json()
             return str((answer["FailedNodes"] or {}).get("g1", ""))
 
         assert "the pod has 65 containers; at most 64" in reason(evil)
-        assert bind(running, papers.client, evil).status_code == 404
+        assert bind(running, certificates.client, evil).status_code == 404
         assert reason(first) == ""
-        assert bind(running, papers.client, first).json() == {"Error": ""}
+        assert bind(running, certificates.client, first).json() == {"Error": ""}
         wait("the ledger is full", lambda: "at most 258048 bytes" in reason(second) or None)
-        assert bind(running, papers.client, second).json() == {"Error": "will not fit"}
+        assert bind(running, certificates.client, second).json() == {"Error": "will not fit"}
     assert [node_of(sandbox, pod) for pod in (evil, first, second)] == ["", "g1", ""]

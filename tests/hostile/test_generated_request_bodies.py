@@ -123,7 +123,6 @@ def test_any_json(line: RawConnection, bodies: list[tuple[str, Any]]) -> None:
         _check(line, verb, encoded(body), body)
 
 
-VICTIMS = {"n1": {"Pods": [{"UID": "u"}], "NumPDBViolations": 1}}
 NODE = {"metadata": {"name": "n1"}, "spec": {"a": [1.5e3]}}
 GOOD = {
     "filter": encoded({"Pod": pod(), "Nodes": None, "NodeNames": ["n1", "n3", 'a","b', "\U0001f4a5"]}),

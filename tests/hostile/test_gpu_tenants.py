@@ -302,7 +302,7 @@ def test_ledgers_of_every_wrong_shape(cluster: GpuCluster) -> None:
     for text, count in LEDGERS.values():
         cluster.put_record("good2", text)
         if count:  # soon, for the leader asks about pods that nobody knows and takes their entries out
-            cluster.until(
+            cluster.target.until(
                 f"{count} of {text[:80]}", lambda count=count: cluster.held("good2")["card0"] == count
             )
             continue

@@ -7,10 +7,9 @@ import pytest
 
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resource_kinds import NODES
-from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import cluster_files, malformed_api_server, response_checks
 from tests.hostile.corpus_cases import cases
-from tests.hostile.extender_process import PATIENCE_S, AttackedExtender
+from tests.hostile.extender_process import AttackedExtender
 from tests.hostile.malformed_api_server import (
     METRICS,
     MalformedApiServer,
@@ -38,9 +37,6 @@ class MalformedCluster(NamedTuple):
             "spec": spec,
         }
         self.server.call(lambda api: api.put(TASPOLICIES, made))
-
-    def until(self, what: str, see: Any) -> Any:
-        return wait(what, lambda: see() or None, PATIENCE_S, self.target.process.tail)
 
     def check_others(self) -> None:
         """Check that another policy is still followed and nothing in nodewise has failed."""
@@ -93,7 +89,7 @@ def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(cluster: Malf
     for name, case in names.items():
         cluster.policy(name, case["spec"], **case.get("metadata", {}))
     cluster.policy("last", _one_rule(target="hot"))
-    cluster.until("the last one is named", lambda: "d/last" in _named(cluster))
+    cluster.target.until("the last one is named", lambda: "d/last" in _named(cluster))
     named = _named(cluster) | {
         ":".join(event.get("name", ())) for event in cluster.target.events("object_unreadable")
     }
@@ -134,14 +130,14 @@ def test_nodes_of_every_wrong_shape_stop_no_other(cluster: MalformedCluster) -> 
         cluster.server.call(lambda api, shape=shape: api.put(NODES, {"kind": "Node"} | shape))  # type: ignore[misc]
     cluster.server.call(lambda api: api.put(NODES, {"kind": "Node", "metadata": {"name": "seen"}}))
     many = len(cluster_files.NODES) + 1
-    cluster.until("the last node is seen", lambda: _objects(cluster, "Node") >= many)
+    cluster.target.until("the last node is seen", lambda: _objects(cluster, "Node") >= many)
     cluster.check_others()
     assert _objects(cluster, "Node") + len(cluster.target.events("object_unreadable")) >= many
     for shape in shapes:
         name = shape["metadata"]["name"]
         cluster.server.call(lambda api, name=name: api.remove(NODES, name))  # type: ignore[misc]
     cluster.server.call(lambda api: api.remove(NODES, "seen"))
-    cluster.until("they are gone", lambda: _objects(cluster, "Node") == len(cluster_files.NODES))
+    cluster.target.until("they are gone", lambda: _objects(cluster, "Node") == len(cluster_files.NODES))
     cluster.check_others()
 
 
@@ -202,10 +198,10 @@ def test_an_answer_of_a_metric_server(
 ) -> None:
     """The problem is named, the last good values hold, and no other metric waits."""
     _answered(cluster, GOOD)
-    cluster.until("the metric is well", lambda: not cluster.failed(ODD))
+    cluster.target.until("the metric is well", lambda: not cluster.failed(ODD))
     before = len(cluster.target.events("metric_failed"))
     _answered(cluster, response)
-    cluster.until(
+    cluster.target.until(
         f"it is named by {message}",
         lambda: [
             event for event in cluster.target.events("metric_failed")[before:] if message in event["error"]
@@ -219,10 +215,10 @@ def test_an_answer_of_a_metric_server(
 @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
 def test_one_bad_value_is_named_and_spoils_its_own_node_only(cluster: MalformedCluster, value: Any) -> None:
     _answered(cluster, metric_list(metric_item("n1", 90), metric_item("n2", 70), metric_item("n3", 90)))
-    cluster.until("all values are there", lambda: set(cluster.failed(ODD)) == {"n1", "n3"})
+    cluster.target.until("all values are there", lambda: set(cluster.failed(ODD)) == {"n1", "n3"})
     before = len(cluster.target.events("metric_values_bad"))
     _answered(cluster, metric_list(metric_item("n1", 90), metric_item("n2", 70), metric_item("n3", value)))
-    cluster.until("the value is gone", lambda: set(cluster.failed(ODD)) == {"n1"})
+    cluster.target.until("the value is gone", lambda: set(cluster.failed(ODD)) == {"n1"})
     (event,) = cluster.target.events("metric_values_bad")[before:]
     assert (event["metric"], event["nodes"]) == (ODD, 1)
     assert len(event["example"]) < 300
@@ -243,9 +239,9 @@ def test_values_that_can_be_read_are_exact_however_odd(cluster: MalformedCluster
         *(metric_item(f"stranger-{number}", 99) for number in range(100_000)),
     ]
     _answered(cluster, metric_list(*odd))
-    cluster.until("the values are there", lambda: set(cluster.failed(ODD)) == {"n2"})
+    cluster.target.until("the values are there", lambda: set(cluster.failed(ODD)) == {"n2"})
     _answered(cluster, metric_list(metric_item("n1", 5), metric_item("n2", 5), metric_item("n3", 90)))
-    cluster.until("the time to come does not hold it", lambda: set(cluster.failed(ODD)) == {"n3"})
+    cluster.target.until("the time to come does not hold it", lambda: set(cluster.failed(ODD)) == {"n3"})
     cluster.check_others()
 
 
@@ -263,11 +259,11 @@ def test_an_answer_of_prometheus(cluster: MalformedCluster, response: MalformedR
     cluster.server.odd[PROMETHEUS] = response
     before = len(cluster.target.events("metric_failed"))
     cluster.policy(name, _one_rule(metricname="asked", query="up"))
-    cluster.until("it is named", lambda: cluster.target.events("metric_failed")[before:])
+    cluster.target.until("it is named", lambda: cluster.target.events("metric_failed")[before:])
     assert set(cluster.failed(name)) == set(cluster_files.NODES)
     cluster.check_others()
     cluster.server.call(lambda api: api.remove(TASPOLICIES, name, "d"))
-    cluster.until("it is gone", lambda: "does not exist" in next(iter(cluster.failed(name).values())))
+    cluster.target.until("it is gone", lambda: "does not exist" in next(iter(cluster.failed(name).values())))
     cluster.server.odd[PROMETHEUS] = plain_response(b"nothing", 404)
 
 
@@ -276,4 +272,4 @@ def _answered(cluster: MalformedCluster, response: MalformedResponse) -> None:
     path = METRICS + ODD
     cluster.server.odd[path] = response
     wanted = cluster.server.asked[path] + 1
-    cluster.until("the metric is asked for", lambda: cluster.server.asked[path] >= wanted)
+    cluster.target.until("the metric is asked for", lambda: cluster.server.asked[path] >= wanted)

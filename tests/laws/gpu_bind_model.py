@@ -1,7 +1,7 @@
 """A model of GPU allocation: an API server, replicas that bind pods, and one that collects garbage.
 
-The allocations are the real ones (`agents.gpu.state`). Every call to the server is a message, which may arrive late,
-after its sender gave up, or never; every process may be killed between any two calls; what a replica knows lags behind.
+The allocations are the real ones (`agents.gpu.state`). Every call to the server is a message that may arrive late,
+after its sender gave up, or never. Every process may be killed between two calls. The state of a replica lags behind.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -20,7 +20,7 @@ from tests.unit.agents.gpu.gpu_snapshots import lease, node, pod
 
 NODES = ("n1", "n2")
 CAPACITY = 1
-"""Pods that one card takes; each node has one card."""
+"""The number of pods per GPU. Each node has one GPU."""
 _NODE = node("i915=1", "0")
 _TRIES = 3
 
@@ -33,9 +33,9 @@ class ModelPod(NamedTuple):
     version: int
     on: str = ""
     gpus: str = ""
-    """In its annotation."""
+    """The GPUs in its annotation."""
     holds: str = ""
-    """The card that its containers were given when it was bound, whatever is written since."""
+    """The GPU that its containers got at the bind. Later writes do not change it."""
     has_ended: bool = False
 
 
@@ -50,7 +50,7 @@ class ModelResponse(NamedTuple):
 
 
 LOST = ModelResponse(ok=False, found="lost")
-"""Nobody knows whether the call arrived."""
+"""The response of a call that may or may not have arrived."""
 
 Call = Callable[["ModelApiServer"], ModelResponse]
 Process = Generator[Call, ModelResponse, None]
@@ -64,7 +64,7 @@ class ModelApiServer:
         self.pods: dict[str, ModelPod] = {}
         self.allocation_record: dict[str, ModelRecord] = {}
         self.history: list[tuple[int, str, str, Any]] = []
-        """(version, kind, name, the object or None)."""
+        """Tuples of version, kind, name, and the object or None."""
 
     def put_pod(self, pod: ModelPod) -> ModelPod:
         self.version += 1
@@ -102,14 +102,14 @@ class ModelApiServer:
         return ModelResponse(ok=True, found=self.put_pod(pod._replace(on=on, gpus=gpu, holds=gpu)))
 
     def drop_claim(self, seen: ModelPod) -> ModelResponse:
-        """`PATCH` an annotation, with the same preconditions: no Binding that is under way will be taken."""
+        """`PATCH` an annotation with the same preconditions. Bindings that are on their way fail after that."""
         pod = self.pods.get(seen.name)
         if pod is None or (pod.uid, pod.version) != (seen.uid, seen.version):
             return ModelResponse(ok=False)
         return ModelResponse(ok=True, found=self.put_pod(pod))
 
     def in_use(self) -> dict[tuple[str, str], list[str]]:
-        """By node and card: the pods that use it."""
+        """The pods that use each GPU, by node and GPU."""
         holders: dict[tuple[str, str], list[str]] = {}
         for stored in self.pods.values():
             if stored.on and not stored.has_ended:
@@ -118,19 +118,19 @@ class ModelApiServer:
 
 
 class ModelReplica:
-    """One process: its pods and allocation records, each as old as its watch."""
+    """A replica: its pods and allocation records, each as old as its watch."""
 
     def __init__(self, server: ModelApiServer) -> None:
         self.server = server
         self.start()
 
     def start(self) -> None:
-        """Lists, as after a restart."""
+        """List all objects, as after a restart."""
         self.state = GpuStateBuilder(INTEL)
         self.stores: dict[str, StoreWriter[Any]] = {PODS: StoreWriter(), ALLOCATION_RECORDS: StoreWriter()}
         self.seen = dict.fromkeys(self.stores, len(self.server.history))
         self.known = dict(self.server.pods)
-        """The pods as the server holds them, as far as the watch has come."""
+        """The server's pods in the version that the watch has reached."""
         for stored in self.server.pods.values():
             self.stores[PODS].add(_pod(stored))
         for on, held in self.server.allocation_record.items():
@@ -139,7 +139,7 @@ class ModelReplica:
             writer.finish(str(self.server.version))
 
     def watch(self, kind: str, most: int) -> None:
-        """The next events of a kind, or a bookmark."""
+        """Receive at most `most` events; those of other kinds count as bookmarks."""
         for version, of, name, stored in self.server.history[self.seen[kind] :][:most]:
             self.seen[kind] += 1
             writer = self.stores[kind]
@@ -164,14 +164,14 @@ class ModelReplica:
         return state
 
     def record(self, on: str) -> tuple[int | None, dict[str, Reservation]]:
-        """The newest that it knows: the version to replace, and the entries."""
+        """The newest allocation record that the replica knows: its version and its entries."""
         record = self.stores[ALLOCATION_RECORDS].store.get("nw", f"gpu-{on}")
         if record is None:
             return None, {}
         return int(record.metadata.resourceVersion), dict(allocation_record.parse_lease(record).entries)
 
     def plan(self, seen: ModelPod, on: str) -> str | None:
-        """The card that the pod would get; the one that it has, if it has one."""
+        """The GPU that the pod would get, or the one that it already has."""
         allocations = self.build().nodes[on].allocations
         if seen.uid in allocations.by_uid:
             return allocations.by_uid[seen.uid].gpus[0][0]
@@ -181,7 +181,7 @@ class ModelReplica:
         return None
 
     def bind(self, name: str, on: str) -> Process:
-        """One bind request of kube-scheduler; it may end at any call. The first look at the pod may be an old one."""
+        """A bind request of kube-scheduler. It may end at any call. Its first read of the pod may be outdated."""
         held = self.known.get(name)
         for _ in range(_TRIES):
             seen = held or (yield lambda server: server.get_pod(name)).found
@@ -227,7 +227,7 @@ class ModelReplica:
         return False
 
     def clear(self, on: str, name: str, uid: str) -> Process:
-        """Take out an entry whose bind never came: first make sure that it never will."""
+        """Remove an entry whose Binding did not arrive, after making sure that it can no longer succeed."""
         entry = self.record(on)[1].get(uid)
         if entry is None:
             return
@@ -251,7 +251,7 @@ class ModelReplica:
                 return
 
     def sweep(self) -> list[tuple[str, str, str]]:
-        """Entries of pods that are bound nowhere, as far as it knows: node, pod, uid."""
+        """The node, pod and uid of each entry whose pod is not bound, as far as the replica knows."""
         pods = []
         for on, node_state in self.build().nodes.items():
             for uid, held in node_state.allocations.by_uid.items():

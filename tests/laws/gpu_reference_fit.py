@@ -12,7 +12,7 @@ SUBDEVICES = "gpu.intel.com/tiles"
 
 @dataclass
 class ReferenceUsage:
-    """What is held, as the fit wants to know it."""
+    """The allocated amounts and sub-devices of a node, in the form that the fit needs."""
 
     amounts: Mapping[str, Mapping[str, int]]
     subdevices: Mapping[str, frozenset[int]]
@@ -21,7 +21,7 @@ class ReferenceUsage:
 
 @dataclass
 class ReferencePlacement:
-    """Where a pod fits: cards and linked tiles by container."""
+    """The placement of a pod: GPUs and linked sub-devices by container."""
 
     gpus: list[list[str]] = field(default_factory=list)
     links: list[list[int]] = field(default_factory=list)
@@ -29,19 +29,19 @@ class ReferencePlacement:
 
 
 class NodeDoesNotFit(Exception):
-    """This node does not."""
+    """The pod does not fit the node."""
 
 
 @dataclass
 class ReferenceNode:
-    """A node while a pod takes of it."""
+    """The state of a node while the containers of a pod are placed one by one."""
 
     gpus: NodeGpus
     demand: Demand
     balanced: str
     used: dict[str, Counter[str]]
     gone: dict[str, set[int]]
-    """Tiles that cannot be linked."""
+    """Sub-devices that cannot be linked, by GPU."""
 
     def capacity(self, gpu: str, resource: str) -> int:
         amounts = self.gpus.capacity.get(resource)
@@ -57,7 +57,7 @@ class ReferenceNode:
         return names
 
     def load(self, gpu: str) -> int:
-        """What is used of what there is: amounts held of a resource that the card lacks are garbage."""
+        """The used amount of the balanced resource. It is 0 if the GPU does not have the resource."""
         return self.used[gpu][self.balanced] if self.capacity(gpu, self.balanced) else 0
 
     def may_be_used(self, gpu: str) -> bool:
@@ -84,7 +84,7 @@ class ReferenceNode:
 
 
 def fit(gpus: NodeGpus, usage: ReferenceUsage, demand: Demand, balanced: str = "") -> ReferencePlacement:
-    """Raises NodeDoesNotFit if it does not."""
+    """The placement of the pod. NodeDoesNotFit: there is none."""
     if not gpus.names or (demand.single_numa and gpus.numa_problem):
         raise NodeDoesNotFit
     node = begun(gpus, usage, demand, balanced)
@@ -123,7 +123,7 @@ def steps(demand: Demand) -> Iterable[tuple[Sequence[int], ContainerDemand]]:
 
 
 def taken(node: ReferenceNode, wanted: ContainerDemand) -> list[tuple[str, int]]:
-    """Cards, with their linked tiles or -1, of the first group that has them."""
+    """GPUs, each with its linked sub-device or -1, of the first group with enough of them."""
     groups = [frozenset(node.gpus.names)]
     if node.demand.single_numa and node.gpus.numa:
         groups = [*node.gpus.numa]

@@ -48,7 +48,7 @@ def a_node(dialect: ApiFeatures, taints: list[Any], capacity: dict[str, str]) ->
 
 
 def others(name: str, dialect: ApiFeatures) -> tuple[Any, ...]:
-    """All fields of the node but ours."""
+    """All fields of the node except those of the advertisement."""
     node = CLIENT.get(NODES.path(name=name))
     taints = [taint for taint in node_advertisement.read_taints(node, dialect) if taint["key"] != TAINT]
     capacity = {

@@ -15,7 +15,7 @@ def test_a_thread_stays_within_the_cpuset_and_is_never_left_without_a_cpu(
     after = mask_after(mask, old, new, None)
     assert after
     assert after <= new
-    # nothing changes where nothing did
+    # an unchanged cpuset leaves the affinity unchanged
     assert mask_after(after, new, new, None) == after
 
 

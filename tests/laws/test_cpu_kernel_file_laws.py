@@ -46,7 +46,7 @@ def test_a_cgroup_below_a_container_is_never_another_pods(separator: str, line: 
 def test_the_outermost_pod_of_all_lines_counts(
     separator: str, line: str, order: list[int], inner: int
 ) -> None:
-    """In each hierarchy of version 1 a container may create its own cgroups."""
+    """A container may create its own cgroups in each hierarchy of cgroup version 1."""
     below = f"/x{separator}{line}{path_of(OTHER)}"
     lines = [
         f"{number}:{name}:{path_of(OWN)}{below if number == inner else ''}"
@@ -66,7 +66,7 @@ def test_a_pod_inside_of_a_pod_loses_in_whichever_line_it_is(inner: str, outer: 
 @given(SEPARATOR, LINES)
 @example("\r", "3:cpuset:")
 def test_all_that_read_cgroups_read_them_alike(separator: str, line: str) -> None:
-    """The files are read for real: Python's text mode would translate a carriage return."""
+    """The test reads real files, because Python's text mode would translate a carriage return."""
     with TemporaryDirectory() as folder:
         proc = Path(folder)
         process = proc / "17"

@@ -69,7 +69,7 @@ def asks(machine: Topology) -> st.SearchStrategy[PoolOptions]:
 
 
 def planned(machine: Topology, ask: PoolOptions, fast: set[int]) -> PoolPlan | None:
-    """The plan; None if the machine cannot be divided like that."""
+    """The plan, or None if the machine cannot be divided with these options."""
     try:
         return pools.plan(machine, ask, fast)
     except BadInput:
@@ -262,7 +262,7 @@ class Kernel:
         self.clock = 0
         self.processes: dict[int, NodeProcess] = {1: NodeProcess(0, 0)}
         self.owners: dict[int, Task] = {}
-        """The task of each process that a task started, directly or not."""
+        """The task of each process that a task started directly or indirectly."""
 
     def fork(self, parent: int, *, keeps_mark: bool) -> int:
         """Start a process. It inherits the mark of its parent; a wrapper passes on its mark without having it."""
@@ -292,7 +292,7 @@ class Kernel:
 
 @given(st.data(), st.booleans())
 def test_garbage_collection_releases_tasks_without_processes(data: st.DataObject, keeps_mark: bool) -> None:
-    """With marks one sweep at any time does; without, one after each step."""
+    """With marks, a sweep may run at any time. Without marks, a sweep runs after each step."""
     kernel, known = Kernel(), None
     allocations = Allocations(
         {"shared": pool_allocations.pool("shared", {0: [pool_allocations.parse_cpu_list("0")]})}
@@ -403,7 +403,7 @@ def test_a_list_that_survives_keeps_its_tasks(data: st.DataObject, machine: Topo
 
 
 ON_TWO_SOCKETS = st.sets(st.integers(0, 9), min_size=1)
-"""Lists of one CPU, the first five on socket 0."""
+"""Sets of CPU lists of one CPU each. The first five are on socket 0."""
 
 
 @given(ON_TWO_SOCKETS, ON_TWO_SOCKETS, st.sets(st.integers(0, 9)))

@@ -61,7 +61,7 @@ class Tasks:
         task = Task(self._count, start=self._count, boot="now")
 
         def decide(stored: StoredAllocations) -> tuple[Allocations, frozenset[int]]:
-            # a try before may have been written although nobody said so
+            # an earlier attempt may have been written without a response
             claim = allocator.allocate(
                 allocator.release(stored.allocations, task), AllocationRequest("exclusive"), task, 0.0
             )
@@ -80,7 +80,7 @@ class Tasks:
 
     def sweep(self) -> None:
         def remove_ended(stored: StoredAllocations) -> Allocations:
-            # read after the store, in each attempt, as `garbage_collection.collect_garbage` does
+            # the processes are read after the store in each attempt, as in `garbage_collection.collect_garbage`
             alive = {task.pid: NodeProcess(task.start or 0, 0) for task in self.granted}
             return ended_tasks.remove_ended_tasks(stored.allocations, alive, "now").allocations
 
@@ -90,7 +90,7 @@ class Tasks:
         try:
             allocation_store.update(self._flaky, lambda stored: (decide(stored), None), lambda number: None)
         except Unavailable:
-            return  # whoever sweeps next does it
+            return  # a later sweep makes the change
 
     def _overtake(self) -> None:
         self.claim(self.calm)

@@ -37,7 +37,7 @@ RESOURCES = st.none() | st.fixed_dictionaries(
 
 
 def listed(key: str, **more: Any) -> st.SearchStrategy[Any]:
-    """A list whose entries have unique names, or none."""
+    """A list whose entries have unique values of `key`, or None."""
     values = [*NAMES, "/opt/bin"] if key == "mountPath" else NAMES
     entry = st.fixed_dictionaries({key: st.sampled_from(values), **more})
     return st.none() | st.lists(entry, max_size=4, unique_by=lambda entry: entry[key])
@@ -102,7 +102,7 @@ def test_a_patch_makes_one_value_of_another(before: Any, after: Any) -> None:
 
 
 def encoded_like(value: Any, other: Any) -> bytes:
-    """Keys may come in another order."""
+    """The encoding of the other value, which is equal except for the order of keys."""
     assert value == other
     return encoded(other)
 

@@ -1,4 +1,4 @@
-"""Counterfactuals of `explain` are what a second decision with the changed rule gives."""
+"""Counterfactuals of `explain` equal a second decision with the changed rule."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -140,7 +140,7 @@ def test_a_round_number_is_never_short_of_the_value(target: int, value: int) -> 
 
 
 def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
-    """The source dies: the verdicts of before stand, and no target could be promised to change them."""
+    """When the source fails, earlier verdicts remain valid, so no change of a target is certain to change them."""
     hot = {"metricname": "a", "operator": "GreaterThan", "target": 5}
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
 

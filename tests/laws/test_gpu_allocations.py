@@ -49,7 +49,7 @@ SOME_PODS = st.builds(
     cpu=st.sampled_from(["100m", "2", "x", ""]),
 )
 LIVES = st.tuples(st.sampled_from(PODS_NAMED), st.integers(0, 1))
-"""A pod's name, and which of the pods of this name it is."""
+"""A pod name, and a number that distinguishes the pods with this name."""
 SOME_ENTRIES = st.tuples(
     GPUS.map(lambda text: text or ""), VERSIONS, REQUESTS, SUBDEVICES.map(lambda text: text or "")
 )
@@ -90,11 +90,11 @@ STEP = st.one_of(
     st.tuples(st.just("amend"), SOME_RECORDS),
 )
 HISTORIES = st.lists(st.lists(STEP, min_size=1, max_size=2), min_size=3, max_size=12)
-"""Steps between two slots."""
+"""Lists of steps. The agent state is computed after each list."""
 
 
 class IncrementalGpuState:
-    """Stores that change, and a state that follows them."""
+    """Stores that change, and a state builder that follows the changes."""
 
     def __init__(self) -> None:
         self.state = GpuStateBuilder(INTEL)
@@ -177,7 +177,7 @@ class IncrementalGpuState:
             assert shown(amended) == shown(computed)
 
     def live(self, history: list[list[tuple[Any, ...]]]) -> GpuState:
-        """The slot after the last step."""
+        """The agent state after the last step."""
         for steps in history:
             for kind, *rest in steps:
                 getattr(self, kind)(*rest)
@@ -186,7 +186,7 @@ class IncrementalGpuState:
 
 
 def shown(state: GpuState) -> Any:
-    """All that a slot says, without the order in which it came to it."""
+    """The content of an agent state, independent of the order in which pods were added."""
     nodes = {
         name: (*node_state._replace(bound=()), sorted(node_state.bound, key=lambda bound: bound.metadata.uid))
         for name, node_state in state.nodes.items()

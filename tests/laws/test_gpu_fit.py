@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from nodewise.agents.gpu import gpu_arrays, subdevice_assignment
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
-from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.node_gpus import Link, NodeGpus
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from tests.laws import gpu_reference_fit as scalar
 from tests.laws.gpu_reference_fit import SUBDEVICES, NodeDoesNotFit, ReferenceUsage
+from tests.unit.agents.gpu.gpu_layouts import layout_of
 
 NAMES = ("card0", "card1", "card10", "card2", "card3")
 COUNT, MEMORY = "gpu.intel.com/i915", "gpu.intel.com/memory.max"
@@ -26,7 +26,7 @@ Given = tuple[NodeGpus, ReferenceUsage]
 
 
 def seldom(what: st.SearchStrategy[Any], otherwise: Any) -> st.SearchStrategy[Any]:
-    """Most pods are to fit somewhere, or the laws would say little."""
+    """A strategy that draws the special value in one of six cases, so that most pods fit some node."""
     return st.sampled_from([*[False] * 5, True]).flatmap(
         lambda is_drawn: what if is_drawn else st.just(otherwise)
     )
@@ -115,12 +115,8 @@ def order_of(balanced: str) -> GpuOrder:
     return Balanced(balanced) if balanced else FirstFit()
 
 
-def layout_of(nodes: list[Given]) -> GpuLayout:
-    return gpu_arrays.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
-
-
 def placement_on(fitted: FitResult, at: int, gpus: NodeGpus) -> Any:
-    """As the plain one has it: None, or cards and linked tiles by container."""
+    """The placement in the form of the reference: None, or GPUs and linked sub-devices by container."""
     if fitted.codes[at]:
         return None
     return [[gpus.names[gpu] for gpu in container] for container in fitted.gpus(at)], [
@@ -148,10 +144,10 @@ def subdevice_requests(demand: Demand, placement: Any) -> list[list[SubdeviceReq
 
 @given(CLUSTERS, demands(), ORDERS)
 def test_all_at_once_say_what_each_says_alone(cluster: list[Given], demand: Demand, balanced: str) -> None:
-    fitted = fit(layout_of(cluster), np.arange(len(cluster)), demand, order_of(balanced))
+    fitted = fit(layout_of(cluster, SUBDEVICES), np.arange(len(cluster)), demand, order_of(balanced))
     for at, node in enumerate(cluster):
         assert placement_on(fitted, at, node[0]) == reference_placement(node, demand, balanced)
-        alone = fit(layout_of([node]), np.zeros(1, np.intp), demand, order_of(balanced))
+        alone = fit(layout_of([node], SUBDEVICES), np.zeros(1, np.intp), demand, order_of(balanced))
         assert placement_on(alone, 0, node[0]) == placement_on(fitted, at, node[0])
         assert alone.preferred[0] == fitted.preferred[at]
         if not fitted.codes[at]:
@@ -162,7 +158,7 @@ def test_all_at_once_say_what_each_says_alone(cluster: list[Given], demand: Dema
 def test_a_rejected_node_has_a_reason_and_what_it_lacks_is_true(
     cluster: list[Given], demand: Demand, balanced: str
 ) -> None:
-    fitted = fit(layout_of(cluster), np.arange(len(cluster)), demand, order_of(balanced))
+    fitted = fit(layout_of(cluster, SUBDEVICES), np.arange(len(cluster)), demand, order_of(balanced))
     for at, (gpus, _) in enumerate(cluster):
         record_shortfall = fitted.shortfalls.at(at)
         if fitted.codes[at]:
@@ -180,7 +176,7 @@ def test_a_rejected_node_has_a_reason_and_what_it_lacks_is_true(
 def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
     cluster: list[Given], demand: Demand, balanced: str
 ) -> None:
-    fitted = fit(layout_of(cluster), np.arange(len(cluster)), demand, order_of(balanced))
+    fitted = fit(layout_of(cluster, SUBDEVICES), np.arange(len(cluster)), demand, order_of(balanced))
     for at, (gpus, usage) in enumerate(cluster):
         placement = placement_on(fitted, at, gpus)
         if placement is None:
@@ -214,7 +210,7 @@ def check_subdevices(gpus: NodeGpus, usage: ReferenceUsage, taken: list[list[Sub
 def test_candidates_in_another_order_get_the_same_answers(
     cluster: list[Given], demand: Demand, balanced: str, chance: Any
 ) -> None:
-    layout, order = layout_of(cluster), order_of(balanced)
+    layout, order = layout_of(cluster, SUBDEVICES), order_of(balanced)
     fitted = fit(layout, np.arange(len(cluster)), demand, order)
     candidates = [chance.randrange(len(cluster)) for _ in range(chance.randrange(2 * len(cluster) + 1))]
     again = fit(layout, np.array(candidates, np.intp), demand, order)
@@ -230,12 +226,12 @@ def test_a_layout_changed_row_by_row_is_one_built_anew(
     before: list[Given], after: list[Given], demand: Demand, balanced: str
 ) -> None:
     wanted = (after * len(before))[: len(before)]
-    changed = layout_of(before)
+    changed = layout_of(before, SUBDEVICES)
     for row, (gpus, usage) in enumerate(wanted):
         changed = gpu_arrays.replace_node_in_layout(changed, row, gpus, usage)
     every = np.arange(len(before))
     partial = fit(changed, every, demand, order_of(balanced))
-    other = fit(layout_of(wanted), every, demand, order_of(balanced))
+    other = fit(layout_of(wanted, SUBDEVICES), every, demand, order_of(balanced))
     for at, (gpus, _) in enumerate(wanted):
         assert changed.gpus(at) == gpus.names
         assert placement_on(partial, at, gpus) == placement_on(other, at, gpus)

@@ -1,4 +1,4 @@
-"""Laws of placements: the measure of fragmentation equals a plain computation, for any GPUs."""
+"""Laws of placements: the fragmentation equals a direct calculation, for any GPUs."""
 
 import numpy as np
 from hypothesis import given

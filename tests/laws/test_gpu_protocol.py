@@ -43,7 +43,7 @@ class RunningCall:
 
 
 class ProtocolModel:
-    """A server, two replicas, and what is under way. Each method is one thing that may happen."""
+    """A server, two replicas, and the calls on their way. Each method is an event that may occur."""
 
     def __init__(self, *, old: bool, server: ModelApiServer | None = None) -> None:
         self.server = server or ModelApiServer()
@@ -82,7 +82,7 @@ class ProtocolModel:
             self.server.put_pod(pod._replace(gpus=text))
 
     def bind(self, which: int, name: str, on: str, calls: int) -> None:
-        """A bind request, of which so many calls are answered at once."""
+        """Start a bind request, and answer its first `calls` calls."""
         self.start(self.replicas[which].bind(name, on), calls)
 
     def clear_up(self, which: int, place: int, calls: int) -> None:
@@ -95,7 +95,7 @@ class ProtocolModel:
         self.go_on(-1, calls)
 
     def go_on(self, which: int, calls: int) -> None:
-        """Calls arrive, and so do their answers."""
+        """Deliver the next `calls` calls of a process and their responses."""
         if self.running:
             running = self.running[which % len(self.running)]
             while calls and running.call is not None:
@@ -105,7 +105,7 @@ class ProtocolModel:
             self.forget()
 
     def lose(self, which: int, arrives: str) -> None:
-        """The answer is lost; the call may have arrived, or arrives later."""
+        """Lose the response of a call. `arrives` defines whether the call itself arrives now, later or never."""
         if self.running:
             running = self.running[which % len(self.running)]
             call = running.call
@@ -207,7 +207,7 @@ def test_no_card_is_used_twice_and_in_the_end_none_leaks(old: bool, steps: list[
 
 
 def run_random_history(seed: int, server: ModelApiServer) -> None:
-    """A long life, by chance: what Hypothesis draws is mostly short and repeats itself."""
+    """Run a long random history. Those that Hypothesis draws are mostly short and similar to each other."""
     chance = random.Random(seed)
     cluster = ProtocolModel(old=chance.random() < 0.3, server=server)
     for _ in range(60):
@@ -247,14 +247,14 @@ def test_long_lives() -> None:
 
 
 def test_an_old_look_at_a_pod_does_not_set_its_entry_back() -> None:
-    """Else a clearing that is under way would take it out, and what the pod holds were up to its annotations."""
+    """Otherwise a running cleanup would remove the entry, and only the pod's annotations would show its GPUs."""
     cluster = ProtocolModel(old=False)
-    cluster.bind(0, "a", "n1", 1)  # the entry
+    cluster.bind(0, "a", "n1", 1)  # writes the entry
     cluster.watch(1, ALLOCATION_RECORDS, 9)
-    cluster.clear_up(1, 0, 2)  # the pod is changed, so that the Binding fails
-    cluster.go_on(0, 9)  # which is tried again, with a new entry, and done
-    cluster.bind(1, "a", "n1", 3)  # by a replica that knows of none of this
-    cluster.go_on(0, 9)  # the clearing
+    cluster.clear_up(1, 0, 2)  # changes the pod, so that its Binding fails
+    cluster.go_on(0, 9)  # repeats the Binding with a new entry, which succeeds
+    cluster.bind(1, "a", "n1", 3)  # on a replica that has seen none of these changes
+    cluster.go_on(0, 9)  # finishes the cleanup
     cluster.tenant_writes("a", "")
     assert cluster.replicas[1].record("n1")[1].keys() == {"uid-1"}
     cluster.settle()
@@ -262,7 +262,7 @@ def test_an_old_look_at_a_pod_does_not_set_its_entry_back() -> None:
 
 
 class AnyPod(ModelApiServer):
-    """Takes a Binding for whatever version of the pod."""
+    """A server that accepts a Binding of any version of the pod."""
 
     def bind(self, seen: ModelPod, on: str, gpu: str) -> ModelResponse:
         now = self.pods.get(seen.name)
@@ -270,7 +270,7 @@ class AnyPod(ModelApiServer):
 
 
 class AnyRecord(ModelApiServer):
-    """Accepts a record that was made from an older version."""
+    """A server that accepts a record that is based on an older version."""
 
     def put_record(self, on: str, entries: Mapping[str, Reservation], version: int | None) -> ModelResponse:
         known = self.allocation_record.get(on)
@@ -278,7 +278,7 @@ class AnyRecord(ModelApiServer):
 
 
 class LosingRecords(ModelApiServer):
-    """Sometimes deletes a node's record, like a garbage collector that takes the node for deleted."""
+    """A server that sometimes deletes a node's record, like a garbage collector that considers the node deleted."""
 
     def put_pod(self, pod: ModelPod) -> ModelPod:
         if pod.on and self.version % 3 == 0 and self.allocation_record.pop(pod.on, None):

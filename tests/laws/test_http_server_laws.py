@@ -17,14 +17,14 @@ HELLO = client_hello("h2", "http/1.1")
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_make_the_reading_of_a_hello_fail(data):
+def test_offered_protocols_never_raises_for_any_bytes(data):
     tls_handshake.offered_protocols(data)
     tls_handshake.offered_protocols(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
     tls_handshake.offered_protocols(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
 
 
 @given(st.integers(0, len(HELLO) - 1), st.integers(0, 255))
-def test_no_changed_byte_makes_the_reading_of_a_hello_fail(place, value):
+def test_offered_protocols_never_raises_for_a_changed_byte(place, value):
     tls_handshake.offered_protocols(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
 
 
@@ -42,7 +42,7 @@ LAST = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nla\r\n2\r\nst\r\n0\r\n\r\
 
 
 def _exchange(*clients: list[bytes], last: list[bytes]) -> bytes:
-    """What the last client gets back up to the echo of LAST; the bytes of each go out in parts."""
+    """The bytes that the last client receives up to the echo of LAST. Each client sends its bytes in parts."""
 
     async def run() -> bytes:
         metrics_registry = MetricsRegistry()

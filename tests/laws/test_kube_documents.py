@@ -23,7 +23,7 @@ OBJECTS = st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4)
 
 
 class Quoting(yaml.SafeDumper):
-    """Texts in quotes: plain, `N` and `1e3` are texts to PyYAML and none to Kubernetes."""
+    """A dumper that quotes all texts. Without quotes, `N` and `1e3` are texts in PyYAML but not in Kubernetes."""
 
 
 Quoting.add_representer(

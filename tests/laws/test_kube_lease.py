@@ -1,4 +1,4 @@
-"""Two leaders never lead at once, with wrong clocks, late packets, lost responses and dead replicas."""
+"""At most one replica leads at any time, with wrong clocks, late packets, lost responses and killed replicas."""
 
 import asyncio
 import random
@@ -23,12 +23,12 @@ METERS = MetricsRegistry()
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of virtual failures are not worth a line each."""
+    """Switch off log lines, because the tests cause thousands of failures."""
     monkeypatch.setattr("nodewise.observe.logs.emit", lambda *_, **__: None)
 
 
 class BadNetwork(FakeApi):
-    """Delays requests, which still arrive after their deadline, and loses some requests and responses."""
+    """An API client that loses some requests and responses, and delays others. Late requests still arrive."""
 
     def __init__(self, server: FakeApi, chance: random.Random) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class BadNetwork(FakeApi):
 
 
 class ElectionReplica:
-    """An elector on a machine with clocks of its own; it may die, be released, and come back as another."""
+    """An elector on a machine with its own clocks. It may be killed or stopped, and restarts with another identity."""
 
     def __init__(
         self, number: int, server: FakeApi, chance: random.Random, replicas: list["ElectionReplica"]
@@ -111,7 +111,7 @@ class ElectionReplica:
                 await self.task
             if fate < 0.2:
                 await self.elector.stop()
-            else:  # dead: what it held ends by itself, and it can do nothing more
+            else:  # killed: it does nothing more, and its Lease expires
                 self.elector._until_s = float("-inf")
             await asyncio.sleep(self.chance.uniform(0, 30))
             self.born()

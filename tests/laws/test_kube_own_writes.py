@@ -13,7 +13,7 @@ NAMES = "abc"
 
 
 class WatchedChange(NamedTuple):
-    """At the version that is its place in the history, from 1."""
+    """A change of an object. Its version is its position in the history, from 1."""
 
     name: str
     is_there: bool
@@ -44,7 +44,7 @@ class WatchReader:
         return Thing(metadata=metadata)
 
     def newest(self, name: str, version: int) -> Any:
-        """What the server held of this name at a version."""
+        """The object with this name at a version of the server, or None."""
         places = [at for at, change in enumerate(self.history[:version], 1) if change.name == name]
         return self.thing(places[-1]) if places and self.history[places[-1] - 1].is_there else None
 
@@ -62,7 +62,7 @@ class WatchReader:
         self.writer.reach(str(self.at))
 
     def relist(self, ahead: int, learnt: int, place: int) -> None:
-        """A list that comes in by pages; an answer to a write of ours comes in between."""
+        """Receive a list page by page, and the response to a write between two pages."""
         before, self.at = self.at, min(self.at + ahead, len(self.history))
         self.writer.restart()
         for number, name in enumerate((*NAMES, "")):

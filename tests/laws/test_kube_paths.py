@@ -17,7 +17,7 @@ SERVER = "https://server"
 
 
 def normalised(path: str) -> str:
-    """As the strictest proxy would rewrite it: decoded until nothing changes, without empty and dot segments."""
+    """The path after the strictest rewriting by a proxy: fully decoded, without empty and dot segments."""
     decoded = unquote(path)
     while decoded != (again := unquote(decoded)):
         decoded = again

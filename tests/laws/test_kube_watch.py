@@ -1,4 +1,4 @@
-"""The store converges to the server's state, whatever faults the network has."""
+"""The store converges to the server's state after any faults of the network."""
 
 import asyncio
 import itertools
@@ -54,7 +54,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["put", "put", "gone", "bookmark"]),
 
 
 def watch_of(events: list[tuple[str, str, str]]) -> tuple[bytes, dict[str, str]]:
-    """A server's watch as bytes, and the state that it ends in."""
+    """The bytes of a watch with these events, and the state after the last one."""
     state: dict[str, str] = {}
     data = b""
     for version, (kind, name, value) in enumerate(events):
@@ -114,7 +114,7 @@ def remove(name: str) -> Step:
 
 
 def restart(api: FakeApi) -> None:
-    """The server comes back without a memory of what was."""
+    """Restart the server without its history of changes."""
     api.cut()
     api.compact()
 
@@ -138,7 +138,7 @@ STEPS = st.one_of(
 async def follow(
     history: list[tuple[Step, int]], begun: Callable[[Reflector[Any]], None] = void
 ) -> tuple[Any, FakeApi]:
-    """Play a history to a reflector, a few turns of the event loop a step, until both are at rest."""
+    """Apply a history to the API server of a reflector, with some iterations of the event loop after each step."""
     api = FakeApi()
     target = ReflectorTarget(CONFIGMAPS, CONFIGMAP)
     reflector = Reflector(api, target, ManualClock(), METERS, random.Random(0).random)

@@ -31,9 +31,9 @@ EXPLORING = LearnedOptions(learned_prior=0.5, learned_exploration=0.3)
 
 
 class Simulation:
-    """A pod a minute goes to the node with the best score; among equals chance decides, as in kube-scheduler.
+    """Places one pod per minute on the node with the best score, or on a random one of those with the same score.
 
-    Each starts, and then fails with the probability of its node.
+    Each pod starts, and then fails with the probability of its node.
     """
 
     def __init__(self, options: LearnedOptions, seed: int) -> None:
@@ -42,7 +42,7 @@ class Simulation:
         self.history.update()
 
     def run(self, pods: int, failing: tuple[float, float]) -> list[int]:
-        """By pod: the node where it went."""
+        """The node number of each pod."""
         return [self._place(failing) for _ in range(pods)]
 
     def _place(self, failing: tuple[float, float]) -> int:
@@ -76,7 +76,7 @@ def test_where_nothing_fades_it_may_be_avoided_for_ever() -> None:
 
 
 def _healed(options: LearnedOptions, seed: int) -> int:
-    """How many of the last 200 pods go to a node that failed most and now fails never."""
+    """How many of the last 200 pods run on a node where most pods failed before and none fails now."""
     simulated = Simulation(options, seed)
     simulated.run(PODS, failing=(0.9, 0.3))
     return simulated.run(2 * PODS, failing=(0.0, 0.3))[-PODS // 2 :].count(0)
@@ -99,7 +99,7 @@ def test_rewards_stay_between_0_and_1_and_a_failure_never_raises_one(
 
 
 class _Kubelet:
-    """One container's life as the kubelet tells it."""
+    """The states of a container as the kubelet reports them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -189,7 +189,7 @@ def test_whatever_a_status_says_there_is_a_reward_or_none(
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=25), st.integers(0, 25))
 def test_a_restart_loses_nothing_and_counts_nothing_twice(steps: list[tuple[int, bool]], stop: int) -> None:
-    """Pods start or fail on four nodes; one process watches to the end, the other is started anew on the way."""
+    """Pods start or fail on four nodes. One process watches all of them, the other one restarts in between."""
     whole, history = PodHistory(nodes=4), PodHistory(nodes=4)
     whole.update()
     history.update()
@@ -197,7 +197,7 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(steps: list[tuple[int,
         at_s = whole.now + 1 - START
         status = terminated(at_s, at_s) if fails else running(at_s=at_s)
         changed_pod = pod(f"p{number}", f"n{node + 1}", status, phase="Failed" if fails else "Running")
-        if number == stop:  # what was kept before this one, which it hears of by its first look only
+        if number == stop:  # a restart with the stored rewards of earlier pods; its first list contains this pod
             text = history.state.keep(None)
             history.state = LearnedStateBuilder(history.options)
             if text is not None:

@@ -25,7 +25,7 @@ ANYTHING = st.recursive(
 
 @st.composite
 def items(draw: st.DrawFn) -> Any:
-    """Mostly as the API server gives them."""
+    """Items that are mostly valid."""
     if draw(st.integers(0, 5)) == 0:
         return draw(ANYTHING)
     item: dict[str, Any] = {"describedObject": draw(st.fixed_dictionaries({"name": NAMES}) | ANYTHING)}
@@ -52,7 +52,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 
 def read(body: bytes) -> str:
-    """The items, or that it is no list."""
+    """The text form of the items, or "bad" if the body is not a list."""
     try:
         items = list(metric_value_list.decode_items(body))
     except BadInput:

@@ -61,7 +61,7 @@ def test_at_one_spread_the_risk_rises_with_the_mean(first, other, spread, thresh
 
 @given(MEAN, DEVIATION, st.floats(0.01, 0.99))
 def test_the_risk_stays_within_what_its_moments_allow(mean, deviation, threshold) -> None:
-    """The inequalities of Markov, for the utilisation and for what is free."""
+    """Markov's inequality, for the utilisation and for the free share."""
     risk = float(beta_distribution.risk(mean, deviation, threshold))
     assert 0 <= risk <= min(1, mean / threshold) + 1e-9
     assert 1 - risk <= min(1, (1 - mean) / (1 - threshold)) + 1e-9

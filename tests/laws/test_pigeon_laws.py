@@ -1,11 +1,10 @@
-"""Laws of the pigeon agent: its objectives equal those of a plain sum, for any cluster and pod."""
+"""Laws of the pigeon agent: its objectives equal a direct calculation, for any cluster and pod."""
 
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from nodewise.agents.pigeon import demand_statistics as demands
 from nodewise.agents.pigeon import score_scaling
@@ -15,13 +14,12 @@ from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, NodeTable, Ob
 from tests.unit.agents.pigeon.cluster_notation import PigeonCluster, node
 from tests.unit.agents.pigeon.test_node_requests import apply_pod_changes, holding_pod, reduced_pods
 
-Floats = NDArray[np.float64]
 CAPACITY = st.sampled_from([0, 1, 10, 4000, 8192]) | st.integers(1, 10**6)
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> NodeTable:
-    """One to five resources, over-committed nodes and such without anything among them."""
+    """Tables with one to five resources. Some nodes are over-committed, and some have no capacity."""
     resources, count = draw(st.integers(1, 5)), draw(st.integers(1, 12))
     capacity = draw(
         st.lists(st.lists(CAPACITY, min_size=count, max_size=count), min_size=resources, max_size=resources)
@@ -41,7 +39,7 @@ def cell(used: float, capacity: float, *, clamped: bool) -> float:
 
 
 def directly(objective: Objective, table: NodeTable, prime: int) -> float:
-    """As the specification writes it, from all nodes."""
+    """The objective by the formula of the specification, computed from all nodes."""
     clamped = objective == "A_BINPACK"
     rows = zip(table.used, table.capacity, strict=True)
     shares = np.array([[cell(u, c, clamped=clamped) for u, c in zip(*row, strict=True)] for row in rows])
@@ -71,7 +69,7 @@ def test_incremental_moments_are_the_direct_ones(
     for column, value in zip(fits.tolist(), measured.tolist(), strict=True):
         used = table.used.copy()
         used[:, column] += demand
-        # a root makes 1e-16 of a difference under it 1e-8
+        # a square root turns a difference of 1e-16 into one of 1e-8
         assert abs(value - directly(objective, NodeTable(table.capacity, used), prime)) < 1e-7
 
 
@@ -108,7 +106,7 @@ def test_statistics_are_those_of_the_older_system(samples: list[tuple[int, ...]]
 def test_what_two_replicas_keep_is_what_one_would(
     samples: list[tuple[int, ...]], data: st.DataObject
 ) -> None:
-    """Whoever is asked, and whether a write came through or not; the order is that of keeping."""
+    """The result does not depend on which replica gets a request, nor on failed writes."""
     alone, replicas = DemandMemory(), (DemandMemory(), DemandMemory())
     kept: bytes | None = None
     for number, sample in enumerate(samples):
@@ -117,7 +115,7 @@ def test_what_two_replicas_keep_is_what_one_would(
         who.count(f"uid-{number}", np.array(sample, float))
         alone.count(f"uid-{number}", np.array(sample, float))
         for _ in range(data.draw(st.integers(0, 2))):
-            who.keep(kept)  # and somebody else was faster
+            who.keep(kept)  # the write fails, because another replica was faster
         kept = who.keep(kept) or kept
         if data.draw(st.booleans()):
             assert kept is not None

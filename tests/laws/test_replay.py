@@ -68,7 +68,7 @@ OPTIONS = st.builds(
 
 
 class RecordedCluster:
-    """A cluster that steps change; objects that a step leaves alone stay identical, as in the real stores."""
+    """A cluster that steps change. Objects that a step does not change remain identical, as in the real stores."""
 
     def __init__(self, options: TelemetryOptions) -> None:
         self.recorded = RecordedExtender(options)
@@ -202,7 +202,7 @@ def pairs(cluster_states: list[ClusterState]) -> list[tuple[ClusterState, Cluste
 
 
 def shown(cluster_state: ClusterState) -> Any:
-    """Everything in a cluster state, with every order."""
+    """The whole content of a cluster state, including the order of its parts."""
     series = [
         (m, list(s.samples.items()), msgspec.structs.replace(s, samples={}))
         for m, s in cluster_state.metrics.series.items()

@@ -15,7 +15,7 @@ MIB = GIB // 1024
 SHARES = st.floats(0, 1) | st.sampled_from([0.0, 1e-9, 0.3, 0.5, 0.9, 1 - 1e-9, 1.0])
 DEVIATIONS = st.floats(0, 1) | st.floats(0, 1e-5) | st.sampled_from([0.0, 0.005, 0.1, 0.5])
 PERCENTS = st.sampled_from([0, 1, 30, 50, 90, 99, 100])
-"""Few, as an agent takes its time to begin."""
+"""Percentages. They are few, because the creation of an agent takes time."""
 TEXTS = st.one_of(
     st.integers(0, 5000).map(str),
     st.integers(0, 9 * GIB).map(str),

@@ -89,7 +89,7 @@ def test_an_aggregation_is_exact(values: list[int]) -> None:
 
 @given(st.lists(series, max_size=6), series)
 def test_a_series_more_changes_no_node_but_its_own(series_list: list[SeriesValue], more: SeriesValue) -> None:
-    """As long as it makes no other label decide."""
+    """All other nodes have a series with both labels, so the label that identifies nodes does not change."""
     whole = [SeriesValue({"node": name, "instance": name}, "1", 1.0) for name in NAMES]
     before, after = match(whole + series_list), match([*whole, *series_list, more])
     own = next((FLEET.find(more.labels[label]) for label in LABELS if more.labels.get(label)), None)
@@ -118,7 +118,7 @@ def test_any_body_is_an_answer_or_bad_input(body: bytes) -> None:
 
 @given(st.text(alphabet="ab{}[]=~!\"'`\\, \n", max_size=20))
 def test_a_selector_stays_one_however_it_is_written(text: str) -> None:
-    """And nothing that is no selector becomes a range by accident: brackets stand inside quotes only."""
+    """Only selectors become ranges, because brackets occur only inside quotes."""
     if queries.is_selector(text):
         assert queries.is_selector(text.rstrip())
         assert queries.range_query(MetricRequest("m", text), 60.0) == f"{text.strip()}[60s]"

@@ -36,7 +36,7 @@ def thing(name: str, uid: int) -> Any:
 
 
 class MirrorBuilder:
-    """A builder that applies changes to a copy of the objects; its state is that copy. Tests can make it fail."""
+    """A builder that applies changes to a copy of the objects, which is its state. Tests can make it fail."""
 
     def __init__(self, *objects: str, node_objects: bool) -> None:
         self.inputs = Inputs(frozenset(objects), node_objects=node_objects, metrics=False)
@@ -82,7 +82,7 @@ def same(first: Mapping[Key, Any], other: Mapping[Key, Any]) -> bool:
 
 
 class SubscribedCluster:
-    """A snapshot cache, and a subscriber that applies what is reported."""
+    """A snapshot cache, and a subscriber that applies the reported changes."""
 
     def __init__(self) -> None:
         self.writers: dict[str, StoreWriter[Any]] = {
@@ -173,7 +173,7 @@ class SubscribedCluster:
         assert self.generations[-1] == self.cache.snapshot.generation
 
     def publish_while(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """What happens while the first state is built is in the next snapshot."""
+        """Make a change while the first agent state is built, and check that the next snapshot contains it."""
         self.builders["all"].meanwhile = lambda: getattr(self, name)(*arguments, **named)
         asyncio.run(self.cache.publish())
         assert self.generations[-1] == self.cache.snapshot.generation

@@ -1,4 +1,4 @@
-"""The decoder survives any input, and responses are what the values say."""
+"""The decoder accepts or refuses any input without a crash, and responses contain exactly the given values."""
 
 import contextlib
 import json

@@ -16,7 +16,8 @@ from tests.cluster.conftest import control_plane_programs, get_or_skip, plane, s
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.node import host_kubelet, installed_program, kubelet
+from tests.node import cpu_manager, host_kubelet, installed_program, kubelet
+from tests.node.cpu_manager import CpuManagerOnNode
 from tests.node.host_kubelet import KubernetesHost
 from tests.node.kubelet import Kubelet
 
@@ -51,6 +52,15 @@ def node(
     folder = tmp_path_factory.mktemp("node")
     with kubelet.running(plane, kubelet_program, container_programs, folder, "real") as running:
         yield running
+
+
+@pytest.fixture
+def manager(
+    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
+) -> Iterator[CpuManagerOnNode]:
+    """The node with the CPU manager installed and its pools created."""
+    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """From a pod that only requests a core to a node without traces of the CPU manager, with real programs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def manager(
-    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
-) -> Iterator[CpuManagerOnNode]:
-    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
-        yield made
 
 
 def plain(name: str, *command: str) -> Object:

@@ -29,14 +29,6 @@ ESCAPES = "taskset 2 true; echo other=$?; taskset 3 sh /until & sh /until; wait"
 """Programs that use CPU 1, alone or with others."""
 
 
-@pytest.fixture
-def manager(
-    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
-) -> Iterator[CpuManagerOnNode]:
-    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
-        yield made
-
-
 STATIC = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "1", "cpuManagerReconcilePeriod": "1s"}
 
 

@@ -276,7 +276,7 @@ def test_every_command_has_its_help(image: ImageUnderTest) -> None:
 
 @pytest.fixture
 def host(containerd: Containerd, tmp_path: Path) -> Iterator[Path]:
-    """A host's /etc/kubernetes as kubeadm makes it, with papers of a client; it is one of the runtime's namespaces."""
+    """A host's /etc/kubernetes as kubeadm makes it, with a client certificate, in one of the runtime's namespaces."""
     made = control_plane_hosts.ControlPlaneHost(tmp_path)
     inside = containerd.inside(KUBERNETES)
     shutil.copytree(made.k, inside)

@@ -188,7 +188,7 @@ def test_podman_runs_it_as_its_own_user_without_any_right(podman: ImageToolsUser
 
 @pytest.fixture
 def host(operator: ImageToolsUser, tmp_path: Path) -> Iterator[Path]:
-    """A host's /etc/kubernetes as kubeadm makes it, with papers of a client."""
+    """A host's /etc/kubernetes as kubeadm makes it, with a client certificate."""
     inside = operator.machine.inside(KUBERNETES)
     shutil.copytree(control_plane_hosts.ControlPlaneHost(tmp_path).k, inside)
     yield inside

@@ -1,11 +1,9 @@
 """Pods of a real kubelet that run on exclusive cores, read from outside."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.processes import Process
 from tests.node import cpu_manager, cpu_workloads
@@ -18,14 +16,6 @@ THREADS = cpu_manager.python(
     "import threading, time",
     "[threading.Thread(target=time.sleep, args=(1000,)).start() for _ in range(4)]",
 )
-
-
-@pytest.fixture
-def manager(
-    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
-) -> Iterator[CpuManagerOnNode]:
-    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
-        yield made
 
 
 @pytest.fixture

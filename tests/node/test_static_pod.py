@@ -36,14 +36,21 @@ def policy(host_sandbox: Sandbox, metrics_api: FakeCustomMetricsApi) -> None:
 
 
 @pytest.fixture
-def papers(tmp_path: Path) -> WrittenCertificates:
+def certificates(tmp_path: Path) -> WrittenCertificates:
     written = WrittenCertificates(tmp_path / "pki")
     written.certs("--name=127.0.0.1")
     return written
 
 
-def configure(papers: WrittenCertificates, *more: str) -> list[str | Path]:
-    pair = ("-cert", papers.client.cert, "-key", papers.client.key, "--ca", papers.authority.ca_file)
+def configure(certificates: WrittenCertificates, *more: str) -> list[str | Path]:
+    pair = (
+        "-cert",
+        certificates.client.cert,
+        "-key",
+        certificates.client.key,
+        "--ca",
+        certificates.authority.ca_file,
+    )
     return [NODEWISE, "configure", *pair, f"--extender-url={URL}", *more]
 
 
@@ -62,21 +69,23 @@ def test_a_static_scheduler_is_configured_and_restored(
     host_sandbox: Sandbox,
     policy: None,
     scheduler: StaticScheduler,
-    papers: WrittenCertificates,
+    certificates: WrittenCertificates,
     tmp_path: Path,
 ) -> None:
     original = scheduler.manifest.read_bytes()
     host_sandbox.pods(plain("before"), with_policy("waiting"))
     assert host_sandbox.expect_bound("before") == FAR
     assert "Insufficient telemetry/scheduling" in host_sandbox.expect_rejected("waiting")
-    with extender_process.extender(kube_host.plane, tmp_path, *papers.flags, papers=papers) as nodewise:
+    with extender_process.extender(
+        kube_host.plane, tmp_path, *certificates.flags, certificates=certificates
+    ) as nodewise:
         nodewise.wait_fetched("heat")
         scheduler.forward(EXTENDER, nodewise.url)
-        assert kube_host.try_run(*configure(papers, "--check")).returncode == 3
+        assert kube_host.try_run(*configure(certificates, "--check")).returncode == 3
         assert scheduler.manifest.read_bytes() == original
 
         before = scheduler.current_state()
-        kube_host.output_of(*configure(papers))
+        kube_host.output_of(*configure(certificates))
         scheduler.wait_replaced_pod(before)
         assert host_sandbox.expect_bound("waiting") == host_kubelet.NAME
         cpu_workloads.running(host_sandbox, "waiting")
@@ -87,8 +96,8 @@ def test_a_static_scheduler_is_configured_and_restored(
 
         configured = scheduler.wait_ready()
         text = scheduler.manifest.read_bytes()
-        kube_host.output_of(*configure(papers))
-        assert kube_host.try_run(*configure(papers, "--check")).returncode == 0
+        kube_host.output_of(*configure(certificates))
+        assert kube_host.try_run(*configure(certificates, "--check")).returncode == 0
         assert scheduler.manifest.read_bytes() == text
         assert scheduler.current_state() == configured
     host_sandbox.pods(plain("alone"), with_policy("left"))
@@ -110,12 +119,12 @@ def test_uninstall_keeps_later_changes_of_the_manifest(
     host_sandbox: Sandbox,
     policy: None,
     scheduler: StaticScheduler,
-    papers: WrittenCertificates,
+    certificates: WrittenCertificates,
 ) -> None:
     """As by `kubeadm upgrade`, which asks for more of the scheduler; what it asked for stays."""
     original = scheduler.manifest.read_text()
     before = scheduler.current_state()
-    kube_host.output_of(*configure(papers))
+    kube_host.output_of(*configure(certificates))
     scheduler.write(scheduler.manifest.read_text().replace("cpu: 100m", "cpu: 50m"))
     kube_host.output_of(NODEWISE, "configure", "--uninstall")
     assert scheduler.manifest.read_text() == original.replace("cpu: 100m", "cpu: 50m")

@@ -11,7 +11,7 @@ from nodewise.kube.store import difference
 from nodewise.state import NODES
 
 _last: WeakKeyDictionary[Any, ClusterState] = WeakKeyDictionary()
-"""By builder, the cluster state of its last build."""
+"""The cluster state of the last build of each builder."""
 
 
 def built(builder: StateBuilder, cluster_state: ClusterState) -> Any:
@@ -24,7 +24,7 @@ def built(builder: StateBuilder, cluster_state: ClusterState) -> Any:
 
 
 def changed(before: ClusterState | None, after: ClusterState) -> ClusterState:
-    """The later cluster state with its changes; without an earlier one everything is new."""
+    """The later cluster state with its changes. Without an earlier cluster state, all objects are new."""
     if before is None:
         return msgspec.structs.replace(after, changes=None)
     changes = {

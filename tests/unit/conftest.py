@@ -1,4 +1,4 @@
-"""What all unit tests share."""
+"""Fixtures of all unit tests."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,6 @@ import structlog
 
 @pytest.fixture(autouse=True)
 def default_logs() -> Iterator[None]:
-    """Tests may configure how events are logged, and the files of a run come in any order."""
+    """Reset the log configuration after each test, because tests change it and run in any order."""
     yield
     structlog.reset_defaults()

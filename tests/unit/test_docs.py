@@ -26,12 +26,12 @@ def test_every_file_that_architecture_names_exists() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_every_room_is_in_architecture() -> None:
+def test_every_package_and_module_is_in_architecture() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    rooms = {path.name for path in (ROOT / "src/nodewise").iterdir() if not path.name.startswith("_")} - {
+    modules = {path.name for path in (ROOT / "src/nodewise").iterdir() if not path.name.startswith("_")} - {
         "py.typed"
     }
-    assert [room for room in sorted(rooms) if f"src/nodewise/{room}" not in text] == []
+    assert [module for module in sorted(modules) if f"src/nodewise/{module}" not in text] == []
 
 
 @pytest.mark.parametrize("name", reference.PAGES)

@@ -408,13 +408,13 @@ def configured(folder: Path, *words: str) -> str:
     flags += ["--cert-dir", str(folder / "certs"), "-dry-run", "-o", "json"]
     authority = trustme.CA()
     client = authority.issue_cert("nodewise-scheduler-client")
-    papers = {
+    certificates = {
         "ca": authority.cert_pem,
         "cert": client.cert_chain_pems[0],
         "key": client.private_key_pem,
     }
-    for name, paper in papers.items():
-        paper.write_to_path(folder / name)
+    for name, content in certificates.items():
+        content.write_to_path(folder / name)
         flags += [f"--{name}", str(folder / name)]
     result = CliRunner().invoke(command, [*flags, *words])
     assert result.exit_code == 0, result.output

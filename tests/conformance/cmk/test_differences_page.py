@@ -6,6 +6,7 @@ The numbers are those of the observations of CMK. They have gaps.
 import re
 from pathlib import Path
 
+from tests.conformance import differences_page
 from tests.conformance.cmk import table_rows
 from tests.conformance.cmk.table_rows import (
     ArgumentsRow,
@@ -31,8 +32,7 @@ from tests.conformance.cmk.table_rows import (
     WordsRow,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
-HEADING = "\n## CPU Manager for Kubernetes"
+HEADING = "CPU Manager for Kubernetes"
 NUMBERS = {
     *range(3, 8),
     *range(9, 14),
@@ -113,17 +113,6 @@ def tables() -> list[CmkRow]:
     return [row for table, kind in TABLES.items() for row in table_rows.read(table, kind)]
 
 
-def section() -> str:
-    """The part of the page from the CMK heading to the next system's."""
-    return re.split(r"^## ", PAGE.read_text().partition(HEADING)[2], flags=re.MULTILINE)[0]
-
-
-def rows_of_page() -> list[int]:
-    """The numbers in the first column of the page's tables of rows."""
-    cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", section(), re.MULTILINE)
-    return [int(number) for cell in cells for number in cell.split(", ")]
-
-
 def test_every_table_is_asked() -> None:
     assert {path.stem for path in HERE.glob("*.yaml")} == TABLES.keys()
 
@@ -138,18 +127,17 @@ def test_every_other_row_has_a_test_of_its_number() -> None:
 
 
 def test_every_difference_is_on_the_page_once() -> None:
-    assert sorted(rows_of_page()) == sorted({row.number for row in tables() if row.differs})
+    assert sorted(differences_page.rows(HEADING)) == sorted({row.number for row in tables() if row.differs})
 
 
 def test_the_page_says_what_became_of_every_fault_and_in_which_rows() -> None:
-    rows = re.findall(r"^\| ([A-Z])(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
-    faults = [(letter, number) for letter, most in FAULTS.items() for number in range(1, most + 1)]
-    assert [(letter, int(number)) for letter, number, _ in rows] == faults
-    assert {int(number) for *_, cell in rows for number in re.findall(r"\d+", cell)} <= NUMBERS
+    differences_page.check_faults(HEADING, FAULTS, NUMBERS)
 
 
 def test_every_fault_has_a_test_or_a_row() -> None:
-    rows = re.findall(r"^\| B(\d+) \|.*\| (.*?) \| ([\d, ]*)\|$", section(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| B(\d+) \|.*\| (.*?) \| ([\d, ]*)\|$", differences_page.section(HEADING), re.MULTILINE
+    )
     silent = {int(number) for number, now, cell in rows if not cell and not now.startswith("unchanged")}
     here = {
         int(number)

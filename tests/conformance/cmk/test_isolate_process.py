@@ -16,7 +16,6 @@ from nodewise.cpu import ended_tasks, pool_allocations
 from nodewise.cpu.cmk_names import LOCK_TIMEOUT
 from nodewise.cpu.node import garbage_collection
 from nodewise.cpu.store.file_transaction import TransactionalDirectory
-from tests.cluster import skip_conditions
 from tests.conformance.cmk import isolate_process, table_rows
 from tests.conformance.cmk.isolate_process import (
     DirectoryNode,
@@ -44,13 +43,6 @@ if not child:
 print(child, flush=True)
 """
 """A command that ends, and leaves an unrelated process."""
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> DirectoryNode:
-    if not {0, 1} <= os.sched_getaffinity(0):
-        skip_conditions.not_run("isolate takes CPUs 0 and 1")
-    return isolate_process.on_two_cpus(tmp_path)
 
 
 def wait(number: int) -> None:
@@ -93,14 +85,14 @@ def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", table_rows.read("words", WordsRow), ids=lambda row: row.id)
-def test_words(row: WordsRow, two: DirectoryNode, tmp_path: Path) -> None:
+def test_words(row: WordsRow, two_cpu_node: DirectoryNode, tmp_path: Path) -> None:
     for name in ("sleep", "cmk.py", "cmd", "echo"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!{sys.executable}\n{isolate_process.SHOW.replace('sys.argv[1:]', 'sys.argv')}")
         program.chmod(0o755)
-    line = row.line.format(conf=two.root)
-    done = run(two.words(*shlex.split(line)), {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    line = row.line.format(conf=two_cpu_node.root)
+    done = run(two_cpu_node.words(*shlex.split(line)), {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
     if row.error:
         assert done.returncode == FAILED
         assert all(part in done.stderr for part in row.error), done.stderr
@@ -112,91 +104,93 @@ def test_words(row: WordsRow, two: DirectoryNode, tmp_path: Path) -> None:
     assert (document["cpus"] == assigned) == row.pins
 
 
-def both_win(two: DirectoryNode) -> None:
+def both_win(two_cpu_node: DirectoryNode) -> None:
     """Two processes read the same version at once, and both get an allocation."""
-    words = two.words("--pool=exclusive", *show_command())
+    words = two_cpu_node.words("--pool=exclusive", *show_command())
     with start(words) as first, start(words) as other:
         cpus = [json.loads(read_line(process))["cpus"] for process in (first, other)]
         assert [first.wait(isolate_process.PATIENCE_S), other.wait(isolate_process.PATIENCE_S)] == [0, 0]
     # whichever was over first may have left its CPU to the other
     assert all(cpu in ([0], [1]) for cpu in cpus)
-    assert two.holders() == {}
+    assert two_cpu_node.holders() == {}
 
 
-def holder_that_died(two: DirectoryNode) -> None:
+def holder_that_died(two_cpu_node: DirectoryNode) -> None:
     """The case for a ConfigMap is in tests/unit/cpu/store/test_configmap.py."""
     ready, tell = os.pipe()
     if not (holder := os.fork()):
-        with TransactionalDirectory(two.root, "pools", (), ()).locked(1):
+        with TransactionalDirectory(two_cpu_node.root, "pools", (), ()).locked(1):
             os.write(tell, b"x")
             signal.pause()
     os.read(ready, 1)
-    with start(two.words("--pool=exclusive", *show_command())) as process:
+    with start(two_cpu_node.words("--pool=exclusive", *show_command())) as process:
         os.kill(holder, signal.SIGKILL)
         os.waitpid(holder, 0)
         assert json.loads(read_line(process))["cpus"] == [0]
 
 
-def lock_that_is_held(two: DirectoryNode) -> None:
-    with TransactionalDirectory(two.root, "pools", (), ()).locked(1):
-        done = run(two.words("--pool=exclusive", *show_command()), {LOCK_TIMEOUT: "0.1"})
-    assert (done.returncode, "lock: still held" in done.stderr) == (FAILED, True)
-    assert two.holders() == {}
-    assert parse_output(run(two.words("--pool=exclusive", *show_command())))["cpus"] == [0]
+def lock_that_is_held(two_cpu_node: DirectoryNode) -> None:
+    with TransactionalDirectory(two_cpu_node.root, "pools", (), ()).locked(1):
+        done = run(two_cpu_node.words("--pool=exclusive", *show_command()), {LOCK_TIMEOUT: "0.1"})
+    assert (done.returncode, "lock: still locked" in done.stderr) == (FAILED, True)
+    assert two_cpu_node.holders() == {}
+    assert parse_output(run(two_cpu_node.words("--pool=exclusive", *show_command())))["cpus"] == [0]
 
 
-def no_affinity(two: DirectoryNode) -> None:
-    done = run(two.words("--pool=exclusive", "--no-affinity", *show_command()))
+def no_affinity(two_cpu_node: DirectoryNode) -> None:
+    done = run(two_cpu_node.words("--pool=exclusive", "--no-affinity", *show_command()))
     document = parse_output(done)
     assert document["cpus"] == sorted(os.sched_getaffinity(0))
     assert document["environment"]["CMK_CPUS_ASSIGNED"] == "0"
     assert "no affinity is set" in done.stderr
     assert (
         run(
-            two.words("--pool=exclusive", "--no-affinity", *show_command()), {"CMK_LOG_LEVEL": "ERROR"}
+            two_cpu_node.words("--pool=exclusive", "--no-affinity", *show_command()),
+            {"CMK_LOG_LEVEL": "ERROR"},
         ).stderr
         == ""
     )
 
 
-def exit_code(two: DirectoryNode) -> None:
-    assert run(two.words("--pool=exclusive", "sh", "--", "-c", "exit 7")).returncode == 7
+def exit_code(two_cpu_node: DirectoryNode) -> None:
+    assert run(two_cpu_node.words("--pool=exclusive", "sh", "--", "-c", "exit 7")).returncode == 7
     assert (
-        run(two.words("--pool=exclusive", "sh", "--", "-c", "kill -9 $$")).returncode == 128 + signal.SIGKILL
+        run(two_cpu_node.words("--pool=exclusive", "sh", "--", "-c", "kill -9 $$")).returncode
+        == 128 + signal.SIGKILL
     )
-    assert two.holders() == {}
+    assert two_cpu_node.holders() == {}
 
 
-def no_such_command(two: DirectoryNode) -> None:
-    done = run(two.words("--pool=exclusive", "no-such-command"))
+def no_such_command(two_cpu_node: DirectoryNode) -> None:
+    done = run(two_cpu_node.words("--pool=exclusive", "no-such-command"))
     assert (done.returncode, "no-such-command" in done.stderr) == (127, True)
     for path in ("/etc/passwd", "/"):
-        assert run(two.words("--pool=exclusive", path)).returncode == 126
-    assert two.holders() == {}
+        assert run(two_cpu_node.words("--pool=exclusive", path)).returncode == 126
+    assert two_cpu_node.holders() == {}
 
 
-def signals(two: DirectoryNode) -> None:
-    with start(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
+def signals(two_cpu_node: DirectoryNode) -> None:
+    with start(two_cpu_node.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
         child = int(read_line(process))
-        assert two.holders() == {"0": [process.pid]}
+        assert two_cpu_node.holders() == {"0": [process.pid]}
         process.terminate()
         assert process.wait(isolate_process.PATIENCE_S) == 128 + signal.SIGTERM
         assert not Path(f"/proc/{child}").exists()
-    assert two.holders() == {}
+    assert two_cpu_node.holders() == {}
 
 
-def killed_wrapper(two: DirectoryNode) -> None:
+def killed_wrapper(two_cpu_node: DirectoryNode) -> None:
     """The allocation of a killed wrapper stays as long as any of its processes runs."""
-    with start(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
+    with start(two_cpu_node.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
         child = int(read_line(process))
         process.kill()
         process.wait()
-        known = swept(two)
-        assert two.holders() == {"0": [process.pid]}
+        known = swept(two_cpu_node)
+        assert two_cpu_node.holders() == {"0": [process.pid]}
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: not is_alive(child))
-        swept(two, known)
-    assert two.holders() == {}
+        swept(two_cpu_node, known)
+    assert two_cpu_node.holders() == {}
 
 
 def is_alive(pid: int) -> bool:
@@ -206,16 +200,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def no_proc_fs(two: DirectoryNode) -> None:
+def no_proc_fs(two_cpu_node: DirectoryNode) -> None:
     """The process ids are those of a container."""
     inside = ["unshare", "--pid", "--fork", "--mount-proc"]
-    before = texts(two.root)
-    done = run([*inside, *two.words("--pool=exclusive", *show_command())])
+    before = texts(two_cpu_node.root)
+    done = run([*inside, *two_cpu_node.words("--pool=exclusive", *show_command())])
     assert (done.returncode, "CMK_PROC_FS" in done.stderr) == (FAILED, True)
-    assert texts(two.root) == before
+    assert texts(two_cpu_node.root) == before
     # with the host's /proc it is the host that knows it
     shell = 'mkdir -p "$0" && mount --rbind /proc "$0" && exec "$@"'
-    outside = str(two.root.parent / "proc")
+    outside = str(two_cpu_node.root.parent / "proc")
     words = [
         "unshare",
         "--mount",
@@ -224,7 +218,7 @@ def no_proc_fs(two: DirectoryNode) -> None:
         shell,
         outside,
         *inside,
-        *two.words("--pool=exclusive", *show_command()),
+        *two_cpu_node.words("--pool=exclusive", *show_command()),
     ]
     with start(words, {"CMK_PROC_FS": outside}) as process:
         child = json.loads(read_line(process))
@@ -255,15 +249,18 @@ STORIES: dict[str, Callable[[DirectoryNode], None]] = {
         for row in table_rows.read("isolate_process", StoryRow)
     ],
 )
-def test_stories(row: StoryRow, two: DirectoryNode) -> None:
-    STORIES[row.story](two)
+def test_stories(row: StoryRow, two_cpu_node: DirectoryNode) -> None:
+    STORIES[row.story](two_cpu_node)
 
 
-def test_101_a_directory_is_described_with_its_path(two: DirectoryNode) -> None:
-    words = [sys.executable, "-m", "nodewise.cli.cmk", "describe", "--conf-dir", str(two.root)]
+def test_101_a_directory_is_described_with_its_path(two_cpu_node: DirectoryNode) -> None:
+    words = [sys.executable, "-m", "nodewise.cli.cmk", "describe", "--conf-dir", str(two_cpu_node.root)]
     done = subprocess.run(words, env=clean(), capture_output=True, text=True, check=True)
     document = yaml.safe_load(done.stdout)
-    assert (document["path"], list(document["pools"])) == (str(two.root), ["exclusive", "infra", "shared"])
+    assert (document["path"], list(document["pools"])) == (
+        str(two_cpu_node.root),
+        ["exclusive", "infra", "shared"],
+    )
     assert document["pools"]["shared"] == {
         "cpuLists": {"1": {"cpus": "1", "tasks": []}},
         "exclusive": False,
@@ -271,17 +268,17 @@ def test_101_a_directory_is_described_with_its_path(two: DirectoryNode) -> None:
     }
 
 
-def test_a_child_that_forks_away_keeps_its_cpus_until_it_ends(two: DirectoryNode) -> None:
-    done = run(two.words("--pool=exclusive", "--", sys.executable, "-c", FORK))
+def test_a_child_that_forks_away_keeps_its_cpus_until_it_ends(two_cpu_node: DirectoryNode) -> None:
+    done = run(two_cpu_node.words("--pool=exclusive", "--", sys.executable, "-c", FORK))
     left = int(done.stdout)
     try:
         assert done.returncode == 0
         assert "still run: CPUs 0 stay held" in done.stderr
-        known = swept(two)
-        assert list(two.holders()) == ["0"]
+        known = swept(two_cpu_node)
+        assert list(two_cpu_node.holders()) == ["0"]
         assert os.sched_getaffinity(left) == {0}
     finally:
         os.kill(left, signal.SIGKILL)
     wait_until(lambda: not is_alive(left))
-    swept(two, known)
-    assert two.holders() == {}
+    swept(two_cpu_node, known)
+    assert two_cpu_node.holders() == {}

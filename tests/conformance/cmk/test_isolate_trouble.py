@@ -49,13 +49,6 @@ print({signal.Signals(number).name: times for number, times in sorted(counts.ite
 CPUSET = Path("/sys/fs/cgroup/cpuset")
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> DirectoryNode:
-    if not {0, 1} <= os.sched_getaffinity(0):
-        skip_conditions.not_run("isolate takes CPUs 0 and 1")
-    return isolate_process.on_two_cpus(tmp_path)
-
-
 def cpu(node: DirectoryNode, *options: str) -> list[str]:
     return node.words("--pool=exclusive", *options)
 
@@ -91,14 +84,17 @@ def cpuset(cpus: str) -> Iterator[Path]:
 
 @pytest.mark.parametrize(("pool", "wanted"), [("shared", "1"), ("infra", "0-1")])
 @pytest.mark.root
-def test_a_cpuset_that_forbids_the_pool_is_an_error(two: DirectoryNode, pool: str, wanted: str) -> None:
+def test_a_cpuset_that_forbids_the_pool_is_an_error(
+    two_cpu_node: DirectoryNode, pool: str, wanted: str
+) -> None:
     with cpuset("0") as group:
         inside = ["sh", "-c", 'echo $$ > "$0/tasks" && exec "$@"', str(group)]
-        done = run([*inside, *two.words(f"--pool={pool}", *show_command())])
+        done = run([*inside, *two_cpu_node.words(f"--pool={pool}", *show_command())])
         assert done.returncode == FAILED
         assert f"CPUs 1 cannot be used here, 0 can; expected all of {wanted}" in done.stderr
-        assert two.holders() == {}
-        assert parse_output(run([*inside, *two.words("--pool=exclusive", *show_command())]))["cpus"] == [0]
+        assert two_cpu_node.holders() == {}
+        done = run([*inside, *two_cpu_node.words("--pool=exclusive", *show_command())])
+        assert parse_output(done)["cpus"] == [0]
 
 
 def test_without_a_state_it_says_what_to_do(tmp_path: Path) -> None:
@@ -107,9 +103,9 @@ def test_without_a_state_it_says_what_to_do(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_a_state_that_cannot_be_read_is_named(two: DirectoryNode) -> None:
-    (two.root / "pools/exclusive/0/1/tasks").write_text("17,x")
-    done = run(cpu(two, *show_command()))
+def test_a_state_that_cannot_be_read_is_named(two_cpu_node: DirectoryNode) -> None:
+    (two_cpu_node.root / "pools/exclusive/0/1/tasks").write_text("17,x")
+    done = run(cpu(two_cpu_node, *show_command()))
     assert done.returncode == FAILED
     assert "config.exclusive.0.1: 'x'; expected a whole number" in done.stderr
 
@@ -130,54 +126,54 @@ def test_a_state_that_cannot_be_read_is_named(two: DirectoryNode) -> None:
         (["--pool=exclusive", "ls", "-l"], "-l: no such option"),
     ],
 )
-def test_words_that_mean_nothing_are_named(two: DirectoryNode, words: list[str], seen: str) -> None:
-    done = run(two.words(*words))
+def test_words_that_mean_nothing_are_named(two_cpu_node: DirectoryNode, words: list[str], seen: str) -> None:
+    done = run(two_cpu_node.words(*words))
     assert done.returncode == FAILED
     assert seen in done.stderr
-    assert two.holders() == {}
+    assert two_cpu_node.holders() == {}
 
 
-def test_isolate_waits_during_a_reconfiguration(two: DirectoryNode) -> None:
-    stored = two.store.read()
+def test_isolate_waits_during_a_reconfiguration(two_cpu_node: DirectoryNode) -> None:
+    stored = two_cpu_node.store.read()
     target = pool_allocations.from_lists({"exclusive": {0: ("1",)}, "shared": {}, "infra": {0: ("0",)}})
-    two.store.replace(
+    two_cpu_node.store.replace(
         stored.version, stored.allocations, Intent(target, Task(1, 1, "boot"), "2026-01-01T00:00:00Z")
     )
-    done = run(cpu(two, *show_command()))
+    done = run(cpu(two_cpu_node, *show_command()))
     assert (done.returncode, "being reconfigured by process 1" in done.stderr) == (FAILED, True)
-    with start(cpu(two, "--wait=1m", *show_command()), {"CMK_LOG_LEVEL": "debug"}) as process:
+    with start(cpu(two_cpu_node, "--wait=1m", *show_command()), {"CMK_LOG_LEVEL": "debug"}) as process:
         assert process.stderr
         assert "trying again" in process.stderr.readline()
-        two.store.replace(two.store.read().version, target)
+        two_cpu_node.store.replace(two_cpu_node.store.read().version, target)
         assert json.loads(read_line(process))["cpus"] == [1]
 
 
-def test_isolate_waits_for_a_free_list_and_ends_at_a_signal(two: DirectoryNode) -> None:
+def test_isolate_waits_for_a_free_list_and_ends_at_a_signal(two_cpu_node: DirectoryNode) -> None:
     with start(
-        cpu(two, *show_command()[:-1], "import os,time; print(1, flush=True); time.sleep(600)")
+        cpu(two_cpu_node, *show_command()[:-1], "import os,time; print(1, flush=True); time.sleep(600)")
     ) as first:
         read_line(first)
         taken = {"CMK_NUM_CORES": "2", "CMK_LOG_LEVEL": "debug"}
-        done = run(cpu(two, *show_command()), taken)
+        done = run(cpu(two_cpu_node, *show_command()), taken)
         assert done.returncode == FAILED
         assert "pool exclusive: 1 of 2 CPU lists free, 1 held; expected 2" in done.stderr
-        with start(cpu(two, "--wait=1h", *show_command()), taken) as waiting:
+        with start(cpu(two_cpu_node, "--wait=1h", *show_command()), taken) as waiting:
             assert waiting.stderr
             assert "trying again" in waiting.stderr.readline()
             waiting.send_signal(signal.SIGTERM)
             assert waiting.wait(PATIENCE_S) == 128 + signal.SIGTERM
-        with start(cpu(two, "--wait=1h", *show_command()), taken) as waiting:
+        with start(cpu(two_cpu_node, "--wait=1h", *show_command()), taken) as waiting:
             assert waiting.stderr
             assert "trying again" in waiting.stderr.readline()
             first.terminate()
             assert json.loads(read_line(waiting))["cpus"] == [0, 1]
             assert waiting.wait(PATIENCE_S) == 0
-    assert two.holders() == {}
+    assert two_cpu_node.holders() == {}
 
 
-def test_signals_reach_the_command_once_each(two: DirectoryNode) -> None:
+def test_signals_reach_the_command_once_each(two_cpu_node: DirectoryNode) -> None:
     names = ["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGWINCH", "SIGQUIT", "SIGINT", "SIGALRM", "SIGRTMIN"]
-    words = cpu(two, "--", sys.executable, "-c", COUNT, ",".join(names))
+    words = cpu(two_cpu_node, "--", sys.executable, "-c", COUNT, ",".join(names))
     process = subprocess.Popen(
         words, env=clean(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
     )
@@ -193,10 +189,10 @@ def test_signals_reach_the_command_once_each(two: DirectoryNode) -> None:
     assert process.returncode == 0
 
 
-def test_a_key_of_the_terminal_reaches_the_command_once(two: DirectoryNode) -> None:
+def test_a_key_of_the_terminal_reaches_the_command_once(two_cpu_node: DirectoryNode) -> None:
     pid, terminal = pty.fork()
     if not pid:
-        words = cpu(two, "--", sys.executable, "-c", COUNT, "SIGINT,SIGQUIT")
+        words = cpu(two_cpu_node, "--", sys.executable, "-c", COUNT, "SIGINT,SIGQUIT")
         os.execve(words[0], words, clean())
     seen = b""
     while b"\n" not in seen:
@@ -212,10 +208,10 @@ def test_a_key_of_the_terminal_reaches_the_command_once(two: DirectoryNode) -> N
     os.close(terminal)
 
 
-def test_isolate_stops_and_continues_with_its_command(two: DirectoryNode) -> None:
+def test_isolate_stops_and_continues_with_its_command(two_cpu_node: DirectoryNode) -> None:
     """As a shell's job."""
     stay = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    with start(cpu(two, "--", sys.executable, "-c", stay)) as process:
+    with start(cpu(two_cpu_node, "--", sys.executable, "-c", stay)) as process:
         child = int(read_line(process))
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: state_of(child) == "T" and state_of(process.pid) == "T")
@@ -226,7 +222,7 @@ def test_isolate_stops_and_continues_with_its_command(two: DirectoryNode) -> Non
         process.send_signal(signal.SIGCONT)
         process.terminate()
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
-    assert two.holders() == {}
+    assert two_cpu_node.holders() == {}
 
 
 def state_of(pid: int) -> str:
@@ -234,39 +230,47 @@ def state_of(pid: int) -> str:
 
 
 @pytest.mark.root
-def test_isolate_as_first_process_of_a_container_forwards_signals(two: DirectoryNode) -> None:
+def test_isolate_as_first_process_of_a_container_forwards_signals(two_cpu_node: DirectoryNode) -> None:
     stay = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)"
-    inside = ["unshare", "--pid", "--fork", "--kill-child", *cpu(two, "--", sys.executable, "-c", stay)]
+    inside = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        *cpu(two_cpu_node, "--", sys.executable, "-c", stay),
+    ]
     with start(inside, {"CMK_PROC_FS": "/proc"}) as process:
         assert read_line(process).split()[1] == "1"
-        (wrapper,) = (pid for pids in two.holders().values() for pid in pids)
+        (wrapper,) = (pid for pids in two_cpu_node.holders().values() for pid in pids)
         os.kill(wrapper, signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
-    assert two.holders() == {}
+    assert two_cpu_node.holders() == {}
 
 
-def test_orphans_are_waited_for_by_it(two: DirectoryNode) -> None:
+def test_orphans_are_waited_for_by_it(two_cpu_node: DirectoryNode) -> None:
     """`isolate` reaps orphaned processes, so none remains a zombie."""
     grandchild = "(sh -c 'sleep 0.05' &) ; sleep 1; ps -o stat= --ppid $PPID | grep -c Z || true"
     if shutil.which("ps") is None:
         skip_conditions.not_run("ps is missing")
-    done = run(cpu(two, "--", "sh", "-c", grandchild))
+    done = run(cpu(two_cpu_node, "--", "sh", "-c", grandchild))
     assert (done.stdout.strip(), done.returncode) == ("0", 0)
 
 
-def test_the_command_has_no_more_signals_blocked_or_ignored_than_without_isolate(two: DirectoryNode) -> None:
+def test_the_command_has_no_more_signals_blocked_or_ignored_than_without_isolate(
+    two_cpu_node: DirectoryNode,
+) -> None:
     """The tests may run with ignored signals, for example under nohup."""
     command = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
     # glibc's own two, 32 and 33, are left ignored by some ways of starting a program
     with_it, without = (
         [int(line.split()[1], 16) & ~(1 << 31 | 1 << 32) for line in run(words).stdout.splitlines()]
-        for words in (cpu(two, "--", *command), command)
+        for words in (cpu(two_cpu_node, "--", *command), command)
     )
     assert with_it == without
 
 
-def test_isolate_imports_only_the_standard_library(two: DirectoryNode) -> None:
-    words = cpu(two, "true")
+def test_isolate_imports_only_the_standard_library(two_cpu_node: DirectoryNode) -> None:
+    words = cpu(two_cpu_node, "true")
     done = run([words[0], "-X", "importtime", *words[1:]])
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     # Debian's sitecustomize tries to import a hook of apport, which need not be installed

@@ -1,6 +1,5 @@
 """Faults of CMK without a numbered case, by their own numbers."""
 
-import os
 import sys
 import threading
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ from nodewise.cpu.speed_select import fast_cpus, preferences
 from nodewise.cpu.store import configmap
 from nodewise.cpu.topology import CPUS
 from nodewise.cpu.webhook import certificates
-from tests.cluster import skip_conditions
 from tests.conformance.cmk import isolate_process
 from tests.conformance.cmk.isolate_process import DirectoryNode
 from tests.conformance.cmk.node_commands import (
@@ -34,13 +32,6 @@ from tests.conformance.cmk.node_commands import (
 CMK = Path(sys.executable).parent / "cmk"
 PROC = Path("/proc")
 NEWEST = api_versions.TABLE[-1]
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> DirectoryNode:
-    if not {0, 1} <= os.sched_getaffinity(0):
-        skip_conditions.not_run("isolate takes CPUs 0 and 1")
-    return isolate_process.on_two_cpus(tmp_path)
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["as CMK writes tasks", "with its start"])
@@ -68,9 +59,9 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
     assert [cpu_list["pid"] for cpu_list in report["reclaimedCpuLists"]] == [pid]
 
 
-def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: DirectoryNode, tmp_path: Path) -> None:
+def test_b37_isolate_asks_for_one_configmap_and_no_pod(two_cpu_node: DirectoryNode, tmp_path: Path) -> None:
     with cluster("v1.36.3", tmp_path) as (server, leading):
-        texts = configmap.format_texts(two.store.read().allocations)
+        texts = configmap.format_texts(two_cpu_node.store.read().allocations)
         about = {"name": "cmk-config-n1", "annotations": {cmk_names.OWNER: "", IDENTITIES: texts.identities}}
         server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
         words = [CMK, "isolate", "--direct", *leading, "--pool=exclusive", "true"]
@@ -132,18 +123,18 @@ def test_b67_a_label_that_says_false_means_false(word: str, is_on: bool) -> None
 @pytest.mark.parametrize("option", ["--version", "--help", "-h"])
 @pytest.mark.parametrize("between", [(), ("--",)], ids=["plain", "after --"])
 def test_b68_an_option_behind_the_command_is_the_command_s(
-    option: str, between: tuple[str, ...], two: DirectoryNode
+    option: str, between: tuple[str, ...], two_cpu_node: DirectoryNode
 ) -> None:
-    done = isolate_process.run(two.words("--pool", "exclusive", sys.executable, *between, option))
+    done = isolate_process.run(two_cpu_node.words("--pool", "exclusive", sys.executable, *between, option))
     python = isolate_process.run([sys.executable, option])
     assert (done.returncode, done.stdout) == (python.returncode, python.stdout)
 
 
 @pytest.mark.parametrize("word", ["debug", "Debug", "DEBUG", "warning", "nonsense", ""])
-def test_b70_any_word_is_a_level_of_the_log(word: str, two: DirectoryNode) -> None:
+def test_b70_any_word_is_a_level_of_the_log(word: str, two_cpu_node: DirectoryNode) -> None:
     level = {cmk_names.LOG_LEVEL: word}
-    assert isolate_process.run(two.words("--pool=exclusive", "true"), level).returncode == 0
-    done = run("describe", "--conf-dir", two.root, environment=level)
+    assert isolate_process.run(two_cpu_node.words("--pool=exclusive", "true"), level).returncode == 0
+    done = run("describe", "--conf-dir", two_cpu_node.root, environment=level)
     assert done.returncode == 0
     assert ("variable_ignored" in done.stderr) == (word == "nonsense")
 

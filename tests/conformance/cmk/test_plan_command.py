@@ -6,7 +6,6 @@ import sys
 import xml.etree.ElementTree as ET
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from nodewise.cpu import cpulist
 from tests import forked_commands
 from tests.conformance.cmk import case_machines as made_up
 from tests.conformance.cmk import table_rows
+from tests.conformance.cmk.node_commands import json_output
 from tests.conformance.cmk.table_rows import PoolsRow
 from tests.unit.cpu import real_machines
 
@@ -23,12 +23,6 @@ PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return forked_commands.run([NODEWISE, "cpu", *map(str, arguments)])
-
-
-def answered(*arguments: object) -> Any:
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def folder(texts: dict[str, str], at: Path) -> Path:
@@ -41,7 +35,7 @@ def folder(texts: dict[str, str], at: Path) -> Path:
 @pytest.mark.parametrize("name", real_machines.NAMES)
 def test_real_machines(name: str, tmp_path: Path) -> None:
     root = real_machines.unpack(name, tmp_path)
-    document = answered("topology", "--sysfs", root, "-o", "json")
+    document = json_output("topology", "--sysfs", root, "-o", "json")
     machine = real_machines.machine(name)
     assert (document["sockets"], document["cores"]) == (len(machine.sockets), len(machine.cores))
     assert [cpu["cpu"] for cpu in document["cpus"]] == [cpu.cpu for cpu in machine.cpus]
@@ -53,7 +47,7 @@ def test_real_machines(name: str, tmp_path: Path) -> None:
     for mode in ("packed", "spread"):
         counts = ("--num-exclusive-cores", len(machine.cores) // 2, "--num-shared-cores", 0)
         modes = (f"--exclusive-mode={mode}", f"--shared-mode={mode}")
-        plan = answered("plan", "--sysfs", root, *counts, *modes, "-o", "json")["pools"]
+        plan = json_output("plan", "--sysfs", root, *counts, *modes, "-o", "json")["pools"]
         lists = chain.from_iterable(lists for sockets in plan.values() for lists in sockets.values())
         cpus = list(chain.from_iterable(map(cpulist.parse_list, lists)))
         assert len(cpus) == len(set(cpus))
@@ -97,7 +91,7 @@ def test_cases(row: PoolsRow, tmp_path: Path) -> None:
 def test_a_plain_list_for_core_power_names_the_first_of_two_classes(tmp_path: Path) -> None:
     root = folder(made_up.texts("T8", "1-4,9-12"), tmp_path)
     counts = ("--num-exclusive-cores=2", "--num-shared-cores=2", "-o", "json")
-    plan = answered("plan", "--sysfs", root, *counts, "--sst-cp", "1-4,9-12")["pools"]
+    plan = json_output("plan", "--sysfs", root, *counts, "--sst-cp", "1-4,9-12")["pools"]
     assert plan["exclusive"] == {"0": ["1,9", "2,10"]}
     assert plan["shared"] == {"0": ["3,11,4,12"]}
 
@@ -131,7 +125,9 @@ def test_the_older_programs_variable_names_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CMK_DEV_LSCPU_SYSFS", str(folder(made_up.texts("SP"), tmp_path)))
-    assert answered("topology", "-o", "json")["cores"] == 6
+    done = run("topology", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cores"] == 6
 
 
 def test_forms_for_people(tmp_path: Path) -> None:

@@ -248,12 +248,14 @@ def bad_mutations(folder: Path) -> None:
         for text in ("mutations: {perPod: [1]}", "mutations: {", "", "mutations: {perpod: {}}"):
             running.mutations.write_text(text)
             assert running.operations(webhook_process.pod_with_request()) == before
-        assert running.log_line_has("warning", "cpu_mutations_failed", "mutations.perPod", "[1]", "a mapping")
-        assert running.log_line_has("cpu_mutations_failed", "mutations.perpod", "unknown")
+        assert running.process.log_line_has(
+            "warning", "cpu_mutations_failed", "mutations.perPod", "[1]", "a mapping"
+        )
+        assert running.process.log_line_has("cpu_mutations_failed", "mutations.perpod", "unknown")
         assert "nodewise_cpu_mutations_failing 1.0" in httpx2.get(f"{running.health}/metrics").text
         running.mutations.unlink()
         assert running.operations(webhook_process.pod_with_request()) == before
-        assert running.log_line_has("cpu_mutations_failed", "No such file")
+        assert running.process.log_line_has("cpu_mutations_failed", "No such file")
         running.mutations.write_text("mutations: {perPod: {metadata: {labels: {a: b}}}}")
         assert {"op": "add", "path": "/metadata/labels", "value": {"a": "b"}} in running.operations(
             webhook_process.pod_with_request()
@@ -286,7 +288,7 @@ def no_certificate(folder: Path) -> None:
                 context.minimum_version = context.maximum_version = version
                 with running.client(context) as client, pytest.raises(httpx2.TransportError):
                     client.post("/mutate", json=webhook_process.review(webhook_process.pod_with_request()))
-            assert running.log_line_has("info", "cpu_webhook_mutual", "cafile=")
+            assert running.process.log_line_has("info", "cpu_webhook_mutual", "cafile=")
     ended = started(folder, "--insecure=perhaps")
     assert ended.returncode == 2
     assert "--insecure: 'perhaps'; expected true or false" in ended.stderr
@@ -306,7 +308,7 @@ def client_certificate(folder: Path) -> None:
 def any_client(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=True") as running:
         assert running.post(webhook_process.review(webhook_process.pod_with_request())).status_code == 200
-        assert running.log_line_has("warning", "cpu_webhook_any_client")
+        assert running.process.log_line_has("warning", "cpu_webhook_any_client")
         port = int(running.url.rpartition(":")[2])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -155,4 +155,4 @@ def test_valid_reviews_are_answered_during_invalid_ones(webhook: Webhook) -> Non
             thread.join()
     assert failures == []
     assert webhook.process.is_running
-    assert not webhook.log_line_has("request_failed")
+    assert not webhook.process.log_line_has("request_failed")

@@ -70,11 +70,6 @@ class Webhook(NamedTuple):
         assert answer["response"].get("patchType") == ("JSONPatch" if patch else None)
         return json.loads(base64.b64decode(patch)) if patch else []
 
-    def log_line_has(self, *parts: str) -> bool:
-        """Whether a log line has all of these parts."""
-        lines = self.process.log.read_text().splitlines()
-        return any(all(part in line for part in parts) for line in lines)
-
 
 def review(pod: Object, version: str = V1, uid: str = "u1") -> Object:
     kind = {"group": "", "version": "v1", "kind": "Pod"}

@@ -5,8 +5,8 @@ a tested number that is not among them fail.
 """
 
 import re
-from pathlib import Path
 
+from tests.conformance import differences_page
 from tests.conformance.configure import (
     test_configure_runs,
     test_deployed_manifests,
@@ -16,8 +16,7 @@ from tests.conformance.configure import (
 )
 from tests.conformance.configure.case_numbers import CASES
 
-PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
-HEADING = "\n## The configurator"
+HEADING = "The configurator"
 NUMBERS = {
     *range(1, 11),
     *(12, 14, 15, 16, 17, 18, 20, 21, 22, 23, 26, 27, 28, 29, 30),
@@ -42,13 +41,11 @@ MODULES = (
 """The import of these modules fills the list of cases."""
 
 
-def section() -> str:
-    return re.split(r"^## ", PAGE.read_text().partition(HEADING)[2], flags=re.MULTILINE)[0]
-
-
 def rows_of_page() -> list[str]:
     """The numbers in the first column of the tables on the page."""
-    cells = re.findall(rf"^\| ({NUMBER}(?:, {NUMBER})*) \|", section(), flags=re.MULTILINE)
+    cells = re.findall(
+        rf"^\| ({NUMBER}(?:, {NUMBER})*) \|", differences_page.section(HEADING), flags=re.MULTILINE
+    )
     return [number for cell in cells for number in cell.split(", ")]
 
 

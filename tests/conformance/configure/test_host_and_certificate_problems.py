@@ -214,7 +214,7 @@ def test_certificates_that_cannot_be_used(host, cert, key, says):
 
 
 @pytest.mark.parametrize(
-    ("papers", "says"),
+    ("certificate", "says"),
     [
         (CLIENT, ""),
         (issue("system:kube-scheduler", by=AUTHORITY), ""),
@@ -226,9 +226,9 @@ def test_certificates_that_cannot_be_used(host, cert, key, says):
     ],
     ids=["issued", "kubeadm", "another name", "any usage"],
 )
-def test_a_certificate_that_nodewise_would_not_answer_is_told(host, papers, says):
-    host.write_certificate("scheduler-client.crt", papers.cert)
-    host.write_certificate("scheduler-client.key", papers.key)
+def test_a_certificate_that_nodewise_would_not_answer_is_told(host, certificate, says):
+    host.write_certificate("scheduler-client.crt", certificate.cert)
+    host.write_certificate("scheduler-client.key", certificate.key)
     ran = host.run("-dry-run")
     assert ran.code == 0
     assert says in ran.out + ran.err

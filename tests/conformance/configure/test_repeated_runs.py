@@ -19,7 +19,7 @@ from tests.conformance.configure.test_host_and_certificate_problems import (
 )
 
 
-def run_script(host: ControlPlaneHost, script: str, work: Path) -> RunResult:
+def run_script(script: str, work: Path) -> RunResult:
     """Run the script in another folder, with `nodewise` on the path."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -57,11 +57,11 @@ def test_the_script_does_the_same_on_another_host(host: ControlPlaneHost, tmp_pa
     assert host.run(*flags, **other).code == 0
     wanted = {path: data for path, (_, data) in host.snapshot().items() if "backup_" not in path}
     assert host.run("--uninstall", **other).code == 0
-    done = run_script(host, script, tmp_path)
+    done = run_script(script, tmp_path)
     assert done.code == 0, done.err
     assert {path: data for path, (_, data) in host.snapshot().items() if "backup_" not in path} == wanted
     assert "PRIVATE" not in script
-    again = run_script(host, script, tmp_path)
+    again = run_script(script, tmp_path)
     assert again.code == 0, "it does no harm to say it twice"
 
 
@@ -71,11 +71,11 @@ def test_the_script_stops_before_anything_is_changed_where_something_is_not_as_h
     script = print_plan(host)
     host.template.write_text(scheduler_manifests.TAS_TEMPLATE + "\n")
     before = host.snapshot()
-    done = run_script(host, script, tmp_path)
+    done = run_script(script, tmp_path)
     assert done.code != 0
     assert str(host.template) in done.out + done.err
     assert host.snapshot() == before
-    done = run_script(host, script.replace("--version | grep -q ' ", "--version | grep -q ' 9"), tmp_path)
+    done = run_script(script.replace("--version | grep -q ' ", "--version | grep -q ' 9"), tmp_path)
     assert (done.code, "another version of nodewise" in done.err) == (1, True)
 
 
@@ -84,7 +84,7 @@ def test_the_script_fails_where_another_thing_comes_out(host: ControlPlaneHost, 
     digest = hashlib.sha256((host.k / "pki" / "ca.crt").read_bytes()).hexdigest()
     head, run, tail = script.partition("nodewise configure")
     assert digest in tail
-    assert run_script(host, head + run + tail.replace(digest, "0" * 64), tmp_path).code != 0
+    assert run_script(head + run + tail.replace(digest, "0" * 64), tmp_path).code != 0
 
 
 def test_what_is_merged_into_has_to_be_the_same(host: ControlPlaneHost, tmp_path: Path):
@@ -93,9 +93,9 @@ def test_what_is_merged_into_has_to_be_the_same(host: ControlPlaneHost, tmp_path
     write_own_configuration(host, str(own))
     script = print_plan(host, "--merge")
     own.write_text(OWN_CONFIGURATION + "# another\n")
-    assert str(own) in run_script(host, script, tmp_path).err + run_script(host, script, tmp_path).out
+    assert str(own) in run_script(script, tmp_path).err + run_script(script, tmp_path).out
     own.write_text(OWN_CONFIGURATION)
-    assert run_script(host, script, tmp_path).code == 0
+    assert run_script(script, tmp_path).code == 0
     assert print_plan(host, "--merge") == script, (
         "and here, when it is done, the plan is still that for the others"
     )
@@ -120,7 +120,7 @@ def test_manifests_may_differ_from_host_to_host(host: ControlPlaneHost, tmp_path
     host.write(
         scheduler_manifests.to_yaml(with_field(scheduler_manifests.kubeadm_pod(30), "spec.priority", 7))
     )
-    assert run_script(host, script, tmp_path).code == 0
+    assert run_script(script, tmp_path).code == 0
     assert host.pod["spec"]["priority"] == 7
     shutil.rmtree(host.certs)
 

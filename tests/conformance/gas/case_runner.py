@@ -1,4 +1,4 @@
-"""Runs the cases of the tables in an environment, with any API server."""
+"""Runs the cases of the tables in an environment with a real or an in-memory API server."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ ORDINARY: Final = REQUESTS[0]
 
 
 def environment_with_cases(api_server: GasApiServer, folder: Path) -> Iterator[GasEnvironment]:
-    """All rows laid into one cluster before the first process starts."""
+    """An environment whose cluster has the objects of all rows before the first process starts."""
     made = GasEnvironment(api_server, folder)
     try:
         made.create_objects(CASES)
@@ -51,7 +51,7 @@ def check_placement(on: GasEnvironment, case: PlacementCase) -> None:
 
 
 def check_request(on: GasEnvironment, row: GasHttpRow) -> None:
-    """A request is answered as it should be, and the process lives on."""
+    """Check the response to a row's request, and that the process still serves ordinary requests."""
     expect = row.expect
     if expect.refused:
         with pytest.raises(httpx2.TransportError) as caught:
@@ -75,5 +75,5 @@ def _check(row: GasHttpRow, answer: httpx2.Response) -> None:
 
 
 def _named(answer: Any) -> Any:
-    """An answer of the table about our node."""
+    """The expected response of the table, with the name of the test node in place of `n1`."""
     return json.loads(json.dumps(answer).replace('"n1"', f'"{NODE}"'))

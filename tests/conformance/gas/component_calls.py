@@ -25,7 +25,9 @@ from tests.conformance.gas.table_rows import GasPartRow
 
 
 def call_component(row: GasPartRow) -> Any:
-    """What the part gives; of a node's cards the fields that the row names. ValueError, OverflowError: it refuses."""
+    """The component's result; for `cards` only the fields that the row names. Invalid input: ValueError or
+    OverflowError.
+    """
     if row.part == "demand":
         return _demand(row.given, row.annotations)
     actual = _plain(_PARTS[row.part](row.given))
@@ -59,7 +61,7 @@ def _node(text: str) -> GpuNode:
 
 
 def _books(pod_texts: list[str]) -> list[Any]:
-    """The allocations of all pods, and those without the last pod."""
+    """The allocations of all pods, and those of all pods but the last."""
     pods = [_running(f"p{number}", text) for number, text in enumerate(pod_texts)]
     return [_held(pods), _held(pods[:-1])]
 
@@ -91,7 +93,7 @@ def _short(held: Mapping[str, int]) -> dict[str, int]:
 
 
 def _plain(value: Any) -> Any:
-    """Sets in order, tuples as lists, mappings as dicts: as a table has them."""
+    """The value in the types of a table: sorted lists for sets, lists for tuples, dicts for mappings."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
@@ -105,7 +107,7 @@ _FIELDS_OF_TABLES: Final = {
     "subdevices_descheduled": "tiles_descheduled",
     "subdevices_preferred": "tiles_preferred",
 }
-"""The names of fields in the tables that differ from those of `NodeGpus`."""
+"""The field names of the tables that differ from those of `NodeGpus`."""
 
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "amount": amounts.parse_amount,

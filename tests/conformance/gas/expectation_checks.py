@@ -19,7 +19,7 @@ REASONS: Final = {
 
 
 def check_filtered(case: PlacementCase, answer: httpx2.Response) -> None:
-    """The right nodes are kept, in order, and each of the others has the right reason."""
+    """Check that the expected nodes are kept in order, and that each other node has the expected reason."""
     assert answer.status_code == 200, answer.text
     response_body = answer.json()
     row, expect = case.row, case.row.expect
@@ -36,7 +36,7 @@ def check_filtered(case: PlacementCase, answer: httpx2.Response) -> None:
 
 
 def check_refused(case: PlacementCase, answer: httpx2.Response, pod: Object) -> None:
-    """A bind is refused with the bare reason, and the pod is as it was."""
+    """Check that the bind is refused with the reason alone, without `PREFIX`, and that the pod is unchanged."""
     assert answer.status_code == 404, answer.text
     error = answer.json()["Error"]
     assert begins(error, REASONS[case.row.expect.why]), error
@@ -45,7 +45,7 @@ def check_refused(case: PlacementCase, answer: httpx2.Response, pod: Object) -> 
 
 
 def check_bound(case: PlacementCase, answer: httpx2.Response, pod: Object) -> None:
-    """A bind is well, the pod is on the first node kept, and its annotations say what it holds."""
+    """Check that the bind succeeds, that the pod is on the first kept node, and that its annotations name its GPUs."""
     expect = case.row.expect
     assert answer.status_code == 200, answer.text
     assert answer.json() == {"Error": ""}
@@ -61,7 +61,7 @@ def check_bound(case: PlacementCase, answer: httpx2.Response, pod: Object) -> No
 
 
 def check_tiles(actual: str | None, expected: str | None) -> None:
-    """Equal, but for the order within an entry where the row says so."""
+    """Check that the tiles are equal. If the row has braces, the order within an entry does not matter."""
     if expected is None or actual is None or "{" not in expected:
         assert actual == expected
     else:
@@ -69,12 +69,12 @@ def check_tiles(actual: str | None, expected: str | None) -> None:
 
 
 def in_order(tiles: str) -> str:
-    """The tiles of each entry in the order of their numbers."""
+    """The text with the tiles of each entry sorted."""
     return re.sub(
         r"gt[\d+gt]*", lambda entry: "+".join(sorted(entry[0].split("+"))), re.sub("[{}]", "", tiles)
     )
 
 
 def begins(text: str, known: str) -> bool:
-    """Whether a text is the known one, or goes on with more words."""
+    """Whether a text is the known one, or continues it after a colon."""
     return text == known or text.startswith(f"{known}: ")

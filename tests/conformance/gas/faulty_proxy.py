@@ -14,7 +14,7 @@ _FAILED: Final = 500
 
 
 class GasFaultyProxy(TasFaultyProxy):
-    """An ASGI application."""
+    """An ASGI application that can also fail writes with a message."""
 
     def __init__(self, url: str, context: ssl.SSLContext) -> None:
         super().__init__(url, context)
@@ -22,7 +22,7 @@ class GasFaultyProxy(TasFaultyProxy):
 
     @contextlib.contextmanager
     def failing(self, messages: Mapping[str, str]) -> Iterator[None]:
-        """Writes to `leases` of nodes, or of a `binding`, fail with these messages until the block is left."""
+        """Until the block ends, writes of node `leases` or of a `binding` fail with status 500 and these messages."""
         self._failing = messages
         try:
             yield
@@ -48,7 +48,7 @@ def _is_of(path: str, part: str) -> bool:
 
 @contextlib.contextmanager
 def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[GasFaultyProxy, str]]:
-    """Between a process and the API server at `url`, until the block is left; and the address to give the process."""
+    """A proxy to the API server at `url` that runs until the block ends, and its address for the process."""
     trouble = GasFaultyProxy(url, context)
     with asgi_server_thread.serving(trouble) as address:
         yield trouble, address

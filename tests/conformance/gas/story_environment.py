@@ -1,7 +1,7 @@
 """Extender processes for the tables of this folder, their API server, and requests to them.
 
-All rows are laid into one cluster: a request names its candidates, so the nodes of other rows do not matter. The API
-server is a real one or that in memory; both are asked alike.
+One cluster holds the objects of all rows. A request names its candidates, so the nodes of other rows do not matter.
+The API server is a real one or the in-memory one; the tests call both in the same way.
 """
 
 import contextlib
@@ -26,40 +26,43 @@ from tests.conformance.gas.faulty_proxy import PODS
 from tests.conformance.gas.table_rows import Books, Flags, GasHttpRow, PlacementCase
 
 BELONGS: Final = "conformance"
-"""The label of our nodes."""
+"""The key of the label on every node of the tests."""
 NOBODYS_SCHEDULER: Final = "conformance"
-"""No scheduler places our pods but the test."""
+"""A scheduler name that no scheduler has: only the test binds the pods."""
 NODES: Final = "/api/v1/nodes"
 ALLOCATION_RECORDS: Final = f"/apis/coordination.k8s.io/v1/namespaces/{extender_process.OWN_NAMESPACE}/leases"
 FLAGS: Final[dict[str, str]] = {"allow": "--enableAllowlist", "deny": "--enableDenylist"}
 BEACON: Final = "beacon"
 SIGNAL: Final = "signal"
-TOLD: Final = "gpu.aware.scheduling/deschedule-pod"
+DESCHEDULE_LABEL: Final = "gpu.aware.scheduling/deschedule-pod"
 PATIENCE_S: Final = 60.0
-"""With the process and the beacon; no limit on speed."""
+"""The timeout of waits for the process and the beacon. It is generous, because no test measures speed."""
 
 
 class GasApiServer(NamedTuple):
-    """An API server and the part of it that is ours."""
+    """An API server, with the namespace and the kubeconfig that the tests use."""
 
     api: ClusterApi
     namespace: str
-    """Of our pods."""
+    """The namespace of the tests' pods."""
     kubeconfig: Path
-    """The processes'."""
+    """The kubeconfig of the extender processes."""
 
 
 class GasEnvironment:
-    """Makes nodes and pods, and starts one process for each set of flags, when it is asked for; `more` has each."""
+    """Creates nodes and pods, and starts one process per set of flags on first use.
+
+    `more` are additional arguments of every process.
+    """
 
     def __init__(self, api_server: GasApiServer, folder: Path, more: Sequence[str] = ()) -> None:
         self.api, self.namespace, self._kubeconfig = api_server
         self._more = more
         self._folder = folder
-        self._papers = CertificateFiles(folder)
+        self._certificates = CertificateFiles(folder)
         self._running: dict[Flags, ExtenderProcess] = {}
         self._open = contextlib.ExitStack()
-        context = self._papers.authority.client_context(self._papers.client)
+        context = self._certificates.authority.client_context(self._certificates.client)
         self._http = self._open.enter_context(_client(context))
 
     def close(self) -> None:
@@ -68,23 +71,23 @@ class GasEnvironment:
     def extender(self, flags: Flags = "") -> ExtenderProcess:
         """The process with these flags."""
         if flags not in self._running:
-            started = extender_process.started(self._folder, self._arguments(flags), self._papers)
+            started = extender_process.started(self._folder, self._arguments(flags), self._certificates)
             running = self._open.enter_context(started)
             running.process.wait_ready(running.is_ready)
             self._running[flags] = running
         return self._running[flags]
 
     def _arguments(self, flags: Flags) -> list[str]:
-        papers = self._papers
+        certificates = self._certificates
         return [
             f"--kubeconfig={self._kubeconfig}",
             f"--namespace={extender_process.OWN_NAMESPACE}",
             "--address=127.0.0.1",
             "--port=0",
             "--health-port=0",
-            f"--cert={papers.server.cert}",
-            f"--key={papers.server.key}",
-            f"--client-ca={papers.authority.ca_file}",
+            f"--cert={certificates.server.cert}",
+            f"--key={certificates.server.key}",
+            f"--client-ca={certificates.authority.ca_file}",
             "--agents=gpu",
             "--kube-qps=200",
             "--kube-burst=400",
@@ -100,7 +103,7 @@ class GasEnvironment:
     def pod(
         self, name: str, text: str, driver: str = "i915", *, node: str = "", **annotations: str
     ) -> Object:
-        """Makes a pod, on a node if one is named; as the API server has it."""
+        """Create a pod, on `node` if it is not empty. Returns the pod as the API server stores it."""
         made = table_notation.pod(name, text, annotations, driver)
         made["metadata"]["namespace"] = self.namespace
         made["spec"] |= {"schedulerName": NOBODYS_SCHEDULER} | ({"nodeName": node} if node else {})
@@ -110,11 +113,11 @@ class GasEnvironment:
         self.api.patch(f"{path_of(pod)}/status", {"status": {"phase": phase}})
 
     def find(self, name: str) -> Object:
-        """A pod as it is now."""
+        """The current state of a pod."""
         return self.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
     def create_objects(self, cases: Sequence[PlacementCase]) -> None:
-        """The nodes of all cases, and the pods that run there already."""
+        """Create the nodes of all cases, and the pods that run on them before the request."""
         for case in cases:
             for name, text in case.row.nodes.items():
                 self.node(f"{case.tag}-{name}", text, case.driver)
@@ -128,7 +131,7 @@ class GasEnvironment:
         return self._ask(served, "filter", pod, names)
 
     def points(self, served: ExtenderProcess, pod: Object, names: Sequence[str]) -> dict[str, int]:
-        """What prioritize says of each candidate."""
+        """The score of each candidate, from a prioritize request."""
         answer = self._ask(served, "prioritize", pod, names).raise_for_status()
         return {priority["Host"]: priority["Score"] for priority in answer.json()}
 
@@ -141,13 +144,13 @@ class GasEnvironment:
         return self._http.post(f"{served.url}/scheduler/bind", json=request)
 
     def allocations(self, served: ExtenderProcess, node: str) -> Books:
-        """What is held on a node, by card and resource."""
+        """The allocated amounts on a node, by GPU and resource."""
         answer = httpx2.get(f"{served.health}/state/gpu", params={"node": node}).raise_for_status()
         cards = answer.json()["nodes"].get(node, {"cards": {}})["cards"]
         return {name: card["held"] for name, card in cards.items() if card["held"]}
 
     def call(self, row: GasHttpRow, node: str) -> httpx2.Response:
-        """The request of a row; `n1` in its body is the node. httpx2.TransportError: the handshake failed."""
+        """Send the request of a row, with `node` in place of `n1`. httpx2.TransportError: the handshake failed."""
         content = row.body.replace("n1", node).encode()
         headers = {} if row.content_type is None else {"Content-Type": row.content_type}
         url = f"{self.extender().url}{row.path}"
@@ -155,13 +158,15 @@ class GasEnvironment:
             return client.request(row.method, url, content=content, headers=headers)
 
     def _context(self, row: GasHttpRow) -> ssl.SSLContext:
-        papers = self._papers
+        certificates = self._certificates
         if row.client == "stranger":
-            context = papers.authority.client_context()
+            context = certificates.authority.client_context()
             pair = CertificateAuthority(self._folder, "strange-ca").issue("stranger")
             context.load_cert_chain(pair.cert, pair.key)
             return context
-        return papers.authority.client_context(papers.client if row.client == "scheduler" else None)
+        return certificates.authority.client_context(
+            certificates.client if row.client == "scheduler" else None
+        )
 
 
 def _client(context: ssl.SSLContext) -> httpx2.Client:
@@ -186,23 +191,23 @@ class FaultyGasEnvironment(GasEnvironment):
         self._lit: Counter[str] = Counter()
 
     def light(self) -> None:
-        """Make the beacons, before the process starts."""
+        """Create the beacon nodes. They must exist before the process starts."""
         self.node(BEACON, "gn=0; i915=1000")
         self.node(SIGNAL, "gn=0 D:gas-deschedule-pods-card0; i915=1000")
 
     def settle(self) -> None:
-        """Wait until the process knows all that happened to pods so far: they come by one watch, in order."""
+        """Wait until the process has received all changes of pods so far. One watch delivers them in order."""
         self._light(BEACON)
         wanted = with_full_names({"card0": {"i915": self._lit[BEACON]}})
         wait("the beacon", lambda: self.allocations(self.extender(), BEACON) == wanted or None, PATIENCE_S)
 
-    def settle_told(self) -> None:
-        """Wait until the leader has begun to tell pods whatever it knows of so far."""
+    def settle_labels(self) -> None:
+        """Wait until the leader labels a new pod. It has then begun to act on all changes that it knew before."""
         name = self._light(SIGNAL)
         wait("the signal", lambda: is_marked(self.find(name)) or None, PATIENCE_S)
 
     def _light(self, node: str) -> str:
-        """One more pod on a beacon; its name."""
+        """Create one more pod on a beacon node, and return its name."""
         self._lit[node] += 1
         name = f"{node}-{self._lit[node]}"
         self.pod(name, "[i915=1]", node=node, **{table_notation.CARDS: "card0"})
@@ -210,7 +215,7 @@ class FaultyGasEnvironment(GasEnvironment):
 
     @contextlib.contextmanager
     def blind(self) -> Iterator[None]:
-        """The process cannot see pods until the block is left, and then lists them anew."""
+        """Until the block ends, the process can neither list nor watch pods. It lists them again afterwards."""
         self.trouble.lose(PODS)
         before = self.trouble.in_vain[PODS]
         wait("pods are asked for in vain", lambda: self.trouble.in_vain[PODS] > before or None, PATIENCE_S)
@@ -219,8 +224,8 @@ class FaultyGasEnvironment(GasEnvironment):
 
 
 def is_marked(pod: Object) -> bool:
-    """Whether a pod is labelled to go."""
-    return bool(pod["metadata"].get("labels", {}).get(TOLD) == "gpu")
+    """Whether a pod has the label that asks the descheduler to evict it."""
+    return bool(pod["metadata"].get("labels", {}).get(DESCHEDULE_LABEL) == "gpu")
 
 
 def with_full_names(books: Books, driver: str = "i915") -> Books:
@@ -233,7 +238,7 @@ def with_full_names(books: Books, driver: str = "i915") -> Books:
 
 @contextlib.contextmanager
 def on_control_plane(plane: ControlPlane) -> Iterator[GasApiServer]:
-    """A real API server. Nothing of ours is left there afterwards."""
+    """A real API server. All objects of the tests are deleted when the block ends."""
     with namespace_sandboxes.created(plane) as sandbox:
         yield GasApiServer(plane.api, sandbox.namespace, gpu_cluster.user(plane).kubeconfig)
         for path, selector in ((NODES, BELONGS), (ALLOCATION_RECORDS, "nodewise.io/ledger=gpu")):
@@ -242,7 +247,7 @@ def on_control_plane(plane: ControlPlane) -> Iterator[GasApiServer]:
 
 @contextlib.contextmanager
 def running_in_memory(folder: Path) -> Iterator[GasApiServer]:
-    """The API server in memory."""
+    """An in-memory API server."""
     with (
         in_memory_api_server.serving(FakeApi()) as server,
         ClusterApi(server.url, ssl.create_default_context()) as api,

@@ -9,19 +9,19 @@ from tests.conformance.gas.story_environment import FaultyGasEnvironment
 from tests.conformance.gas.table_rows import BindRequestRow, Books, GasStep, GasStory
 
 DEADLINE_S: Final = 30.0
-"""No limit on speed."""
+"""The timeout of each wait. It is generous, because no test measures speed."""
 SOMEBODYS: Final = "example.com/team"
 
 
 class GasStoryRun:
-    """From the story's beginning to its end."""
+    """Runs a story from its first step to its last."""
 
     def __init__(self, story: GasStory, tag: str, environment: FaultyGasEnvironment) -> None:
         self.story = story
         self._tag, self._environment = tag, environment
 
     def begin(self) -> None:
-        """The nodes, and the pods that are there before the process starts."""
+        """Create the nodes, and the pods that exist before the process starts."""
         for name, text in self.story.nodes.items():
             self._environment.node(self._name(name), text)
         for name, text in self.story.before.items():
@@ -29,10 +29,10 @@ class GasStoryRun:
         for name in self.story.labelled:
             self._patch(name, {"labels": {SOMEBODYS: "blue"}})
         for name in self.story.already:
-            self._patch(name, {"labels": {story_environment.TOLD: "gpu"}})
+            self._patch(name, {"labels": {story_environment.DESCHEDULE_LABEL: "gpu"}})
 
-    def tell(self) -> None:
-        """Every step. AssertionError where something is not so."""
+    def run(self) -> None:
+        """Run every step. AssertionError: an expectation is not met."""
         for step in self.story.steps:
             with self._environment.blind() if step.blind else contextlib.nullcontext():
                 self._act(step)
@@ -61,7 +61,7 @@ class GasStoryRun:
             self._patch(name, {"annotations": {"touched": str(number)}})
 
     def _change(self, name: str, text: str | None) -> None:
-        """A node that is deleted, made, or labelled otherwise."""
+        """Delete a node if the text is None, create it if it does not exist, or update its labels."""
         path = f"/api/v1/nodes/{self._name(name)}"
         now = self._environment.api.find(path)
         if text is None:
@@ -101,17 +101,19 @@ class GasStoryRun:
             assert annotations.get(table_notation.CARDS) == cards
             assert (table_notation.TILES in annotations) == (cards is not None and "|" in cards)
         if step.told is not None:
-            self._check_told(sorted(step.told))
+            self._check_labelled(sorted(step.told))
 
-    def _check_told(self, wanted: list[str]) -> None:
-        """Check labels soon, and again after the leader has processed everything that it knew at that time."""
-        self._environment.settle_told()
-        wait("who is told", lambda: self._told() == wanted or None, DEADLINE_S, self._told)
-        self._environment.settle_told()
-        assert self._told() == wanted
+    def _check_labelled(self, wanted: list[str]) -> None:
+        """Wait for the expected labels, and check them again after the leader has processed all changes until then."""
+        self._environment.settle_labels()
+        wait(
+            "labelled pods", lambda: self._labelled_pods() == wanted or None, DEADLINE_S, self._labelled_pods
+        )
+        self._environment.settle_labels()
+        assert self._labelled_pods() == wanted
 
     def _books(self) -> dict[str, Books]:
-        """By node that there is."""
+        """The allocations of each node of the story that exists."""
         nodes = [
             name
             for name in self.story.nodes
@@ -122,7 +124,7 @@ class GasStoryRun:
             for node in nodes
         }
 
-    def _told(self) -> list[str]:
+    def _labelled_pods(self) -> list[str]:
         pods = {name: self._environment.find(self._name(name)) for name in self.story.before}
         return sorted(name for name, pod in pods.items() if story_environment.is_marked(pod))
 

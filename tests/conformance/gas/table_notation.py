@@ -1,9 +1,9 @@
 """The short notation of the tables for nodes with GPUs and pods that request them, as Kubernetes objects.
 
-A node is its labels, `;`, and its resources: `gn=0.1 D:gas-prefer-gpu=card1; i915=16 mc=2000`. What is allocatable is
-the capacity too, unless a second `;` and the capacity follow. A pod is its containers in brackets, each with what it
-requests: `[i915=1 mc=100] side[] init:setup[i915=1]`. A pod that is there already is its node, its annotations and its
-containers: `n1 c=card0|card1 t=|card1:gt0; [i915=1][i915=1]`.
+A node is written as its labels, `;`, and its allocatable resources: `gn=0.1 D:gas-prefer-gpu=card1; i915=16 mc=2000`.
+The capacity is equal to these resources, unless a second `;` and the capacity follow. A pod is written as its
+containers, each with its requests in brackets: `[i915=1 mc=100] side[] init:setup[i915=1]`. A pod that already exists
+is written as its node, its annotations, `;`, and its containers: `n1 c=card0|card1 t=|card1:gt0; [i915=1][i915=1]`.
 """
 
 import re
@@ -32,7 +32,7 @@ _TELEMETRY: Final = re.compile(r"D(?:\((\w+)\))?:")
 
 
 class RunningPod(NamedTuple):
-    """A pod that is there already."""
+    """A pod that already exists; `containers` is in the notation."""
 
     node: str
     annotations: dict[str, str]
@@ -40,7 +40,7 @@ class RunningPod(NamedTuple):
 
 
 def node(name: str, text: str, driver: str = "i915") -> Object:
-    """The node that a text stands for; `driver` is what `i915` in it means."""
+    """Parse a node. `driver` is the resource that replaces `i915` in the text."""
     labels, allocatable, *capacity = text.split(";")
     node = kubernetes_objects.node(name, labels=dict(map(_label, labels.split())))
     plain = node["status"]["capacity"]
@@ -50,7 +50,7 @@ def node(name: str, text: str, driver: str = "i915") -> Object:
 
 
 def pod(name: str, text: str, annotated: Mapping[str, str], driver: str = "i915") -> Object:
-    """The pod that a text stands for, bound to no node. Containers without a name are c0, c1, by their place."""
+    """Parse a pod that is not bound. Containers without a name are named c0, c1, … by their position."""
     spec: dict[str, list[Object]] = {"containers": [], "initContainers": []}
     for kind, container_name, requests in _CONTAINER.findall(text):
         among = spec["initContainers" if kind else "containers"]
@@ -69,14 +69,14 @@ def pod(name: str, text: str, annotated: Mapping[str, str], driver: str = "i915"
 
 
 def running(text: str) -> RunningPod:
-    """What a text says of a pod that is there already; `c` are its cards and `t` its tiles."""
+    """Parse a pod that already exists. `c` is its cards annotation and `t` its tiles annotation."""
     head, _, containers = text.partition(";")
     on, *words = head.split()
     return RunningPod(on, annotations(" ".join(words)), containers.strip())
 
 
 def annotations(text: str) -> dict[str, str]:
-    """`c=` the cards and `t=` the tiles of a pod, or any other annotation by its name."""
+    """Parse annotations: `c=` is a pod's cards, `t=` its tiles, and any other key is the annotation's name."""
     names = {"c": CARDS, "t": TILES}
     return {names.get(key, key): value for key, _, value in (word.partition("=") for word in text.split())}
 
@@ -101,7 +101,11 @@ def _resources(text: str, driver: str) -> dict[str, str]:
 
 
 def _label(word: str) -> tuple[str, str]:
-    """`gn=0.1`, a continuation such as `gn2=Z.2`, `D:name=value` of the telemetry policy `pol`, `D(a):…` of another."""
+    """Parse a label.
+
+    `gn=0.1` is a GPU label and `gn2=Z.2` a continuation of it. `D:name=value` is a label of the telemetry policy `pol`,
+    `D(a):…` one of the policy `a`.
+    """
     name, _, value = word.partition("=")
     if of := _TELEMETRY.match(name):
         return f"{TELEMETRY}{of[1] or 'pol'}/{name[of.end() :]}", value or "true"

@@ -10,57 +10,57 @@ import msgspec
 _FOLDER = Path(__file__).parent
 
 PLACING: Final = ("basics", "choosing", "same_gpu", "links", "numa", "tiles")
-"""Tables of nodes, a pod, and where it goes."""
+"""The tables whose rows have nodes, one pod, and the expected placement."""
 STORIES: Final = ("books", "deschedule")
-"""Tables of what happens step by step."""
+"""The tables of stories, which consist of steps."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 Flags = Literal["", "allow", "deny", "allow deny", "balanced tiles", "balanced millicores", "balanced nosuch"]
 Books = dict[str, dict[str, int]]
-"""By card and resource: what is held. What is not named is not held."""
+"""Allocated amounts by GPU and resource. An amount that is left out is 0."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A misspelt key in a table is an error."""
+    """The base of all rows: a misspelt key in a table is an error."""
 
 
 class ExpectedPlacement(_Strict, kw_only=True):
-    """What is right. A row of one node says either `why` or `cards`."""
+    """The expected placement. A row with one node has either `why` or `cards`."""
 
     why: str = ""
-    """Why no node fits: WNF, BA, MA or RC, or the whole text. Binding is refused for it as well."""
+    """Why no node fits: WNF, BA, MA, RC, or the whole reason. A bind is refused with the same reason."""
     kept: tuple[str, ...] | None = None
     """The nodes that fit, in order; by default all, or none where `why` is given."""
     failed: dict[str, str] = {}
-    """Why the others do not; as `why`."""
+    """The reason of each rejected node, in the form of `why`; `why` itself where a node is left out."""
     cards: str | None = None
-    """What a binding to the first node kept writes; null: nothing."""
+    """The cards annotation after a bind to the first kept node; null: no annotation."""
     tiles: str | None = None
-    """Likewise; `{gt0+gt1}` stands for these in any order."""
+    """The tiles annotation after the bind; the order within `{gt0+gt1}` does not matter."""
     books: Books | None = None
-    """What the pod and all others then hold on that node."""
+    """The allocations of all pods on that node after the bind. Null: not checked."""
 
 
 class PlacementRow(_Strict, kw_only=True):
-    """Nodes, a pod, and where it goes."""
+    """A row with nodes, one pod, and its expected placement."""
 
     number: int
     name: str
     nodes: dict[str, str]
     running: tuple[str, ...] = ()
-    """Pods that are there already."""
+    """Pods that already run."""
     pod: str
     annotations: dict[str, str] = {}
     flags: Flags = ""
     candidates: tuple[str, ...] = ()
-    """By default all nodes, in order."""
+    """The candidate nodes of the request. Empty: all nodes, in order."""
     expect: ExpectedPlacement
     differs: str = ""
-    """How nodewise departs from the older system; empty where it does not."""
+    """How nodewise differs from the older system. Empty: it does not differ."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The candidates."""
+        """The candidate nodes."""
         return self.candidates or tuple(self.nodes)
 
     @property
@@ -72,12 +72,12 @@ class PlacementRow(_Strict, kw_only=True):
 
     @property
     def is_of_both_drivers(self) -> bool:
-        """Whether xe may stand for i915."""
+        """Whether the row also applies with the xe driver in place of i915."""
         return "xe=" not in " ".join((*self.nodes.values(), *self.running, self.pod))
 
 
 class PlacementCase(_Strict):
-    """One row with one driver; its tag begins the names of all its objects."""
+    """One row with one driver. The names of all its objects begin with its tag."""
 
     row: PlacementRow
     tag: str
@@ -88,16 +88,16 @@ class PlacementCase(_Strict):
 
 
 class ExpectedHttpResponse(_Strict, kw_only=True):
-    """What comes back."""
+    """The expected response."""
 
     status: int = 0
     field: str = ""
-    """Of a refusal: the field that it names."""
+    """The field that an error response names."""
     answer: Any = None
-    """The whole body."""
+    """The whole JSON body. None: not checked."""
     content_type: str = "application/json"
     refused: str = ""
-    """The handshake fails; words of the alert."""
+    """Words of the TLS alert, if the handshake fails."""
 
 
 class GasHttpRow(_Strict, kw_only=True):
@@ -110,7 +110,7 @@ class GasHttpRow(_Strict, kw_only=True):
     content_type: str | None = "application/json"
     body: str = ""
     client: Literal["scheduler", "nobody", "stranger"] = "scheduler"
-    """Who asks: somebody with a certificate of our CA, of no CA, or of another one."""
+    """The client certificate: one from the trusted CA, none, or one from another CA."""
     expect: ExpectedHttpResponse
     differs: str = ""
 
@@ -119,59 +119,59 @@ class GasHttpRow(_Strict, kw_only=True):
 
 
 class BindRequestRow(_Strict, kw_only=True):
-    """A bind request and its answer."""
+    """A bind request and the expected error."""
 
     pod: str
     node: str
     uid: str = ""
-    """By default the pod's."""
+    """The uid in the request. Empty: the uid of the pod."""
     error: str = ""
-    """How the error begins, or words in it; ANY: some error. `{name}` is the pod or node of that name."""
+    """Words in the error. Empty: no error. ANY: any error. `{name}` is the pod or node of that name."""
 
 
 class GasStep(_Strict, kw_only=True):
-    """What happens, in this order, and what must be so then."""
+    """Actions, in the order of the fields, and the expected state afterwards."""
 
     blind: bool = False
-    """Pods can be neither listed nor watched meanwhile; then they are listed anew."""
+    """Whether pods can be neither listed nor watched during the actions; they are listed again afterwards."""
     change: dict[str, str | None] = {}
-    """Nodes that are made or changed; null: deleted."""
+    """Nodes that are created or whose labels change; null: the node is deleted."""
     pods: dict[str, str] = {}
-    """Pods that are made."""
+    """Pods that are created."""
     leave: tuple[str, ...] = ()
-    """Pods that are deleted, and take their time."""
+    """Pods that are deleted with their grace period."""
     remove: tuple[str, ...] = ()
-    """Pods that are deleted by force."""
+    """Pods that are deleted at once."""
     again: dict[str, str] = {}
-    """Pods that are made after that."""
+    """Pods that are created after the deletions."""
     phase: dict[str, str] = {}
     annotate: dict[str, str] = {}
-    """`c=` the cards or `t=` the tiles that a pod is annotated with by somebody."""
+    """The annotations that another client writes to a pod: `c=` its cards, `t=` its tiles."""
     touch: tuple[str, ...] = ()
-    """Pods of which something changes that says nothing."""
+    """Pods of which only an unrelated annotation changes."""
     fail: dict[Literal["leases", "binding"], str] = {}
-    """What the API server says to these requests meanwhile."""
+    """The message with which the API server refuses these writes during the bind."""
     bind: BindRequestRow | None = None
     books: dict[str, Books] | None = None
-    """By node. Null: nobody asks."""
+    """The expected allocations by node. Null: not checked."""
     cards: dict[str, str | None] = {}
-    """What pods are annotated with."""
+    """The expected cards annotation of each pod; null: the pod has none."""
     told: tuple[str, ...] | None = None
-    """All pods that are labelled to go."""
+    """All pods of `before` that have the deschedule label. Null: not checked."""
 
 
 class GasStory(_Strict, kw_only=True):
-    """What happens step by step."""
+    """A sequence of steps on the objects of one story."""
 
     number: int
     name: str
     nodes: dict[str, str]
     before: dict[str, str] = {}
-    """Pods that are there when the process starts."""
+    """Pods that exist when the process starts."""
     labelled: tuple[str, ...] = ()
-    """Those of them that have a label of somebody's."""
+    """The pods of `before` that have a label of another client."""
     already: tuple[str, ...] = ()
-    """Those of them that were labelled to go."""
+    """The pods of `before` that already have the deschedule label."""
     steps: tuple[GasStep, ...]
     differs: str = ""
 
@@ -180,17 +180,17 @@ class GasStory(_Strict, kw_only=True):
 
 
 class GasPartRow(_Strict, kw_only=True):
-    """What is given to a part of the whole, and what it gives or why it refuses."""
+    """The input of one component, and its expected result or error."""
 
     number: int
     name: str
     part: str
-    """A function of `component_calls`."""
+    """The key of a component in `component_calls`."""
     given: Any
     annotations: dict[str, str] = {}
     gives: Any = None
     refuses: str = ""
-    """Words of the error."""
+    """Words of the expected error. Empty: no error."""
     differs: str = ""
 
     def __str__(self) -> str:
@@ -198,36 +198,36 @@ class GasPartRow(_Strict, kw_only=True):
 
 
 class PlacementTable(_Strict):
-    """The tables of `PLACING`."""
+    """One of the tables in `PLACING`."""
 
     rows: tuple[PlacementRow, ...]
     worlds: Any = None
-    """Only for the aliases of YAML."""
+    """Unused; it holds the YAML anchors that the rows refer to."""
 
 
 class GasHttpTable(_Strict):
-    """http.yaml."""
+    """The table http.yaml."""
 
     rows: tuple[GasHttpRow, ...]
     worlds: Any = None
 
 
 class GasStoryTable(_Strict):
-    """The tables of `STORIES`."""
+    """One of the tables in `STORIES`."""
 
     stories: tuple[GasStory, ...]
     worlds: Any = None
 
 
 class GasPartTable(_Strict):
-    """parts.yaml."""
+    """The table parts.yaml."""
 
     rows: tuple[GasPartRow, ...]
     worlds: Any = None
 
 
 def placing() -> list[PlacementCase]:
-    """The cases of all tables of nodes and pods."""
+    """The cases of all tables in `PLACING`."""
     return list(_cases())
 
 
@@ -254,5 +254,5 @@ def stories(table: str) -> tuple[GasStory, ...]:
 
 
 def read(name: str, type_: type[T]) -> T:
-    """A table of this folder."""
+    """Decode a table of this folder."""
     return msgspec.yaml.decode((_FOLDER / f"{name}.yaml").read_bytes(), type=type_)

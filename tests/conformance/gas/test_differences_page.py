@@ -3,12 +3,10 @@
 The numbers are those of the cases that were written down when the older system was observed. They have gaps.
 """
 
-import re
-from pathlib import Path
-
+from tests.conformance import differences_page
 from tests.conformance.gas import table_rows
 
-PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
+HEADING = "GPU Aware Scheduling"
 NUMBERS = {
     *range(3, 52),
     *range(54, 58),
@@ -26,11 +24,12 @@ NUMBERS = {
     *range(186, 194),
     *(196, 198),
 }
-FAULTS = {*range(1, 56)}
+FAULTS = {"B": 55}
+"""The number of faults by letter."""
 
 
 def rows_of_tables() -> list[tuple[int, str]]:
-    """The number of every row and how it departs."""
+    """The number of every row, and its difference from the older system."""
     rows = [(row.number, row.differs) for table in table_rows.STORIES for row in table_rows.stories(table)]
     placements = [(case.row.number, case.row.differs) for case in table_rows.placing()]
     return (
@@ -38,32 +37,17 @@ def rows_of_tables() -> list[tuple[int, str]]:
     )
 
 
-def section() -> str:
-    """The page from our heading to the next system's."""
-    return re.split(r"^## ", PAGE.read_text().partition("\n## GPU Aware Scheduling")[2], flags=re.MULTILINE)[
-        0
-    ]
-
-
-def rows_of_page() -> list[int]:
-    """The numbers in the first column of the page's tables of rows."""
-    cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", section(), re.MULTILINE)
-    return [int(number) for cell in cells for number in cell.split(", ")]
-
-
 def test_every_row_stands_in_the_tables():
     assert {number for number, _ in rows_of_tables()} == NUMBERS
 
 
 def test_every_departure_stands_on_the_page():
-    assert set(rows_of_page()) == {number for number, differs in rows_of_tables() if differs}
+    assert set(differences_page.rows(HEADING)) == {number for number, differs in rows_of_tables() if differs}
 
 
 def test_the_page_names_each_row_once():
-    assert len(rows_of_page()) == len(set(rows_of_page()))
+    assert len(differences_page.rows(HEADING)) == len(set(differences_page.rows(HEADING)))
 
 
 def test_the_page_says_what_became_of_every_fault_and_in_which_rows():
-    rows = re.findall(r"^\| B(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
-    assert [int(fault) for fault, _ in rows] == sorted(FAULTS)
-    assert {int(number) for _, cell in rows for number in re.findall(r"\d+", cell)} <= NUMBERS
+    differences_page.check_faults(HEADING, FAULTS, NUMBERS)

@@ -1,7 +1,8 @@
 """The placement `fragmentation` in a real process: free GPUs count only on nodes with free CPU.
 
-The pods that usually come want half a card and 4 CPUs. A card on a node with less CPU than that is of no use to them,
-so a pod that wants little CPU is best put there, and one that wants no card at all anywhere but where both are free.
+The typical pods request half a GPU and 4 CPUs. A GPU on a node with less free CPU is of no use to them. A pod
+that requests a GPU and little CPU therefore fits best on such a node. A pod that requests no GPU fits worst on a node
+where both GPUs and CPU are free.
 """
 
 import json
@@ -45,7 +46,7 @@ def best(environment: GasEnvironment, pod: Object) -> str:
 
 
 def until_best(environment: GasEnvironment, pod: Object, node: str) -> None:
-    """The process learns of pods by a watch."""
+    """Wait until the node has the best score. The process receives pods by a watch, with a delay."""
     wait(f"{node} is best", lambda: best(environment, pod) == node or None, PATIENCE_S)
 
 

@@ -1,7 +1,7 @@
 """The numbered cases of GPU Aware Scheduling with real processes over mutual TLS and an API server in memory.
 
-`tests/cluster/test_gas_cases.py` asks them on a real one. Every row of where pods go is asked twice, of cards of the
-i915 driver and of the xe driver.
+`tests/cluster/test_gas_cases.py` runs them on a real API server. Every row of a placement table runs twice, with GPUs
+of the i915 driver and of the xe driver, unless the row itself names xe resources.
 """
 
 from collections.abc import Iterator

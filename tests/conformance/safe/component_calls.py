@@ -26,7 +26,7 @@ from tests.unit.annotator.annotator_objects import Object
 
 
 def call_component(row: SafePartRow) -> Any:
-    """What the part gives; of a mapping what the row names."""
+    """The component's result; of a mapping only the keys that the row names."""
     actual = _PARTS[row.part](row.given)
     return {key: actual[key] for key in row.gives} if isinstance(row.gives, dict) else actual
 
@@ -58,7 +58,7 @@ def _table(arguments: list[Any]) -> list[Any]:
     return [len(lines), line]
 
 
-# the objectives of pigeon
+# the objectives of the pigeon agent
 
 
 def _objectives(shares: list[float]) -> list[float]:
@@ -66,7 +66,7 @@ def _objectives(shares: list[float]) -> list[float]:
 
 
 def _of_shares(objective: Objective, shares: list[float]) -> float:
-    """Of the shares as they are: a pod that asks for nothing changes none."""
+    """The objective of one node with these shares. The pod requests nothing, so it does not change them."""
     table = NodeTable(np.full((1, len(shares)), 1000.0), 1000 * np.array([shares]))
     return float(LAYOUTS[objective](table, 0).evaluate(np.array([0]), np.zeros(1))[0])
 
@@ -93,7 +93,7 @@ def _demands(stretches: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# what is learned
+# the learned agent
 
 
 def _rewards(arguments: list[float]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _containers(containers: list[dict[str, Any]]) -> float | None:
     history.update()
     history.update(pod_histories.pod("p", "n1", *map(_container, containers)))
     known = history.numbers()
-    # with a prior of 1 what is known after one reward r is 0.9 + 0.1 r
+    # with a prior of 1, the stored reward after one reward r is 0.9 + 0.1 r
     return round(10 * known["reward"] - 9, 6) if known["tried"] else None
 
 
@@ -152,11 +152,11 @@ def _phases(phases: list[str]) -> list[float]:
     return [known["tried"], known["reward"]]
 
 
-# what annotators write
+# the annotations of `nodewise annotate`
 
 
 def _allocation(arguments: Mapping[str, Any]) -> Mapping[str, str | None] | None:
-    """What of the node is to be written where nothing stands yet, but the time; None for nothing."""
+    """The planned annotations of a node that has none, without the time; None if nothing is to be written."""
     pods = annotator_objects.read_pods(
         *(pod(number, pod_arguments) for number, pod_arguments in enumerate(arguments["pods"]))
     )
@@ -169,14 +169,14 @@ def _allocation(arguments: Mapping[str, Any]) -> Mapping[str, str | None] | None
 
 
 def node(arguments: Mapping[str, Any]) -> Object:
-    """The node n1 of a row."""
+    """The node `n1` of a row."""
     made = annotator_objects.node("n1", ready=str(arguments.get("ready", True)))
     made["status"]["allocatable"] = arguments["node"]
     return made
 
 
 def pod(number: int, arguments: Mapping[str, Any]) -> Object:
-    """One of its pods."""
+    """A pod of a row, named by its number."""
     init = ({"name": "i", "resources": {"requests": arguments["init"]}},) if "init" in arguments else ()
     on = "n1" if arguments.get("bound", True) else ""
     return annotator_objects.pod(

@@ -19,7 +19,7 @@ AGENTS = "safe,congestion,pigeon"
 
 
 class RunningExtender:
-    """One running process."""
+    """A running extender process, and its HTTP client."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -28,7 +28,7 @@ class RunningExtender:
         self.health = ""
 
     def events(self, name: str) -> list[Object]:
-        """What it logged of one event, oldest first."""
+        """The log lines of one event, oldest first."""
         lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
@@ -40,12 +40,12 @@ class RunningExtender:
     def send(
         self, path: str, body: bytes, method: str = "POST", content_type: str = "application/json"
     ) -> Any:
-        """The answer as it comes."""
+        """Send a request, and return the response whatever its status."""
         headers = {"Content-Type": content_type} if content_type else {}
         return self.http.request(method, f"{self.url}{path}", content=body, headers=headers)
 
     def ask(self, path: str, body: Object) -> Any:
-        """The JSON of an answer that must be good."""
+        """Send a request, and return the JSON of the response, whose status must be 200."""
         answer = self.send(path, json.dumps(body).encode())
         assert answer.status_code == httpx2.codes.OK, answer.text
         return answer.json()
@@ -57,7 +57,7 @@ class RunningExtender:
         }
 
     def numbers(self, agent: str, pod: str) -> dict[str, Object]:
-        """By node: on what the newest answer about the pod rested."""
+        """An agent's details of the newest decision about a pod, by node."""
         response_body = self.http.get(f"{self.health}/decisions", params={"pod": pod, "limit": "1"}).json()
         by_node: dict[str, Object] = response_body["decisions"][0]["numbers"][agent]
         return by_node
@@ -65,8 +65,8 @@ class RunningExtender:
 
 @contextlib.contextmanager
 def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[RunningExtender]:
-    """A process of its own, in a folder of its own."""
-    options = [f"--agents={AGENTS}", *arguments]  # what comes last counts
+    """An extender process that runs until the block ends. Its working directory is `folder`."""
+    options = [f"--agents={AGENTS}", *arguments]  # the last value of an option has precedence
     lone = [] if any(option.startswith("--objects-from") for option in arguments) else ["--no-cluster"]
     ports = ["--unsafe", "--port=0", "--health-port=0", "--log-format=json", "--shutdown-delay=0s"]
     command = [str(NODEWISE), "extender", *lone, *ports, *options]
@@ -83,13 +83,13 @@ def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> It
 
 @contextlib.contextmanager
 def starting(folder: Path) -> Iterator[Callable[[Mapping[str, str]], RunningExtender]]:
-    """Starts processes in a folder, with the environment that each is given; they end with us."""
+    """A function that starts a process in the folder with an environment. The processes run until the block ends."""
     with contextlib.ExitStack() as stack:
         yield lambda environment: stack.enter_context(running(folder, environment))
 
 
 class ExtenderPool:
-    """Processes by their environment, each started when it is first asked for."""
+    """Extender processes by environment. Each starts on first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -113,7 +113,7 @@ _pods = itertools.count(1)
 
 
 def pod(*requests: Mapping[str, Any], **more: Any) -> Object:
-    """A pod of one container a request, with a name that never comes again."""
+    """A pod with one container per request, and with a unique name."""
     name = f"p{next(_pods)}"
     containers = [
         {"name": f"c{number}", "resources": {"requests": dict(amounts)}}

@@ -15,11 +15,14 @@ from tests.cluster import debian_packages, skip_conditions
 from tests.cluster.go_toolchain import MissingError
 
 _NOBODYS: Final = -1.0
-"""A value that no query has, so that the tool says what it has."""
+"""A value that no query has: promtool's check fails, and its message contains the actual value."""
 
 
 def deviation(arguments: Mapping[str, float]) -> float:
-    """Of the cores in use, as we ask for it, where one CPU is idle for that share of each second."""
+    """The result of nodewise's query for the deviation of the cores in use.
+
+    The node has one CPU, which is idle for `idle_share` of each second and is scraped every `scrape_s` seconds.
+    """
     window_s = 300
     query = load_queries.metric_requests(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
     scrape_s = int(arguments["scrape_s"])

@@ -12,7 +12,9 @@ _NODE: Final = re.compile(r"(\w+)\(([^;)]*);?([^)]*)\)")
 
 
 def nodes(text: str) -> list[Object]:
-    """Allocatable, and the annotations that tell what is requested, in the order of the resources."""
+    """Nodes with their allocatable amounts, and with their requested amounts as annotations. Amounts have the order of
+    `RESOURCES`.
+    """
     return [
         extender_processes.node(name, amounts(has), _requested(requested))
         for name, has, requested in _NODE.findall(text)
@@ -20,7 +22,7 @@ def nodes(text: str) -> list[Object]:
 
 
 def _requested(text: str) -> dict[str, str | None]:
-    """In whole units, as an annotator writes them."""
+    """The annotations of requested amounts, in whole units as `nodewise annotate` writes them."""
     return {
         f"requested-{key}": str(quantity.parse(amount) // quantity.NANO)
         for key, amount in amounts(text).items()
@@ -28,5 +30,5 @@ def _requested(text: str) -> dict[str, str | None]:
 
 
 def amounts(text: str) -> dict[str, Any]:
-    """By resource; what is empty is left out."""
+    """Amounts by resource. Empty amounts are left out."""
     return {key: amount for key, amount in zip(RESOURCES, text.split(","), strict=False) if amount}

@@ -11,16 +11,16 @@ Strings = dict[str, str]
 Amounts = dict[str, str | int | float]
 
 PARTS = ("beta", "objectives", "learned", "annotator")
-"""Tables of functions."""
+"""The tables whose rows call one component."""
 
 
 class NumberedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     number: int
     differs: str = ""
-    """How nodewise departs from the older system, and why; empty: it does not."""
+    """How and why nodewise differs from the older system. Empty: it does not differ."""
     environment: Strings = {}
     warned: str = ""
-    """The variable of which the log warns."""
+    """The environment variable that the log warns about. Empty: no warning."""
 
     @property
     def id(self) -> str:
@@ -28,7 +28,7 @@ class NumberedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class RiskRow(NumberedRow, frozen=True, kw_only=True):
-    """A share of use and its deviation, and what follows."""
+    """The mean and the deviation of CPU usage as shares, and the expected risk and scores."""
 
     mean: float
     deviation: float
@@ -41,7 +41,7 @@ class RiskRow(NumberedRow, frozen=True, kw_only=True):
 
 
 class NodeRow(NumberedRow, frozen=True, kw_only=True):
-    """Annotations of one node, and what is said of it."""
+    """The annotations of one node, and the expected decision about it."""
 
     allocatable: Amounts = msgspec.field(default_factory=lambda: {"cpu": 4, "memory": "8Gi"})
     cpu: list[str] = []
@@ -59,33 +59,33 @@ class NodeRow(NumberedRow, frozen=True, kw_only=True):
 
 
 class CongestionRow(NumberedRow, frozen=True, kw_only=True):
-    """Factors, and the scores that follow, one node each."""
+    """Congestion factors, and the expected scores, one of each per node."""
 
     factors: list[str | None]
     scores: list[int]
 
 
 class SafePartRow(NumberedRow, frozen=True, kw_only=True):
-    """What a part is given, and what it gives."""
+    """The input of a component, and its expected result."""
 
     part: str
     given: Any
     gives: Any
-    """Of a mapping what is named here."""
+    """The expected result. Of a mapping, only the keys that are named here are compared."""
     within: float = 1e-6
     relative: float = 0.0
 
 
 class PigeonRequest(NumberedRow, frozen=True, kw_only=True):
-    """A pod that is asked about, and what is said of all nodes."""
+    """A request for one pod, and the expected objectives and scores of all nodes."""
 
     pod: str
     init: str = ""
-    """What an init container of it asks for."""
+    """The requests of an init container. Empty: the pod has none."""
     uid: str = ""
-    """By default one that no other pod has."""
+    """The uid of the pod. Empty: a unique one."""
     nodes: str | None = None
-    """By default those of the story."""
+    """The candidate nodes. None: those of the story."""
     demand: float | None = None
     objectives: list[float | None]
     within: float = 2e-6
@@ -93,7 +93,7 @@ class PigeonRequest(NumberedRow, frozen=True, kw_only=True):
 
 
 class PigeonStory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Pods that one process is asked about, one after the other."""
+    """Requests that one process receives one after the other."""
 
     environment: Strings = {}
     config: str = ""
@@ -108,20 +108,20 @@ class PigeonStory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def stories() -> list[PigeonStory]:
-    """Those of `pigeon.yaml`."""
+    """The stories of `pigeon.yaml`."""
     document: Any = yaml.safe_load((FOLDER / "pigeon.yaml").read_text())
     return msgspec.convert(document["stories"], list[PigeonStory])
 
 
 class StoredRewardsRow(NumberedRow, frozen=True, kw_only=True):
-    """What was learned, and the scores that follow."""
+    """Stored rewards, and the expected scores."""
 
     rewards: dict[str, float]
     scores: list[int]
 
 
 class SafeHttpRow(NumberedRow, frozen=True, kw_only=True):
-    """A request and its answer."""
+    """An HTTP request, and the expected response."""
 
     name: str
     method: str = "POST"
@@ -140,7 +140,7 @@ class SafeHttpRow(NumberedRow, frozen=True, kw_only=True):
 
 
 def http() -> list[SafeHttpRow]:
-    """Those of `http.yaml`."""
+    """The rows of `http.yaml`."""
     document: Any = yaml.safe_load((FOLDER / "http.yaml").read_text())
     return msgspec.convert(document["rows"], list[SafeHttpRow])
 
@@ -149,6 +149,6 @@ T = TypeVar("T", bound=NumberedRow)
 
 
 def read(name: str, kind: type[T]) -> list[T]:
-    """A table's rows, in order."""
+    """The rows of a table, in order."""
     rows: Any = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     return msgspec.convert(rows, list[kind])  # type: ignore[valid-type]

@@ -14,7 +14,7 @@ PROGRAMS = {"deviation": pytest.mark.cluster}
 
 
 def is_close(actual: Any, wanted: Any, row: SafePartRow) -> bool:
-    """Whether all numbers are as close as they must be, and all else is the same."""
+    """Whether all numbers are within the row's tolerance, and everything else is equal."""
     if isinstance(wanted, dict):
         return actual.keys() == wanted.keys() and all(
             is_close(actual[key], wanted[key], row) for key in wanted

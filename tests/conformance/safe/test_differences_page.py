@@ -1,12 +1,13 @@
 """The tables hold every numbered case, and `docs/differences.md` lists every row that differs.
 
-The numbers are those of the cases that were written down when kube-safe-scheduler was observed. They have gaps. Of 137
-to 139, three more coefficients of variation, only results were written down, and nothing can be asked.
+The numbers are those of the cases that were written down when kube-safe-scheduler was observed. They have gaps. 137
+to 139, three more coefficients of variation, cannot be tested: only their results were written down.
 """
 
 import re
 from pathlib import Path
 
+from tests.conformance import differences_page
 from tests.conformance.safe import table_rows
 from tests.conformance.safe.table_rows import (
     PARTS,
@@ -18,8 +19,7 @@ from tests.conformance.safe.table_rows import (
     StoredRewardsRow,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
-HEADING = "\n## kube-safe-scheduler"
+HEADING = "kube-safe-scheduler"
 NUMBERS = {
     *range(1, 9),
     *range(10, 14),
@@ -43,7 +43,7 @@ NUMBERS = {
 ELSEWHERE = {203, 248, 249, 250}
 """Cases of tests that have the number in their names, as no table holds them."""
 FAULTS = {"H": 7, "S": 14, "B": 5, "C": 2, "P": 15, "K": 10, "A": 10, "D": 4}
-"""How many there are by their letters."""
+"""The number of faults by letter."""
 
 
 def tables() -> list[NumberedRow]:
@@ -61,17 +61,6 @@ def tables() -> list[NumberedRow]:
     ]
 
 
-def section() -> str:
-    """The page from our heading to the next system's."""
-    return re.split(r"^## ", PAGE.read_text().partition(HEADING)[2], flags=re.MULTILINE)[0]
-
-
-def rows_of_page() -> list[int]:
-    """The numbers in the first column of the page's tables of rows."""
-    cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", section(), re.MULTILINE)
-    return [int(number) for cell in cells for number in cell.split(", ")]
-
-
 def test_every_row_stands_in_the_tables():
     assert {row.number for row in tables()} == NUMBERS - ELSEWHERE
 
@@ -82,15 +71,12 @@ def test_every_other_row_has_a_test_of_its_number():
 
 
 def test_every_departure_stands_on_the_page():
-    assert set(rows_of_page()) == {row.number for row in tables() if row.differs}
+    assert set(differences_page.rows(HEADING)) == {row.number for row in tables() if row.differs}
 
 
 def test_the_page_names_each_row_once():
-    assert len(rows_of_page()) == len(set(rows_of_page()))
+    assert len(differences_page.rows(HEADING)) == len(set(differences_page.rows(HEADING)))
 
 
 def test_the_page_says_what_became_of_every_fault_and_in_which_rows():
-    rows = re.findall(r"^\| ([A-Z])(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
-    faults = [(letter, number) for letter, most in FAULTS.items() for number in range(1, most + 1)]
-    assert [(letter, int(number)) for letter, number, _ in rows] == faults
-    assert {int(number) for *_, cell in rows for number in re.findall(r"\d+", cell)} <= NUMBERS
+    differences_page.check_faults(HEADING, FAULTS, NUMBERS)

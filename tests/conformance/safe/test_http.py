@@ -14,8 +14,7 @@ import nodewise
 from tests.cluster import processes
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.processes import Process
-from tests.conformance.safe import extender_processes as staging
-from tests.conformance.safe import table_rows
+from tests.conformance.safe import extender_processes, table_rows
 from tests.conformance.safe.extender_processes import RunningExtender
 from tests.conformance.safe.table_rows import SafeHttpRow
 
@@ -25,17 +24,17 @@ METADATA = "Metadata-Version: 2.1\nName: nodewise-foo\nVersion: 1.0\n"
 
 @pytest.fixture(scope="module")
 def extender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExtender]:
-    """A process with an agent foo beside congestion."""
+    """An extender process with the third-party agent `foo` and the congestion agent."""
     folder = tmp_path_factory.mktemp("http")
     subprocess.run(
         [NODEWISE, "agents", "new", "foo", "--folder", folder / "foo"], check=True, capture_output=True
     )
     site = folder / "foo" / "src"
-    metadata = site / "nodewise_foo-1.0.dist-info"  # as pip would have it
+    metadata = site / "nodewise_foo-1.0.dist-info"  # the metadata that pip would install
     metadata.mkdir()
     (metadata / "METADATA").write_text(METADATA)
     (metadata / "entry_points.txt").write_text(ENTRY)
-    with staging.running(folder, {"PYTHONPATH": str(site)}, "--agents=foo,congestion") as made:
+    with extender_processes.running(folder, {"PYTHONPATH": str(site)}, "--agents=foo,congestion") as made:
         yield made
         assert made.process.is_running
         assert not made.events("request_failed")
@@ -57,7 +56,7 @@ def test_requests(extender: RunningExtender, row: SafeHttpRow) -> None:
 
 
 def test_203_a_level_of_the_log_that_there_is_not_is_told_and_means_info(tmp_path: Path) -> None:
-    with staging.running(tmp_path, {"LOG_LEVEL": "bogus"}, "--agents=congestion") as extender:
+    with extender_processes.running(tmp_path, {"LOG_LEVEL": "bogus"}, "--agents=congestion") as extender:
         [event] = extender.events("variable_ignored")
         assert (event["variable"], event["seen"], event["level"]) == ("LOG_LEVEL", "bogus", "warning")
         assert extender.events("started")[0]["level"] == "info"

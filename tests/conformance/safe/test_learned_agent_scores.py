@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.namespace_sandboxes import wait
-from tests.conformance.safe import extender_processes as staging
-from tests.conformance.safe import table_rows
+from tests.conformance.safe import extender_processes, table_rows
 from tests.conformance.safe.extender_processes import RunningExtender
 from tests.conformance.safe.table_rows import StoredRewardsRow
 
@@ -17,7 +16,7 @@ PATIENCE_S = 60
 
 
 def write(folder: Path, row: StoredRewardsRow) -> None:
-    """A cluster of three nodes, and what was kept of pods of type D."""
+    """Write a cluster of three nodes, and the stored rewards of pods of type D."""
     nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in NODES]
     (folder / "cluster.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
     now = int(time.time())
@@ -35,11 +34,11 @@ def test_rewards_that_were_kept(tmp_path: Path, row: StoredRewardsRow) -> None:
         "--state=memory.json",
         "--learned-half-life=0s",
     ]
-    with staging.running(tmp_path, {}, *flags) as extender:
+    with extender_processes.running(tmp_path, {}, *flags) as extender:
         wait("scores", lambda: scores(extender) == row.scores, PATIENCE_S)
 
 
 def scores(extender: RunningExtender) -> list[int]:
-    body = {"pod": staging.pod({}, metadata={"labels": {"podtype": "D"}}), "nodenames": NODES}
+    body = {"pod": extender_processes.pod({}, metadata={"labels": {"podtype": "D"}}), "nodenames": NODES}
     scores_by_node = extender.scores("rl-priority", body)
     return [scores_by_node[name] for name in NODES]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.safe import extender_processes as staging
-from tests.conformance.safe import table_notation, table_rows
+from tests.conformance.safe import extender_processes, table_notation, table_rows
 from tests.conformance.safe.extender_processes import Object, RunningExtender
 from tests.conformance.safe.table_rows import PigeonRequest, PigeonStory
 
@@ -19,8 +18,8 @@ LOG_BYTES = 2**16
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts the process of a story."""
-    with staging.starting(tmp_path) as begin:
+    """A function that starts the process of a story, and checks its warnings."""
+    with extender_processes.starting(tmp_path) as begin:
 
         def started(story: PigeonStory) -> RunningExtender:
             if story.config:
@@ -36,12 +35,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def pod(ask: PigeonRequest) -> Object:
     init = [{"name": "i", "resources": {"requests": table_notation.amounts(ask.init)}}] if ask.init else []
     metadata = {"uid": ask.uid} if ask.uid else {}
-    return staging.pod(table_notation.amounts(ask.pod), metadata=metadata, initContainers=init)
+    return extender_processes.pod(table_notation.amounts(ask.pod), metadata=metadata, initContainers=init)
 
 
 def node_numbers(extender: RunningExtender, requesting: Object, nodes: list[Object]) -> list[Object]:
-    """By node: its numbers and its score."""
-    scores = extender.scores("pigeon-holing", staging.request(requesting, nodes))
+    """The details and the score of each node."""
+    scores = extender.scores("pigeon-holing", extender_processes.request(requesting, nodes))
     numbers = extender.numbers("pigeon", requesting["metadata"]["name"]) if nodes else {}
     assert list(scores) == [node["metadata"]["name"] for node in nodes]
     return [{**numbers[name], "score": score} for name, score in scores.items()]
@@ -73,9 +72,10 @@ def test_248_many_clients_at_once_have_whole_answers(start: Start) -> None:
     nodes = table_notation.nodes(PLAIN.nodes)
 
     def client(number: int) -> list[int]:
-        pods = [staging.pod({"cpu": f"{100 + number}m", "memory": "1Gi"}) for _ in range(TIMES)]
+        pods = [extender_processes.pod({"cpu": f"{100 + number}m", "memory": "1Gi"}) for _ in range(TIMES)]
         answers = [
-            extender.ask("/scheduler/priorities/pigeon-holing", staging.request(pod, nodes)) for pod in pods
+            extender.ask("/scheduler/priorities/pigeon-holing", extender_processes.request(pod, nodes))
+            for pod in pods
         ]
         return [
             len({priority["Host"] for priority in answer if 0 <= priority["Score"] <= 10})
@@ -92,5 +92,8 @@ def test_249_a_pod_among_400_nodes_is_logged_in_few_words(start: Start) -> None:
     extender = start(PLAIN)
     nodes = table_notation.nodes(" ".join(f"n{number}(4,8Gi;{number},{number}Mi)" for number in range(400)))
     before = extender.process.log.stat().st_size
-    extender.ask("/scheduler/priorities/pigeon-holing", staging.request(staging.pod({"cpu": "1"}), nodes))
+    extender.ask(
+        "/scheduler/priorities/pigeon-holing",
+        extender_processes.request(extender_processes.pod({"cpu": "1"}), nodes),
+    )
     assert extender.process.log.stat().st_size - before < LOG_BYTES

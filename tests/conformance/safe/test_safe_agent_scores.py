@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.safe import extender_processes as staging
-from tests.conformance.safe import table_rows
+from tests.conformance.safe import extender_processes, table_rows
 from tests.conformance.safe.extender_processes import ExtenderPool, Object, RunningExtender
 from tests.conformance.safe.table_rows import CongestionRow, NodeRow, NumberedRow, RiskRow
 
@@ -17,7 +16,7 @@ PREDICATE = "/scheduler/predicates/safe-overload"
 
 
 def process(extenders: ExtenderPool, row: NumberedRow, **more: str) -> RunningExtender:
-    """The one with the row's environment, which has warned of what the row says."""
+    """The process with the row's environment. Its log must have the row's warning and no other."""
     extender = extenders.extender_with(row.environment | more)
     warned = {event["variable"] for event in extender.events("variable_ignored")}
     assert warned == ({row.warned} if row.warned else set())
@@ -32,26 +31,26 @@ def passes(extender: RunningExtender, body: Object) -> bool:
 
 
 def risky(name: str, row: RiskRow) -> Object:
-    """The node of a row."""
+    """A node with 4 CPUs, annotated with the CPU statistics of a row."""
     free, deviation = 4000 * (1 - row.mean), 4000 * row.deviation
     annotations = {"mean-free-cpu": f"{free:.12g}", "std-free-cpu": f"{deviation:.12g}"}
-    return staging.node(name, {"cpu": 4, "memory": "8Gi"}, annotations)
+    return extender_processes.node(name, {"cpu": 4, "memory": "8Gi"}, annotations)
 
 
 def annotated(name: str, row: NodeRow) -> Object:
-    """The node of a row."""
+    """A node with the annotations of a row."""
     annotations = {"forcasted-free-cpu": row.forecast, "forcasted-free-memory": row.memory_forecast}
     for resource, statistics in (("cpu", row.cpu), ("memory", row.memory)):
         annotations |= dict(zip((f"mean-free-{resource}", f"std-free-{resource}"), statistics, strict=False))
-    return staging.node(name, row.allocatable, annotations)
+    return extender_processes.node(name, row.allocatable, annotations)
 
 
 @pytest.mark.parametrize("row", RISKS, ids=lambda row: row.id)
 def test_risk(extenders: ExtenderPool, row: RiskRow) -> None:
     environment = {"SAFEUTILIZATION": str(row.threshold), "SAFEPERCENTILE": str(row.percentile)}
     extender = process(extenders, row, **environment)
-    pod = staging.pod({})
-    body = staging.request(pod, [risky("n1", row)])
+    pod = extender_processes.pod({})
+    body = extender_processes.request(pod, [risky("n1", row)])
     assert passes(extender, body) == row.passes
     assert extender.scores("safe-overload", body) == {"n1": row.overload}
     assert extender.numbers("safe", pod["metadata"]["name"])["n1"]["cpu"]["risk"] == pytest.approx(
@@ -64,8 +63,8 @@ def test_risk(extenders: ExtenderPool, row: RiskRow) -> None:
 @pytest.mark.parametrize("row", NODES, ids=lambda row: row.id)
 def test_node(extenders: ExtenderPool, row: NodeRow) -> None:
     extender = process(extenders, row)
-    pod = staging.pod(*(row.requests or [row.request]))
-    body = staging.request(pod, [annotated("n1", row)])
+    pod = extender_processes.pod(*(row.requests or [row.request]))
+    body = extender_processes.request(pod, [annotated("n1", row)])
     assert passes(extender, body) == row.passes
     assert extender.scores("safe-overload", body) == {"n1": row.overload}
     if row.balance is not None:
@@ -86,14 +85,14 @@ def test_congestion(extenders: ExtenderPool, row: CongestionRow) -> None:
     extender = process(extenders, row)
     names = [f"n{number}" for number in range(len(row.factors))]
     nodes = [
-        staging.node(name, {"cpu": 4}, {"congestion-factor": factor})
+        extender_processes.node(name, {"cpu": 4}, {"congestion-factor": factor})
         for name, factor in zip(names, row.factors, strict=True)
     ]
-    scores = extender.scores("congestion", {"pod": staging.pod({}), "nodes": {"items": nodes}})
+    scores = extender.scores("congestion", {"pod": extender_processes.pod({}), "nodes": {"items": nodes}})
     assert scores == dict(zip(names, row.scores, strict=True))
 
 
-# the same of a cluster: all nodes are known beforehand, and requests have names
+# the same rows with a cluster in a file: the process knows all nodes, and requests name them
 
 KNOWN = {
     **{f"risk-{at}": row for at, row in enumerate(RISKS) if (row.threshold, row.percentile) == (90, 30)},
@@ -109,7 +108,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExtende
     ]
     items = [{"apiVersion": "v1", "kind": "Node", **node} for node in made]
     (folder / "cluster.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-    with staging.running(folder, {}, "--agents=safe", "--objects-from=cluster.json") as extender:
+    with extender_processes.running(folder, {}, "--agents=safe", "--objects-from=cluster.json") as extender:
         yield extender
 
 
@@ -117,7 +116,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExtende
 def test_names(cluster: RunningExtender, name: str) -> None:
     row = KNOWN[name]
     requests = (row.requests or [row.request]) if isinstance(row, NodeRow) else [{}]
-    body = {"pod": staging.pod(*requests), "nodenames": [name]}
+    body = {"pod": extender_processes.pod(*requests), "nodenames": [name]}
     answer = cluster.ask(PREDICATE, body)
     assert answer["NodeNames"] == ([name] if row.passes else [])
     assert set(answer["FailedNodes"] or ()) == (set() if row.passes else {name})

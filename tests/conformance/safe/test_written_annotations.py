@@ -40,7 +40,7 @@ def create_objects(api: ClusterApi, name: str, row: SafePartRow) -> None:
 
 @pytest.fixture(scope="module")
 def annotated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Object]:
-    """By node: its annotations after the run."""
+    """The annotations after the run, by node."""
     folder = tmp_path_factory.mktemp("annotate")
     with gas.running_in_memory(folder) as api_server:
         for name, row in CASES.items():

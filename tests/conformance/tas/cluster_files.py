@@ -54,7 +54,7 @@ def value(metric: str, node: str, amount: Any) -> dict[str, Any]:
 
 
 def strategies(tag: str, strategies: dict[str, Any]) -> dict[str, Any]:
-    """Strategies as a policy has them; a list is short for rules, a text for a rule."""
+    """The strategies in the form of a policy. In the table, a list stands for a strategy with these rules."""
     return {name: _strategy(tag, strategy) for name, strategy in strategies.items()}
 
 
@@ -64,9 +64,9 @@ def _strategy(tag: str, rules: Any) -> dict[str, Any]:
 
 
 def _rule(tag: str, notation: str | dict[str, Any]) -> dict[str, Any]:
-    """A rule in words made an object; the metric's name gets the case's tag, unless it is empty.
+    """A rule in the form of a policy. The metric's name gets the case's tag as a prefix, unless it is empty.
 
-    The words are `metric operator target [label,label]`; the last two may be left out.
+    A rule in text form is `metric operator target [label,label]`; target and labels are optional.
     """
     if isinstance(notation, str):
         words, _, labels = notation.partition("[")

@@ -22,42 +22,44 @@ _VERSIONS = {"1.1": ssl.TLSVersion.TLSv1_1, "1.2": ssl.TLSVersion.TLSv1_2}
 
 
 class CaseResponse(NamedTuple):
-    """What came back."""
+    """The response to one request."""
 
     status: int
     content_type: str
     body: bytes
     protocol: str | None = None
-    """What the TLS handshake settled on."""
+    """The application protocol that the TLS handshake negotiated."""
 
 
 class ClosedConnection(NamedTuple):
-    """What came back on a connection that the client did not end, and after how long it was closed."""
+    """The data that a client received before the server closed the connection, and when it was closed."""
 
     after_s: float
     data: bytes
 
 
 class CaseExtender:
-    """The process, from before its start to after its end."""
+    """The extender process of all cases. It runs while the context is open."""
 
     first: CaseResponse
-    """To the first request after it said that it is ready."""
+    """The response to the first request after the process became ready."""
 
     def __init__(self, folder: Path) -> None:
         self.objects = folder / "objects"
         self.objects.mkdir()
         self._folder = folder
-        self._papers = ServerCertificateFiles(folder)
+        self._certificates = ServerCertificateFiles(folder)
         # the cipher suites of the table are those of an RSA key
-        self._papers.write(self._papers.server_ca.issue_cert(*NAMES, key_type=trustme.KeyType.RSA))
+        self._certificates.write(
+            self._certificates.server_ca.issue_cert(*NAMES, key_type=trustme.KeyType.RSA)
+        )
         self._threads = ThreadPoolExecutor(16)
         self._scheduler: http.client.HTTPSConnection | None = None
 
     def __enter__(self) -> Self:
-        papers = self._papers
-        files = {"--objects-from": self.objects, "--cert": papers.cert, "--key": papers.key}
-        words = {"-cacert": papers.ca, "--address": "127.0.0.1", "--port": 0, "--health-port": 0}
+        certificates = self._certificates
+        files = {"--objects-from": self.objects, "--cert": certificates.cert, "--key": certificates.key}
+        words = {"-cacert": certificates.ca, "--address": "127.0.0.1", "--port": 0, "--health-port": 0}
         how = {"--sync-period": "300ms", "--log-format": "json"}
         options = [str(part) for pair in {**files, **words, **how}.items() for part in pair]
         self._process = ForkedProcess([NODEWISE, "extender", *options], self._folder / "extender.log")
@@ -89,10 +91,10 @@ class CaseExtender:
             return False
         self._port = int(started[0]["address"].rpartition(":")[2])
         self._health_port = int(started[0]["health"].rpartition(":")[2])
-        return self._told("/readyz").status == 200
+        return self._admin_response("/readyz").status == 200
 
-    def _told(self, path: str) -> CaseResponse:
-        """What the admin port says."""
+    def _admin_response(self, path: str) -> CaseResponse:
+        """A response of the admin port."""
         connection = http.client.HTTPConnection("127.0.0.1", self._health_port, timeout=PATIENCE_S)
         try:
             return _answered(connection, HttpCall(method="GET", path=path), b"")
@@ -100,13 +102,13 @@ class CaseExtender:
             connection.close()
 
     def ask(self, path: str, body: bytes) -> CaseResponse:
-        """One request on the connection that all such requests share, as kube-scheduler's do."""
+        """Send a request on the connection that all these requests share, like those of kube-scheduler."""
         if self._scheduler is None:
             self._scheduler = self._connected(ClientConnection())
         return _answered(self._scheduler, HttpCall(path=path), body)
 
     def call(self, connect: ClientConnection, call: HttpCall, body: bytes) -> CaseResponse:
-        """One request on a connection of its own."""
+        """Send a request on a new connection."""
         connection = self._connected(connect)
         try:
             return _answered(connection, call, body)
@@ -114,7 +116,7 @@ class CaseExtender:
             connection.close()
 
     def listen(self, connect: ClientConnection) -> Future[ClosedConnection]:
-        """Send what the client sends and hear until the server closes, beside whatever else goes on."""
+        """Send the client's bytes and receive until the server closes the connection, in a background thread."""
         return self._threads.submit(self._listen, connect)
 
     def _listen(self, connect: ClientConnection) -> ClosedConnection:
@@ -125,7 +127,7 @@ class CaseExtender:
         return ClosedConnection(time.monotonic() - began, data)
 
     def refusal(self, connect: ClientConnection) -> str:
-        """The alert that the handshake ends with, in words; empty where it does not fail.
+        """The TLS alert that ends the handshake, in words; empty if the handshake succeeds.
 
         The client reads before it writes: with TLS 1.3 its side of the handshake ends before the server's, and a
         request sent into a closed connection would hide the alert.
@@ -163,10 +165,10 @@ class CaseExtender:
 
     def _shown(self, client: str) -> ssl.SSLContext:
         if client == "ca":
-            return self._papers.ca_as_client()
+            return self._certificates.ca_as_client()
         if client == "server-auth-only":
-            return self._papers.odd_client(usage=ExtendedKeyUsageOID.SERVER_AUTH)
-        return self._papers.context()
+            return self._certificates.odd_client(usage=ExtendedKeyUsageOID.SERVER_AUTH)
+        return self._certificates.context()
 
 
 def _answered(connection: http.client.HTTPConnection, call: HttpCall, body: bytes) -> CaseResponse:

@@ -1,6 +1,6 @@
 """A proxy between a process and the API server that counts requests and fails some of them.
 
-What it is told is by path of a collection, such as /api/v1/nodes, or by name of a node.
+Faults and counts are by the path of a collection, such as /api/v1/nodes, or by the name of a node.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _PASSED = (b"content-type", b"accept", b"user-agent")
 
 
 class ForwardedRequest(NamedTuple):
-    """One request that was passed on."""
+    """A request that the proxy received."""
 
     method: str
     path: str
@@ -31,7 +31,10 @@ class ForwardedRequest(NamedTuple):
 
 
 class TasFaultyProxy:
-    """An ASGI application. The process speaks plain HTTP to it; to the API server it is the process's user."""
+    """An ASGI application.
+
+    The process connects to it by plain HTTP. It connects to the API server with the certificate of the process's user.
+    """
 
     def __init__(self, url: str, context: ssl.SSLContext) -> None:
         self._url, self._context = url, context
@@ -43,26 +46,26 @@ class TasFaultyProxy:
         self._versions: dict[str, str] = {}
         self.requests: list[ForwardedRequest] = []
         self.in_vain: Counter[str] = Counter()
-        """Lists and watches that were answered 503, by collection."""
+        """Lists and watches that got the status 503, by collection."""
         self.watched: Counter[str] = Counter()
-        """Watches that are open, by collection."""
+        """Open watches, by collection."""
         self.patches: Counter[str] = Counter()
-        """Server-side applies to a node that the API server took, by node."""
+        """Server-side applies that the API server accepted, by node."""
         self.idle: list[str] = []
-        """Nodes of applies that changed nothing."""
+        """The nodes of applies that changed nothing."""
 
     def lose(self, *collections: str) -> None:
-        """These can be neither listed nor watched from now on; watches end."""
+        """Fail lists and watches of these collections from now on, and end open watches."""
         self._lost.update(collections)
 
     def find(self, *collections: str, expired: bool = False) -> None:
-        """End the faults of these paths. `expired`: a watch that continues from an older version gets an error."""
+        """End the faults of these collections. `expired`: their next watch fails with status 410."""
         if expired:
             self._expired.update(collections)
         self._lost.difference_update(collections)
 
     def refuse(self, node: str, status: int) -> None:
-        """Writes to a node are answered with a status; 0 lets them through again."""
+        """Fail patches of a node with this status; 0 ends the fault."""
         self._refused[node] = status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +105,7 @@ class TasFaultyProxy:
         return await self._client.send(sent, stream=True)
 
     async def _stream(self, path: str, response: httpx2.Response, receive: Receive, send: Send) -> None:
-        """Lines as they come, until the server ends the watch, the process goes, or it is lost."""
+        """Pass on the data of a watch until the server ends it, the client disconnects, or the collection is lost."""
         head = {"type": "http.response.start", "status": response.status_code}
         await send({**head, "headers": [(b"content-type", b"application/json")]})
         pieces = aiter(response.aiter_bytes())
@@ -125,7 +128,7 @@ class TasFaultyProxy:
         await send({"type": "http.response.body", "body": b""})
 
     def _note(self, node: str, content: bytes) -> None:
-        """A write that left the resource version as it was changed nothing."""
+        """Count an apply. An apply that leaves the resource version unchanged changed nothing."""
         version = msgspec.json.decode(content)["metadata"]["resourceVersion"]
         with self._lock:
             self.patches[node] += 1
@@ -149,7 +152,7 @@ def _status(code: int) -> dict[str, object]:
 
 @contextlib.contextmanager
 def serving(url: str, context: ssl.SSLContext) -> Iterator[tuple[TasFaultyProxy, str]]:
-    """Between a process and the API server at `url`, until the block is left; and the address to give the process."""
+    """A proxy to the API server at `url` that runs until the block ends, and its address for the process."""
     proxy = TasFaultyProxy(url, context)
     with asgi_server_thread.serving(proxy) as address:
         yield proxy, address

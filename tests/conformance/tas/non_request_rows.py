@@ -9,97 +9,97 @@ from tests.conformance.tas.table_rows import ExpectedLogLine
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A misspelt key in a table is an error."""
+    """The base of all rows: a misspelt key in a table is an error."""
 
 
 class MetricsApiResponse(_Strict, kw_only=True):
-    """One look at the metrics API, a period after the one before."""
+    """The responses of the metrics API to one fetch, one period after the previous fetch."""
 
     offered: tuple[str, ...] = ()
-    """Versions of the API, the preferred one first. Left out: as before."""
+    """The versions of the API, the preferred one first. Empty: unchanged."""
     items: tuple[dict[str, Any], ...] = ({"node": "n1", "value": "5"},)
-    """`node`, and fields of an item."""
+    """The items of the response: `node`, and the fields of the item."""
     calls: tuple[str, ...]
-    """Every call, in order, below /apis/custom.metrics.k8s.io."""
+    """The paths of all expected calls in order, relative to /apis/custom.metrics.k8s.io."""
     read: dict[str, dict[str, Any]] | None = None
-    """By node: value, at and window_s. Null: nothing came of it."""
+    """The expected value, at and window_s by node. Null: the fetch fails."""
 
 
 class AnswerRow(_Strict, kw_only=True):
-    """What a rule asks the metrics API for, look by look, and what is read of the answers."""
+    """The calls to the metrics API that a rule causes at each fetch, and the values that are read."""
 
     number: str
     name: str
     rule: str | dict[str, Any] = "m GreaterThan 10"
     looks: tuple[MetricsApiResponse, ...] = ()
     problem: str = ""
-    """What is wrong with the rule, in words; then nothing is asked for."""
+    """Words of the problem of an invalid rule, for which no metric is requested. Empty: the rule is valid."""
     differs: str = ""
 
 
 class ObjectRow(_Strict, kw_only=True):
-    """Objects as a watch might bring them."""
+    """Objects that a list could contain, valid and invalid ones."""
 
     number: str
     name: str
     items: tuple[str, ...]
-    """As JSON."""
+    """The objects as JSON."""
     read: dict[str, str]
-    """By namespace/name, what is there afterwards: words of what is wrong with it, empty where nothing is."""
+    """The policies in the store afterwards, by namespace/name, each with words of its problem or an empty text."""
     logged: ExpectedLogLine
     differs: str = ""
 
 
 class DefinitionRow(_Strict, kw_only=True):
-    """Policies that the API server takes or refuses, each by itself."""
+    """Policies that the API server accepts or refuses, each in a request of its own."""
 
     number: str = ""
-    """Empty: of what is new here, which the older system has no case of."""
+    """Empty: the row tests a new feature that the older system does not have."""
     name: str
     rules: tuple[dict[str, Any], ...] = ()
-    """Each is a policy with this rule only."""
+    """Rules. Each one is the only rule of a policy."""
     specs: tuple[Any, ...] = ()
-    """Each is a policy with this spec; null for one that has none."""
+    """Specs of policies. Null: a policy without a spec."""
     object_name: str = "pol"
     refused: str = ""
-    """Words of the refusal; empty: it is taken."""
+    """Words of the refusal. Empty: the API server accepts the policy."""
     differs: str = ""
 
 
 class ProcessRow(_Strict, kw_only=True):
-    """A start of the process, and how it ends or what it answers."""
+    """A start of the process, and its expected exit or response."""
 
     number: str
     name: str
     arguments: tuple[str, ...] = ()
-    """After those with which it would serve; {nowhere} is a path where nothing is."""
+    """Arguments after those with which the process serves. {nowhere} is a path that does not exist."""
     exit: int | None = None
-    """Null: it goes on."""
+    """The exit code. Null: the process keeps running."""
     said: tuple[str, ...] = ()
-    """Words that it says before it ends."""
+    """Words of its output before the exit."""
     signal: Literal["", "SIGTERM", "SIGINT"] = ""
-    """What ends it once it serves."""
+    """The signal that ends the process once it serves."""
     logged: str = ""
-    """An event in its log."""
+    """An event that its log must contain."""
     reason: str = ""
-    """Why it rejects a node for a pod that names a policy."""
+    """The reason with which it rejects a node for a pod that names a policy."""
     differs: str = ""
 
 
 class AnswerTable(msgspec.Struct):
-    """metrics.yaml, as far as it is no story."""
+    """The rows of metrics.yaml that are not stories."""
 
     answers: tuple[AnswerRow, ...]
 
 
 class ObjectTable(msgspec.Struct):
-    """controller.yaml, as far as it is no story."""
+    """The rows of controller.yaml that are not stories."""
 
     objects: tuple[ObjectRow, ...]
 
 
 class DefinitionTable(_Strict):
-    """crd.yaml."""
+    """The table crd.yaml."""
 
     rows: tuple[DefinitionRow, ...]
     older: dict[str, Any]
@@ -107,7 +107,7 @@ class DefinitionTable(_Strict):
 
 
 class ProcessTable(msgspec.Struct):
-    """process.yaml, as far as it is no story."""
+    """The rows of process.yaml that are not stories."""
 
     rows: tuple[ProcessRow, ...]
 

@@ -1,4 +1,4 @@
-"""A case's request as bytes. Whole nodes are written as no encoder would, so that bytes passed back show it."""
+"""The request bodies of cases. Nodes have unusual JSON, so that a test sees whether a response repeats their bytes."""
 
 import json
 
@@ -12,12 +12,12 @@ _NODE = """{ "metadata" : {"name": %s,  "labels": {"zone":"\\u0061", "a":"<&>"},
 
 
 def node(ask: ExtenderRequestRow, name: str) -> str:
-    """A whole node as it is sent."""
+    """The JSON of a node object in the request."""
     return ask.as_sent.get(name) or _NODE % json.dumps(name)
 
 
 def body(case: TasCase) -> bytes:
-    """All of the request's body."""
+    """The whole request body."""
     ask = case.row.ask
     if ask is None:
         return (case.row.call.body if case.row.call else "").encode()

@@ -1,7 +1,7 @@
 """The requests of the tables' rows: one case for each row and form.
 
-A case is one request about one cluster. Its tag is the namespace that its objects are in and the beginning of
-its metrics' names, so that no case can see another; `own` takes both out of an answer again.
+A case is one request about one cluster. Its tag is the namespace of its objects and the prefix of its metrics, so
+that cases do not affect each other. `own` replaces both in a response.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ class TasCase(NamedTuple):
         return f"{self.row.number} {self.row.name}{form}"
 
     def own(self, text: bytes) -> bytes:
-        """An answer in the words of the table."""
+        """A response with the names of the table."""
         tag = self.tag.encode()
         return text.replace(tag + b"_", b"").replace(tag + b"/", b"d/")
 
@@ -73,7 +73,7 @@ def _cases(name: str) -> list[TasCase]:
 
 
 def _numbered(rows: Iterable[RequestRow], path: str) -> Iterator[TasCase]:
-    """Each row in each of its forms; rows with the same number differ by their position."""
+    """A case for each form of each row. The tags of rows with the same number differ by their position."""
     seen: dict[str, int] = {}
     for row in rows:
         seen[row.number] = place = seen.get(row.number, 0) + 1
@@ -86,10 +86,10 @@ def _forms(ask: ExtenderRequestRow | None) -> tuple[Form, ...]:
 
 
 def _operator_rows(row: OperatorRow) -> Iterator[RequestRow]:
-    """A row for each rule, each a policy that filters one node."""
+    """A row for each rule: a filter request for one node and a policy with this rule."""
     values = {"n1": row.value}
     if row.value is None:
-        values["n2"] = "1"  # a metric that has a value on no node counts as never fetched
+        values["n2"] = "1"  # a metric without a value on any node counts as never fetched
     for rule in (*row.breaks, *row.keeps):
         whole = f"m {rule}" if isinstance(rule, str) else {"metricname": "m", **rule}
         broken = {"n1": f"telemetry policy d/rule: {row.reason or whole}"} if rule in row.breaks else {}
@@ -113,7 +113,7 @@ _LOGICAL: dict[str, dict[str, str]] = {
 
 
 def _violation_rows(row: ViolationRow) -> Iterator[RequestRow]:
-    """A row for each way to write the logical operator."""
+    """A row for each form of the logical operator."""
     for how, rules in _LOGICAL.items():
         reasons = row.all if how == "allOf" else row.any
         yield RequestRow(

@@ -1,7 +1,7 @@
-"""Stories: what happens to a cluster step by step, and what must be so after each step.
+"""Stories: changes of a cluster step by step, and the expected state after each step.
 
-Read from the tables whose rows tell how nodes are labelled and which metrics are asked for. All stories are told at
-once, on one API server to one process, so every name is the row's own: see `Names`.
+They come from the tables about node labels and metric requests. All stories run at the same time, with one API server
+and one process, so every name begins with the tag of its story: see `StoryNames`.
 """
 
 from typing import Any, Literal
@@ -16,84 +16,83 @@ TABLES = ("metrics", "controller", "deschedule", "labeling", "endtoend", "proces
 PREFIX = "telemetry.aware.scheduling."
 
 Upheaval = Literal["", "restart", "relist", "blind", "blind start"]
-"""What befalls the process in a step; the rest of the step happens meanwhile.
+"""The fault of the process in a step. The other changes of the step take place during the fault.
 
-`restart`: it is ended and started. `relist`: it loses its watches and is told to list again. `blind`: nodes cannot be
-listed nor watched. `blind start`: it is ended, and started while nodes cannot be listed; nothing may change until
-they can.
+`restart`: the process ends and starts. `relist`: it loses its watches and has to list again. `blind`: it can neither
+list nor watch nodes. `blind start`: it ends, and starts while it cannot list nodes; no label may change until it can.
 """
 
 Labels = dict[str, dict[str, str]]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A misspelt key in a table is an error."""
+    """The base of all rows: a misspelt key in a table is an error."""
 
 
 class ExpectedDecision(_Strict, kw_only=True):
     """The expected decision for a policy's pods."""
 
     failed: dict[str, str] | UnsetType | None = UNSET
-    """By node: the reason why it is rejected; all other nodes of the story pass. Null: nobody had a say."""
+    """The rejection reason by node; all other nodes of the story pass. Null: no agent took part."""
     scores: dict[str, int] | None = None
 
 
 class ExpectedCondition(_Strict, kw_only=True):
-    """A condition of a policy's status."""
+    """An expected condition of a policy's status."""
 
     type: str
     status: str
     about: tuple[str, ...] = ()
-    """Words in its message."""
+    """Words of its message."""
 
 
 class StoryPod(_Strict, kw_only=True):
-    """A pod of a policy, and what the scheduler does with it."""
+    """A pod with a policy, and its expected node or message from the scheduler."""
 
     policy: str
     lands: str = ""
     waits: str = ""
-    """Words of the scheduler's message, for a pod that fits nowhere."""
+    """Words of the scheduler's message, for a pod that fits no node."""
 
 
 class TasStep(_Strict, kw_only=True):
-    """What happens, and what must be so soon after and remain so."""
+    """Changes, and the expected state that follows soon and lasts."""
 
     process: Upheaval = ""
     metrics: dict[str, Any] = {}
-    """By metric. Values by node, from now on; a value may be `{value, age_s}`. Pairs of node and value: sent as they
-    stand. A number: every call is answered with this status. `hang`: no call is answered."""
+    """The responses for a metric from now on. A mapping: values by node; a value may be `{value, age_s}`. A list of
+    pairs of node and value: sent unchanged. A number: every call fails with this status. `hang`: no response."""
     policies: dict[str, dict[str, Any] | None] = {}
-    """Strategies by the policy's name, with its namespace before it where that is not `d`. Null: it is deleted."""
+    """Strategies by policy name, `namespace/name` where the namespace is not `d`. Null: the policy is deleted."""
     touch: tuple[str, ...] = ()
-    """Policies of which only the metadata is edited."""
+    """Policies of which only the metadata changes."""
     label: dict[str, dict[str, str | None]] = {}
-    """Labels that somebody else sets on nodes, or takes away."""
+    """Node labels that another client sets; null: it removes the label."""
     refuse: dict[str, int] = {}
-    """Nodes that cannot be written, with the status that the API server answers; 0: they can be again."""
+    """Nodes whose writes fail, with the status that the API server returns; 0: writes succeed again."""
 
     labels: Labels | UnsetType = UNSET
-    """All labels of all nodes of the story. Left out: as before, with what somebody else did in this step."""
+    """All expected labels of all nodes of the story. Unset: the previous ones and the changes in `label`."""
     judged: dict[str, ExpectedDecision] = {}
     polled: dict[str, bool] = {}
-    """Whether a metric is asked for."""
+    """Whether the process requests a metric."""
     conditions: dict[str, ExpectedCondition] = {}
     logged: ExpectedLogLine | None = None
     patches: dict[str, int] = {}
-    """How often a node's labels were written since the story began."""
+    """The number of writes of a node since the story began."""
     pods: dict[str, StoryPod] = {}
 
 
 class TasStory(_Strict, kw_only=True):
-    """One row."""
+    """A row with steps."""
 
     number: str = ""
-    """Empty: the older system's cases have none of this."""
+    """Empty: the older system has no such case."""
     name: str
     nodes: Labels
-    """The labels of each node when it is made, by somebody else."""
+    """The labels of each node at its creation."""
     of_tas: Labels = {}
-    """Labels that the older system set just before the first step."""
+    """Labels that the older system writes just before the first step."""
     steps: tuple[TasStep, ...]
     differs: str = ""
 
@@ -108,7 +107,7 @@ def all_stories() -> list[TasStory]:
 
 
 class StoryNames:
-    """The story's names on the shared API server: each begins with the story's tag."""
+    """The names of a story's objects on the shared API server. Each begins with the story's tag."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -120,12 +119,15 @@ class StoryNames:
         return f"{self.tag}_{name}"
 
     def policy(self, name: str) -> tuple[str, str]:
-        """Namespace and name."""
+        """The namespace and the name of a policy."""
         space, _, own = name.rpartition("/")
         return f"{self.tag}-{space or 'd'}", f"{self.tag}-{own}"
 
     def label(self, key: str) -> str:
-        """A key of the table: a policy's name, or `.policy/name` for one below the prefix, or whole as it is."""
+        """The label key for a key of the table.
+
+        `.policy/name` gets `PREFIX` and the tag, a key without dots gets the tag, and any other key is unchanged.
+        """
         if key.startswith("."):
             return f"{PREFIX}{self.tag}-{key[1:]}"
         return key if "." in key else f"{self.tag}-{key}"
@@ -137,5 +139,5 @@ class StoryNames:
         }
 
     def own(self, text: str) -> str:
-        """A text in the words of the table."""
+        """A text with the names of the table."""
         return text.replace(f"{self.tag}-", "").replace(f"{self.tag}_", "")

@@ -1,4 +1,4 @@
-"""The environment of all stories: an API server with metrics, one process behind a faulty proxy, and a watch."""
+"""The environment of all stories: an API server with metrics, a process behind a faulty proxy, and a label watch."""
 
 import contextlib
 import json
@@ -28,18 +28,18 @@ from tests.conformance.tas import faulty_proxy
 from tests.conformance.tas.story_definitions import PREFIX, Labels
 
 ROW = "conformance"
-"""The label by which a node belongs to a row; no story speaks of it."""
+"""The key of the label that names the story of a node. Expected labels leave it out."""
 BEACON = "beacon"
 POLICIES = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
 PERIOD = "250ms"
 PATIENCE_S = 60.0
-"""With the process and the beacon."""
+"""The timeout of waits for the process and the beacon."""
 
 Seen = TypeVar("Seen")
 
 
 class TasEnvironment:
-    """The process is not running until `start`."""
+    """The environment. The process does not run before `start`."""
 
     def __init__(
         self, plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, folder: Path
@@ -47,14 +47,14 @@ class TasEnvironment:
         self.sandbox, self.metrics = sandbox, metrics
         self.api = sandbox.api
         self._folder = folder
-        self._papers = CertificateFiles(folder)
+        self._certificates = CertificateFiles(folder)
         self._port = processes.free_port()
         self._plane = plane
         self._running = contextlib.ExitStack()
         self._open = contextlib.ExitStack()
         self._round = 0
         self.runs: list[ExtenderProcess] = []
-        """Every start of the process."""
+        """All processes that were started, one after the other."""
         name = f"conformance-{self._port}"
         self._user = plane.user(name, extender_process.rules())
         api_user_kubeconfigs.grant(
@@ -71,14 +71,14 @@ class TasEnvironment:
 
     def start(self, *, until_ready: bool = True) -> None:
         run = self._running.enter_context(
-            extender_process.started(self._folder, self._arguments(), self._papers)
+            extender_process.started(self._folder, self._arguments(), self._certificates)
         )
         self.runs.append(run)
         if until_ready:
             self.wait_ready()
 
     def schedule(self) -> None:
-        """Have pods scheduled by a kube-scheduler that asks the process, over all its restarts."""
+        """Start a kube-scheduler that calls the process. It runs until the environment closes."""
         scheduler = self._plane.start_scheduler({"extenders": [self.run.entry()]})
         self._open.callback(scheduler.stop)
 
@@ -90,25 +90,25 @@ class TasEnvironment:
 
     @property
     def run(self) -> ExtenderProcess:
-        """The process that runs now, or the last one."""
+        """The running process, or the last one."""
         return self.runs[-1]
 
     def logged(self, event: str) -> list[str]:
-        """The lines of one event, of all runs."""
+        """The log lines of one event, of all processes."""
         return [str(line) for run in self.runs for line in run.events(event)]
 
     def labels(self) -> Labels:
-        """By node: what its story speaks of."""
+        """The labels of all nodes of stories, without those of the environment."""
         listed = self.api.get(faulty_proxy.NODES, labelSelector=ROW)["items"]
-        return {node["metadata"]["name"]: _told(node["metadata"]["labels"]) for node in listed}
+        return {node["metadata"]["name"]: _row_labels(node["metadata"]["labels"]) for node in listed}
 
     def ask(self, verb: str, pod: Object, nodes: list[str]) -> Any:
-        """An answer of the process, asked as kube-scheduler would."""
+        """Send a request in the form of kube-scheduler, and return the JSON of the response."""
         body = {"Pod": pod, "NodeNames": nodes}
         return self._http.post(f"{self.run.url}/scheduler/{verb}", json=body).json()
 
     def policy(self, space: str, name: str, strategies: Object | None) -> None:
-        """Make a policy, or change its spec, or delete it."""
+        """Create a policy, change its spec, or delete it if `strategies` is None."""
         path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
         if strategies is None:
             return self.api.delete(path)
@@ -127,15 +127,15 @@ class TasEnvironment:
         return None
 
     def light(self) -> None:
-        """Make the beacon, which tells that everything before it was seen."""
+        """Create the beacon node. Its label shows that the process has seen all earlier changes."""
         self.api.ensure(kubernetes_objects.namespace(BEACON))
         self.sandbox.nodes(kubernetes_objects.node(BEACON))
 
     def settle(self) -> None:
-        """Wait until the process has seen, decided and written all that happened so far.
+        """Wait until the process has received and processed all changes so far.
 
-        Every metric is asked for as often as the beacon's; policies come by one watch, in order; and a view's labels
-        are all written before the next view's.
+        Every metric is requested as often as the beacon's, one watch delivers policies in order, and all labels of a
+        snapshot are written before those of the next one.
         """
         self.pass_periods(2)
         self._round += 1
@@ -152,7 +152,7 @@ class TasEnvironment:
         self.wait("the beacon", lambda: self.watch._labels.get(BEACON, {}).get(key) == number or None)
 
     def pass_periods(self, count: int) -> None:
-        """Wait for so many more refreshes, if metrics are asked for at all."""
+        """Wait until the beacon's metric was requested `count` more times. Before the first `settle`, do not wait."""
         if not self._round:
             return
         wanted = self.metrics.asked.count(BEACON) + count
@@ -162,35 +162,35 @@ class TasEnvironment:
         return namespace_sandboxes.wait(what, see, PATIENCE_S, self.run.process.tail)
 
     def _client(self) -> httpx2.Client:
-        context = self._papers.authority.client_context(self._papers.client)
+        context = self._certificates.authority.client_context(self._certificates.client)
         return httpx2.Client(verify=context, trust_env=False)
 
     def _arguments(self) -> list[str]:
         file = asgi_server_thread.kubeconfig(self._folder, self._address)
-        papers = self._papers
+        certificates = self._certificates
         return [
             f"--kubeconfig={file}",
             f"--namespace={extender_process.OWN_NAMESPACE}",
             "--address=127.0.0.1",
             f"--port={self._port}",
             "--health-port=0",
-            f"--cert={papers.server.cert}",
-            f"--key={papers.server.key}",
-            f"--client-ca={papers.authority.ca_file}",
+            f"--cert={certificates.server.cert}",
+            f"--key={certificates.server.key}",
+            f"--client-ca={certificates.authority.ca_file}",
             f"--sync-period={PERIOD}",
-            "--trust-all-namespaces",  # as the older system did
+            "--trust-all-namespaces",  # as in the older system, every namespace may use every metric
             "--kube-qps=200",
             "--kube-burst=400",
         ]
 
 
-def _told(labels: dict[str, str]) -> dict[str, str]:
+def _row_labels(labels: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in labels.items() if key not in {ROW, "kubernetes.io/hostname"}}
 
 
 @contextlib.contextmanager
 def _older_definition(plane: ControlPlane) -> Iterator[None]:
-    """The API server takes unknown strategies, as under the older definition, until the block is left."""
+    """Until the block ends, the API server accepts unknown strategies, as with the older definition."""
     (ours,) = extender_process.manifest("crds/taspolicies.yaml")
     path = path_of(ours)
     older = json.loads(json.dumps(ours))
@@ -204,7 +204,7 @@ def _older_definition(plane: ControlPlane) -> Iterator[None]:
 
 
 def _define(plane: ControlPlane, path: str, definition: Object, *, takes: bool) -> None:
-    """Replaces the definition, and waits until the API server goes by it."""
+    """Replace the definition, and wait until the API server applies it."""
     metadata = plane.api.get(path)["metadata"]
     body = definition | {
         "metadata": definition["metadata"] | {"resourceVersion": metadata["resourceVersion"]}
@@ -227,7 +227,7 @@ def _define(plane: ControlPlane, path: str, definition: Object, *, takes: bool) 
 
 @contextlib.contextmanager
 def open_environment(plane: ControlPlane, folder: Path) -> Iterator[TasEnvironment]:
-    """An environment that is ready for stories; afterwards all its objects are removed."""
+    """An environment that is ready for stories. All its objects are deleted when the block ends."""
     extender_process.define(plane.api)
     with (
         _older_definition(plane),

@@ -1,7 +1,7 @@
-"""Runs all stories at once: steps that do not interfere with each other share a round.
+"""Runs all stories at the same time: steps that do not affect each other share a round.
 
-A round is the next step of every story whose next step is an ordinary one, or, when there is none left, of every
-story that waits for the same upheaval. Stories that wait, or are at their end, must stay as they are.
+A round is the next step of every story whose next step has no fault of the process. If there is none, it is the next
+step of every story with the same fault. The state of the other stories must not change.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from tests.conformance.tas.story_environment import POLICIES, TasEnvironment
 from tests.conformance.tas.story_runner import DEADLINE_S, TasStoryRun
 
 BLIND_S = 1.5
-"""How long a process that cannot list nodes is looked at: three refresh periods."""
+"""How long a process that cannot list nodes is observed: six refresh periods."""
 
 
 def run_stories(stories: Sequence[TasStory], environment: TasEnvironment) -> list[TasStoryRun]:
-    """Every story from beginning to end, with what went wrong in it."""
+    """Run every story from beginning to end. Each run contains its failures."""
     seen: Counter[str] = Counter()
     story_runs = []
     for story in stories:
@@ -41,7 +41,7 @@ def run_stories(stories: Sequence[TasStory], environment: TasEnvironment) -> lis
 
 
 def _together(waiting: Sequence[TasStoryRun]) -> list[TasStoryRun]:
-    """Those that take their next step now."""
+    """The stories whose next step belongs to this round."""
     ordinary = [story_run for story_run in waiting if story_run.next and not story_run.next.process]
     if ordinary:
         return ordinary
@@ -75,7 +75,7 @@ def _round(
 
 
 def _until_so(together: Sequence[TasStoryRun], environment: TasEnvironment) -> None:
-    """Wait until every story is as its step says; one that is not in time has failed."""
+    """Wait until the state of every story is as its step expects. A story that exceeds the deadline has failed."""
     waiting = {story_run: "" for story_run in together if story_run.next}
     began = time.monotonic()
     while waiting:
@@ -88,9 +88,10 @@ def _until_so(together: Sequence[TasStoryRun], environment: TasEnvironment) -> N
 
 
 def _polled(environment: TasEnvironment, together: Sequence[TasStoryRun]) -> Counter[str]:
-    """How often each metric is asked for from now on, in a few periods.
+    """How often each metric is requested from now on, in a few periods.
 
-    One whose answer is late is not asked for anew in each of them; those that a story wants asked are waited for.
+    A metric whose response is late is not requested again in each period, so this waits for the metrics that a story
+    expects to be requested.
     """
     steps = [(story_run.names, story_run.next) for story_run in together if story_run.next]
     wanted = {
@@ -119,7 +120,7 @@ def _restarted(environment: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterato
 
 @contextlib.contextmanager
 def _relisted(environment: TasEnvironment, _: Sequence[TasStoryRun]) -> Iterator[None]:
-    """What happens meanwhile is missed by the watches; the policies deleted meanwhile too."""
+    """The watches of nodes and policies miss all changes in the block, including deleted policies."""
     _lose(environment, NODES, POLICIES)
     yield
     environment.proxy.find(NODES, POLICIES, expired=True)
@@ -156,7 +157,7 @@ def _unchanged(before: Labels, after: Labels, everybody: Sequence[TasStoryRun]) 
 
 
 def _lose(environment: TasEnvironment, *collections: str) -> None:
-    """Wait until the process has noticed."""
+    """Fail requests for these collections, and wait until the process has sent one to each."""
     environment.proxy.in_vain.clear()
     environment.proxy.lose(*collections)
     for path in collections:
@@ -170,7 +171,7 @@ def _until_watched(environment: TasEnvironment, *collections: str) -> None:
         environment.wait(f"{path} is watched", lambda path=path: environment.proxy.watched[path] or None)
 
 
-# in this order, because a process waits the longer the more often it lost its watches
+# the order matters: a process that lost its watches more often waits longer before it lists again
 _UPHEAVALS: dict[
     Upheaval, Callable[[TasEnvironment, Sequence[TasStoryRun]], contextlib.AbstractContextManager[None]]
 ] = {

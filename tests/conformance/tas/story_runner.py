@@ -24,12 +24,12 @@ from tests.conformance.tas.story_definitions import (
 from tests.conformance.tas.story_environment import POLICIES, ROW, TasEnvironment
 
 OLD_MANAGER = "extender"
-"""As the API server names who wrote the older system's labels."""
+"""The field manager of labels that the older system wrote."""
 DEADLINE_S = 60.0
 
 
 class TasStoryRun:
-    """From the story's beginning to its end; `failures` says what was not so."""
+    """Runs a story step by step; `failures` lists the expectations that were not met."""
 
     def __init__(self, story: TasStory, tag: str, environment: TasEnvironment) -> None:
         self.story, self.names = story, StoryNames(tag)
@@ -45,16 +45,16 @@ class TasStoryRun:
 
     @property
     def next(self) -> TasStep | None:
-        """What happens next; None at the end, or where the story went wrong."""
+        """The next step; None at the end, or if the story has failed."""
         return self._left[0] if self._left and not self.failures else None
 
     @property
     def number(self) -> int:
-        """Of the step that comes next."""
+        """The number of the next step, from 1."""
         return len(self.story.steps) - len(self._left) + 1
 
     def begin(self) -> None:
-        """The nodes and namespaces."""
+        """Create the nodes and namespaces."""
         environment, names = self._environment, self.names
         policies = {policy for step in self.story.steps for policy in step.policies}
         for space in {names.policy(policy)[0] for policy in ("demo", *policies)}:
@@ -63,7 +63,7 @@ class TasStoryRun:
             environment.sandbox.nodes(kubernetes_objects.node(node, labels={ROW: names.tag, **labels}))
 
     def _tas_labels(self, node: str, labels: dict[str, str]) -> None:
-        """As the older system wrote them: by JSON patch."""
+        """Write labels as the older system did, by JSON patch."""
         steps = [
             {"op": "add", "path": f"/metadata/labels/{key.replace('/', '~1')}", "value": value}
             for key, value in labels.items()
@@ -73,7 +73,7 @@ class TasStoryRun:
         self._expect({**self._labels, node: {**self._labels[node], **labels}})
 
     def act(self) -> None:
-        """Let the next step happen."""
+        """Apply the changes of the next step."""
         step, environment, names = self._left[0], self._environment, self.names
         if self.number == 1:
             for node, labels in names.labels(self.story.of_tas).items():
@@ -117,7 +117,7 @@ class TasStoryRun:
         self._environment.sandbox.create(made)
 
     def _label(self, step: TasStep) -> None:
-        """Write labels of other writers, and note the labels that are expected at the end of the step."""
+        """Write the labels of other clients, and record the labels that are expected at the end of the step."""
         after = {node: dict(labels) for node, labels in self._labels.items()}
         for node, labels_of_node in step.label.items():
             name = self.names.node(node)
@@ -139,7 +139,7 @@ class TasStoryRun:
         self._labels = after
 
     def lacks(self, labels: Labels) -> str:
-        """What is not so, of the step that happened last; empty when all is. `found` are all nodes' labels."""
+        """The unmet expectations of the current step; empty if there are none. `labels` are those of all nodes."""
         step = self._left[0]
         there = {node: labels.get(node) for node in self._labels}
         if there != self._labels:
@@ -204,7 +204,7 @@ class TasStoryRun:
         return f"wanted {wanted.event} logged with {wanted.about}"
 
     def finish(self, polled: dict[str, int]) -> None:
-        """The step is over. `polled`: by metric, how often it was asked for since all was seen."""
+        """End the step. `polled` is how often each metric was requested after the step settled."""
         step = self._left.popleft()
         for metric, wanted in step.polled.items():
             if bool(polled.get(self.names.metric(metric))) != wanted:
@@ -218,7 +218,7 @@ class TasStoryRun:
         self.failures.append(why)
 
     def end(self) -> None:
-        """A watch must have seen exactly the changes from step to step: no label came or went in between."""
+        """Check that a watch saw exactly the changes between the steps, and no label that appeared only in between."""
         if self.failures:
             return
         seen: dict[tuple[str, str], list[str | None]] = {}

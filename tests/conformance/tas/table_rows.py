@@ -13,18 +13,18 @@ Form = Literal["whole", "names", "as sent"]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A misspelt key in a table is an error."""
+    """The base of all rows: a misspelt key in a table is an error."""
 
 
 class RowCluster(_Strict, kw_only=True):
-    """What there is before the request. All but the policies of `d` is shared by name with no other case."""
+    """The cluster before the request. Each case has its own metrics and policies; nodes are shared by name."""
 
     metrics: dict[str, dict[str, Any]] = {}
-    """By metric and node: quantities as the metrics API gives them."""
+    """Quantities in the form of the metrics API, by metric and node."""
     policies: dict[str, dict[str, Any] | None] = {}
-    """Strategies by the policy's name; a list is short for its rules. Null: the object has no spec."""
+    """Strategies by policy name; a list stands for a strategy with these rules. Null: the object has no spec."""
     nodes: tuple[str, ...] = ()
-    """Nodes without a value. Those with one are there anyway, others are unknown."""
+    """Additional nodes without a value. All nodes with a value exist too."""
 
 
 class ExtenderRequestRow(_Strict, kw_only=True):
@@ -33,23 +33,23 @@ class ExtenderRequestRow(_Strict, kw_only=True):
     policy: str = ""
     """The value of the pod's policy label."""
     labels: dict[str, str] | UnsetType | None = UNSET
-    """The pod's labels, instead of that one."""
+    """The pod's labels, which replace the policy label."""
     namespace: str = "d"
     pod: UnsetType | None = UNSET
     """Null: the request has no pod."""
     nodes: tuple[str, ...] = ()
-    """The candidates."""
+    """The candidate nodes."""
     forms: tuple[Form, ...] = ("whole", "names")
     as_sent: dict[str, str] = {}
-    """Candidates whose JSON matters, by name."""
+    """The JSON of candidates that differ from the default node, by name."""
     node_list: str = ""
-    """JSON in place of the list of nodes; the request is sent once, with no names."""
+    """JSON in place of the list of nodes. The request is sent once, without node names."""
     body: str | None = None
-    """All of the body; the request is sent once."""
+    """The whole body. The request is sent once."""
     lower_case: tuple[str, ...] = ()
-    """Keys of the request that are sent in lower case."""
+    """Keys of the request that are in lower case."""
     after: str = ""
-    """What follows the request in the body."""
+    """Text after the request in the body."""
 
 
 class HttpCall(_Strict, kw_only=True):
@@ -61,51 +61,51 @@ class HttpCall(_Strict, kw_only=True):
     body: str = "{}"
     chunked: bool = False
     declared_bytes: int | None = None
-    """A content length that is declared and not sent."""
+    """The declared content length, if it differs from that of the body."""
 
 
 class ClientConnection(_Strict, kw_only=True):
-    """How a client connects. By default: as kube-scheduler does."""
+    """The connection of a client. The default is that of kube-scheduler."""
 
     client: Literal["scheduler", "ca", "server-auth-only"] = "scheduler"
     version: Literal["", "1.1", "1.2"] = ""
-    """The only version of TLS that the client speaks; empty for what it likes best."""
+    """The only TLS version of the client. Empty: no restriction."""
     ciphers: str = ""
     protocols: tuple[str, ...] = ()
     plain: bool = False
     send: str | None = None
-    """These bytes and no others, on a connection that the client does not end."""
+    """The only bytes that the client sends, on a connection that it does not close."""
 
 
 class ExpectedLogLine(_Strict):
-    """A line that the log of the process must hold: its event, and words in it."""
+    """A line that the log of the process must contain: its event, and words of it."""
 
     event: str
     about: tuple[str, ...]
 
 
 class ExpectedResponse(_Strict, kw_only=True):
-    """What is right. Only what is named is compared; `kept` and `failed` go together."""
+    """The expected response. Only fields that are set are compared; `kept` and `failed` are compared together."""
 
     status: int = 200
     field: str = ""
-    """Of a refusal: the field that it names."""
+    """The field that an error response names."""
     kept: tuple[str, ...] | None = None
     failed: dict[str, str] | None = None
-    """By node: the reason. Null: no agent had anything to say."""
+    """The rejection reason by node. Null: no agent took part."""
     list_metadata: dict[str, Any] | None = None
     scores: dict[str, int] | None = None
     content_type: str = ""
     text: str = ""
     refused: str = ""
-    """The handshake fails; the alert that the client is sent has these words in its name."""
+    """Words of the TLS alert that the client receives, if the handshake fails."""
     protocol: str = ""
     closed_after_s: float = 0.0
     logged: ExpectedLogLine | None = None
 
 
 class RequestRow(_Strict, kw_only=True):
-    """One row of filter, prioritize or HTTP."""
+    """A row of a filter, prioritize or HTTP table."""
 
     number: str
     name: str
@@ -115,11 +115,14 @@ class RequestRow(_Strict, kw_only=True):
     connect: ClientConnection = ClientConnection()
     expect: ExpectedResponse
     differs: str = ""
-    """How nodewise departs from the older system; empty where it does not."""
+    """How nodewise differs from the older system. Empty: it does not differ."""
 
 
 class OperatorRow(_Strict, kw_only=True):
-    """One value, and rules without their metric that it breaks or keeps; `reason` if it is not the broken rule."""
+    """A metric value, and rules that it violates (`breaks`) or does not violate (`keeps`).
+
+    The rules leave out their metric. `reason` is the rejection reason, if it is not the violated rule.
+    """
 
     number: str
     name: str
@@ -132,7 +135,7 @@ class OperatorRow(_Strict, kw_only=True):
 
 
 class ViolationRow(_Strict, kw_only=True):
-    """Rules, and by node the reasons of a strategy of any and of all of them."""
+    """Rules, and the rejection reasons by node for a strategy with `anyOf` and with `allOf`."""
 
     number: str
     name: str
@@ -143,26 +146,26 @@ class ViolationRow(_Strict, kw_only=True):
 
 
 class RequestTable(_Strict):
-    """filter.yaml, prioritize.yaml, http.yaml."""
+    """The tables filter.yaml, prioritize.yaml and http.yaml."""
 
     rows: tuple[RequestRow, ...]
     path: str = HttpCall().path
     worlds: Any = None
-    """Only for the aliases of YAML."""
+    """Unused; it holds the YAML anchors that the rows refer to."""
 
 
 class OperatorTable(_Strict):
-    """operators.yaml."""
+    """The table operators.yaml."""
 
     rows: tuple[OperatorRow, ...]
 
 
 class ViolationTable(_Strict):
-    """violations.yaml."""
+    """The table violations.yaml."""
 
     rows: tuple[ViolationRow, ...]
 
 
 def read(name: str, type_: type[T]) -> T:
-    """A table of this folder."""
+    """Decode a table of this folder."""
     return msgspec.yaml.decode((_FOLDER / f"{name}.yaml").read_bytes(), type=type_)

@@ -1,5 +1,7 @@
-"""What is asked of the metrics API and read of its answers, and objects that are no policies: the rows of metrics.yaml
-and controller.yaml that no real server would let happen, given to the code that reads.
+"""Requests to the metrics API, the values that are read from its responses, and invalid policy objects.
+
+These are the rows of metrics.yaml and controller.yaml with responses that a real server does not give. The tests pass
+them to the code that reads them.
 """
 
 import asyncio
@@ -35,7 +37,7 @@ PERIOD_S = 5.0
 
 
 class FakeMetricsApi:
-    """The part of an API server that a source of metrics calls; records every call."""
+    """The part of an API server that a source of metrics calls. It records every call."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -50,7 +52,7 @@ class FakeMetricsApi:
         return self._answers[path]
 
     def offer(self, look: MetricsApiResponse) -> None:
-        """The API as the look finds it."""
+        """Set the responses of one fetch."""
         self.calls.clear()
         self._offered = look.offered or self._offered
         paths = [f"{METRICS}/{version}/nodes/%2A/m" for version in self._offered]
@@ -72,7 +74,7 @@ def _listed(look: MetricsApiResponse) -> bytes:
 
 
 def requests_of(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
-    """What the row's rule asks for, and what is wrong with it."""
+    """The metrics that the row's rule requests, and the problems of the rule."""
     rule = (
         {"metricname": "m", "operator": "GreaterThan", "target": 10}
         if isinstance(row.rule, str)
@@ -105,7 +107,7 @@ async def try_fetch(source: CustomMetricsSource, metric_request: MetricRequest, 
 
 
 def read_of(series: Series, look: MetricsApiResponse) -> dict[str, dict[str, Any]]:
-    """What was read, as far as the row speaks of it."""
+    """The values that were read, with the fields that the row names."""
     values = {
         node: {
             "value": str(sample.value // quantity.NANO),

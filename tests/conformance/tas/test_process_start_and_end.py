@@ -24,15 +24,15 @@ def each(rows: list[ProcessRow]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("row", rows, ids=lambda row: f"{row.number} {row.name}")
 
 
-def arguments(row: ProcessRow, papers: CertificateFiles, folder: Path) -> list[str]:
+def arguments(row: ProcessRow, certificates: CertificateFiles, folder: Path) -> list[str]:
     return [
         f"--kubeconfig={asgi_server_thread.kubeconfig(folder, NOBODY)}",
         "--address=127.0.0.1",
         "--port=0",
         "--health-port=0",
-        f"--cert={papers.server.cert}",
-        f"--key={papers.server.key}",
-        f"--client-ca={papers.authority.ca_file}",
+        f"--cert={certificates.server.cert}",
+        f"--key={certificates.server.key}",
+        f"--client-ca={certificates.authority.ca_file}",
         *(argument.format(nowhere=folder / "nowhere") for argument in row.arguments),
     ]
 
@@ -49,8 +49,8 @@ def test_a_process_that_does_not_start(row: ProcessRow, tmp_path: Path) -> None:
 
 @each([row for row in ROWS if row.signal])
 def test_a_process_that_is_told_to_end(row: ProcessRow, tmp_path: Path) -> None:
-    papers = CertificateFiles(tmp_path)
-    with extender_process.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
+    certificates = CertificateFiles(tmp_path)
+    with extender_process.started(tmp_path, arguments(row, certificates, tmp_path), certificates) as running:
         os.kill(running.process.pid, getattr(signal, row.signal))
         assert running.process._child.wait(DEADLINE_S) == row.exit
         assert running.events(row.logged)
@@ -58,8 +58,8 @@ def test_a_process_that_is_told_to_end(row: ProcessRow, tmp_path: Path) -> None:
 
 @each([row for row in ROWS if row.exit is None])
 def test_a_process_that_goes_on(row: ProcessRow, tmp_path: Path) -> None:
-    papers = CertificateFiles(tmp_path)
-    with extender_process.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
+    certificates = CertificateFiles(tmp_path)
+    with extender_process.started(tmp_path, arguments(row, certificates, tmp_path), certificates) as running:
         if row.logged:
             wait(row.logged, lambda: running.events(row.logged) or None)
         assert rejections(running) == {"n1": row.reason}
@@ -68,10 +68,12 @@ def test_a_process_that_goes_on(row: ProcessRow, tmp_path: Path) -> None:
 
 
 def rejections(running: ExtenderProcess) -> dict[str, str]:
-    """What it says of a node to a pod that names a policy."""
-    papers = running.papers
+    """The rejection reasons of a node for a pod that names a policy."""
+    certificates = running.certificates
     pod = {"metadata": {"name": "p", "namespace": "d", "labels": {"telemetry-policy": "demo"}}}
-    with httpx2.Client(verify=papers.authority.client_context(papers.client), trust_env=False) as client:
+    with httpx2.Client(
+        verify=certificates.authority.client_context(certificates.client), trust_env=False
+    ) as client:
         answer = client.post(f"{running.url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["n1"]})
     failed: dict[str, str] = answer.json()["FailedNodes"]
     return failed

@@ -13,8 +13,8 @@ from tests.conformance.tas.extender_process import CaseExtender, CaseResponse, C
 from tests.conformance.tas.request_cases import TasCase
 from tests.conformance.tas.table_rows import ExpectedResponse, HttpCall
 
-EARLY_S = 0.5  # a timer of the event loop may end a little before ours
-LATE_S = 60.0  # no limit on speed: long enough for any machine
+EARLY_S = 0.5  # a timer of the server's event loop may expire a little before the client's time
+LATE_S = 60.0  # generous, because the test does not measure speed
 
 FIRST = request_cases.filtering()[0]
 
@@ -48,7 +48,7 @@ def extender(tmp_path_factory) -> Iterator[CaseExtender]:
 
 @pytest.fixture(scope="module")
 def closed_connections(extender):
-    """Connections that the server has to end, all of them opened at once."""
+    """The connections that the server has to close. They are opened at the same time."""
     talking = [case for case in request_cases.http() if case.row.connect.send is not None]
     return {case.tag: extender.listen(case.row.connect) for case in talking}
 
@@ -110,7 +110,7 @@ def test_connections_that_the_server_ends(closed_connections, case):
 
 
 def check(case: TasCase, answer: CaseResponse) -> None:
-    """The answer is what the row expects, and has the form of all answers."""
+    """Check that the response is as the row expects and has the form of every response."""
     expect = case.row.expect
     assert answer.status == expect.status, answer.body
     assert answer.content_type == "application/json"
@@ -159,5 +159,5 @@ def check_log(case: TasCase, extender: CaseExtender) -> None:
 
 
 def fields(body: bytes) -> list[str]:
-    """The fields that a refusal names."""
+    """The fields that an error response names."""
     return [problem["field"] for problem in msgspec.json.decode(body)["problems"]]

@@ -1,4 +1,4 @@
-"""The handle of a controller in tests."""
+"""Builds the handle of a controller for tests."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class FakeRelister:
-    """Returns the stores that a test sets (`controllers.Relister`)."""
+    """A `controllers.Relister` that returns the stores that a test sets."""
 
     def __init__(self) -> None:
         self.fresh: dict[str, Store[Any]] = {}

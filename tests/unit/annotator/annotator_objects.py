@@ -1,4 +1,4 @@
-"""Nodes and pods as manifests, and in the annotator's form."""
+"""Nodes and pods as manifests and as the annotator's structs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Commands run in the process of the tests and configure its log, which is reset after each test."""
+"""Resets the log configuration after each test, because commands run in the process of the tests and configure it."""
 
 from collections.abc import Iterator
 

@@ -42,7 +42,8 @@ def account(tmp_path: Path) -> Path:
 class TestNode:
     def test_is_the_configured_one(self, api_client: BlockingClient, account: Path) -> None:
         assert (
-            common_options.resolve_node_name(replace(UNNAMED, node_name="named"), api_client, INSIDE, account) == "named"
+            common_options.resolve_node_name(replace(UNNAMED, node_name="named"), api_client, INSIDE, account)
+            == "named"
         )
 
     def test_is_the_node_of_this_pod_in_its_namespace(
@@ -53,7 +54,7 @@ class TestNode:
     @pytest.mark.parametrize(
         ("environ", "words"),
         [
-            ({}, "not in a pod"),
+            ({}, "this is no pod"),
             (INSIDE | {"HOSTNAME": "node-1"}, "pod node-1"),
             (INSIDE | {"HOSTNAME": "waiting"}, "on no node"),
         ],

@@ -160,7 +160,7 @@ def test_of_many_nodes_the_best_and_the_closest(capsys: pytest.CaptureFixture[st
 def failed_decision() -> Decision:
     plain = verdict(evidence("heat", "1 1 1", rejects_missing=False), joined=None)
     reasons = (
-        StaticReason("nodewise: policy d/pol does not exist", failure=True, advice="make TASPolicy d/pol"),
+        StaticReason("nodewise: policy d/pol does not exist", failure=True, advice="create TASPolicy d/pol"),
     )
     return of(("t", replace(plain, codes=plain.codes + 1, reasons=reasons, evidence=())))
 
@@ -170,7 +170,7 @@ def test_what_is_no_nodes_fault_is_told_once(capsys: pytest.CaptureFixture[str],
     output = printed_lines(capsys, create_explanation(failed_decision()), form)
     assert output[0] == "d/p waits: none of the 3 nodes asked about passes"
     assert output[4].startswith("3      nodewise: policy d/pol does not exist")
-    assert output[-1] == "  make TASPolicy d/pol (3 nodes)"
+    assert output[-1] == "  create TASPolicy d/pol (3 nodes)"
     assert len([line for line in output if "does not exist" in line]) == 1
 
 

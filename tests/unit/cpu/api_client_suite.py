@@ -1,4 +1,4 @@
-"""Behaviour that every `ApiClient` shares, in memory and with a real API server."""
+"""Tests of every `ApiClient`, with an in-memory and with a real API server."""
 
 import threading
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def item(name: str, **data: str) -> dict[str, Any]:
 
 
 class ApiClientSuite:
-    """Inherit it and define the fixtures `api_client` and `space`, a namespace for the tests."""
+    """Tests of an `ApiClient`. Subclasses define the fixtures `api_client` and `space`, the namespace of the tests."""
 
     def test_a_created_object_can_be_read(self, api_client: ApiClient, space: str) -> None:
         made = api_client.create(CONFIG_MAPS.path(space), item("a", x="1"))
@@ -69,7 +69,7 @@ class ApiClientSuite:
             api_client.get(CONFIG_MAPS.path(space, "f"))
 
     def test_threads_may_use_one_client(self, api_client: ApiClient, space: str) -> None:
-        """Each adds one to the same number, by compare and swap."""
+        """Each thread increments the same number by compare and swap."""
         api_client.create(CONFIG_MAPS.path(space), item("g", x="0"))
 
         def add() -> None:
@@ -87,7 +87,7 @@ class ApiClientSuite:
 
 
 def together(act: Callable[[], None], number: int) -> None:
-    """Run a function in several threads; raises the first error of a thread."""
+    """Run a function in several threads, and raise the first error of a thread."""
     raised: list[BaseException] = []
 
     def safely() -> None:

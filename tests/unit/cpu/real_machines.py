@@ -1,4 +1,4 @@
-"""The real machines in tests/data/machines."""
+"""Reads the files of real machines in tests/data/machines."""
 
 import csv
 import tarfile
@@ -14,7 +14,7 @@ LSCPU = sorted(path.name.removesuffix(".lscpu.csv") for path in FOLDER.glob("*.l
 
 
 def unpack(name: str, into: Path) -> Path:
-    """The folder that holds the machine's `sys` and `proc`."""
+    """Unpack a machine. Returns the folder with its `sys` and `proc`."""
     with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
         archive.extractall(into, filter="data")
     return into
@@ -22,7 +22,7 @@ def unpack(name: str, into: Path) -> Path:
 
 @cache
 def texts(name: str) -> dict[str, str]:
-    """The result of `sysfs.read`."""
+    """The files of a machine in the form of the result of `sysfs.read`."""
     with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
         files = {member.name: archive.extractfile(member) for member in archive}
         return {path: file.read().decode() if file else "" for path, file in files.items()}
@@ -33,7 +33,7 @@ def machine(name: str) -> Topology:
 
 
 def lscpu(name: str) -> list[tuple[int, int, int, int | None]]:
-    """CPU, core, socket and NUMA node, as lscpu prints them."""
+    """The CPU, core, socket and NUMA node of each row of lscpu."""
     with (FOLDER / f"{name}.lscpu.csv").open() as file:
         return [
             (int(row["cpu"]), int(row["core"]), int(row["socket"]), int(row["node"]) if row["node"] else None)

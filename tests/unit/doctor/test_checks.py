@@ -98,7 +98,6 @@ def with_several_hosts(*hosts: Any) -> Facts:
     return SOUND._replace(schedulers=tuple(schedulers))
 
 
-UNASKED = with_replica_metrics(calls=0)._replace(pods=(WAITING._replace(message="0/1"),))
 OTHERS = scheduler({**CONFIGURATION, "profiles": [{"schedulerName": "other"}], "extenders": []}, None)
 ELSEWHERE = SOUND._replace(schedulers=(scheduler(), OTHERS), pods=(POD._replace(scheduler_name="other"),))
 IGNORED = with_replica_metrics(calls=0)._replace(pods=(POD._replace(age_s=600.0),))

@@ -53,7 +53,10 @@ class NoFreeDevice(msgspec.Struct, frozen=True):
 
 
 class OneDeviceAgent(BindPlugin[Any, Any], AllocationStateBuilder[Any]):
-    """Gives each pod the first free device of its node. Its state is, by node and pod uid, the pod's reservation."""
+    """An agent that gives each pod the first free device of its node.
+
+    Its state contains the reservations by node and pod uid.
+    """
 
     name = "t"
     allocation_records = "allocation_records"
@@ -62,7 +65,7 @@ class OneDeviceAgent(BindPlugin[Any, Any], AllocationStateBuilder[Any]):
     inputs = Inputs(frozenset({"allocation_records"}))
 
     def __init__(self, devices: str = "a b c") -> None:
-        """`devices` are those of every node."""
+        """Every node has these devices."""
         self._devices = devices.split()
 
     def bind(self, pod: Any, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
@@ -100,7 +103,7 @@ def _reservations_of(record: AllocationRecordLease) -> dict[str, Any]:
 
 
 class LossyApi(FakeApi):
-    """An API server that responds slowly, and loses requests or responses where a test says so."""
+    """An API server that responds slowly, and loses the requests or responses that a test selects."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -134,7 +137,7 @@ class LossyApi(FakeApi):
         return response
 
     def writes(self, of: str = "") -> list[str]:
-        """The verbs of all writes to paths that contain a text, `bind` for a Binding."""
+        """The verbs of all writes to paths that contain a text. The verb of a Binding is `bind`."""
         calls = [(verb, path) for verb, path in self.calls if verb not in {"get", "watch"} and of in path]
         return ["bind" if path.endswith("/binding") else verb for verb, path in calls]
 
@@ -158,7 +161,7 @@ class Replica:
         return await self.bindings.bind(binding_args(pod, node))
 
     def held_devices(self, node: str = "n1") -> dict[str, str]:
-        """The pod uid by device, as a filter call sees it."""
+        """The pod uid by device, in the state that a filter call uses."""
         return {
             reservation["device"]: uid
             for uid, reservation in self.snapshot_cache.snapshot.agent_states["t"].get(node, {}).items()
@@ -172,7 +175,7 @@ def binding_args(pod: Mapping[str, Any], node: str = "n1") -> BindingArgs:
 
 @asynccontextmanager
 async def start_replica(api: LossyApi, agent: Any = None) -> AsyncIterator[Replica]:
-    """Run a replica within the block; its end kills it, whatever it does."""
+    """Run a replica until the block ends, which stops it at any point like a kill."""
     agent = agent or OneDeviceAgent()
     clock, metrics_registry = VirtualClock(), MetricsRegistry()
     watched = [

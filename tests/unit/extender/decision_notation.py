@@ -19,7 +19,7 @@ _STATES = {"-": ValueState.MISSING, "!": ValueState.INVALID}
 def evidence(
     metric: str, values: str, rule: str = "GreaterThan 80", *, rejects_missing: bool = False
 ) -> Evidence:
-    """A rule's values by node: `-` is missing, `!` invalid, `5~` stale, all others are 2.5 s old."""
+    """The evidence of a rule with a value per node: `-` is missing, `!` invalid, `5~` stale. Values are 2.5 s old."""
     operator, target = rule.split()
     words = values.split()
     states = [ValueState.STALE if word[-1] == "~" else _STATES.get(word, ValueState.FRESH) for word in words]
@@ -37,7 +37,7 @@ def evidence(
 
 
 def breaks(rule: Evidence) -> Any:
-    """A second implementation of `counterfactuals.rejects`, which must agree with it."""
+    """Which nodes a rule rejects. This is a second implementation of `counterfactuals.rejects`."""
     fresh = rule.states == ValueState.FRESH
     return (fresh & np.asarray(COMPARISONS[rule.operator](rule.values, rule.target), bool)) | (
         ~fresh & rule.rejects_missing
@@ -45,7 +45,7 @@ def breaks(rule: Evidence) -> Any:
 
 
 def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -> Verdict:
-    """A verdict by these rules. The reason names the first violated rule."""
+    """A verdict of these rules. The reason names the first violated rule, or all rules if `joined` is "all"."""
     masks = [breaks(rule) for rule in rules]
     texts = [
         f"policy d/pol: {rule.metric} {rule.operator} {quantity.to_text(rule.target or 0)}" for rule in rules
@@ -60,14 +60,14 @@ def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -
 
 
 def of(*verdicts: tuple[str, Verdict], nodes: str = "", at: float = AT, verb: Any = "filter") -> Decision:
-    """A decision of these agents, about n1, n2, … unless `nodes` names others."""
+    """A decision with the verdicts of agents about the nodes n1, n2, …, unless `nodes` names others."""
     size = len(verdicts[0][1].codes) if verdicts else len(nodes.split())
     names = nodes.split() or [f"n{number}" for number in range(1, size + 1)]
     return Decision(verb, PodRef("d", "p", "u"), at, 7, Names.of(names), verdicts)
 
 
 def decision(**values: str) -> Decision:
-    """The decision of one agent that rejects nodes with a value over 80, of any metric."""
+    """The decision of one agent that rejects nodes with a value above 80 of any metric."""
     return of(("telemetry", verdict(*(evidence(metric, value) for metric, value in values.items()))))
 
 

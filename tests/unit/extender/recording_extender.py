@@ -84,7 +84,7 @@ class RecordedExtender:
         )
 
     def ask(self, path: str, body: bytes) -> bytes:
-        """The response; empty for a request that cannot be read."""
+        """The response body to a request. It is empty if the request is invalid."""
         request: Any = Request("POST", path, {}, body, "application/json", "")
         try:
             response: Any = self._handlers[path](request)
@@ -93,7 +93,7 @@ class RecordedExtender:
         return b"".join(response.body)
 
     def finish(self) -> bytes:
-        """End the recording; the contents of its file."""
+        """End the recording, and return the contents of its file."""
         self.recording.finish()
         return self.disk.contents
 

@@ -1,4 +1,4 @@
-"""A third-party agent whose methods can be replaced, called through its kind."""
+"""A third-party agent whose methods tests can replace."""
 
 from collections.abc import Callable, Generator
 from typing import Any, ClassVar
@@ -68,7 +68,7 @@ def passes(size: int) -> Verdict:
 
 
 class OddAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
-    """Rejects no node and scores 3."""
+    """An agent that rejects no node and gives each the score 3."""
 
     def __init__(self, kind: "OddKind") -> None:
         self.name = "odd"
@@ -116,7 +116,7 @@ class OddKind(AgentKind):
 
     def __init__(self, **replacements: Callable[[], Any]) -> None:
         self.replacements: dict[str, Callable[[], Any]] = replacements
-        """By method, a function that is called instead; None as its result means the usual result."""
+        """Functions that are called in place of methods. If one returns None, the method has its usual result."""
 
     def does(self, method: str, answer: Any = None) -> Any:
         result = self.replacements[method]() if method in self.replacements else None

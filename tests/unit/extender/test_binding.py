@@ -480,10 +480,6 @@ class TestLost:
         play(test)
 
 
-class Killed(BaseException):
-    """The process is killed here."""
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("part", ["leases", "/binding"])
 def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, moment: str) -> None:

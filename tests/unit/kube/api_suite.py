@@ -1,6 +1,6 @@
-"""What every `Api` does, the fake and the real one. A class that inherits `ApiSuite` gives the fixtures.
+"""Tests of every `Api`, the fake one and the real one. Subclasses of the suites define the fixtures.
 
-`api` is the API server, `space` a namespace that is empty, `watch_s` how long to wait for a watch's event.
+`api` is the API server, `space` an empty namespace, and `watch_s` how long to wait for the event of a watch.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def unbound(name: str, annotations: dict[str, str] | None = None) -> dict[str, A
 
 
 def bound(pod: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
-    """The Binding of this version of a pod to the node `n1`: where it is posted, and what."""
+    """The path and the body of a Binding of this version of a pod to the node `n1`."""
     meta = pod["metadata"]
     target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
     named = {key: meta[key] for key in ("name", "namespace", "uid", "resourceVersion")} | more
@@ -67,7 +67,7 @@ async def eventually(what: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def run_in_background(work: Awaitable[None]) -> AsyncIterator[None]:
-    """A task for as long as the test needs it."""
+    """Run a task until the block ends."""
     task = asyncio.ensure_future(work)
     try:
         yield
@@ -78,7 +78,7 @@ async def run_in_background(work: Awaitable[None]) -> AsyncIterator[None]:
 
 
 class ApiSuite:
-    """Reads, writes and watches."""
+    """Tests of reads, writes and watches."""
 
     async def test_what_is_created_can_be_read(self, api: Api, space: str) -> None:
         made = decode(await api.create(CONFIGMAPS.path(space), item("a", k="v")))
@@ -255,12 +255,12 @@ class ApiSuite:
             await api.get(path, {"limit": "1", "continue": token})
 
     async def old_page(self, api: Api, space: str) -> tuple[str, str]:
-        """A collection, and the continue token of a page that the server has forgotten."""
+        """The path of a collection, and a continue token that has expired on the server."""
         raise NotImplementedError
 
 
 class ReflectorSuite:
-    """A store stays equal to the server."""
+    """Tests that a store stays equal to the state of the server."""
 
     def reflector(self, api: Api, space: str, **selectors: str) -> Reflector[Any]:
         target = ReflectorTarget(CONFIGMAPS, CONFIGMAP, space, selectors)
@@ -324,11 +324,11 @@ class ReflectorSuite:
 
 QUICK = LeaseTimings(duration_s=1.0, renew_s=0.6, retry_s=0.05)
 LONG = LeaseTimings(duration_s=600.0, renew_s=400.0, retry_s=0.05)
-"""A Lease that does not end by itself within a test, however slow the machine."""
+"""Timings of a Lease that does not expire during a test, even on a slow machine."""
 
 
 class ElectionSuite:
-    """One leads, and another when that one stops."""
+    """Tests that one replica leads, and another one after it stops."""
 
     def elector(self, api: Api, space: str, identity: str, timings: LeaseTimings = LONG) -> Elector:
         lock = LeaseLock(space, "nodewise", identity, timings)
@@ -393,7 +393,7 @@ class ElectionSuite:
 
 
 class EventSuite:
-    """What is recorded can be read."""
+    """Tests that recorded events can be read from the API server."""
 
     async def test_repeats_become_one_event_with_a_count(self, api: Api, space: str) -> None:
         recorder = EventRecorder(

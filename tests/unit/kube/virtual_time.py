@@ -1,4 +1,4 @@
-"""An event loop with virtual time, which advances only when all tasks sleep: hours of an election in milliseconds."""
+"""An event loop with virtual time, which advances only when all tasks sleep. Hours of an election take milliseconds."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class _Skipping(selectors.SelectSelector):
-    """Advances the virtual time instead of waiting."""
+    """A selector that advances the virtual time instead of waiting."""
 
     now_s = 0.0
 
@@ -29,7 +29,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, in virtual time."""
+    """Run a coroutine like `asyncio.run`, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
 

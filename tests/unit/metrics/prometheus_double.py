@@ -1,7 +1,7 @@
-"""A double of Prometheus' HTTP API on loopback, as far as a source of node metrics asks: instant queries.
+"""A test double of the part of Prometheus' HTTP API that sources of node metrics use: instant queries, on loopback.
 
-It evaluates selectors with `=` matchers, `max by (label) (selector)`, `selector * number` and numbers; anything
-else is a parse error, as it would be there. It passes the suite that a real Prometheus is to pass.
+It evaluates selectors with `=` matchers, `selector[range]`, `max by (label) (selector)`, `selector * number` and
+numbers. Any other query is a parse error. The double passes the same suite as a real Prometheus.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 SeriesSamples = Mapping[str, str | tuple[str, float]]
-"""Series as the exposition format writes them, `temp{instance="a:9100"}`, with a value, or a value and its age in
+"""Series in the exposition format, such as `temp{instance="a:9100"}`, each with a value, or with a value and its age in
 seconds."""
 
 LOOKBACK_S = 300.0
@@ -45,11 +45,11 @@ class PrometheusDouble:
     def _read(text: str, sample: str | tuple[str, float]) -> tuple[dict[str, str], float, str]:
         value, age_s = (sample, 0.0) if isinstance(sample, str) else sample
         name, _, rest = text.partition("{")
-        # as Prometheus keeps them: milliseconds
+        # Prometheus stores times in milliseconds
         return {"__name__": name} | dict(PAIR.findall(rest)), round(time.time() - age_s, 3), value
 
     def fail(self, status: int, body: bytes | dict[str, Any] = b"", **headers: str) -> None:
-        """Every answer from now on is this one."""
+        """Give this response to every request from now on."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.faults = [(status, content, headers)]
 
@@ -110,7 +110,7 @@ def _nameless(labels: dict[str, str]) -> dict[str, str]:
 
 
 def _text(value: float) -> str:
-    """A float as Go writes it, near enough."""
+    """A float in about the format of Go."""
     return f"{value:g}" if value == int(value) else repr(value)
 
 
@@ -156,14 +156,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: Any) -> None:
-        """A client that gives up is what some tests are about."""
+        """Ignore errors of connections. In some tests the client closes the connection early."""
 
 
 @contextmanager
 def run_prometheus(
     prometheus: PrometheusDouble, tls: ssl.SSLContext | None = None
 ) -> Iterator[PrometheusDouble]:
-    """The double on a port of its own."""
+    """Run the double on a free port until the block ends."""
     handler = type("Handler", (_Handler,), {"prometheus": prometheus})
     server = _Server(("127.0.0.1", 0), handler)
     if tls:

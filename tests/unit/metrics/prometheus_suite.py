@@ -1,5 +1,7 @@
-"""What Prometheus gives a source of node metrics, the double and a real one. A class that inherits gives `prometheus`:
-a function from series (`prometheus_double.SeriesSamples`) to the URL of a Prometheus that holds these and no others.
+"""Tests of the Prometheus source that run with the double and with a real Prometheus.
+
+A subclass defines the fixture `prometheus`: a function from series (`prometheus_double.SeriesSamples`) to the URL of a
+Prometheus that has exactly these series.
 """
 
 import asyncio
@@ -42,7 +44,7 @@ def source(url: str, **options: object) -> PrometheusSource:
 
 
 def fetch(url: str, metric: str = "temp", **more: Any) -> Series:
-    """`more` is of `MetricRequest`."""
+    """Fetch a metric once. `more` are further fields of `MetricRequest`."""
 
     async def once() -> Series:
         metric_source = source(url)
@@ -119,7 +121,7 @@ class PrometheusSuite:
     def test_series_of_a_node_that_differ_are_no_value(
         self, prometheus: Holding, ages_s: tuple[float, float]
     ) -> None:
-        """Two sensors: a node at 97 °C must not count as one at 41 °C, nor as one without a value."""
+        """A node with two sensors at 97 °C and 41 °C has neither the value 41 nor a missing value: it is invalid."""
         url = prometheus(
             {
                 'temp{instance="a",sensor="cpu"}': ("97", ages_s[0]),
@@ -146,7 +148,7 @@ class PrometheusSuite:
     def test_a_series_that_has_ended_does_not_count_beside_one_that_has_not(
         self, prometheus: Holding, aggregate: str
     ) -> None:
-        """An exporter that was restarted: Prometheus gives the old series up after five minutes at the latest."""
+        """This occurs when an exporter restarts. Prometheus drops the old series after at most five minutes."""
         url = prometheus(
             {
                 'temp{instance="a",pod="old"}': ("97", 400.0),

@@ -20,18 +20,11 @@ from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.unit.metrics.custom_metrics_objects import group, item
 
 NANO = 10**9
 STAMP = "2026-11-21T00:00:00Z"
 GROUP = "/apis/custom.metrics.k8s.io"
-
-
-def group(preferred: str, *versions: str) -> dict[str, Any]:
-    return {"preferredVersion": {"version": preferred}, "versions": [{"version": v} for v in versions]}
-
-
-def item(node: str, value: Any = "1", **more: Any) -> dict[str, Any]:
-    return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
 
 
 class CustomMetricsAdapter:

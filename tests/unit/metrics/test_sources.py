@@ -14,6 +14,7 @@ from nodewise.metrics.custom_metrics_api import CustomMetricsSource, choose_vers
 from nodewise.metrics.metric_files import FileSource
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Sample, Series
+from tests.unit.metrics.custom_metrics_objects import group, item
 
 NANO = 10**9
 
@@ -31,14 +32,6 @@ class Answers:
         if isinstance(answer, Exception):
             raise answer
         return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-
-
-def group(preferred: str, *versions: str) -> dict[str, Any]:
-    return {"preferredVersion": {"version": preferred}, "versions": [{"version": v} for v in versions]}
-
-
-def item(node: str, value: Any, **more: Any) -> dict[str, Any]:
-    return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
 
 
 def fetch(metric: Any, offered: Any = None) -> tuple[Series, list[str]]:

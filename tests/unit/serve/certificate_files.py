@@ -1,4 +1,4 @@
-"""Certificates for tests: a server's from one CA, clients' from another, and the odd ones."""
+"""Certificates for tests: a server certificate of one CA, client certificates of another, and unusual ones."""
 
 import datetime as dt
 import ssl
@@ -38,7 +38,7 @@ class ServerCertificateFiles:
         return self.folder / "ca.crt"
 
     def write(self, leaf: trustme.LeafCert) -> None:
-        """The server's pair."""
+        """Write the server's certificate chain and its private key."""
         self.cert.write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
         self.key.write_bytes(leaf.private_key_pem.bytes())
 
@@ -61,14 +61,14 @@ class ServerCertificateFiles:
         return ServeOptions(**settings | changes)
 
     def trusting(self, *authorities: trustme.CA) -> ssl.SSLContext:
-        """A client's context without a certificate."""
+        """A client's TLS context without a certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         for authority in authorities or (self.server_ca,):
             authority.configure_trust(context)
         return context
 
     def context(self, client: trustme.LeafCert | None = None) -> ssl.SSLContext:
-        """A client's context with a certificate: kube-scheduler's unless another is given."""
+        """A client's TLS context with a certificate. The default certificate is kube-scheduler's."""
         context = self.trusting()
         (client or self.client).configure_cert(context)
         return context
@@ -81,8 +81,10 @@ class ServerCertificateFiles:
         return context
 
     def odd_client(self, *names: str, usage=ExtendedKeyUsageOID.CLIENT_AUTH, days: int = 1) -> ssl.SSLContext:
-        """A client whose certificate has these common names (`odd`) and one extended key usage, None for no such
-        extension, and ends `days` from now.
+        """The TLS context of a client with an unusual certificate.
+
+        The certificate has these common names (`odd` by default) and one extended key usage, or no such extension if
+        `usage` is None. It expires in `days`.
         """
         pair = self.folder / "odd.pem"
         pair.write_bytes(issue(self.client_ca, usage, days, names=names or ("odd",)))
@@ -98,7 +100,7 @@ def issue(
     key=None,
     names: Sequence[str] = ("odd",),
 ) -> bytes:
-    """A key and a certificate of at most one extended key usage, without alternative names, that ends in `days`."""
+    """A key, and a certificate without alternative names that expires in `days`. `usage` is its extended key usage."""
     signer = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
     key = key or ec.generate_private_key(ec.SECP256R1())

@@ -17,5 +17,5 @@ def anyio_backend(request):
 
 @pytest.fixture
 def tls_files(tmp_path) -> ServerCertificateFiles:
-    """A server's and a client's certificates, from a CA each, as files."""
+    """The certificate files of a server and its clients, each of its own CA."""
     return ServerCertificateFiles(tmp_path)

@@ -26,12 +26,12 @@ class ParsedResponse(NamedTuple):
         return msgspec.json.decode(self.body)
 
     def field(self) -> str:
-        """The field that a refusal names first."""
+        """The first field that an error response names."""
         return self.json()["problems"][0]["field"]
 
 
 class RawClient:
-    """One connection."""
+    """A client with one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -80,7 +80,7 @@ def encode_request(
 
 @contextlib.asynccontextmanager
 async def open_client(server: HttpServer, context: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
-    """A connection to the server; without a context in plain text."""
+    """A connection to the server. Without a TLS context it is plain text."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
     caller = RawClient(reader, writer)
     try:
@@ -94,7 +94,7 @@ class RefusedError(Exception):
 
 
 async def send_request(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
-    """One request on a new connection. RefusedError contains the client's error."""
+    """Send a request on a new connection. RefusedError contains the client's error."""
     try:
         async with open_client(server, context) as caller:
             return await caller.ask("/echo")
@@ -103,7 +103,7 @@ async def send_request(server: HttpServer, context: ssl.SSLContext) -> ParsedRes
 
 
 async def send_request_until_served(server: HttpServer, context: ssl.SSLContext) -> ParsedResponse:
-    """The same, repeated if a short timeout of the test ended it, because the machine was suspended."""
+    """Repeat `send_request` until it succeeds. A suspended machine can let the short timeouts of a test expire."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(RefusedError):
@@ -118,7 +118,7 @@ ECHO = Route("POST", "/echo", echo)
 
 
 class BlockingHandler:
-    """A handler that waits for `go`."""
+    """A handler that waits for the event `go`."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -158,13 +158,13 @@ PLAIN = ServeOptions(
 
 
 def metric_value(metrics_registry: MetricsRegistry, name: str, **labels: str) -> float:
-    """The value of one series, 0 where it has none."""
+    """The value of one series, or 0 if it does not exist."""
     value = metrics_registry._registry.get_sample_value(f"nodewise_{name}", labels)
     return value or 0.0
 
 
 def counted_close_reasons(metrics_registry: MetricsRegistry) -> list[str]:
-    """Why connections were ended."""
+    """The close reasons that the server counted."""
     (family,) = (
         family
         for family in metrics_registry._registry.collect()
@@ -174,7 +174,7 @@ def counted_close_reasons(metrics_registry: MetricsRegistry) -> list[str]:
 
 
 async def wait_until(what, within_s: float = PATIENCE_S) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(within_s):
         while not what():
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""An extender without a network: a transport that answers as a test says."""
+"""An extender without a network: a transport whose responses a test defines."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,7 +19,10 @@ ENTRY: Mapping[str, Any] = {
 
 
 class FakeExtender:
-    """`reject` maps nodes to reasons, `scores` nodes to scores; `broken` verbs answer 500."""
+    """An extender in memory.
+
+    `reject` maps nodes to reasons and `scores` maps nodes to scores. Verbs in `broken` fail with status 500.
+    """
 
     def __init__(self) -> None:
         self.reject: dict[str, str] = {}
@@ -50,13 +53,13 @@ class FakeExtender:
 
 
 def answering(status: int = 200, body: Any = None, text: str = "") -> httpx2.MockTransport:
-    """A transport with one answer for every call."""
+    """A transport that gives every request the same response."""
     content = text.encode() if body is None else json.dumps(body).encode()
     return httpx2.MockTransport(lambda _: httpx2.Response(status, content=content))
 
 
 def failing(error: Exception) -> httpx2.MockTransport:
-    """A transport on which every call fails."""
+    """A transport on which every request fails with this error."""
 
     def answer(_: httpx2.Request) -> httpx2.Response:
         raise error

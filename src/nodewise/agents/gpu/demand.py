@@ -173,8 +173,8 @@ def _check_init_containers(init: Iterable[GpuContainer], profile: ResourceProfil
             raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
                 f"container {truncate(container.name, LONGEST_NAME)} is {kind}; "
-                "only ordinary containers can have cards",
-                "let an ordinary container ask for the card",
+                "only ordinary containers can have GPUs",
+                "let an ordinary container ask for the GPU",
             )
 
 
@@ -202,7 +202,7 @@ def _refuse_shares_without_gpu(
                 RejectionKind.BAD_ARGS,
                 f"container {truncate(container.name, LONGEST_NAME)}: "
                 f"{truncate(shares[0], LONGEST_NAME)} without {counts}",
-                f"let the container ask for {counts} as well: the number of its cards",
+                f"let the container ask for {counts} as well: the number of its GPUs",
             )
 
 
@@ -217,7 +217,7 @@ def _check_annotations(
     if size > most:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
-            f"the pod's annotations have {size} bytes; at most {most}, so that its cards can be added",
+            f"the pod's annotations have {size} bytes; at most {most}, so that its GPUs can be added",
             "remove annotations",
         )
 
@@ -231,21 +231,21 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
             f"the pod has {len(wanted)} containers; at most {allocation_limits.MOST_CONTAINERS}"
-            " where one asks for cards",
+            " where one asks for GPUs",
             "split the pod",
         )
     total = sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted)
     if total > allocation_limits.MOST_GPUS:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
-            f"the containers ask for more than {allocation_limits.MOST_GPUS} cards altogether",
+            f"the containers ask for more than {allocation_limits.MOST_GPUS} GPUs altogether",
             "split the pod",
         )
     resources = len({resource for container in wanted for resource in container.per_gpu})
     if resources > MOST_RESOURCES:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
-            f"the containers ask for {resources} resources of cards, more than the {MOST_RESOURCES} that nodes have",
+            f"the containers ask for {resources} resources of GPUs, more than the {MOST_RESOURCES} that nodes have",
             "ask for fewer resources",
         )
 
@@ -343,8 +343,8 @@ def _check_pairs(demand: Demand) -> None:
         if container.count % 2:
             raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,
-                f"container {truncate(container.name, LONGEST_NAME)}: an odd number of cards with {LINKED}",
-                "linked cards come in pairs: ask for an even number",
+                f"container {truncate(container.name, LONGEST_NAME)}: an odd number of GPUs with {LINKED}",
+                "linked GPUs come in pairs: ask for an even number",
                 at_once=False,
             )
 

@@ -88,7 +88,7 @@ def _unfit_demand_reason(demand: Demand) -> InvalidDemand | None:
     for _, container in _container_order(demand):
         for resource, amount in container.per_gpu.items():
             if not 0 <= amount <= MAX_AMOUNT:
-                words = f"container {container.name}: {resource} on one card is more than 64 bits hold"
+                words = f"container {container.name}: {resource} on one GPU is more than 64 bits hold"
                 return InvalidDemand(RejectionKind.OVERFLOW, words, "ask for less", at_once=False)
     return None
 

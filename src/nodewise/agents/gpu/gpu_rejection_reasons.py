@@ -62,10 +62,10 @@ class NoGpus(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return _format_reason(self.kind, "the node has no cards")
+        return _format_reason(self.kind, "the node has no GPUs")
 
     def remedy(self) -> str:
-        return "a node's cards are named by its label gpu.intel.com/gpu-numbers or its annotation nodewise.io/gpu-cards"
+        return "a node's GPUs are named by its label gpu.intel.com/gpu-numbers or its annotation nodewise.io/gpu-cards"
 
 
 class NoneUsable(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class NoneUsable(msgspec.Struct, frozen=True):
         )
 
     def remedy(self) -> str:
-        return "cards are taken out by gas-disable labels, gas-deny, gas-allow and nodewise.io/gpu-models"
+        return "GPUs are taken out by gas-disable labels, gas-deny, gas-allow and nodewise.io/gpu-models"
 
 
 class TooLittle(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class NotLinked(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         pairs = "no free pair" if self.pairs == 1 else f"fewer than {self.pairs} free pairs"
-        return _format_reason(self.kind, f"container {self.container}: {pairs} of cards with an Xe Link")
+        return _format_reason(self.kind, f"container {self.container}: {pairs} of GPUs with an Xe Link")
 
     def remedy(self) -> str:
         return "links are named by the node's label gpu.intel.com/xe-links"
@@ -147,7 +147,7 @@ class NotInOneGroup(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        gpus = "such a card" if self.count == 1 else f"{self.count} such cards"
+        gpus = "such a GPU" if self.count == 1 else f"{self.count} such GPUs"
         return _format_reason(self.kind, f"container {self.container}: no single NUMA node has {gpus}")
 
     def remedy(self) -> str:
@@ -163,12 +163,12 @@ class RecordFull(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return _format_reason(
             self.kind,
-            f"no room in the node's ledger: at most {allocation_limits.RECORD_BYTES} bytes,"
+            f"no room in the node's allocation record: at most {allocation_limits.RECORD_BYTES} bytes,"
             f" and {allocation_limits.LONGEST_NODE} characters of the node's name",
         )
 
     def remedy(self) -> str:
-        return "wait until pods with cards have ended on the node, or spread them over more nodes"
+        return "wait until pods with GPUs have ended on the node, or spread them over more nodes"
 
 
 class BrokenMap(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class BrokenMap(msgspec.Struct, frozen=True):
         return _format_reason(self.kind, "the node's label gpu.intel.com/numa-gpu-map cannot be read")
 
     def remedy(self) -> str:
-        return "the label is written like 0-0.1_1-2.3: NUMA node, -, numbers of its cards"
+        return "the label is written like 0-0.1_1-2.3: NUMA node, -, numbers of its GPUs"
 
 
 class UnknownNode(msgspec.Struct, frozen=True):
@@ -235,6 +235,6 @@ class Shortfall(msgspec.Struct, frozen=True):
 
 
 def _count_cards_with_verb(count: int, singular_verb: str = "", plural_verb: str = "") -> str:
-    """`no card`, `fewer than 3 cards`, with a verb where one follows."""
-    words = ("no card", singular_verb) if count == 1 else (f"fewer than {count} cards", plural_verb)
+    """`no GPU`, `fewer than 3 GPUs`, with a verb where one follows."""
+    words = ("no GPU", singular_verb) if count == 1 else (f"fewer than {count} GPUs", plural_verb)
     return " ".join(filter(None, words))

@@ -172,8 +172,8 @@ def without_pods(allocations: NodeAllocations, uids: Collection[str]) -> NodeAll
 
 
 def _unreadable_record_problem(record: AllocationRecord) -> list[str]:
-    problems = [f"the ledger's entry for pod uid {uid}: {why}" for uid, why in record.unreadable.items()]
-    return [*problems, f"the ledger: {record.problem}"] if record.problem else problems
+    problems = [f"the reservation of pod uid {uid}: {why}" for uid, why in record.unreadable.items()]
+    return [*problems, f"the allocation record: {record.problem}"] if record.problem else problems
 
 
 def _allocation_by_reservation(
@@ -212,11 +212,11 @@ def _allocation_by_annotations(
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"
     annotations = pod.metadata.annotations or {}
     if GPUS not in annotations:
-        problems.append(f"pod {name} asks for cards, and nothing says which it has")
+        problems.append(f"pod {name} asks for GPUs, and nothing says which it has")
         return None
     gpus = allocation_record.parse_gpus(annotations[GPUS])
     if sum(map(len, gpus)) > _MOST_GPUS:
-        problems.append(f"pod {name}: {GPUS} names more than {_MOST_GPUS} cards; they do not count")
+        problems.append(f"pod {name}: {GPUS} names more than {_MOST_GPUS} GPUs; they do not count")
         return None
     if len(gpus) != len(requests):
         seen = f"{shown(annotations[GPUS])}, of {len(gpus)} containers"
@@ -276,7 +276,7 @@ def conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:
     texts = _find_conflicts(allocations, gpus)
     yield from itertools.islice(texts, _MOST_CONFLICTS)
     if next(texts, None) is not None:
-        yield "pods hold more than there is of further cards or resources as well"
+        yield "pods hold more than there is of further GPUs or resources as well"
 
 
 def _find_conflicts(allocations: NodeAllocations, gpus: NodeGpus) -> Iterator[str]:

@@ -93,7 +93,7 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     capacity = _capacity_by_resource(by_name, profile, notes)
     if len(by_name) > MOST_GPUS or len(capacity) > MOST_RESOURCES:
         notes.add(
-            f"{len(by_name)} cards of {len(capacity)} resources; at most {MOST_GPUS} of {MOST_RESOURCES} count"
+            f"{len(by_name)} GPUs of {len(capacity)} resources; at most {MOST_GPUS} of {MOST_RESOURCES} count"
         )
         by_name, capacity = {}, {}
     gpus = tuple(by_name)
@@ -182,7 +182,7 @@ def _find_gpus(
     )
     if allocatable and not names:
         notes.add(
-            f"{truncate(min(allocatable), LONGEST_NAME)} is allocatable, and nothing says which cards the node has"
+            f"{truncate(min(allocatable), LONGEST_NAME)} is allocatable, and nothing says which GPUs the node has"
         )
     share = _Gpu(amounts.divide(allocatable, max(len(names), 1)))
     return dict.fromkeys(sorted(names), share)
@@ -220,7 +220,7 @@ def _counted_names(
         notes.add(f"label {profile.count_label}: {error}")
         return set()
     if count > MOST_GPUS:
-        notes.add(f"{count} cards; at most {MOST_GPUS} can be kept, so there are none")
+        notes.add(f"{count} GPUs; at most {MOST_GPUS} can be kept, so there are none")
         return set()
     return {f"card{number}" for number in range(count)}
 
@@ -235,14 +235,14 @@ def _annotated_gpus(
         notes.add(f"annotation {GPUS}: {truncate(str(error), LONGEST_NAME)}")
         return {}
     if not isinstance(elements, list) or len(elements) > MOST_GPUS:
-        notes.add(f"annotation {GPUS}: {shown(elements)}; expected a list of at most {MOST_GPUS} cards")
+        notes.add(f"annotation {GPUS}: {shown(elements)}; expected a list of at most {MOST_GPUS} GPUs")
         return {}
     share = amounts.divide(allocatable, max(len(elements), 1))
     by_name: dict[str, _Gpu] = {}
     for element in elements:
         name = element.get("name") if isinstance(element, dict) else None
         if not isinstance(name, str) or not node_labels.is_gpu_name(name) or name in by_name:
-            notes.add(f"annotation {GPUS}: {shown(element)}; expected a card with a name of its own")
+            notes.add(f"annotation {GPUS}: {shown(element)}; expected a GPU with a name of its own")
             continue
         by_name[name] = _parse_annotated_gpu(element, f"annotation {GPUS}: {name}:", share, profile, notes)
     return by_name
@@ -263,7 +263,7 @@ def _parse_annotated_gpu(
     for resource in sorted(capacity):
         if not profile.has(resource):
             notes.add(
-                f"{where} {truncate(resource, LONGEST_NAME)} is no resource of these cards; "
+                f"{where} {truncate(resource, LONGEST_NAME)} is no resource of these GPUs; "
                 f"they begin with {profile.prefix}"
             )
     return _Gpu(_positive_amounts(capacity, profile, where, notes), model)
@@ -277,7 +277,7 @@ def _capacity_by_resource(
     rows = {name: tuple(gpu.capacity.get(name, 0) for gpu in by_name.values()) for name in resources}
     subdevices = rows.get(profile.subdevices, ())
     if subdevices and max(subdevices) > MOST_SUBDEVICES:
-        notes.add(f"{max(subdevices)} tiles on a card; at most {MOST_SUBDEVICES} count")
+        notes.add(f"{max(subdevices)} tiles on a GPU; at most {MOST_SUBDEVICES} count")
         rows[profile.subdevices] = tuple(min(amount, MOST_SUBDEVICES) for amount in subdevices)
     return {resource: row for resource, row in rows.items() if any(row)}
 
@@ -330,7 +330,7 @@ def _parse_node_links(
     existing = [link for link in parsed if _ends_exist(link, subdevices)]
     if len(existing) < len(parsed):
         notes.add(
-            f"label {key}: {len(parsed) - len(existing)} links to cards or tiles that the node does not have"
+            f"label {key}: {len(parsed) - len(existing)} links to GPUs or tiles that the node does not have"
         )
     if len(existing) > MOST_LINKS:
         notes.add(f"label {key}: {len(existing)} links; at most {MOST_LINKS} count")

@@ -78,7 +78,7 @@ def parse_numa_map(text: str) -> tuple[frozenset[str], ...]:
     for part in text.split("_") if text else ():
         head, _, gpus = part.partition("-")
         if part.count("-") != 1 or not head or not gpus:
-            raise ValueError(f"{shown(part)} is not a NUMA node, -, and numbers of cards")
+            raise ValueError(f"{shown(part)} is not a NUMA node, -, and numbers of GPUs")
         numa_nodes.append(_parse_gpu_numbers(gpus))
     return tuple(numa_nodes)
 
@@ -92,7 +92,7 @@ def parse_device_indices(gpu_numbers: str) -> tuple[str, ...]:
     unique = [number for number in dict.fromkeys(split_numbers(gpu_numbers)) if number]
     odd = [number for number in unique if not _NUMBER.fullmatch(number)]
     if odd:
-        raise ValueError(f"{shown(odd[0])} is no number, so cards have no device index")
+        raise ValueError(f"{shown(odd[0])} is no number, so GPUs have no device index")
     return tuple(f"card{number}" for number in sorted(unique, key=lambda number: (int(number), number)))
 
 

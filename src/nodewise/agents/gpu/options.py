@@ -23,7 +23,7 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     gpu_profile: Annotated[str, Option(metavar="NAME|FILE")] = "intel"
     """Names of resources, and the source of a node's GPUs. `intel`: gpu.intel.com/, by labels. `generic`:
-    nvidia.com/gpu, shared by gpu-milli, gpumem and gpucores; the number of cards is the node label
+    nvidia.com/gpu, shared by gpu-milli, gpumem and gpucores; the number of GPUs is the node label
     nvidia.com/gpu.count or, without it, the allocatable nvidia.com/gpu. Anything else is a YAML file with prefix,
     counts, shares, monitoring, tiles, cards and count_label. The node annotation nodewise.io/gpu-cards overrides
     labels and counts."""
@@ -33,11 +33,11 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     days, kept in a ConfigMap; as long as there are none, `fragmentation` is the same as `pack`."""
 
     enable_allowlist: bool = False
-    """Apply the pod annotation gas-allow: only these cards, by name. Off by default as in the older system, because a
-    name means different cards on different nodes."""
+    """Apply the pod annotation gas-allow: only these GPUs, by name. Off by default as in the older system, because a
+    name means different GPUs on different nodes."""
 
     enable_denylist: bool = False
-    """Apply the pod annotation gas-deny: none of these cards, by name. Off by default for the same reason."""
+    """Apply the pod annotation gas-deny: none of these GPUs, by name. Off by default for the same reason."""
 
     balanced_resource: Annotated[str, Option(metavar="RESOURCE")] = ""
     """Resource of the placement `balanced`, without the prefix (millicores). Empty: if a pod or --gpu-placement

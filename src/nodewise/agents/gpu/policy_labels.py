@@ -50,7 +50,7 @@ def parse_policy_labels(
     disabled = _gpus_of_labels(labels, _DISABLE, groups)
     descheduled = _gpus_of_labels(labels, _DESCHEDULE, groups)
     for name in sorted(disabled - subdevices.keys()):
-        note(f"{_DISABLE}{shown(name)}: the node has no such card")
+        note(f"{_DISABLE}{shown(name)}: the node has no such GPU")
     subdevices_descheduled = _subdevices_of_labels(labels, _SUBDEVICE_DESCHEDULE)
     return PolicyLabels(
         unusable=frozenset((disabled | descheduled) & subdevices.keys()),
@@ -111,5 +111,5 @@ def _preferred_gpu_of_labels(
     preferred = [label.value for label in labels if label.name == _PREFER]
     for name in preferred:
         if name not in subdevices:
-            note(f"{_PREFER}: {shown(name)}: the node has no such card")
+            note(f"{_PREFER}: {shown(name)}: the node has no such GPU")
     return next((name for name in preferred if name in subdevices), "")

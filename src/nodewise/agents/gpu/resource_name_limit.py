@@ -77,7 +77,7 @@ class ResourceCap:
         gone = sorted(gpus.capacity.keys() - kept)
         more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
         problem = (
-            f"nodes have more than {len(kept)} different resources of cards; few have "
+            f"nodes have more than {len(kept)} different resources of GPUs; few have "
             f"{', '.join(gone[:_NAMED])}{more}, which count as absent"
         )
         capacity = {resource: row for resource, row in gpus.capacity.items() if resource in kept}

@@ -107,7 +107,9 @@ class PolicyMissing(msgspec.Struct, frozen=True):
         return f"nodewise: policy {self.policy} does not exist"
 
     def remedy(self) -> str:
-        return f"make TASPolicy {self.policy}, or correct the pod's label; the namespace is always the pod's"
+        return (
+            f"create TASPolicy {self.policy}, or correct the pod's label; the namespace is always the pod's"
+        )
 
 
 class LabelEmpty(msgspec.Struct, frozen=True):

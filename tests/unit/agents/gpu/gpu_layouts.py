@@ -17,9 +17,14 @@ WHOLE = 1000
 
 
 def board(*nodes: Sequence[int], models: Mapping[int, Sequence[str]] | None = None) -> GpuLayout:
-    """By node, the free amount of each GPU in thousandths."""
+    """A layout with these free amounts of each GPU by node, in thousandths of a GPU."""
     rows = [_node(free, (models or {}).get(at)) for at, free in enumerate(nodes)]
-    return gpu_arrays.build_layout(rows, np.arange(len(rows) + 1), "")
+    return layout_of(rows, "")
+
+
+def layout_of(nodes: Sequence[tuple[NodeGpus, gpu_arrays.GpuUsage]], subdevices: str) -> GpuLayout:
+    """The layout of nodes that are numbered in this order."""
+    return gpu_arrays.build_layout(nodes, np.arange(len(nodes) + 1), subdevices)
 
 
 def _node(

@@ -20,13 +20,16 @@ LABELS = {
 
 
 def resources(text: str) -> dict[str, str]:
-    """Intel's resources as `i915=1 mc=100`; a name with a slash is used unchanged."""
+    """Parse amounts of Intel's resources, such as `i915=1 mc=100`. A name with a slash is used unchanged."""
     pairs = (part.split("=") for part in text.split())
     return {name if "/" in name else INTEL + SHORT.get(name, name): amount for name, amount in pairs}
 
 
 def labels(text: str) -> dict[str, str]:
-    """`gn=0.1 gn2=Z.2 D:gas-prefer-gpu=card1`: D: is a telemetry policy `pol`, D(a): one named a."""
+    """Parse labels such as `gn=0.1 gn2=Z.2 D:gas-prefer-gpu=card1`.
+
+    `D:` is a label of the telemetry policy `pol`, `D(a):` one of the policy `a`.
+    """
     values = {}
     for part in text.split():
         key, _, value = part.partition("=")
@@ -54,7 +57,7 @@ def raw_node(tags: Any, allocatable: Any, gpus: str | None = None) -> GpuNode:
 
 
 def pod(*containers: str, init: Sequence[Mapping[str, Any]] = (), **annotations: str) -> GpuPod:
-    """Containers c0, c1, … by their requests; `gas_deny="card0"` is the annotation gas-deny."""
+    """A pod with containers c0, c1, … that have these requests. `gas_deny="card0"` is the annotation gas-deny."""
     renamed = {key.replace("_", "-"): value for key, value in annotations.items()}
     return raw_pod([container(f"c{at}", text) for at, text in enumerate(containers)], init, renamed)
 

@@ -24,7 +24,7 @@ ONE = "i915=1 mc=100"
 
 
 def amounts(text: str) -> dict[str, int]:
-    """`i915=1 mc=100` with full names."""
+    """Parse amounts such as `i915=1 mc=100`, with the full resource names as keys."""
     pairs = (part.split("=") for part in text.split())
     return {PREFIX + SHORT.get(name, name): int(value) for name, value in pairs}
 
@@ -35,7 +35,7 @@ def node(
     metadata = {"labels": {f"{PREFIX}gpu-numbers": numbers, **labels}}
     allocatable_quantities = {name: str(amount) for name, amount in amounts(allocatable).items()}
     allocatable_quantities |= {"cpu": cpu} if cpu else {}
-    return read(GpuNode, {"metadata": metadata, "status": {"allocatable": allocatable_quantities}})
+    return decode(GpuNode, {"metadata": metadata, "status": {"allocatable": allocatable_quantities}})
 
 
 def pod(
@@ -49,7 +49,7 @@ def pod(
     phase: str = "Running",
     cpu: str = "",
 ) -> AllocatedPod:
-    """A pod, of which each container requests this much CPU."""
+    """A pod with a container per entry of `requests`. Each container also requests `cpu`."""
     notes = {key: value for key, value in {GPUS: gpus, SUBDEVICES: subdevices}.items() if value is not None}
     containers = [
         {"name": f"c{number}", "resources": {"requests": amounts(text) | ({"cpu": cpu} if cpu else {})}}
@@ -57,7 +57,7 @@ def pod(
     ]
     metadata = {"name": name, "namespace": "d", "uid": uid or f"uid-{name}", "annotations": notes}
     spec = {"nodeName": on, "containers": containers}
-    return read(AllocatedPod, {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
+    return decode(AllocatedPod, {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
 
 
 def entry(
@@ -79,12 +79,12 @@ def lease(on: str, version: str = "1", **entries: Reservation | Any) -> Allocati
 
 def lease_of(on: str, text: str, version: str = "1") -> AllocationRecordLease:
     metadata = {"name": f"gpu-{on}", "namespace": "nw", "resourceVersion": version}
-    return read(
+    return decode(
         AllocationRecordLease, {"metadata": {**metadata, "annotations": {RESERVATIONS_ANNOTATION: text}}}
     )
 
 
-def read(type_: type[Any], value: Any) -> Any:
+def decode(type_: type[Any], value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value), type=type_)
 
 
@@ -116,7 +116,7 @@ def agent_state(cluster: ClusterState, state: GpuStateBuilder | None = None) -> 
 
 
 def charged_amounts(gpu_state: GpuState, on: str = "n1") -> dict[str, dict[str, int]]:
-    """The held amounts of each GPU; resources without their prefix."""
+    """The allocated amounts of each GPU of a node. Resource names have no prefix."""
     allocations = gpu_state.nodes[on].allocations
     return {
         gpu: {name.removeprefix(PREFIX): amount for name, amount in held.items()}
@@ -125,13 +125,13 @@ def charged_amounts(gpu_state: GpuState, on: str = "n1") -> dict[str, dict[str, 
 
 
 def cpu_free(gpu_state: GpuState) -> dict[str, int]:
-    """The free CPU by node with GPUs."""
+    """The free CPU of each node with GPUs."""
     assert gpu_state.cpu_free is not None
     return {name: int(gpu_state.cpu_free[row]) for name, row in gpu_state.rows.items()}
 
 
 def laid_out(gpu_state: GpuState) -> dict[str, Any]:
-    """By node with GPUs, the free amounts of each GPU in the layout."""
+    """The free amounts of each GPU in the layout, for each node with GPUs."""
     layout = gpu_state.layout
     return {
         name: {

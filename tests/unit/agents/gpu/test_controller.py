@@ -455,7 +455,7 @@ class TestChecks:
         api.pod("a", "n1", "card0")
         api.pod("b", "n1", "card1")
 
-    def test_books_that_are_right_are_left(self) -> None:
+    def test_correct_allocations_are_left(self) -> None:
         async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             for number in range(90):
                 await asyncio.sleep(10)

@@ -44,14 +44,14 @@ EXPECTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
     "3": (["i915=1", ""], [(1, {"i915": 1}), (0, {})]),
     "7 shares are rounded down": (["i915=2 t=3 mc=1001"], [(2, {"i915": 1, "tiles": 1, "millicores": 500})]),
     "9": (["i915=2 mc=2001"], [(2, {"i915": 1, "millicores": 1000})]),
-    "11 any resource of cards": (["i915=1 foo=1"], [(1, {"i915": 1, "foo": 1})]),
+    "11 any resource of GPUs": (["i915=1 foo=1"], [(1, {"i915": 1, "foo": 1})]),
     "12 nothing is not asked": (["i915=1 foo=0"], [(1, {"i915": 1})]),
     "28": (["xe=2 mc=200"], [(2, {"xe": 1, "millicores": 100})]),
     "29 xe counts before i915": (["xe=2 i915=1"], [(2, {"xe": 1, "i915": 0})]),
     "no xe": (["xe=0 i915=1"], [(1, {"i915": 1})]),
-    "38 a card and monitoring": (["i915=1 mon=1"], [(1, {"i915": 1, "i915_monitoring": 1})]),
+    "38 a GPU and monitoring": (["i915=1 mon=1"], [(1, {"i915": 1, "i915_monitoring": 1})]),
     "40 monitoring alone": (["mon=1", "i915=1"], [(0, {}), (1, {"i915": 1})]),
-    "121 fewer tiles than cards": (["i915=2 t=1"], [(2, {"i915": 1, "tiles": 0})]),
+    "121 fewer tiles than GPUs": (["i915=2 t=1"], [(2, {"i915": 1, "tiles": 0})]),
     "111 more than any node has": (["i915=99"], [(99, {"i915": 1})]),
     "quantities": (
         ["i915=1 mem=500M mc=1k"],
@@ -70,9 +70,9 @@ NOT_CONCERNED = {
     "no containers": raw_pod(None, None),
     "no resources": raw_pod([{"name": "c0"}, {"name": "c1", "resources": None}]),
     "others' resources": pod("cpu/=1 nvidia.com/gpu=1"),
-    "31 no card in the end": pod("i915=0"),
+    "31 no GPU in the end": pod("i915=0"),
     "monitoring": pod("mon=1"),
-    "no card, and odd annotations": pod("i915=0", gas_same_gpu="x", gas_allocate_xelink=""),
+    "no GPU, and odd annotations": pod("i915=0", gas_same_gpu="x", gas_allocate_xelink=""),
     "odd annotations alone": pod("", gas_same_gpu="x"),
     "an init container that wants none": pod("", init=[container("i", "i915=0")]),
 }
@@ -91,11 +91,11 @@ BAD_ARGS = {
     ),
     "32": (
         pod("", init=[container("setup", "i915=1")]),
-        "container setup is an init container; only ordinary containers can have cards",
+        "container setup is an init container; only ordinary containers can have GPUs",
     ),
     "a sidecar": (
         pod("i915=1", init=[container("mesh", "xe=1", restartPolicy="Always")]),
-        "container mesh is a sidecar, an init container that stays; only ordinary containers can have cards",
+        "container mesh is a sidecar, an init container that stays; only ordinary containers can have GPUs",
     ),
     "69": (
         pod("i915=1", "i915=1", gas_same_gpu="c0,c1", gas_allocate_xelink="true"),
@@ -103,7 +103,7 @@ BAD_ARGS = {
     ),
     "81": (
         pod("", "i915=1 t=1", gas_allocate_xelink="false"),
-        "container c1: an odd number of cards with gas-allocate-xelink",
+        "container c1: an odd number of GPUs with gas-allocate-xelink",
     ),
     "153 not whole": (pod("i915=1 mc=1500m"), "container c0: gpu.intel.com/millicores is no whole number"),
     "negative": (pod("i915=-1"), "container c0: gpu.intel.com/i915 is no whole number"),
@@ -144,7 +144,7 @@ CONFLICTS = {
         ["i915=1 mon=1", "i915=1"],
         "container c0 of gas-same-gpu asks for gpu.intel.com/i915_monitoring",
     ),
-    "two cards": (["i915=2", "i915=1"], "container c0 of gas-same-gpu does not ask for exactly one"),
+    "two GPUs": (["i915=2", "i915=1"], "container c0 of gas-same-gpu does not ask for exactly one"),
     "none": (["i915=1", ""], "container c1 of gas-same-gpu does not ask for exactly one"),
 }
 
@@ -311,7 +311,7 @@ def test_a_pod_has_so_many_containers() -> None:
     kind, words = refusal(pod("i915=1", *[""] * most))
     assert (kind, words) == (
         RejectionKind.BAD_ARGS,
-        "the pod has 65 containers; at most 64 where one asks for cards",
+        "the pod has 65 containers; at most 64 where one asks for GPUs",
     )
     assert parse(pod(*[""] * (most + 1), "i915=0")) == NOTHING
 
@@ -336,7 +336,7 @@ def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     kind, words = refusal(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
     assert (kind, words) == (
         RejectionKind.BAD_ARGS,
-        f"the containers ask for more than {most} cards altogether",
+        f"the containers ask for more than {most} GPUs altogether",
     )
     assert parse(pod(f"i915={10**18}", "i915=1")).problem is None
     assert refusal(pod(*[f"i915={10**18}"] * 5)) == (kind, words)
@@ -344,5 +344,5 @@ def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     assert container_counts(parse(pod(f"i915=1 {many[:-5]}")))
     kind, words = refusal(pod(f"i915=1 {many}"))
     assert kind == RejectionKind.BAD_ARGS
-    assert words.startswith(f"the containers ask for {names + 1} resources of cards")
+    assert words.startswith(f"the containers ask for {names + 1} resources of GPUs")
     assert parse(pod(f"i915=0 {many}")).problem is not None

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -27,6 +26,8 @@ from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.conformance.gas import expectation_checks, table_notation, table_rows
 from tests.conformance.gas.table_rows import PlacementCase
+from tests.unit.agents.gpu.gpu_layouts import layout_of
+from tests.unit.agents.gpu.gpu_snapshots import decode
 
 MC = "gpu.intel.com/millicores"
 SUBDEVICES = "gpu.intel.com/tiles"
@@ -63,10 +64,6 @@ def bound_pod(name: str, node: str, running: table_notation.RunningPod, driver: 
     return decode(AllocatedPod, made)
 
 
-def decode(type_: type[Any], value: Any) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(value), type=type_)
-
-
 def demand_of(case: PlacementCase) -> Demand:
     options = GpuOptions(enable_allowlist="allow" in case.row.flags, enable_denylist="deny" in case.row.flags)
     pod = decode(GpuPod, table_notation.pod("p", case.row.pod, case.row.annotations, case.driver))
@@ -78,10 +75,6 @@ def order_of(case: PlacementCase) -> GpuOrder:
     return Balanced(table_notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
 
 
-def laid_out(nodes: list[AllocatedNode]) -> gpu_arrays.GpuLayout:
-    return gpu_arrays.build_layout(nodes, np.arange(len(nodes) + 1), SUBDEVICES)
-
-
 KNOWN = [case for case in table_rows.placing() if demand_of(case).wants_gpus]
 
 
@@ -90,7 +83,7 @@ def test_case(case: PlacementCase) -> None:
     names = [name for name in case.row.names if name in case.row.nodes]
     nodes = [as_read(case, name) for name in names]
     demand = demand_of(case)
-    fitted = fit(laid_out(nodes), np.arange(len(nodes)), demand, order_of(case))
+    fitted = fit(layout_of(nodes, SUBDEVICES), np.arange(len(nodes)), demand, order_of(case))
     kept = fitted.preferred if fitted.preferred.any() else fitted.codes == 0
     assert [name for name, is_kept in zip(names, kept, strict=True) if is_kept] == [*case.row.kept]
     for at, name in enumerate(names):
@@ -163,7 +156,10 @@ def fit_one(
     node: NodeGpus, allocations: NodeAllocations, demand: Demand, order: GpuOrder | None = None
 ) -> FitResult:
     return fit(
-        laid_out([AllocatedNode(node, allocations)]), np.zeros(1, np.intp), demand, order or FirstFit()
+        layout_of([AllocatedNode(node, allocations)], SUBDEVICES),
+        np.zeros(1, np.intp),
+        demand,
+        order or FirstFit(),
     )
 
 
@@ -175,7 +171,7 @@ def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:
     late = InvalidDemand(RejectionKind.MALFORMED, "x", at_once=False)
     for demand in (ask("1"), Demand(problem=late)):
         assert (
-            text(fit_one(NodeGpus(), node_allocations.EMPTY, demand)) == "will not fit: the node has no cards"
+            text(fit_one(NodeGpus(), node_allocations.EMPTY, demand)) == "will not fit: the node has no GPUs"
         )
     at_once = Demand(problem=InvalidDemand(RejectionKind.BAD_ARGS, "x"))
     assert text(fit_one(NodeGpus(), node_allocations.EMPTY, at_once)) == "bad args: x"
@@ -184,23 +180,23 @@ def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:
 @pytest.mark.parametrize(
     ("demand", "node", "expected"),
     [
-        (ask("1 mc=1001"), gpus(), f"container c0: no card has 1001 {MC} left"),
-        (ask("2 mc=950"), gpus(), f"container c0: fewer than 2 cards have 950 {MC} left"),
-        (ask("1 mc=600", "1 mc=600", "1 mc=600"), gpus(), f"container c2: no card has 600 {MC} left"),
-        (ask("3"), gpus(), "container c0: fewer than 3 cards may be used"),
-        (ask("1000000000"), gpus(), "container c0: fewer than 1000000000 cards may be used"),
-        (ask("1", deny=frozenset({"card0", "card1"})), gpus(), "container c0: no card may be used"),
-        (ask("1 nosuch=1"), gpus(), "container c0: no card has 1 gpu.intel.com/nosuch left"),
-        (ask("2", linked=True), gpus(), "container c0: no free pair of cards with an Xe Link"),
+        (ask("1 mc=1001"), gpus(), f"container c0: no GPU has 1001 {MC} left"),
+        (ask("2 mc=950"), gpus(), f"container c0: fewer than 2 GPUs have 950 {MC} left"),
+        (ask("1 mc=600", "1 mc=600", "1 mc=600"), gpus(), f"container c2: no GPU has 600 {MC} left"),
+        (ask("3"), gpus(), "container c0: fewer than 3 GPUs may be used"),
+        (ask("1000000000"), gpus(), "container c0: fewer than 1000000000 GPUs may be used"),
+        (ask("1", deny=frozenset({"card0", "card1"})), gpus(), "container c0: no GPU may be used"),
+        (ask("1 nosuch=1"), gpus(), "container c0: no GPU has 1 gpu.intel.com/nosuch left"),
+        (ask("2", linked=True), gpus(), "container c0: no free pair of GPUs with an Xe Link"),
         (
             ask("2", single_numa=True),
             gpus(numa=(frozenset({"card0"}), frozenset({"card1"}))),
-            "container c0: no single NUMA node has 2 such cards",
+            "container c0: no single NUMA node has 2 such GPUs",
         ),
         (
             ask("1 mc=600 t=2"),
             gpus(capacity={COUNT: (8, 8), MC: (1000, 500), SUBDEVICES: (1, 2)}),
-            "container c0: no card has all that it wants left",
+            "container c0: no GPU has all that it wants left",
         ),
     ],
 )
@@ -267,12 +263,13 @@ def test_an_order_that_looks_at_what_was_just_taken() -> None:
 
 
 def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
-    layout = laid_out(
+    layout = layout_of(
         [
             AllocatedNode(gpus(), allocations_of(mc=1000)),
             AllocatedNode(gpus(1), node_allocations.EMPTY),
             AllocatedNode(gpus(), allocations_of(mc=1)),
-        ]
+        ],
+        SUBDEVICES,
     )
     for selection in ([2, 0, 3, 1, 1, 2], [3], [1, 1, 1, 1, 1, 1, 0], []):
         fitted = fit(layout, np.array(selection, np.intp), ask("1 mc=1000"), FirstFit())
@@ -287,7 +284,7 @@ def test_a_layout_of_nothing() -> None:
 
 
 def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
-    before = laid_out([AllocatedNode(gpus(), node_allocations.EMPTY)] * 3)
+    before = layout_of([AllocatedNode(gpus(), node_allocations.EMPTY)] * 3, SUBDEVICES)
     after = gpu_arrays.replace_node_in_layout(before, 1, gpus(), allocations_of(mc=1000))
     wanted = ask("1 mc=1")
     every = np.arange(3)
@@ -334,14 +331,20 @@ def test_a_node_of_many_numa_nodes_does_not_have_all_nodes_looked_through_for_ea
     """Otherwise the labels of one node could delay the scheduling of all pods."""
     plain = AllocatedNode(gpus(2), node_allocations.EMPTY)
     many = gpus(64)._replace(numa=tuple(frozenset({f"card{number}"}) for number in range(64)))
-    layout, counting = laid_out([plain, AllocatedNode(many, node_allocations.EMPTY)]), CountingFirstFit()
+    layout, counting = (
+        layout_of([plain, AllocatedNode(many, node_allocations.EMPTY)], SUBDEVICES),
+        CountingFirstFit(),
+    )
     fitted = fit(layout, layout.rows[:2], ask("2", single_numa=True), counting)
     assert (fitted.codes > 0).tolist() == [False, True]
     assert counting.times == 1
 
 
 def test_a_pod_that_fits_nowhere_is_not_looked_at_any_further() -> None:
-    layout, counting = laid_out([AllocatedNode(gpus(2), node_allocations.EMPTY)]), CountingFirstFit()
+    layout, counting = (
+        layout_of([AllocatedNode(gpus(2), node_allocations.EMPTY)], SUBDEVICES),
+        CountingFirstFit(),
+    )
     fitted = fit(layout, layout.rows[:1], ask(*["2 mc=600"] * 4), counting)
     assert (fitted.codes > 0).tolist() == [True]
     assert counting.times == 2

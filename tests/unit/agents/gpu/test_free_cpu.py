@@ -17,11 +17,11 @@ from tests.unit.agents.gpu.gpu_snapshots import (
     agent_state,
     cluster_state,
     cpu_free,
+    decode,
     entry,
     lease,
     node,
     pod,
-    read,
 )
 
 NODES = {"plain": node("", "", cpu="8"), "n1": node(cpu="8"), "n2": node(cpu="7500m")}
@@ -117,7 +117,7 @@ class TestRequested:
             "containers": [*map(container, containers)],
             "initContainers": [container(*arguments) for arguments in init],
         }
-        assert cpu_milli(read(AllocatedPod, {"metadata": {"name": "a"}, "spec": spec})) == milli
+        assert cpu_milli(decode(AllocatedPod, {"metadata": {"name": "a"}, "spec": spec})) == milli
 
 
 class TestAllocatable:
@@ -137,7 +137,7 @@ class TestAllocatable:
         ],
     )
     def test_a_node_that_does_not_say_has_no_limit(self, allocatable: Any, milli: int) -> None:
-        assert free_cpu.allocatable_cpu(read(GpuNode, {"status": {"allocatable": allocatable}})) == milli
+        assert free_cpu.allocatable_cpu(decode(GpuNode, {"status": {"allocatable": allocatable}})) == milli
 
     def test_a_node_without_status(self) -> None:
         assert free_cpu.allocatable_cpu(GpuNode()) == free_cpu.UNLIMITED

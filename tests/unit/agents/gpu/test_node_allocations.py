@@ -16,12 +16,12 @@ from tests.unit.agents.gpu.gpu_snapshots import (
     agent_state,
     charged_amounts,
     cluster_state,
+    decode,
     entry,
     lease,
     lease_of,
     node,
     pod,
-    read,
 )
 
 HELD = {"i915": 1, "millicores": 100}
@@ -51,7 +51,7 @@ class TestAnnotations:
     def test_157_one_without_annotation_holds_what_nobody_knows(self) -> None:
         allocated_pod = pod("a", "n1")
         assert allocations(allocated_pod) == {}
-        assert problems(allocated_pod) == ("pod d/a asks for cards, and nothing says which it has",)
+        assert problems(allocated_pod) == ("pod d/a asks for GPUs, and nothing says which it has",)
 
     def test_158_one_on_no_node_holds_nothing(self) -> None:
         assert allocations(pod("a", "", "card0", phase="Pending")) == {}
@@ -128,7 +128,7 @@ class TestLedger:
 
     def test_162_one_that_terminates_still_holds_its_cards(self) -> None:
         allocated_pod = pod("a", "n1", "card0")
-        leaving = read(
+        leaving = decode(
             AllocatedPod,
             {
                 "metadata": {"name": "a", "namespace": "d", "uid": "uid-a", "deletionTimestamp": "now"},
@@ -198,9 +198,7 @@ class TestLedger:
             "card0": HELD,
             "card1": HELD,
         }
-        assert problems(allocated_pod, uid_a={"pod": 3})[0].startswith(
-            "the ledger's entry for pod uid uid-a: "
-        )
+        assert problems(allocated_pod, uid_a={"pod": 3})[0].startswith("the reservation of pod uid uid-a: ")
         assert allocations(allocated_pod, text="{") == {"card0": HELD}
 
     @pytest.mark.parametrize(
@@ -238,7 +236,7 @@ def test_a_text_of_very_many_cards_holds_none_and_is_a_problem() -> None:
     allocated_pod = pod("a", "n1", ",".join(f"c{number}" for number in range(20_000)))
     assert allocations(allocated_pod) == {}
     (problem,) = problems(allocated_pod)
-    assert "names more than 1024 cards" in problem
+    assert "names more than 1024 GPUs" in problem
 
 
 def test_of_very_many_conflicts_some_are_told() -> None:
@@ -248,7 +246,7 @@ def test_of_very_many_conflicts_some_are_told() -> None:
     )
     conflicts = list(node_allocations.conflicts(allocations_of_node, NodeGpus()))
     assert len(conflicts) == 17
-    assert conflicts[-1].startswith("pods hold more than there is of further cards")
+    assert conflicts[-1].startswith("pods hold more than there is of further GPUs")
 
 
 def test_169_a_node_that_went_has_no_books() -> None:
@@ -270,6 +268,8 @@ def test_plain_resources_are_no_devices() -> None:
     plain = {"cpu": "1", "hugepages-2Mi": "4Mi", "example.kubernetes.io/x": 1}
     container = {"resources": {"requests": plain, "limits": None}}
     meta = {"name": "a"}
-    assert not may_hold_gpus(read(AllocatedPod, {"metadata": meta, "spec": {"containers": [container, {}]}}))
+    assert not may_hold_gpus(
+        decode(AllocatedPod, {"metadata": meta, "spec": {"containers": [container, {}]}})
+    )
     device = {"resources": {"limits": {"example.com/x": 1}}}
-    assert may_hold_gpus(read(AllocatedPod, {"metadata": meta, "spec": {"initContainers": [device]}}))
+    assert may_hold_gpus(decode(AllocatedPod, {"metadata": meta, "spec": {"initContainers": [device]}}))

@@ -28,7 +28,7 @@ NAMES = {
     "22 the newer label wins": ("gn=3.4 cards=card0.card1", "card3 card4"),
     "34 no base label": ("gn2=Z3.4", "card3 card4"),
     "a gap ends it": ("gn=0 gn3=Z.1", "card0"),
-    "other cards than these": ("gn=a.b", "carda cardb"),
+    "other GPUs than these": ("gn=a.b", "carda cardb"),
 }
 
 
@@ -52,7 +52,7 @@ ODD_NAMES = {
     "too many": (
         "gn=" + ".".join(map(str, range(65))),
         "",
-        "65 cards of 0 resources; at most 64 of 64 count",
+        "65 GPUs of 0 resources; at most 64 of 64 count",
     ),
 }
 
@@ -70,8 +70,8 @@ CAPACITY: dict[str, tuple[str, str, dict[str, tuple[int, ...]]]] = {
     "16 nothing allocatable": ("gn=0.1", "", {}),
     "17 memory": ("gn=0.1", "i915=600 mem=16G", {"i915": (300,) * 2, "memory.max": (8 * 10**9,) * 2}),
     "25 what is left over": ("gn=0.1", "i915=3", {"i915": (1, 1)}),
-    "26 a double card": ("gn=0.0", "i915=4", {"i915": (4,)}),
-    "38 monitoring of one card": ("gn=0", "i915=4 mon=1", {"i915": (4,), "i915_monitoring": (1,)}),
+    "26 a double GPU": ("gn=0.0", "i915=4", {"i915": (4,)}),
+    "38 monitoring of one GPU": ("gn=0", "i915=4 mon=1", {"i915": (4,), "i915_monitoring": (1,)}),
     "39 monitoring of two": ("gn=0.1", "i915=4 mon=1", {"i915": (2, 2)}),
     "others' resources": ("gn=0", "cpu/=4 nvidia.com/gpu=4 i915=1", {"i915": (1,)}),
     "many tiles": ("gn=0", "t=1k", {"tiles": (64,)}),
@@ -92,14 +92,14 @@ def test_an_amount_that_cannot_be_read_is_absent(amount: str) -> None:
 
 def test_resources_that_no_card_is_named_for_are_a_problem() -> None:
     assert parse("", "i915=2").problems == (
-        "gpu.intel.com/i915 is allocatable, and nothing says which cards the node has",
+        "gpu.intel.com/i915 is allocatable, and nothing says which GPUs the node has",
     )
 
 
 def test_more_resources_than_can_be_kept_are_none() -> None:
     gpus = parse("gn=0", " ".join(f"r{number}=1" for number in range(65)))
     assert (gpus.names, gpus.capacity) == ((), {})
-    assert gpus.problems == ("1 cards of 65 resources; at most 64 of 64 count",)
+    assert gpus.problems == ("1 GPUs of 65 resources; at most 64 of 64 count",)
 
 
 MARKED = {
@@ -115,7 +115,7 @@ MARKED = {
         "gn=6.9.20 pci=0.1_2.3.4 pci2=Z_5.6_7.8_11.12 pci3=Z_9.10 D:gas-disable-card10=PCI_GROUP",
         "card9",
     ),
-    "deschedule takes a card out as well": ("gn=0.1 D:gas-deschedule-pods-card1=", "card1"),
+    "deschedule takes a GPU out as well": ("gn=0.1 D:gas-deschedule-pods-card1=", "card1"),
     "a bus to deschedule": ("gn=0.1.2 pci=0.2 D:gas-deschedule-pods-card0=PCI_GROUP", "card0 card2"),
     "a bus that cannot be read": ("gn=0.1 pci=0 pci2=.1 D:gas-disable-card0=PCI_GROUP", "card0"),
 }
@@ -129,7 +129,7 @@ def test_cards_that_policies_take_out(tags: str, names: str) -> None:
 def test_47_a_name_is_compared_as_it_is() -> None:
     gpus = parse("gn=0.10 D:gas-disable-card10= D:gas-disable-xcard0=")
     assert gpus.unusable == {"card10"}
-    assert gpus.problems == ("gas-disable-'xcard0': the node has no such card",)
+    assert gpus.problems == ("gas-disable-'xcard0': the node has no such GPU",)
 
 
 def test_pods_of_a_card_that_is_gone_are_still_to_be_marked() -> None:
@@ -140,10 +140,10 @@ def test_pods_of_a_card_that_is_gone_are_still_to_be_marked() -> None:
 
 PREFERRED = {
     "48": ("gn=0.1 D:gas-prefer-gpu=card1", "card1"),
-    "50 a card that is not there": ("gn=0.1 D:gas-prefer-gpu=card9", ""),
+    "50 a GPU that is not there": ("gn=0.1 D:gas-prefer-gpu=card9", ""),
     "none": ("gn=0.1", ""),
     "the first policy by name": ("gn=0.1 D(b):gas-prefer-gpu=card0 D(a):gas-prefer-gpu=card1", "card1"),
-    "the first that names a card of ours": (
+    "the first that names a GPU of ours": (
         "gn=0.1 D(a):gas-prefer-gpu=x D(b):gas-prefer-gpu=card0",
         "card0",
     ),
@@ -164,7 +164,7 @@ SUBDEVICES: dict[str, tuple[str, str, dict[str, set[int]]]] = {
     ),
     "125 no such tile": ("gn=0.1 D:gas-tile-disable-card0_gt6=", "t=4", {}),
     "130 deschedule": ("gn=0 D:gas-tile-deschedule-card0_gt0=", "t=1", {"card0": {0}}),
-    "no such card": ("gn=0 D:gas-tile-disable-card1_gt0=", "t=1", {}),
+    "no such GPU": ("gn=0 D:gas-tile-disable-card1_gt0=", "t=1", {}),
     "no tiles": ("gn=0 D:gas-tile-disable-card0_gt0=", "i915=1", {}),
     "143 bad names": (
         "gn=0 D:gas-tile-disable-cardX_gt0= D:gas-tile-disable-card0_gtR= D:gas-tile-disable-=",
@@ -215,7 +215,7 @@ def test_tiles_that_are_taken_first(tags: str, preferred: tuple[int, ...] | None
 NUMA: dict[str, tuple[str, tuple[set[str], ...]]] = {
     "106": ("numa=0-0.1_1-2.3", ({"card0", "card1"}, {"card2", "card3"})),
     "87 cut in two": ("numa=0-0.1_1 numa2=Z-2.3", ({"card0", "card1"}, {"card2", "card3"})),
-    "118 cards that are not there": ("numa=0-5.6_1-0.1", (set(), {"card0", "card1"})),
+    "118 GPUs that are not there": ("numa=0-5.6_1-0.1", (set(), {"card0", "card1"})),
     "110 no label": ("", ()),
     "empty": ("numa=", ()),
 }
@@ -255,7 +255,7 @@ LINKS = {
     "89 odd last": (X + "xl=0.0-1.0_foo", "t=16", "0.0-1.0"),
     "90 no numbers": ("cards=card0.card1 xl=0.0-1.0", "t=2", ""),
     "94 one tile, two links": ("gn=0.1.2 xl=0.0-1.0_0.0-2.0", "t=3", "0.0-1.0 0.0-2.0"),
-    "103 a card and itself": (X + "xl=0.0-0.1", "t=16", ""),
+    "103 a GPU and itself": (X + "xl=0.0-0.1", "t=16", ""),
     "146 a number that is none": ("gn=0.1.foobar xl=0.0-1.0", "t=3", ""),
     "147 a device that is not there": (X + "xl=0.0-8.0_1.0-2.0", "t=16", "1.0-2.0"),
     "a tile that is not there": (X + "xl=0.0-1.9_1.0-2.0", "t=16", "1.0-2.0"),
@@ -333,8 +333,8 @@ def test_cards_that_are_counted_by_a_label_because_each_is_offered_several_times
     [
         ({"nvidia.com/gpu.count": "two"}, {}, "label nvidia.com/gpu.count: 'two' is not a whole number"),
         ({"nvidia.com/gpu.count": "-1"}, {}, "label nvidia.com/gpu.count: '-1' is not a whole number"),
-        ({"nvidia.com/gpu.count": "1E"}, {}, f"{10**18} cards; at most 64 can be kept"),
-        ({}, {"nvidia.com/gpu": "65"}, "65 cards; at most 64 can be kept"),
+        ({"nvidia.com/gpu.count": "1E"}, {}, f"{10**18} GPUs; at most 64 can be kept"),
+        ({}, {"nvidia.com/gpu": "65"}, "65 GPUs; at most 64 can be kept"),
     ],
 )
 def test_a_count_that_cannot_be_is_no_card(
@@ -379,15 +379,15 @@ def test_cards_without_a_capacity_have_an_even_share() -> None:
 ODD_ANNOTATIONS: dict[str, tuple[Any, str, str]] = {
     "no JSON": ("{", "", "annotation nodewise.io/gpu-cards: Input data was truncated"),
     "empty": ("", "", "annotation nodewise.io/gpu-cards: Input data was truncated"),
-    "a mapping": ({}, "", "{}; expected a list of at most 64 cards"),
+    "a mapping": ({}, "", "{}; expected a list of at most 64 GPUs"),
     "null": (None, "", "None; expected a list"),
-    "too many": ([{"name": f"c{number}"} for number in range(65)], "", "expected a list of at most 64 cards"),
+    "too many": ([{"name": f"c{number}"} for number in range(65)], "", "expected a list of at most 64 GPUs"),
     "too deep": ("[" * 100_000, "", "annotation nodewise.io/gpu-cards"),
-    "no card": ([3, {"name": "a"}], "a", "3; expected a card with a name of its own"),
-    "no name": ([{"model": "x"}, {"name": "a"}], "a", "expected a card with a name of its own"),
-    "a name twice": ([{"name": "a"}, {"name": "a"}], "a", "expected a card with a name of its own"),
-    "a name for two": ([{"name": "a,b"}, {"name": "a"}], "a", "{'name': 'a,b'}; expected a card"),
-    "a name of lines": ([{"name": "a\n"}, {"name": "a"}], "a", "expected a card"),
+    "no GPU": ([3, {"name": "a"}], "a", "3; expected a GPU with a name of its own"),
+    "no name": ([{"model": "x"}, {"name": "a"}], "a", "expected a GPU with a name of its own"),
+    "a name twice": ([{"name": "a"}, {"name": "a"}], "a", "expected a GPU with a name of its own"),
+    "a name for two": ([{"name": "a,b"}, {"name": "a"}], "a", "{'name': 'a,b'}; expected a GPU"),
+    "a name of lines": ([{"name": "a\n"}, {"name": "a"}], "a", "expected a GPU"),
     "a model too long": ([{"name": "a", "model": "m" * 64}], "a", "a: model 'mmm"),
     "a model of numbers": ([{"name": "a", "model": 7}], "a", "a: model 7; expected a text"),
     "a capacity of text": (
@@ -403,7 +403,7 @@ ODD_ANNOTATIONS: dict[str, tuple[Any, str, str]] = {
     "no resource of ours": (
         [{"name": "a", "capacity": {"gpu": 1}}],
         "a",
-        "gpu is no resource of these cards",
+        "gpu is no resource of these GPUs",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Nodes and pods as the specification writes them: `n1(4,8Gi;1000,2Gi)` has 4 CPUs, of which 1000m are requested."""
+"""Nodes and pods in the notation of the specification: `n1(4,8Gi;1000,2Gi)` has 4 CPUs and requests of 1000m."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ def node(allocatable: dict[str, Any] | None, annotations: dict[str, str] | None)
 
 
 def nodes(text: str) -> dict[str, PigeonNode]:
-    """`n1(4,8Gi;1000,2Gi)`: capacity; requested, in the order of the resources."""
+    """Parse nodes such as `n1(4,8Gi;1000,2Gi)`: capacity; requested amounts, in the order of `RESOURCES`."""
     result = {}
     for name, capacity, used in re.findall(r"(\w+)\(([^;)]*);?([^)]*)\)", text):
         allocatable = dict(zip(RESOURCES, capacity.split(","), strict=False))
@@ -38,7 +38,7 @@ def nodes(text: str) -> dict[str, PigeonNode]:
 
 
 def pod(*containers: str, uid: str = "", init: Iterable[str] = ()) -> PigeonPod:
-    """Each container as `500m,1Gi`."""
+    """A pod whose containers request amounts in the form `500m,1Gi`."""
     spec = {
         "containers": [_container(requests) for requests in containers],
         "initContainers": [_container(requests) for requests in init],
@@ -65,7 +65,7 @@ class PigeonResult(NamedTuple):
 
 
 class PigeonCluster:
-    """The agent's state and plugin in one process."""
+    """The agent state and the agent, as in one process."""
 
     def __init__(self, node_texts: str | dict[str, PigeonNode] = N3, **options: Any) -> None:
         self.options = PigeonOptions(**options)

@@ -38,7 +38,7 @@ def node(name="n1", room=None, **statistics):
 
 
 def loaded(mean, deviation, name="n1", room=None):
-    """A node with this share of its CPU in use."""
+    """A node whose CPU usage has this mean and deviation, as shares of 4 CPUs."""
     return node(name, room, cpu=repr(4000 * (1 - mean)), cpu_std=repr(4000 * deviation))
 
 
@@ -49,12 +49,12 @@ def pod(uid="", **requests):
 
 @cache
 def agent(options):
-    """Cached, because it computes its curves."""
+    """The agent with these options. It is cached, because its creation computes curves."""
     return KIND.agent(options)
 
 
 class AgentCall:
-    """The agent with a snapshot of these nodes."""
+    """The safe agent, and a snapshot of these nodes."""
 
     def __init__(self, *nodes, metrics_snapshot=None, now=NOW, **options):
         self.options = SafeOptions(**options)
@@ -81,7 +81,7 @@ class AgentCall:
         return self.agent.balance(pod, self._named(names), self.snapshot).points.tolist()
 
     def all(self, pod):
-        """For the only node: whether it is accepted, and both scores."""
+        """Whether the only node is accepted, and its two scores."""
         return *self.accepts(pod), *self.overload(pod), *self.balance(pod)
 
     def numbers(self, pod, candidate=0):

@@ -1,7 +1,7 @@
-"""The regularised incomplete beta function in arbitrary precision, by a way of its own: plain integration.
+"""The regularised incomplete beta function in arbitrary precision, by direct integration.
 
-mpmath's own `betainc` takes minutes where the shapes are large. In the logit of t the integrand is log-concave and its
-singularities are pi away from the real line, so that Gauss-Legendre panels converge geometrically.
+mpmath's own `betainc` takes minutes for large shapes. As a function of the logit of t, the integrand is log-concave and
+its singularities are at a distance of pi from the real line, so Gauss-Legendre panels converge geometrically.
 """
 
 from functools import cache
@@ -36,7 +36,7 @@ def tails(x: float, alpha: float, beta: float) -> Tails:
 
 
 def _lower(x: mpf, a: mpf, b: mpf) -> mpf:
-    """The probability below `x`, which is below the mean: from there on down the integrand only falls."""
+    """The probability below `x`. `x` must be below the mean, where the integrand decreases towards 0."""
     scale = mpmath.log(mpmath.gamma(a + b)) if a + b < 1 else mpmath.loggamma(a + b)
     scale -= mpmath.loggamma(a) + mpmath.loggamma(b)
     deviation = mpmath.sqrt((a + b) / (a * b))

@@ -40,7 +40,7 @@ def rule(metric: str, operator: str = "GreaterThan", target: Any = None, **more:
 
 
 def policy(name: str = "pol", namespace: str = "d", **strategies: Any) -> PolicyObject:
-    """Strategies are lists of rules, or whole strategy objects."""
+    """A policy. Each strategy is a list of rules or a whole strategy object."""
     listed = {
         key: strategy if isinstance(strategy, dict) else {"rules": strategy}
         for key, strategy in strategies.items()
@@ -62,7 +62,7 @@ def cluster_state(
     nodes: str = "n1 n2 n3",
     trusted: tuple[str, ...] = ("d", "e"),
 ) -> ClusterState:
-    """Policies in namespaces of which some are trusted."""
+    """A cluster state with policies and metrics. `trusted` are the trusted namespaces."""
     by_key = {(policy.metadata.namespace, policy.metadata.name): policy for policy in policies}
     objects = {POLICIES: by_key, NAMESPACES: namespaces(*trusted)}
     return ClusterState(NodeIndex(nodes.split()), objects, metrics, NOW)

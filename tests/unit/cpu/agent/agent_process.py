@@ -1,4 +1,4 @@
-"""A node agent over a directory, as a process of its own, and its clients."""
+"""A process of the node agent, whose allocations are in a directory, and its clients."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ ONLINE = "sys/devices/system/cpu/online"
 
 
 class RunningNodeAgent:
-    """An agent that runs, and its node's allocations."""
+    """A running node agent, and the allocations of its node."""
 
     def __init__(self, process: Process, store: AllocationStore, path: Path) -> None:
         self.process = process
@@ -53,7 +53,7 @@ class RunningNodeAgent:
         return self.process.log.read_text()
 
     def fetch(self, path: str) -> str:
-        """A page of the admin port."""
+        """Fetch a page of the admin port."""
         urls = re.findall(r"health=(http\S+)", self.log)
         with urllib.request.urlopen(urls[-1] + path, timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
@@ -83,7 +83,7 @@ class RunningNodeAgent:
     def isolate(
         self, *command: str, pool: str = "exclusive", options: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
-        """A real `cmk isolate` that uses this agent."""
+        """Start a real `cmk isolate` that uses this agent."""
         ours = [f"--pool={pool}", f"--agent-socket={self.path}", *options]
         return subprocess.Popen(
             [CMK, "isolate", *ours, command[0], "--", *command[1:]],
@@ -94,12 +94,12 @@ class RunningNodeAgent:
         )
 
     def holder(self, pool: str = "exclusive") -> subprocess.Popen[str]:
-        """A wrapper whose command runs, until its standard input ends."""
+        """Start a wrapper whose command runs until its standard input ends."""
         (wrapper,) = self.start_holders(1, pool)
         return wrapper
 
     def start_holders(self, number: int, pool: str) -> list[subprocess.Popen[str]]:
-        """Several wrappers, started at the same time."""
+        """Start several wrappers at the same time."""
         wrappers = [self.isolate("sh", "-c", "echo runs; exec cat", pool=pool) for _ in range(number)]
         for wrapper in wrappers:
             assert wrapper.stdout
@@ -113,13 +113,13 @@ class RunningNodeAgent:
         return json.loads(completed.stdout)
 
     def expect_served(self) -> None:
-        """A process allocates and releases an exclusive list."""
+        """Check that a process can allocate and release an exclusive list."""
         command = [sys.executable, "-S", "-c", CLAIM_AND_RELEASE, self.path]
         subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
 class AgentConnection:
-    """A connection to the agent by which anything can be sent."""
+    """A connection to the agent that can send any bytes."""
 
     def __init__(self, path: Path) -> None:
         self.link = socket.socket(socket.AF_UNIX)
@@ -135,7 +135,7 @@ class AgentConnection:
         return self.answer()
 
     def answer(self) -> Any:
-        """The next line; None if the agent closed the connection."""
+        """The next response line; None if the agent closed the connection."""
         try:
             line = self._lines.readline()
         except ConnectionResetError:
@@ -160,7 +160,7 @@ def running(
     pools: dict[str, dict[int, tuple[str, ...]]],
     start: Callable[[list[str | Path], Path], Process] = ForkedProcess,
 ) -> Iterator[RunningNodeAgent]:
-    """An agent whose node has these pools, until the end of the context. `start` gets the command and the log."""
+    """An agent that runs until the block ends. Its node has these pools. `start` gets the command and the log file."""
     store = DirectoryStore(folder / "state")
     if not (folder / "state").exists():
         store.create(pool_allocations.from_lists(pools))
@@ -172,7 +172,7 @@ def running(
 def started(
     folder: Path, *options: str, start: Callable[[list[str | Path], Path], Process] = ForkedProcess
 ) -> Iterator[RunningNodeAgent]:
-    """An agent for the state that is there, ready."""
+    """An agent that uses the existing state and is ready."""
     with starting(folder, *options, start=start) as agent:
         agent.process.wait_ready(agent.is_ready)
         yield agent
@@ -182,7 +182,7 @@ def started(
 def starting(
     folder: Path, *options: str, start: Callable[[list[str | Path], Path], Process] = ForkedProcess
 ) -> Iterator[RunningNodeAgent]:
-    """The same, but it may not be ready yet."""
+    """An agent that uses the existing state and may not be ready yet."""
     path = folder / "run/cpu.sock"
     command = [NODEWISE, "cpu", "agent", f"--conf-dir={folder / 'state'}", f"--socket={path}"]
     process = start([*command, "--health-port=0", "--proc-fs=/proc", *options], folder / "agent.log")

@@ -14,7 +14,7 @@ from tests.conformance.cmk.minimal_api_server import MinimalApiServer
 
 
 class FakeSleepingClock:
-    """A clock that advances when somebody sleeps."""
+    """A clock that advances only by calls of sleep."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -27,7 +27,7 @@ class FakeSleepingClock:
 
 
 class FailingApiClient:
-    """Counts the calls; from number `fails` on all of them fail, until `fails` is None again."""
+    """An `ApiClient` that counts its calls. Calls from number `fails` on fail, until `fails` is None again."""
 
     def __init__(self, server: MinimalApiServer) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""An `ApiClient` of an API server in memory."""
+"""An `ApiClient` of an in-memory API server."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from nodewise.simulate.in_memory_api import FakeApi
 
 
 class InMemoryApiClient:
-    """Blocking calls to the server `api`."""
+    """An `ApiClient` whose blocking calls go to the server `api`."""
 
     def __init__(self, api: FakeApi | None = None) -> None:
         self.api = api or FakeApi()

@@ -41,8 +41,8 @@ while forks and not depth:
         pass
 time.sleep(1000)
 """
-"""A chain of processes below the first one, each with so many more threads; of each the first further one is pinned
-where that is wanted. The last process forks all the time if it is to."""
+"""A chain of processes, each with `count` additional threads. If `pinned` is not 0, the first additional thread of each
+process has this affinity. If `forks` is set, the last process forks all the time."""
 
 
 class RunningProcessTree:
@@ -57,7 +57,7 @@ class RunningProcessTree:
 
     @property
     def affinities(self) -> Mapping[int, frozenset[int]]:
-        """The affinity of every thread, as it is now."""
+        """The current affinity of every thread, by thread id."""
         return {
             int(path.name): frozenset(os.sched_getaffinity(int(path.name)))
             for pid in self.pids
@@ -66,7 +66,7 @@ class RunningProcessTree:
 
     @property
     def thread_affinities(self) -> set[frozenset[int]]:
-        """The affinities of all threads."""
+        """The distinct affinities of all threads."""
         return set(self.affinities.values())
 
 
@@ -83,7 +83,7 @@ def running(
     pinned: frozenset[int] = frozenset(),
     forks: bool = False,
 ) -> Iterator[RunningProcessTree]:
-    """A process tree on these CPUs."""
+    """A process tree on these CPUs, which is killed when the block ends."""
     arguments = [str(below), str(threads), mask(cpus), mask(set(pinned)), str(int(forks))]
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", _PROGRAM, *arguments],

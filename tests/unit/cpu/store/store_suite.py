@@ -1,4 +1,4 @@
-"""The behaviour of every store. Subclasses define the fixture `store`."""
+"""Tests of the behaviour of every store. Subclasses define the fixture `store`."""
 
 import pytest
 

@@ -104,7 +104,7 @@ def test_waiting_for_the_lock_has_a_timeout(root: Path) -> None:
     store.create(FREE)
     with (
         TransactionalDirectory(root, "pools", (), ()).locked(1),
-        pytest.raises(Unavailable, match=r"lock: still held"),
+        pytest.raises(Unavailable, match=r"lock: still locked"),
     ):
         store.replace(store.read().version, HELD)
     store.replace(store.read().version, HELD)

@@ -1,4 +1,4 @@
-"""Applies a JSON patch (RFC 6902) with the operations that are used; an invalid one is an error."""
+"""Applies a JSON patch (RFC 6902) with the operations that the webhook uses. An invalid patch is an error."""
 
 import copy
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def _apply(operation: dict[str, Any], holder: Any, last: str) -> None:
     kind = operation["op"]
     key = last if isinstance(holder, dict) else len(holder) if last == "-" else int(last)
     if kind != "add":
-        holder[key]  # has to be there
+        holder[key]  # the target must exist
     if kind == "remove":
         del holder[key]
     elif kind == "add" and isinstance(holder, list):
