@@ -158,7 +158,7 @@ class ExtenderProcess:
 
     def wait_leading(self) -> None:
         """Waits until this replica is the leader. If the previous leader was killed, its Lease must expire first."""
-        wait("it leads", lambda: self.events("leading") or None)
+        wait("nodewise leads", lambda: self.events("leading") or None)
 
     def rejects(self, namespace: str, node: str, policy: str = "pol") -> bool:
         """Whether a filter call, as kube-scheduler sends it, rejects a node now."""

@@ -1,4 +1,4 @@
-"""The admission policies that ship: what each account may not write, although RBAC would allow it."""
+"""The shipped admission policies: writes that each account may not make, although RBAC allows them."""
 
 import json
 from collections.abc import Iterator
@@ -35,14 +35,14 @@ TRUSTED: Final = "nodewise.io/trusted"
 
 
 class WriteRequest(NamedTuple):
-    """One request that changes something."""
+    """A write request."""
 
     path: str
     body: Any
     kind: str = MERGE
-    """Content type of a patch; `POST` and `PUT` stand for these methods."""
+    """The content type of a patch; `POST` and `PUT` mean these methods."""
     force: bool = False
-    """Of a server-side apply."""
+    """The parameter `force` of a server-side apply."""
 
     def send(self, user: User, *, dry_run: bool = False) -> Object:
         method, headers = "PATCH", {"Content-Type": self.kind}
@@ -83,7 +83,7 @@ def binding(**fields: Any) -> Object:
 
 
 def node() -> Object:
-    """A node with something of everything that other programs write."""
+    """A node with an example of each field that other programs write."""
     made = kubernetes_objects.node("n1")
     made["metadata"]["labels"] = {
         "kubernetes.io/hostname": "n1",
@@ -191,7 +191,7 @@ NODE_FORBIDDEN: Final = {
         STATUS, {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}
     ),
 }
-"""What nodewise's account may not change of a Node."""
+"""Changes of a Node that nodewise's account may not make."""
 
 NODE_ALLOWED: Final = {
     "a violation": WriteRequest(NODE, labels(warm="violating")),
@@ -274,7 +274,7 @@ POD_FORBIDDEN: Final = {
         "POST",
     ),
 }
-"""What nodewise's account may not change of a Pod."""
+"""Changes of a Pod that nodewise's account may not make."""
 
 POD_ALLOWED: Final = {
     "the label of descheduling": WriteRequest(POD, label(DESCHEDULE, "gpu")),
@@ -316,7 +316,7 @@ BEYOND_RBAC: Final = {
     ),
     "a Binding of the old kind": WriteRequest("/api/v1/namespaces/tenant/bindings", binding(), "POST"),
 }
-"""What RBAC refuses as it ships, and the policies refuse whatever RBAC says."""
+"""Writes that the shipped RBAC rules refuse, and that the policies refuse independent of RBAC."""
 
 
 class GuardedCluster(NamedTuple):
@@ -329,7 +329,7 @@ class GuardedCluster(NamedTuple):
         return str(self.plane.api.get(path)["metadata"]["resourceVersion"])
 
     def expect_forbidden(self, user: User, write: WriteRequest) -> str:
-        """A policy refuses the write, and nothing has changed; the message."""
+        """Checks that a policy refuses the write and that nothing has changed. Returns the message."""
         before = self.version(NODE), self.version(POD)
         with pytest.raises(ApiError) as refused:
             write.send(user)
@@ -354,7 +354,7 @@ def cluster(plane: ControlPlane, audit_log: AuditLog) -> GuardedCluster:
 
 
 def wait_enforced(cluster: GuardedCluster) -> None:
-    """Wait until every policy is enforced for an account that it applies to."""
+    """Waits until every policy is enforced for an account that it applies to."""
     tool = cluster.plane.user("enforced", [api_user_kubeconfigs.rule("patch", "namespaces")])
     for user, write in (
         (cluster.nodewise, NODE_FORBIDDEN["a taint"]),
@@ -371,7 +371,7 @@ def test_nodewise_does_not_change_of_a_node(cluster: GuardedCluster, what: str) 
 
 
 def test_the_audit_log_tells_a_denial(cluster: GuardedCluster) -> None:
-    """By this the tests of rights know that no policy refused anything of a whole run."""
+    """The tests of rights rely on this to check that no policy refused a request of a run."""
     cluster.expect_forbidden(cluster.nodewise, NODE_FORBIDDEN["a taint"])
     *_, last = cluster.log.requests(f"system:serviceaccount:{NAMESPACE}:nodewise")
     assert last.is_refused
@@ -409,7 +409,7 @@ def test_the_label_of_descheduling_is_removed_again(cluster: GuardedCluster) -> 
 
 
 def test_the_owner_of_a_field_gains_no_right_to_it(cluster: GuardedCluster) -> None:
-    """managedFields may say that nodewise owns another's label; an apply without it removes it all the same not."""
+    """managedFields may name nodewise as the owner of a foreign label; an apply without it is still refused."""
     own = {
         "manager": "nodewise-telemetry",
         "operation": "Apply",
@@ -425,7 +425,7 @@ def test_the_owner_of_a_field_gains_no_right_to_it(cluster: GuardedCluster) -> N
 
 @pytest.fixture
 def wider(cluster: GuardedCluster) -> Iterator[None]:
-    """The account with every right to Nodes and Pods."""
+    """Grants the account every right to Nodes and Pods."""
     name = "wider"
     cluster.plane.api.create(
         {
@@ -471,7 +471,7 @@ def test_others_write_as_before(cluster: GuardedCluster) -> None:
 
 
 def _send_leniently(user: User, write: WriteRequest) -> None:
-    """The API server may have reasons of its own against a write; a policy may have none."""
+    """Sends a write that no policy may refuse. The API server may refuse it for other reasons."""
     assert not _is_denied(user, write), write
 
 
@@ -499,7 +499,7 @@ def test_a_node_with_thousands_of_labels_stays_within_the_cost_limit(cluster: Gu
 
 
 def test_the_expressions_have_no_type_errors(cluster: GuardedCluster) -> None:
-    """The API server's own check of every expression against the types that a policy matches."""
+    """The API server checks every expression against the types that a policy matches."""
     names = [
         manifest["metadata"]["name"]
         for name in (*MANIFESTS, "cpu-agent.yaml")
@@ -534,7 +534,7 @@ SPACE: Final = "/api/v1/namespaces/team"
 
 @pytest.fixture
 def space(cluster: GuardedCluster) -> Iterator[str]:
-    """A namespace that is trusted."""
+    """A trusted namespace."""
     made = kubernetes_objects.namespace("team")
     made["metadata"]["labels"] = {TRUSTED: "true"}
     cluster.plane.api.ensure(made)
@@ -544,7 +544,7 @@ def space(cluster: GuardedCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def tool(cluster: GuardedCluster) -> User:
-    """A self-service tool: it may do everything with namespaces, but lacks the verb `trust`."""
+    """A self-service tool: it has all rights to namespaces, except the verb `trust`."""
     verbs = api_user_kubeconfigs.rule(
         "get list create update patch delete", "namespaces namespaces/status namespaces/finalize"
     )
@@ -637,7 +637,7 @@ def test_who_may_trust_may_do_nothing_else(cluster: GuardedCluster) -> None:
 def test_no_other_write_of_a_namespace_needs_the_verb(
     cluster: GuardedCluster, tool: User, space: str
 ) -> None:
-    """Trust may be taken away by whoever may write the namespace."""
+    """Every user who may write the namespace may revoke trust."""
     WriteRequest(NAMESPACES, new(team="a"), "POST").send(tool)
     for path in (f"{NAMESPACES}/fresh", SPACE):
         WriteRequest(path, labels(team="b")).send(tool)

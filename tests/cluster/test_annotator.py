@@ -1,4 +1,4 @@
-"""`nodewise annotate` with a real Prometheus, and against a real API server with the rights that ship."""
+"""`nodewise annotate` with a real Prometheus, and with a real API server and the shipped rights."""
 
 import contextlib
 import time
@@ -45,7 +45,7 @@ WHOLE_CPU, WHOLE_MEMORY = 4000, 16 * GIB
 
 
 def wave(seconds: float) -> float:
-    """The share of a CPU in use: five minutes of a quarter, five of three quarters."""
+    """The used share of a CPU: five minutes at a quarter, five minutes at three quarters."""
     return 0.25 if seconds // 300 % 2 else 0.75
 
 
@@ -58,13 +58,13 @@ def rising(seconds: float) -> float:
 
 
 def samples(now: float) -> Iterator[str]:
-    """An hour of what node exporters say, of 4 CPUs and 16 GiB each."""
+    """An hour of node exporter samples for nodes with 4 CPUs and 16 GiB each."""
     for name, used in (("wave", wave), ("steady", steady), ("rising", rising)):
         yield from _exporter(f'node="{name}",job="node"', used, now, (0, SPAN_S))
-    # rolled out anew ten minutes ago: another pod, the counters go on
+    # a rollout ten minutes ago: the pod has another name, the counters continue
     for pod_, part in (("exporter-1", (0, 3000)), ("exporter-2", (3000, SPAN_S))):
         yield from _exporter(f'node="rolled",job="node",pod="{pod_}"', steady, now, part)
-    # scraped twice
+    # two jobs scrape this node
     for job, used in (("node", steady), ("other", wave)):
         yield from _exporter(f'node="twice",job="{job}"', used, now, (0, SPAN_S))
 
@@ -100,7 +100,7 @@ def server(
 
 
 class AnnotatedCluster:
-    """Nodes in memory, served over HTTP to the real command."""
+    """Nodes in memory, which are served over HTTP to the real command."""
 
     def __init__(self, prometheus_url: str, folder: Path) -> None:
         self._url = prometheus_url
@@ -110,7 +110,7 @@ class AnnotatedCluster:
             self.api.put(NODES, node(name))
 
     def annotate(self, *arguments: str) -> tuple[Any, dict[str, dict[str, str]]]:
-        """What the command says, and what the nodes have then."""
+        """Runs the command. Returns its output and the annotations of the nodes."""
         with in_memory_api_server.serving(self.api) as server:
             server_flags = [
                 f"--kubeconfig={server.kubeconfig(self._folder)}",
@@ -130,7 +130,7 @@ def cluster(server: PrometheusProcess, tmp_path: Path) -> AnnotatedCluster:
 
 
 def free(annotations: Mapping[str, str], what: str) -> float:
-    """An annotation as a share of the whole."""
+    """The value of an annotation as a share of the node's total."""
     return float(annotations[what]) / (WHOLE_CPU if what.endswith("cpu") else WHOLE_MEMORY)
 
 
@@ -203,7 +203,7 @@ def anyio_backend() -> str:
 
 
 async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane, sandbox: Sandbox) -> None:
-    """Of a real API server; so does the one in memory."""
+    """The real API server refuses a wrong UID and creates no node, like the API server in memory."""
     sandbox.nodes(kubernetes_objects.node("anew"), kubernetes_objects.node("there"))
     uid = plane.api.get("/api/v1/nodes/there")["metadata"]["uid"]
     api = connect(KubeOptions(kubeconfig=str(plane.admin.kubeconfig)), MetricsRegistry())
@@ -230,7 +230,7 @@ ACCOUNT = f"system:serviceaccount:{NAMESPACE}:nodewise-annotator"
 def test_the_rights_that_ship_are_those_that_were_needed(
     plane: ControlPlane, audit_log: AuditLog, tmp_path: Path
 ) -> None:
-    """Neither more nor less: a run of the command as it ships, and the API server's audit log."""
+    """The shipped rights are exactly those that the audit log shows as used in a run of the command."""
     with contextlib.ExitStack() as stack:
         for name in ("rbac.yaml", "annotator.yaml"):
             plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))

@@ -1,4 +1,4 @@
-"""The API client on a real API server: the suite that the fake passes, and behaviour that only the real one has."""
+"""The API client on a real API server: the suite that the fake passes, and behavior that only the real server has."""
 
 import asyncio
 import base64
@@ -71,7 +71,7 @@ def opened_with(kubeconfig: Path) -> HttpApi:
 
 
 async def answer_of(kubeconfig: Path, path: str = "/api/v1/nodes") -> bytes:
-    """One read through a connection of its own."""
+    """The response to a GET request on a new connection."""
     api = opened_with(kubeconfig)
     try:
         return await api.get(path)
@@ -85,7 +85,7 @@ class TestRealApi(ApiSuite):
         compact_etcd(self.plane, int(version) - 1)
         token = {"v": "meta.k8s.io/v1", "rv": 5, "start": "/a"}
         encoded = base64.urlsafe_b64encode(json.dumps(token).encode()).decode().rstrip("=")
-        # of events the API server keeps no copy in memory, so the page is etcd's to give
+        # the API server does not cache events, so the page comes from etcd
         return EVENTS.path(space), encoded
 
     @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ class TestRealApi(ApiSuite):
 
 
 def compact_etcd(plane: ControlPlane, revision: int) -> None:
-    """Let etcd forget what is older: its own gateway takes the command as JSON."""
+    """Removes older revisions from etcd, with a JSON request to its gateway."""
     command = Path(f"/proc/{plane.processes[0].pid}/cmdline").read_bytes().decode().split("\0")
     url = next(part.partition("=")[2] for part in command if part.startswith("--listen-client-urls="))
     body = json.dumps({"revision": revision, "physical": True}).encode()
@@ -119,7 +119,7 @@ class TestEventsOnReal(EventSuite):
         assert "80 degrees" in plane.kubectl("get", "events", "-n", space)
 
 
-# watches
+# Watches
 
 
 async def test_a_watch_that_is_quiet_gets_bookmarks(api: HttpApi, space: str) -> None:
@@ -185,12 +185,12 @@ async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, sandbox: Sa
     async with run_in_background(reflector.run()):
         await eventually(lambda: "404" in reflector.out_of_sync_reason)
         sandbox.create(definition_of(things))
-        # its watches are refused for a moment after its first lists: "storage is (re)initializing"
+        # watches are refused for a moment after the first lists: "storage is (re)initializing"
         await eventually(lambda: reflector.synced and not reflector.out_of_sync_reason)
 
 
 class NetworkGate:
-    """A TCP port in front of the API server, which can be shut: an outage of the network."""
+    """A TCP proxy in front of the API server that can be closed to simulate a network outage."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -226,7 +226,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def gated(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[NetworkGate, Path]]:
-    """A gate, and the admin's kubeconfig that leads through it."""
+    """Opens a gate; yields it with an administrator's kubeconfig that uses it."""
     gate = NetworkGate(int(plane.url.rpartition(":")[2]))
     config = json.loads(plane.admin.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{gate.port}"
@@ -258,7 +258,7 @@ async def test_what_happened_in_an_outage_is_caught_up_with(
         await through.close()
 
 
-# who we are
+# Users and credentials
 
 
 async def test_a_service_account_comes_in_by_its_token_file(
@@ -301,7 +301,7 @@ async def test_a_plugin_gives_the_token(plane: ControlPlane, space: str, tmp_pat
 
 
 def changed_user(kubeconfig: Path, folder: Path, user: dict[str, Any]) -> Path:
-    """A copy of a kubeconfig with another user in it."""
+    """A copy of a kubeconfig with another user."""
     config = json.loads(kubeconfig.read_text())
     config["users"][0]["user"] = user
     path = folder / "changed.kubeconfig"
@@ -374,7 +374,7 @@ async def test_an_address_where_nobody_listens_is_unavailable(plane: ControlPlan
         await answer_of(path)
 
 
-# size
+# Large lists
 
 
 BIG = "example.com/big"
@@ -382,7 +382,7 @@ BIG = "example.com/big"
 
 @pytest.fixture(scope="module")
 def many_nodes(plane: ControlPlane) -> Iterator[int]:
-    """Nodes of 10 kB."""
+    """Creates many nodes of 10 kB each; yields their number."""
     count = int(os.environ.get("NODEWISE_TEST_NODES", case_counts.of("1000", "5000")))
     asyncio.run(with_nodes(plane, count))
     yield count
@@ -428,7 +428,7 @@ def big_node(number: int) -> dict[str, Any]:
 async def test_many_nodes_are_listed_by_pages_held_in_less_than_they_are_and_block_nobody(
     plane: ControlPlane, many_nodes: int
 ) -> None:
-    """In a process of its own. How long list and steps take is measured by `bench/startup_and_memory.py`."""
+    """The list runs in a separate process. `bench/startup_and_memory.py` measures its duration."""
     assert len(await answer_of(plane.admin.kubeconfig, NODES.path(name="big-00000"))) > 10_000
     command = [sys.executable, "-m", "tests.cluster.list_memory", str(plane.admin.kubeconfig)]
     done = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -439,5 +439,5 @@ async def test_many_nodes_are_listed_by_pages_held_in_less_than_they_are_and_blo
     assert len(pages) >= many_nodes / list_watch.MOST_LIMIT
     assert max(pages) < 2 * list_watch.PAGE_BYTES
     assert listed.held_bytes < sum(pages)
-    assert listed.most_in_a_step == 1  # one slice, by a clock that makes one of each node
+    assert listed.most_in_a_step == 1  # with this clock each node is one slice
     assert listed.turns > listed.nodes

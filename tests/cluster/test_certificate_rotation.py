@@ -24,7 +24,7 @@ HOSTS = ("127.0.0.1", "localhost")
 
 
 class RotationFiles:
-    """nodewise with the example's objects, its certificate files, and those of its client."""
+    """The certificate files of nodewise, which serves the example's objects, and of its client."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class RotationFiles:
         self.identity = ClientIdentity(self.trusted, self.certificates.client)
 
     def trust(self, *authorities: CertificateAuthority) -> None:
-        """What clients trust from now on; at no moment nothing."""
+        """Replaces the CA file of clients by a rename, so that it is never empty."""
         fresh = self.trusted.with_suffix(".new")
         fresh.write_bytes(b"".join(authority.ca_pem for authority in authorities))
         fresh.rename(self.trusted)
@@ -73,14 +73,14 @@ def nodewise(site: RotationFiles) -> Iterator[ExtenderProcess]:
 
 
 def metric(nodewise: ExtenderProcess, name: str, certificate: str) -> float | None:
-    """A metric of a certificate, None where it is not there."""
+    """The value of a metric of a certificate; None if it is missing."""
     text = httpx2.get(f"{nodewise.health}/metrics").text
     match = re.search(rf'^nodewise_{name}\{{certificate="{certificate}"\}} (\S+)$', text, re.MULTILINE)
     return float(match[1]) if match else None
 
 
 def until_failing(nodewise: ExtenderProcess, certificate: str, words: str) -> None:
-    """Until nodewise says of a certificate's files that they cannot be used, in the log and in the metric."""
+    """Waits until the log and the metric of nodewise report that a certificate's files cannot be loaded."""
 
     def is_logged() -> bool | None:
         lines = [line["error"] for line in nodewise.events("tls_reload_failed")]
@@ -90,7 +90,7 @@ def until_failing(nodewise: ExtenderProcess, certificate: str, words: str) -> No
     wait(f"the log says {words}", is_logged, show=nodewise.process.tail)
 
 
-# the server's certificate
+# The serving certificate
 
 
 def renamed(site: RotationFiles, fresh: IssuedCertificate, _half: Callable[[], None]) -> None:
@@ -98,7 +98,7 @@ def renamed(site: RotationFiles, fresh: IssuedCertificate, _half: Callable[[], N
 
 
 def written_over(site: RotationFiles, fresh: IssuedCertificate, half: Callable[[], None]) -> None:
-    """The certificate, then, after it was noticed that they do not match, the key."""
+    """Overwrites the certificate, calls `half` while the files do not match, and overwrites the key."""
     pair = site.certificates.server
     pair.cert.write_bytes(fresh.cert)
     half()
@@ -106,7 +106,7 @@ def written_over(site: RotationFiles, fresh: IssuedCertificate, half: Callable[[
 
 
 def swapped(site: RotationFiles, fresh: IssuedCertificate, _half: Callable[[], None]) -> None:
-    """A kubelet swaps the link `..data` to a new folder; the paths that nodewise knows are links through it."""
+    """Replaces both files as a kubelet does, by a new target of the link `..data`."""
     site.certificates.server.swap(fresh)
 
 
@@ -174,20 +174,20 @@ def test_a_broken_client_ca_is_told_and_the_old_one_holds(
     with steady_load.load(nodewise, site.identity) as load:
         for broken in (b"", b"\x00garbage", site.ca.issued("late", days=-1).cert):
             site.bundle.write_bytes(broken)
-            wait("it is told", lambda: metric(nodewise, "tls_reload_failing", "client_ca") or None)
+            wait("reload fails", lambda: metric(nodewise, "tls_reload_failing", "client_ca") or None)
             load.goes_on()
             site.bundle.write_bytes(site.ca.ca_pem)
-            wait("it is well", lambda: metric(nodewise, "tls_reload_failing", "client_ca") == 0 or None)
+            wait("reload works", lambda: metric(nodewise, "tls_reload_failing", "client_ca") == 0 or None)
     assert len(nodewise.events("tls_reload_failed")) >= 3, (
         "or more, where a file was seen in the middle of a write"
     )
 
 
-# a client's certificate
+# The client certificate
 
 
 def test_a_clients_certificate_is_replaced(site: RotationFiles, nodewise: ExtenderProcess) -> None:
-    """nodewise notices by itself: old connections close after a response, and new ones get the new certificate."""
+    """nodewise detects the change: old connections close after a response, and new ones use the new certificate."""
     with steady_load.load(nodewise, site.identity) as load:
         since_s = time.monotonic()
         site.certificates.client.swap(site.ca.issued("system:kube-scheduler", days=400))
@@ -198,12 +198,12 @@ def test_a_clients_certificate_is_replaced(site: RotationFiles, nodewise: Extend
 
 
 def clients_end_after(nodewise: ExtenderProcess, days: float) -> bool:
-    """Whether the certificates of all connections are valid for so long."""
+    """Whether the client certificates of all connections are valid for at least this number of days."""
     expires = metric(nodewise, "tls_certificate_expires_seconds", "clients")
     return expires is not None and expires > time.time() + days * 86400
 
 
-# the CA
+# The CA
 
 
 def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
@@ -214,7 +214,7 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
     left.trusted.write_bytes(old.ca_pem + new.ca_pem)
     with steady_load.load(nodewise, site.identity) as load, contextlib.ExitStack() as stack:
         resumers = [ResumingClient(nodewise, left, version) for version in steady_load.VERSIONS]
-        # OpenSSL keeps sessions of TLS 1.2 by their id; tickets, of either version, are never given
+        # OpenSSL caches TLS 1.2 sessions by their id; the server issues no tickets in either version
         assert [resumer.tries() for resumer in resumers] == [RESUMED, SERVED]
         site.trust(old, new)
         site.bundle.write_bytes(old.ca_pem + new.ca_pem)
@@ -249,7 +249,7 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
 
 
 def reloads(nodewise: ExtenderProcess, certificate: str) -> int:
-    """How often a certificate was read anew with success."""
+    """The number of successful reloads of a certificate."""
     return len([event for event in nodewise.events("tls_reloaded") if event["certificate"] == certificate])
 
 
@@ -257,7 +257,7 @@ def reloads(nodewise: ExtenderProcess, certificate: str) -> int:
 def test_the_client_that_tries_to_resume_can_do_so_where_a_server_lets_it(
     site: RotationFiles, version: ssl.TLSVersion
 ) -> None:
-    """Or its being refused above would show nothing."""
+    """Shows that the client can resume sessions. Otherwise the refusals above would prove nothing."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(site.bundle))
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(site.certificates.server.cert, site.certificates.server.key)

@@ -1,4 +1,4 @@
-"""`nodewise certs`, with the users of its certificates: nodewise under load, kube-scheduler, an API server."""
+"""`nodewise certs` with the programs that use its certificates: nodewise under load, kube-scheduler, an API server."""
 
 import base64
 import contextlib
@@ -35,7 +35,7 @@ SIGNER = "kubernetes.io/kube-apiserver-client"
 
 
 def certs(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """The command, which has to end with this code."""
+    """Runs the command and checks its exit code."""
     done = forked_commands.run([forked_commands.NODEWISE, "certs", *arguments])
     assert done.returncode == code, done.stdout + done.stderr
     assert "PRIVATE" not in done.stdout + done.stderr
@@ -43,7 +43,7 @@ def certs(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[
 
 
 class WrittenCertificates(extender_process.CertificateFiles):
-    """Certificates of a folder that the command wrote."""
+    """The certificates in a folder that the command wrote."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class WrittenCertificates(extender_process.CertificateFiles):
 
     @property
     def flags(self) -> list[str]:
-        """What nodewise is started with."""
+        """The certificate flags of nodewise."""
         return [
             f"--cert={self.server.cert}",
             f"--key={self.server.key}",
@@ -77,7 +77,7 @@ def written(tmp_path: Path) -> WrittenCertificates:
     return certificates
 
 
-# files
+# Certificates in files
 
 
 def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file_once(
@@ -98,10 +98,10 @@ def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file
             for times in (1, 2):
                 before = written.serial()
                 written.certs("--renew")
-                wait("both are trusted", lambda n=times: reloads(nodewise, "client_ca") >= n or None)
+                wait("both CAs are trusted", lambda n=times: reloads(nodewise, "client_ca") >= n or None)
                 load.sees(before)
                 shutil.copy(written.authority.ca_file, tmp_path / "fresh.crt")
-                (tmp_path / "fresh.crt").rename(trusted)  # clients are started anew
+                (tmp_path / "fresh.crt").rename(trusted)  # as if clients were restarted
                 load.goes_on()
                 written.certs("--restarted")
                 assert written.serial() != before
@@ -125,31 +125,31 @@ def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_
         config = {"extenders": [nodewise.entry()]}
         with plane.start_scheduler(config) as first, stream(sandbox) as pods:
             written.certs("--renew", "--lifetime=700d")
-            wait("both are trusted", lambda: reloads(nodewise, "client_ca") or None)
+            wait("both CAs are trusted", lambda: reloads(nodewise, "client_ca") or None)
             pods.goes_on()
             first.stop()
             with plane.start_scheduler(config):
                 pods.goes_on()
                 written.certs("--restarted", "--lifetime=700d")
-                wait("it is served", lambda: reloads(nodewise, "serving") or None)
+                wait("the certificate is loaded", lambda: reloads(nodewise, "serving") or None)
                 wait("the scheduler shows its new one", lambda: clients_end_after(nodewise, 600) or None)
                 pods.goes_on()
                 pods.stop()
         assert nodewise.events("connection_ended") == []
 
 
-# Secrets
+# Certificates in Secrets
 
 
 @pytest.fixture
 def operator(plane: ControlPlane, sandbox: Sandbox) -> User:
-    """A user with the rights that the page about certificates lists, in the test's namespace only."""
+    """A user with the rights that the documentation of certificates lists, in the test's namespace only."""
     rules = [api_user_kubeconfigs.rule("get create update", "secrets")]
     return plane.user(f"operator-{processes.number()}", rules, sandbox.namespace)
 
 
 class AppliedCertificates:
-    """The command, as a user, for the test's namespace."""
+    """Runs the command as a user for the test's namespace."""
 
     def __init__(self, sandbox: Sandbox, user: User) -> None:
         self.sandbox = sandbox
@@ -162,7 +162,7 @@ class AppliedCertificates:
         return self.sandbox.api.get(f"/api/v1/namespaces/{self.sandbox.namespace}/secrets/{name}")
 
     def held(self) -> list[dict[str, bytes]]:
-        """What both Secrets hold; no private key in them is an authority's."""
+        """The content of both Secrets, after a check that they contain no private key of a CA."""
         secrets = [
             {key: base64.b64decode(text) for key, text in self.secret(name)["data"].items()} for name in NAMES
         ]
@@ -208,7 +208,7 @@ def test_secrets_are_written_once_and_renewed_in_two_steps(applied: AppliedCerti
 
 
 def test_runs_at_once_leave_sides_that_trust_each_other(applied: AppliedCertificates) -> None:
-    """Whoever is second reads again what the first one wrote, be it half of it."""
+    """A later run reads the Secrets again, which an earlier run may have written only in part."""
     command = [NODEWISE, "certs", *applied.given, "--apply"]
     for more in ([], ["--renew"]):
         running = [
@@ -262,12 +262,12 @@ def test_who_may_not_read_secrets_is_told(plane: ControlPlane, sandbox: Sandbox)
     assert "is forbidden" in AppliedCertificates(sandbox, user)("--apply", code=1).stderr
 
 
-# the cluster's own signer
+# Certificates from the cluster's signer
 
 
 @pytest.fixture
 def signer(plane: ControlPlane) -> Iterator[None]:
-    """kube-controller-manager signs what is approved, with the cluster's CA."""
+    """A kube-controller-manager that signs approved requests with the cluster's CA."""
     flags = {
         "cluster-signing-cert-file": str(plane.ca_file),
         "cluster-signing-key-file": str(plane.authority.key_file()),
@@ -279,7 +279,7 @@ def signer(plane: ControlPlane) -> Iterator[None]:
 
 @contextlib.contextmanager
 def waiting_command(sandbox: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the name of its request, once that is there."""
+    """Runs the command; yields it with the name of its CertificateSigningRequest."""
     path = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
     before = {request["metadata"]["name"] for request in sandbox.api.get(path)["items"]}
     command = [
@@ -298,7 +298,7 @@ def waiting_command(sandbox: Sandbox, *arguments: str) -> Iterator[tuple[subproc
             return next(iter(names), None)
 
         try:
-            yield child, wait("it asks", request_name)
+            yield child, wait("the request exists", request_name)
         finally:
             child.kill()
 
@@ -334,7 +334,7 @@ def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_
 
 
 def authenticated_name(plane: ControlPlane, held: dict[str, bytes], folder: Path) -> str:
-    """Who the API server takes the holder of a certificate for."""
+    """The user name that the API server reads from a certificate."""
     pair = CertificatePair(folder / "client.crt", folder / "client.key")
     for path, key in zip(pair, ("tls.crt", "tls.key"), strict=True):
         path.write_bytes(held[key])

@@ -49,7 +49,7 @@ TLS = "tls.certManager.enabled=true"
 
 
 def _agents(values: Path) -> list[str]:
-    """The agents that are on with some values."""
+    """The agents that a values file enables."""
     agents = {"telemetry": {"enabled": True}, **yaml.safe_load(values.read_text()).get("agents", {})}
     return [name for name, agent in agents.items() if agent["enabled"]]
 
@@ -61,14 +61,14 @@ each_extender = pytest.mark.parametrize(
 
 
 class Helm:
-    """helm, asked about the chart."""
+    """Runs helm with the chart."""
 
     def __init__(self, program: Path, kubeconfig: Path, folder: Path) -> None:
         self._program, self._folder = program, folder
         self._kubeconfig = kubeconfig
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """Whatever comes of it."""
+        """Runs helm and returns the result, also of a failure."""
         home = {f"HELM_{name}_HOME": str(self._folder / name) for name in ("CACHE", "CONFIG", "DATA")}
         return subprocess.run(
             [str(self._program), *map(str, arguments), f"--kubeconfig={self._kubeconfig}"],
@@ -80,13 +80,13 @@ class Helm:
         )
 
     def said(self, *arguments: str | Path) -> str:
-        """What it prints; it has to succeed."""
+        """Runs helm, checks that it succeeds, and returns its output."""
         done = self.run(*arguments)
         assert done.returncode == 0, f"helm {' '.join(map(str, arguments))}: {done.stderr}{done.stdout}"
         return done.stdout
 
     def rendered(self, namespace: str, *more: str | Path) -> list[Object]:
-        """The objects that it makes."""
+        """The rendered objects of the chart."""
         text = self.said("template", "nodewise", CHART, "--namespace", namespace, *more)
         return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
@@ -103,7 +103,7 @@ def helm(helm_program: Path, plane: ControlPlane, tmp_path: Path) -> Helm:
 
 @pytest.fixture
 def with_definitions(plane: ControlPlane) -> None:
-    """TASPolicies and reports are served, as `helm install` would have it."""
+    """Creates the definitions of TASPolicies and reports, as `helm install` does."""
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds"))
 
 
@@ -157,7 +157,7 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, sandbox: Sandbox, t
     made = helm.rendered(sandbox.namespace, "--values", file)
     registration = next(manifest for manifest in made if manifest["kind"] == "MutatingWebhookConfiguration")
     assert registration["webhooks"][0]["clientConfig"]["caBundle"] == "LS0tLS1CRUdJTg=="
-    registration["webhooks"][0]["clientConfig"]["caBundle"] = ""  # the API server reads it, and that is none
+    registration["webhooks"][0]["clientConfig"]["caBundle"] = ""  # the API server accepts only certificates
     (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(made))
     sandbox.plane.kubectl(
         "apply",
@@ -170,7 +170,7 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, sandbox: Sandbox, t
 
 
 def test_rights_are_those_of_the_manifests(helm: Helm) -> None:
-    """The same roles, rules and bindings, whole; and nothing besides."""
+    """The chart has exactly the roles, rules and bindings of the manifests."""
     made = helm.rendered("nodewise", "--values", ALL)
     shipped = [manifest for name in MANIFESTS for manifest in extender_process.manifest(name)]
     assert _roles(made) == _roles(shipped)
@@ -202,7 +202,7 @@ ADVERTISES = "agents.telemetry.settings.advertise_resource=telemetry/scheduling=
 
 
 def test_admission_policies_are_those_of_the_manifests(helm: Helm) -> None:
-    """The same policies and bindings, whole; and nothing besides."""
+    """The chart has exactly the admission policies and bindings of the manifests."""
     made = helm.rendered("nodewise", "--values", ALL, "--set", ADVERTISES)
     assert _policies(made) == _policies(
         [manifest for name in MANIFESTS for manifest in extender_process.manifest(name)]
@@ -291,7 +291,7 @@ def test_the_webhook_is_the_one_that_the_program_prints(helm: Helm) -> None:
 
 
 def _content(manifest: Object) -> Any:
-    """What an object is about: of a workload its container."""
+    """The content of an object for comparison; for a workload, its container."""
     if manifest["kind"] in WORKLOADS:
         return _main(manifest)
     return manifest.get("data") or manifest.get("webhooks") or manifest.get("spec")
@@ -303,7 +303,7 @@ def _main(workload: Object) -> Object:
 
 
 def _pod(workload: Object) -> Object:
-    """What its pods are to be."""
+    """The pod spec of a workload."""
     pod_spec: Object = workload["spec"].get("jobTemplate", workload)["spec"]["template"]["spec"]
     return pod_spec
 
@@ -438,7 +438,7 @@ def test_a_cluster_whose_tokens_do_not_name_nodes_gets_no_node_agent(helm: Helm)
 
 @pytest.mark.parametrize("name", ["nodewise-annotator", "nodewise-certs", "cmk-agent", "cmk-cluster-init"])
 def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, name: str) -> None:
-    """Every argument is read, and then there is no API server."""
+    """The program accepts every argument; it fails only because there is no API server."""
     more: list[str | Path] = ["--values", ALL, "--set", "cpu.setup.hosts={node1}"]
     made = helm.rendered("nodewise", *more)
     config = next(
@@ -540,7 +540,7 @@ def _checksum(deployment: Object) -> str:
 def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
     helm: Helm, sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path
 ) -> None:
-    """The container's command, with its files and its account, as the kubelet would start it."""
+    """Starts the container's command with its files and service account, as a kubelet does."""
     space = sandbox.namespace
     made = helm.rendered(space, "--values", values, "--set", "cpu.enabled=false,annotator.enabled=false")
     file = tmp_path / "objects.yaml"
@@ -671,7 +671,7 @@ def test_a_second_scheduler_is_configured_as_the_program_would_have_it(
 def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
     helm: Helm, sandbox: Sandbox, with_definitions: None, tmp_path: Path
 ) -> None:
-    """kube-scheduler itself, with the configuration and as the account of the chart, places a pod by its Lease."""
+    """kube-scheduler with the chart's configuration and service account acquires its Lease and places a pod."""
     space = sandbox.namespace
     made = helm.rendered(space, "--values", CHART / "values/values-second-scheduler.yaml")
     file = tmp_path / "objects.yaml"
@@ -714,7 +714,7 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
 
 
 def _chosen(name: str, **more: Any) -> Object:
-    """A pod for the second scheduler, of a policy that there is not."""
+    """A pod for the second scheduler that names a policy which does not exist."""
     made = kubernetes_objects.pod(name, labels={"telemetry-policy": "none"}, **more)
     made["spec"]["schedulerName"] = "nodewise-scheduler"
     return made
@@ -727,10 +727,10 @@ def test_the_demo_of_metrics_names_each_nodes_value(
     adapter_program: Path,
     tmp_path: Path,
 ) -> None:
-    """The shipped relabelling and rules between a real exporter and the API server; and without the adapter."""
+    """The shipped relabelling and rules work between a real exporter and the API server, and without the adapter."""
     stack = yaml.safe_load((METRICS / "kube-prometheus-stack.yaml").read_text())
     (relabelling,) = stack["prometheus-node-exporter"]["prometheus"]["monitor"]["relabelings"]
-    # where no pods are discovered, the node's name comes in another label; `instance` is an address, as in a cluster
+    # without pod discovery, the node's name is in another label; `instance` is an address, as in a cluster
     to_node = {"source_labels": ["instance"], "target_label": relabelling["targetLabel"]}
     to_address = {"source_labels": ["__address__"], "target_label": "instance"}
     job = {**prometheus_and_exporters.JOB, "relabel_configs": [to_node, to_address]}

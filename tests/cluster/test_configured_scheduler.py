@@ -1,7 +1,8 @@
-"""What `nodewise configure` writes on a kubeadm host, read by the real kube-scheduler, which decodes strictly.
+"""The files that `nodewise configure` writes on a kubeadm host, read by the real kube-scheduler, which decodes
+strictly.
 
-It is started with the command line of the manifest as that was written; names of files are those of the host, for there
-is no container here. tests/node has the kubelet start it from the manifest itself.
+kube-scheduler starts with the command line of the written manifest, with paths of the host, since there is no
+container. In tests/node, the kubelet starts it from the manifest.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ def host(tmp_path: Path) -> ControlPlaneHost:
 
 
 def inside(text: str, host: ControlPlaneHost, plane: ControlPlane) -> str:
-    """Names as the container has them, as they are on this machine."""
+    """Replaces the container's paths in a text by paths of this machine."""
     names = {"/host/certs": str(host.certs), KUBECONFIG: str(plane.user("system:kube-scheduler").kubeconfig)}
     for name, here in names.items():
         text = text.replace(name, here)
@@ -42,7 +43,7 @@ def inside(text: str, host: ControlPlaneHost, plane: ControlPlane) -> str:
 
 @contextlib.contextmanager
 def scheduler(plane: ControlPlane, host: ControlPlaneHost) -> Iterator[tuple[Process, str]]:
-    """The program, started as the manifest says, and where it answers."""
+    """Runs kube-scheduler with the flags of the manifest; yields the process and its address."""
     path = Path(host.pod["spec"]["containers"][0]["volumeMounts"][1]["mountPath"])
     folder = plane.folder / f"configured-{processes.number()}"
     folder.mkdir()
@@ -68,7 +69,7 @@ def scheduler(plane: ControlPlane, host: ControlPlaneHost) -> Iterator[tuple[Pro
 
 
 def read(plane: ControlPlane, host: ControlPlaneHost) -> Object:
-    """The configuration as kube-scheduler itself has it, with its defaults."""
+    """The configuration, with defaults, that a running kube-scheduler reports."""
     with scheduler(plane, host) as (process, address):
         process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))
         configuration: Object = plane.api.get(f"{address}/configz")["componentconfig"]
@@ -77,7 +78,7 @@ def read(plane: ControlPlane, host: ControlPlaneHost) -> Object:
 
 
 def is_in(wanted: Any, actual: Any) -> bool:
-    """Whether all that was written was understood as it was written."""
+    """Whether the actual configuration contains all the written values."""
     if isinstance(wanted, dict):
         return isinstance(actual, dict) and all(
             is_in(value, actual.get(key)) for key, value in wanted.items()
@@ -88,7 +89,7 @@ def is_in(wanted: Any, actual: Any) -> bool:
 
 
 def of_host(host: ControlPlaneHost, plane: ControlPlane) -> Object:
-    """What was written, with this machine's names of files."""
+    """The written configuration with paths of this machine."""
     value: Object = yaml.safe_load(inside(host.config.read_text(), host, plane))
     return value
 
@@ -212,7 +213,7 @@ BROKEN = {
 def test_what_kube_scheduler_does_not_start_with_is_refused(
     plane: ControlPlane, host: ControlPlaneHost, what: str
 ) -> None:
-    """The real program refuses it, and we do before it is in its place."""
+    """kube-scheduler refuses the configuration, and `nodewise configure` refuses it before it writes anything."""
     old, new = BROKEN[what]
     assert old in scheduler_manifests.TAS_TEMPLATE
     assert host.run().code == 0

@@ -1,7 +1,7 @@
-"""The parts for a control-plane host of the pages about kubeadm and migration from TAS, run literally.
+"""Runs the commands for a control-plane host in the pages about kubeadm and migration from TAS literally.
 
-The Secret is one that `nodewise certs` made on a real API server; the host is this machine with an `/etc` of its own,
-in which kubeadm's kube-scheduler.yaml lies. That the kubelet runs what it says is for tests/node/test_static_pod.py.
+`nodewise certs` creates the Secret on a real API server. The host is this machine with a separate `/etc`, which
+contains kubeadm's kube-scheduler.yaml. tests/node/test_static_pod.py checks that the kubelet runs the result.
 """
 
 import os
@@ -42,13 +42,13 @@ extenders:
     certFile: "/host/certs/client.crt"
     keyFile: "/host/certs/client.key"
 """
-"""What the configurator of TAS wrote."""
+"""The configuration that the configurator of TAS wrote."""
 NAMESPACE = "nodewise"
 
 
 @pytest.fixture
 def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> Iterator[PageReader]:
-    """A shell of root on a control-plane host."""
+    """A root shell on a control-plane host."""
     own = ["unshare", "--mount", "--propagation=private"]
     if os.geteuid() or subprocess.run([*own, "true"], capture_output=True, check=False).returncode:
         skip_conditions.not_run("a host with an /etc of its own: it needs root, and mount namespaces")
@@ -79,7 +79,7 @@ def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> I
 
 
 def _of_a_cluster(folder: str, _names: list[str]) -> set[str]:
-    """What `/etc` has already, where this machine is a host of one."""
+    """The folders in `/etc` to omit from the copy, in case this machine is a Kubernetes host."""
     return {"kubernetes", "certs"} if folder == "/etc" else set()
 
 

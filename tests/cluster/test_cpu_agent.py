@@ -40,7 +40,7 @@ PATIENCE_S = 60.0
 
 
 class CpuAgentNode(NamedTuple):
-    """A node, its agent, and the account that the agent has."""
+    """A node, its agent, and the service account of the agent."""
 
     node: str
     account: User
@@ -49,7 +49,7 @@ class CpuAgentNode(NamedTuple):
 
 
 class TwoNodeCluster(NamedTuple):
-    """Two nodes, which are this machine both: no right is for one only."""
+    """Two Node objects for this machine, so that no right is limited to one node."""
 
     plane: ControlPlane
     log: AuditLog
@@ -116,7 +116,9 @@ def _place(plane: ControlPlane, node: str, folder: Path, stack: contextlib.ExitS
 def _containers(
     cluster: TwoNodeCluster, place: CpuAgentNode, name: str, *requested: int
 ) -> Iterator[list[Path]]:
-    """The cgroups of a pod's containers, each of which requests so many exclusive cores; no kubelet is needed."""
+    """Creates a pod and yields the cgroups of its containers, which request these numbers of exclusive cores. No
+    kubelet runs.
+    """
     pod = kubernetes_objects.pod(name)
     main = pod["spec"]["containers"][0]
     pod["spec"]["containers"] = [
@@ -162,7 +164,7 @@ def _containers(
 
 
 def _deleted(api: ClusterApi, path: str) -> None:
-    with contextlib.suppress(httpx2.TransportError):  # one test ends the API server
+    with contextlib.suppress(httpx2.TransportError):  # one test stops the API server
         api.delete(path)
 
 
@@ -192,7 +194,7 @@ def _removed(folder: Path) -> None:
 def _isolate(
     place: CpuAgentNode, inside: Path, *command: str, options: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """A wrapper in a container's cgroup."""
+    """Starts `isolate` in a container's cgroup."""
     words = [CMK, "isolate", "--pool=exclusive", f"--agent-socket={place.socket}", *options]
     program = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
     return subprocess.Popen(
@@ -268,13 +270,13 @@ def _labelled(api: ClusterApi, name: str) -> Object | None:
 
 
 def test_a_kubelet_that_takes_the_cores_back_is_put_right(cluster: TwoNodeCluster) -> None:
-    """After half a minute at most, or as soon as the agent starts."""
+    """The agent advertises the cores again after half a minute at most, or as soon as it starts."""
     place = cluster.places[1]
     path = f"/api/v1/nodes/{place.node}"
-    wait("it is advertised", lambda: _labelled(cluster.api, place.node))
+    wait("the cores are advertised", lambda: _labelled(cluster.api, place.node))
     cluster.api.patch(f"{path}/status", {"status": {"capacity": {EXCLUSIVE_CORES: "0"}}})
     wait(
-        "it says so again",
+        "the agent advertises the cores again",
         lambda: cluster.api.get(path)["status"]["capacity"][EXCLUSIVE_CORES] == "1" or None,
         120,
     )
@@ -292,10 +294,10 @@ def test_nothing_is_written_while_nothing_happens(cluster: TwoNodeCluster) -> No
 
     for place in cluster.places:
         wait("all is free", lambda place=place: cluster.is_free(place.node))
-        wait("it is advertised", lambda place=place: _labelled(cluster.api, place.node))
-    time.sleep(3)  # what was begun is written
+        wait("the cores are advertised", lambda place=place: _labelled(cluster.api, place.node))
+    time.sleep(3)  # writes in progress finish
     before, swept = writes(), sweeps()
-    wait("they swept", lambda: sweeps() > swept + 12 or None)
+    wait("the agents sweep", lambda: sweeps() > swept + 12 or None)
     assert writes() == before
 
 
@@ -399,7 +401,7 @@ UNINSTALL_FORBIDDEN = {
 
 @pytest.mark.parametrize("what", UNINSTALL_FORBIDDEN)
 def test_who_leaves_nodes_may_not_write(cluster: TwoNodeCluster, what: str) -> None:
-    """cmk-uninstall may write to every node, but only what is the CPU manager's."""
+    """cmk-uninstall may write to every node, but only the CPU manager's fields."""
     method, path, body = UNINSTALL_FORBIDDEN[what]
     account = cluster.plane.service_account("cmk-uninstall", NAMESPACE)
     with pytest.raises(ApiError, match="cmk-own-node"):
@@ -437,7 +439,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(cluster: TwoNodeCluster
             for pid in _inside(inside):
                 os.kill(pid, signal.SIGKILL)
             wrapper.wait()
-            wait("it is free again", lambda place=place: cluster.is_free(place.node))
+            wait("all cores are free again", lambda place=place: cluster.is_free(place.node))
             wrapper.communicate()
     shipped = rbac_rights.granted(extender_process.manifest("cpu-agent.yaml"))
 
@@ -449,8 +451,8 @@ def test_the_rights_that_ship_are_those_that_were_needed(cluster: TwoNodeCluster
             if request.resource and (request.code < 400 or request.code == 404)
         )
 
-    # what a sweep has done is reported after it is done
-    wait("all was needed", lambda: shipped <= needed() or None, show=lambda: shipped - needed())
+    # a sweep is reported after it has finished
+    wait("all rights are used", lambda: shipped <= needed() or None, show=lambda: shipped - needed())
     assert needed() <= shipped, needed() - shipped
 
 
@@ -460,14 +462,14 @@ def _is_reported(api: ClusterApi, node: str, pid: int) -> bool | None:
 
 
 def _inside(folder: Path) -> list[int]:
-    """The processes of a cgroup."""
+    """The process ids of a cgroup."""
     with contextlib.suppress(OSError):
         return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
     return []
 
 
 def test_without_an_api_server_nobody_gets_exclusive_cpus(cluster: TwoNodeCluster) -> None:
-    """The last one: it ends the API server."""
+    """This must be the last test, because it kills the API server."""
     place = cluster.places[0]
     with _containers(cluster, place, "orphan", 1) as (inside,):
         server = next(

@@ -1,4 +1,4 @@
-"""`isolate` without a node agent on a real API server: allocations in the ConfigMap, requests, the real process."""
+"""`isolate` without a node agent on a real API server: allocations in the ConfigMap, requests, and the real process."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def space(sandbox: Sandbox) -> str:
 
 @pytest.fixture
 def account(plane: ControlPlane, space: str, tmp_path: Path) -> Path:
-    """What a kubelet mounts into a pod's containers, of an account that may do what isolate needs."""
+    """The service account files that a kubelet mounts into a pod's containers."""
     folder = tmp_path / "account"
     folder.mkdir()
     token = api_user_kubeconfigs.service_account_token(plane.api, "worker", space)
@@ -110,7 +110,7 @@ def test_outside_of_pods_it_says_what_to_do(tmp_path: Path) -> None:
 
 
 class PodProcesses:
-    """Processes that find what those of a pod's containers find, in the host's namespace of process ids."""
+    """Processes with the environment of a pod's containers, in the PID namespace of the host."""
 
     def __init__(self, plane: ControlPlane, sandbox: Sandbox, account: Path) -> None:
         self._account = account
@@ -181,7 +181,7 @@ def test_a_pod_with_rights_of_its_own_needs_no_agent(
 def test_many_at_once_share_two_cpus(
     plane: ControlPlane, pod: PodProcesses, store: ConfigMapStore, space: str
 ) -> None:
-    """Case 102: whoever writes second reads again."""
+    """Case 102: after a conflict, `isolate` reads the ConfigMap again."""
     allow(plane, space, *RIGHTS)
     free = store.read().allocations
     all_of_them = [pod.start("--pool=exclusive", "--wait=2m", *show_command()) for _ in range(8)]

@@ -200,7 +200,7 @@ class TestDiscover:
         assert after["metadata"]["labels"] == before["metadata"]["labels"]
 
     def test_taints_that_others_write_meanwhile_stay(self, node: CpuNode, plane: ControlPlane) -> None:
-        """Another controller adds one taint after the other while ours is put on and taken off."""
+        """Another controller adds taints while nodewise repeatedly adds and removes its own."""
         theirs = [{"key": f"t{number}", "effect": "NoSchedule"} for number in range(15)]
 
         def add() -> None:
@@ -264,7 +264,7 @@ class TestReconcile:
         assert node.sandbox.api.get(node.config_map) == before
 
     def test_rounds_go_on_after_one_that_failed(self, node: CpuNode) -> None:
-        """The API server is there, and the state only later: a node whose `init` is yet to come."""
+        """`reconcile` reclaims tasks in later rounds too."""
         node.init()
         with node.start("reconcile", "--proc-fs", "/proc", "--interval", 1) as child:
             try:

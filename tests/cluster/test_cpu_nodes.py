@@ -36,7 +36,7 @@ def controllers(plane: ControlPlane) -> Iterator[None]:
 
 @pytest.fixture
 def nodes(sandbox: Sandbox, controllers: None) -> list[str]:
-    """Two nodes, one's name in the other's."""
+    """Two nodes; the name of the first is a prefix of the second."""
     nodes = [f"{sandbox.namespace}-n1", f"{sandbox.namespace}-n10"]
     sandbox.nodes(*map(cluster_objects.node, nodes))
     return nodes
@@ -44,7 +44,7 @@ def nodes(sandbox: Sandbox, controllers: None) -> list[str]:
 
 @pytest.fixture
 def account(sandbox: Sandbox) -> None:
-    """Of the node agent, as deploy/cpu-agent.yaml has it."""
+    """Creates the service account of the node agent, as in deploy/cpu-agent.yaml."""
     sandbox.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": agent_daemonset.NAME}})
 
 
@@ -85,7 +85,7 @@ def run(
 
 
 def prepare_nodes(sandbox: Sandbox, nodes: list[str], *arguments: str, **more: Any) -> Any:
-    """The report of cluster-init, and whether the command says that all went well."""
+    """Runs cluster-init and returns its report, after a check that the exit code agrees with it."""
     completed = run(sandbox, "cluster-init", f"--host-list={','.join(nodes)}", *arguments, **more)
     assert "Traceback" not in completed.stderr, completed.stderr
     report = json.loads(completed.stdout)
@@ -95,7 +95,9 @@ def prepare_nodes(sandbox: Sandbox, nodes: list[str], *arguments: str, **more: A
 
 
 def object_versions(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
-    """UID and version of what is in the namespace, by kind and name; of pods the UID only: kubelets write them."""
+    """UID and version of each object in the namespace, by kind and name; of pods only the UID, since kubelets write to
+    pods.
+    """
     folders = ["api/v1/{}/pods", "api/v1/{}/secrets", "api/v1/{}/configmaps", "api/v1/{}/services"]
     folders += ["apis/apps/v1/{}/daemonsets", "apis/apps/v1/{}/deployments"]
     uids = {}
@@ -193,7 +195,7 @@ def test_a_pod_that_starts_again_and_again_is_not_ready(
 def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
     sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
-    """As who applies deploy/cpu-agent.yaml first: the DaemonSet stays the same one, and gets the image."""
+    """If deploy/cpu-agent.yaml was applied first, cluster-init keeps its DaemonSet and sets the image."""
     [shipped] = [
         manifest
         for manifest in extender_process.manifest("cpu-agent.yaml")
@@ -212,7 +214,7 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
     assert step["name"] == f"node agent of DaemonSet {agent_daemonset.NAME}"
     assert "container agent: CrashLoopBackOff" in step["error"]
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    assert object_versions(sandbox)[f"daemonsets {agent_daemonset.NAME}"] == before  # its pods stay
+    assert object_versions(sandbox)[f"daemonsets {agent_daemonset.NAME}"] == before  # no rollout
     kubelets.fates.clear()
     report = prepare_nodes(sandbox, nodes[:1], "--cmk-img=other:v2")
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
@@ -250,7 +252,7 @@ def test_a_host_that_is_not_there_is_named(sandbox: Sandbox, nodes: list[str]) -
 
 
 def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: list[str]) -> None:
-    """It refuses unknown and misplaced fields if it is asked to, which it is by kubectl."""
+    """The API server accepts the objects with strict field validation, which kubectl requests."""
     wish = SetupOptions(namespace=sandbox.namespace, pull_secret="sec")
     newest = api_versions.TABLE[-1]
     some = [
@@ -280,7 +282,7 @@ def test_the_manifests_that_ship_are_what_the_api_server_knows(sandbox: Sandbox,
 
 
 class TestReconfigureSetup:
-    """Case 207 and Appendix E 9 for a whole cluster: nothing is changed unless all nodes can be."""
+    """Case 207 and Appendix E 9 for a whole cluster: nothing is changed unless all nodes can be changed."""
 
     @pytest.fixture
     def labelled(self, sandbox: Sandbox, nodes: list[str]) -> list[str]:
@@ -334,7 +336,7 @@ class TestUninstall:
 
     @pytest.fixture
     def node(self, sandbox: Sandbox, nodes: list[str]) -> str:
-        """A node with pools, as `init` and `discover` leave it, and taints of others."""
+        """A node with pools, in the state after `init` and `discover`, and with foreign taints."""
         path = f"/api/v1/nodes/{nodes[0]}"
         boot = procfs.read_boot_id(Path("/proc"))
         info = sandbox.api.get(path)["status"].get("nodeInfo", {}) | {"bootID": boot}
@@ -347,7 +349,7 @@ class TestUninstall:
         return nodes[0]
 
     def state(self, sandbox: Sandbox, node: str, pool: str = "", boot: str = "") -> None:
-        """The node's ConfigMap; with a task of this process on a pool, if one is named."""
+        """Writes the node's ConfigMap; if a pool is named, with a task of this process in it."""
         me = procfs.read_own_process(Path("/proc"))
         task = {
             "pid": me.pid,
@@ -448,4 +450,4 @@ class TestUninstall:
         completed = run(sandbox, "uninstall", "--scope=cluster")
         assert completed.returncode == 0, completed.stderr
         assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config") is None
-        wait("nothing is left", lambda: None if object_versions(sandbox) else True)
+        wait("all objects are deleted", lambda: None if object_versions(sandbox) else True)

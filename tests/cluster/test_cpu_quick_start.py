@@ -1,4 +1,4 @@
-"""The quick start of docs/cpu.md, run literally in an empty cluster with two fake kubelets."""
+"""Runs the quick start of docs/cpu.md literally in an empty cluster with two fake kubelets."""
 
 import json
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ PAGE = page_code_blocks.ROOT / "docs/cpu.md"
 
 
 def quick_start(language: str) -> list[Block]:
-    """The blocks of that section."""
+    """The code blocks of the quick start in this language."""
     return [block for block in page_code_blocks.section(PAGE, "## Quick start") if block.language == language]
 
 
 def commands() -> list[str]:
-    """What is typed, in order."""
+    """The commands of the quick start in order."""
     return [step.typed for block in quick_start("console") for step in page_code_blocks.steps(block)]
 
 

@@ -22,7 +22,7 @@ HOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/cmk-
 
 
 class CpuCommands(NamedTuple):
-    """Two nodes, so that no right is for one only."""
+    """Runs CPU manager commands for two nodes, so that no right is limited to one node."""
 
     plane: ControlPlane
     log: AuditLog
@@ -45,7 +45,9 @@ class CpuCommands(NamedTuple):
         return self.plane.service_account(name, NAMESPACE)
 
     def needed(self, account: str) -> set[ApiRight]:
-        """The rights that were used in each namespace, all of them granted; `/version` and discovery need none."""
+        """The rights that an account used in each namespace, after a check that none was refused. `/version` and
+        discovery need no rights.
+        """
         audited = self.log.requests(f"system:serviceaccount:{NAMESPACE}:{account}")
         requests = [request for request in audited if request.resource]
         assert [request for request in requests if request.is_refused] == []
@@ -65,7 +67,9 @@ class CpuCommands(NamedTuple):
         )
 
     def check(self, account: str, role: str) -> None:
-        """A right for all objects of a kind is needed where several were asked for, else that for the one."""
+        """Checks that the shipped rights are exactly the used ones. If several objects were requested, the right is for
+        all objects of the kind, else for the one object.
+        """
         needed, shipped = self.needed(account), self.shipped(role)
         assert shipped - needed == set()
         assert needed - shipped == set()
@@ -78,7 +82,7 @@ def run(
     for name in ("crds/cmk-reports.yaml", "cpu.yaml"):
         plane.kubectl("apply", "-f", str(extender_process.ROOT / "deploy" / name))
     for manifest in extender_process.manifest("cpu-agent.yaml"):
-        if manifest["kind"] in {"ServiceAccount", "DaemonSet"}:  # the policy admits pods on a node
+        if manifest["kind"] in {"ServiceAccount", "DaemonSet"}:  # its policy requires a pod on a node
             plane.api.create(manifest)
     for name in NODES:
         plane.api.create(kubernetes_objects.node(name))
@@ -109,7 +113,7 @@ def test_of_who_prepares(run: CpuCommands) -> None:
 
 
 def test_of_a_nodes_own_commands(run: CpuCommands) -> None:
-    """One exclusive core and one for all else, as there are on any machine that runs this."""
+    """Uses one exclusive core and one other core, so that the test runs on any machine with two cores."""
     account = run.account("cmk-serviceaccount")
     cores = ("--num-exclusive-cores=1", "--num-shared-cores=0")
     for node in NODES:
@@ -126,7 +130,7 @@ def test_of_a_nodes_own_commands(run: CpuCommands) -> None:
 
 
 def dead_task(run: CpuCommands, node: str) -> None:
-    """A task on the node's exclusive list that is over."""
+    """Adds a task that has ended to the node's exclusive list."""
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{cmk_names.config_map(node)}"
     config_map = run.plane.api.get(path)
     config = config_map["data"]["config"].replace("[]", "['999999999']", 1)
@@ -135,7 +139,7 @@ def dead_task(run: CpuCommands, node: str) -> None:
 
 
 def test_of_who_leaves(run: CpuCommands) -> None:
-    """After the tests above, in this order: there is something to leave."""
+    """This test must run after those above, whose objects it removes."""
     account = run.account("cmk-uninstall")
     boot = procfs.read_boot_id(Path("/proc"))
     for node in NODES:

@@ -22,7 +22,7 @@ def node(sandbox: Sandbox, tmp_path: Path) -> CpuNode:
 
 @pytest.fixture
 def prepared(node: CpuNode) -> CpuNode:
-    """A node as it should be, but for the webhook."""
+    """A correctly prepared node, except that the webhook is missing."""
     node.init()
     node.run("discover")
     gives = node.now()["status"]["capacity"][EXCLUSIVE_CORES]
@@ -33,7 +33,7 @@ def prepared(node: CpuNode) -> CpuNode:
 
 
 def agent(node: CpuNode) -> Object:
-    """A pod that says that it is the node agent."""
+    """Creates a ready pod with the arguments of the node agent."""
     pod = kubernetes_objects.running_on(node.name, kubernetes_objects.pod("agent"))
     pod["spec"]["containers"][0]["args"] = ["nodewise cpu agent"]
     made = node.sandbox.put(pod)

@@ -28,7 +28,7 @@ REGISTRATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurat
 
 
 class RunningWebhook(NamedTuple):
-    """The webhook, as the API server reaches it: by a name of the cluster that leads to this machine."""
+    """The running webhook, which the API server calls by a Service that points to this machine."""
 
     sandbox: Sandbox
     process: Process
@@ -36,20 +36,20 @@ class RunningWebhook(NamedTuple):
     pair: CertificatePair
 
     def offered(self, pod: Object) -> Object:
-        """What becomes of a pod, without making it."""
+        """The pod that the API server would create (dry run)."""
         path = f"/api/v1/namespaces/{self.sandbox.namespace}/pods"
         answer: Object = self.sandbox.api.request("POST", path, json=pod, params={"dryRun": "All"}).json()
         return answer
 
     def count(self, outcome: str) -> float:
-        """How many reviews came to this."""
+        """The number of reviews with this outcome."""
         lines = httpx2.get(f"{self.health}/metrics").text.splitlines()
         name = f'nodewise_cpu_reviews_total{{outcome="{outcome}"}} '
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
 def manifests(*arguments: str) -> dict[str, Object]:
-    """What the command prints, by kind."""
+    """The manifests that the command prints, by kind."""
     command = [NODEWISE, "cpu", "webhook", "--print-manifests", "--with-certificate", *arguments]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(completed.stdout)}
@@ -59,8 +59,8 @@ def manifests(*arguments: str) -> dict[str, Object]:
 def running(
     sandbox: Sandbox, folder: Path, *arguments: str, port: int = 0, asks: bool = True
 ) -> Iterator[RunningWebhook]:
-    """The webhook with what it printed for a cluster, but that it runs here, with `arguments` in place of the
-    Deployment's. `asks`: until the API server asks it.
+    """Runs the webhook on this machine with the manifests that it prints, and with `arguments` instead of the
+    Deployment's. If `asks` is set, waits until the API server calls it.
     """
     space = sandbox.namespace
     selector = f"kubernetes.io/metadata.name={space}"
@@ -93,13 +93,13 @@ def running(
 
 
 def mutated(running: RunningWebhook) -> Object | None:
-    """An API server hears of a registration a moment after it was made."""
+    """A mutated pod; None until the API server has seen the registration of the webhook."""
     admitted_pod = running.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"}))
     return admitted_pod if "annotations" in admitted_pod["metadata"] else None
 
 
 def at_hand(registration: Object, space: str, port: int) -> Object:
-    """One of its own, that calls this machine."""
+    """Adapts the registration: a unique name, and the webhook's port on this machine."""
     registration["metadata"]["name"] += f"-{space}"
     (hook,) = registration["webhooks"]
     hook["clientConfig"]["service"]["port"] = port
@@ -132,7 +132,7 @@ def expect_ready_for_cores(admitted_pod: Object) -> None:
 def plain(
     plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningWebhook]:
-    """Without client certificates, which is the default of an API server."""
+    """A webhook that requires no client certificate; by default, an API server presents none."""
     with (
         namespace_sandboxes.created(plane) as sandbox,
         running(sandbox, tmp_path_factory.mktemp("webhook"), "--insecure=True") as made,
@@ -222,7 +222,7 @@ def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(
 def test_a_container_that_another_webhook_adds_gets_what_it_needs(
     plain: RunningWebhook, tmp_path: Path
 ) -> None:
-    """It is asked after ours, by its name; so the API server asks ours once more."""
+    """The other webhook is called later, because of its name, so the API server calls this one again."""
     added = {"name": "added", "image": "none", "resources": {"limits": {cmk_names.EXCLUSIVE_CORES: "2"}}}
     with another_webhook(plain.sandbox, tmp_path, added):
 
@@ -240,7 +240,7 @@ def test_a_container_that_another_webhook_adds_gets_what_it_needs(
 
 @contextlib.contextmanager
 def another_webhook(sandbox: Sandbox, folder: Path, container: Object) -> Iterator[None]:
-    """One that adds a container to every pod of the namespace."""
+    """Runs and registers a webhook that adds a container to every pod of the namespace."""
 
     async def application(
         _scope: asgi_server_thread.Scope, receive: asgi_server_thread.Receive, send: asgi_server_thread.Send
@@ -279,7 +279,7 @@ def another_webhook(sandbox: Sandbox, folder: Path, container: Object) -> Iterat
 
 
 def test_a_certificate_made_anew_loses_no_pod(plain: RunningWebhook) -> None:
-    """First the API server trusts both, then the webhook shows the new one: nothing is refused in between."""
+    """The API server trusts both certificates before the webhook presents the new one. No pod is refused."""
     api = plain.sandbox.api
     path = f"{REGISTRATIONS}/{webhook_manifests.REGISTRATION}-{plain.sandbox.namespace}"
     now = datetime.now(UTC)
@@ -301,7 +301,7 @@ def test_a_certificate_made_anew_loses_no_pod(plain: RunningWebhook) -> None:
 
 
 def test_what_is_printed_is_what_an_api_server_takes(sandbox: Sandbox) -> None:
-    """Strictly: a field that it does not know, or knows under another type, is an error."""
+    """The API server accepts the manifests with strict field validation: unknown fields and wrong types are errors."""
     printed = manifests(f"--namespace={sandbox.namespace}", "--insecure=false")
     printed["MutatingWebhookConfiguration"]["metadata"]["name"] += f"-{sandbox.namespace}"
     strictly = {"dryRun": "All", "fieldValidation": "Strict"}
@@ -315,14 +315,14 @@ class MutualTlsPlane(NamedTuple):
     plane: controlplane.ControlPlane
     clients: CertificateAuthority
     port: int
-    """Where it calls the webhook."""
+    """The port at which the API server calls the webhook."""
 
 
 @pytest.fixture(scope="module")
 def mutual_tls(
     control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MutualTlsPlane]:
-    """By the two files that the command writes, for a webhook in the namespace that its sandbox gets."""
+    """Runs an API server with the two files that the command writes for a webhook in the namespace `mutual-tls`."""
     folder = tmp_path_factory.mktemp("mutual-tls")
     clients = CertificateAuthority(folder, "clients")
     pair = clients.issue("kube-apiserver")
@@ -333,7 +333,7 @@ def mutual_tls(
     file, kubeconfig = completed.stdout.splitlines()
     port = free_port()
     config = yaml.safe_load(Path(kubeconfig).read_text())
-    config["users"][0]["name"] += f":{port}"  # a Service has 443, which goes without saying
+    config["users"][0]["name"] += f":{port}"  # the port must be named unless it is 443
     Path(kubeconfig).write_text(yaml.safe_dump(config))
     with controlplane.running(
         control_plane_programs, folder, {"admission-control-config-file": file}
@@ -356,7 +356,7 @@ def test_an_api_server_with_a_certificate_is_served_by_mutual_tls(
 def test_an_api_server_that_shows_none_is_refused_and_both_say_so(
     mutual_tls: MutualTlsPlane, tmp_path: Path
 ) -> None:
-    """The files are for another webhook."""
+    """The client certificate of the API server is configured for another webhook."""
     arguments = ("--insecure=False", f"--cafile={mutual_tls.clients.ca_file}")
     with (
         namespace_sandboxes.created(mutual_tls.plane) as sandbox,
@@ -377,7 +377,7 @@ def refusal(webhook: RunningWebhook) -> str | None:
 
 @contextlib.contextmanager
 def named_sandbox(plane: controlplane.ControlPlane, name: str) -> Iterator[Sandbox]:
-    """A sandbox whose namespace is called so, as the API server's files have it."""
+    """A sandbox with this namespace, which the files of the API server name."""
     with namespace_sandboxes.created(plane) as sandbox:
         api: ClusterApi = sandbox.api
         api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})

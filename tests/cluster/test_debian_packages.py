@@ -1,4 +1,4 @@
-"""Finding and fetching of Debian packages, with fakes for apt-get and dpkg-deb that use no network."""
+"""Finding and fetching Debian packages, with fakes of apt-get and dpkg-deb that use no network."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ printf '#!/bin/sh\\n' > "$3/usr/bin/$name"
 
 
 class EmptyPackageMachine:
-    """A machine with an empty cache and nothing on its PATH but what it is given."""
+    """A machine with an empty cache and only the given programs on its PATH."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._bin, self._asked = folder / "bin", folder / "asked"
@@ -47,7 +47,7 @@ class EmptyPackageMachine:
 
     @property
     def asked(self) -> list[str]:
-        """What apt-get was asked for, its options left out."""
+        """The commands of apt-get without their options."""
         lines = self._asked.read_text().splitlines() if self._asked.exists() else []
         return [line.partition("User=root ")[2] for line in lines]
 

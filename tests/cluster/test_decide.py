@@ -21,7 +21,7 @@ LEAST = [
     rule("get", "*", "custom.metrics.k8s.io"),
     rule("list", "nodes", "metrics.k8s.io"),
 ]
-"""What `decide` needs."""
+"""The rights that `decide` needs."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def decide_command(
 
 
 def versions(sandbox: Sandbox) -> dict[str, str]:
-    """The resource version of everything that could be written."""
+    """The resource versions of all objects that could be written."""
     folders = (
         "/api/v1/nodes",
         f"/api/v1/namespaces/{sandbox.namespace}/pods",
@@ -75,7 +75,7 @@ def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
 
 
 def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, tmp_path: Path) -> None:
-    """Which pods sit on nodes that it would reject, and where each would go."""
+    """The command reports which pods run on nodes that the policy would reject, and which nodes would be feasible."""
     cluster.pods(
         kubernetes_objects.running_on("c", pod("warm")),
         kubernetes_objects.running_on("b", pod("cool")),

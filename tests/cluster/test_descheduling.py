@@ -1,6 +1,6 @@
 """The real descheduler evicts the health example's pods from a node that is labelled as violating, and from no other.
 
-The label is set by hand here; kube-scheduler and the controllers behind a Deployment are the real ones.
+The test sets the label; kube-scheduler and the controllers for Deployments are real.
 """
 
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ ADVERTISED = {"telemetry/scheduling": "1000"}
 
 @pytest.fixture
 def replicas(plane: ControlPlane) -> Iterator[None]:
-    """The controllers that make a Deployment's pods, and make them again."""
+    """Runs the controllers that create a Deployment's pods."""
     with plane.start_controller_manager("deployment-controller,replicaset-controller"):
         yield
 
 
 @pytest.fixture
 def scheduled(plane: ControlPlane, fake_extender: FakeExtenderServer) -> Iterator[None]:
-    """kube-scheduler, which leaves telemetry/scheduling to an extender, as nodewise has it do."""
+    """Runs kube-scheduler with an extender that manages telemetry/scheduling, like nodewise."""
     with plane.start_scheduler(
         {"extenders": [extender_double.entry(fake_extender.url, managedResources=extender_process.MANAGED)]}
     ):
@@ -59,7 +59,7 @@ class TestDemoApplication:
     def test_it_stays_where_no_node_has_the_resource_that_it_asks_for(
         self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
-        """Whether a pod fits elsewhere is always asked, and the descheduler knows of no extender."""
+        """The descheduler always checks whether a pod fits on another node, and it does not know extenders."""
         sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
         sandbox.put(health_example.deployment())
         first = health_example.placed(sandbox)
@@ -84,7 +84,7 @@ class TestDemoApplication:
 def test_a_resource_that_is_advertised_through_the_status_counts(
     plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
 ) -> None:
-    """As `--advertise-resource` does it: a patch of each node's status."""
+    """`--advertise-resource` patches the status of each node in the same way."""
     sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
     owner = {
         "apiVersion": "apps/v1",

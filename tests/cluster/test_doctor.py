@@ -37,7 +37,7 @@ LONGEST: Final = 100_000
 CROWD: Final = {"crowd": ""}
 GATED: Final = {"schedulingGates": [{"name": "tests/held"}]}
 UNPRINTABLE: Final = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
-"""What a terminal may obey instead of showing it; a line's end is ours."""
+"""Control characters that a terminal may interpret, except the line feed, which the report uses."""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewi
 
 @contextlib.contextmanager
 def second_scheduler(cluster: HealthyCluster) -> Iterator[Object]:
-    """A scheduler with nodewise in its pod, beside the cluster's own; its ConfigMap."""
+    """Creates a second scheduler with nodewise in its pod; yields its ConfigMap."""
     done = read_only_commands.run("configure", "--mode", "second-scheduler", "--kubernetes-version=v1.36.3")
     made = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest["kind"] != "Namespace"]
     deployment = next(manifest for manifest in made if manifest["kind"] == "Deployment")
@@ -127,7 +127,7 @@ def second_scheduler(cluster: HealthyCluster) -> Iterator[Object]:
 
 
 def by_service(cluster: HealthyCluster) -> contextlib.AbstractContextManager[None]:
-    """As it is in a cluster whose kube-scheduler asks the cluster's DNS."""
+    """Uses the DNS name of the Service in the extender's entry."""
     return misconfigurations.entry(urlPrefix=f"https://{installation.HOST}:9001/scheduler")(cluster)
 
 
@@ -160,14 +160,14 @@ def _place(case: DoctorCase) -> str:
     return misconfigurations.ENTRY if case.about == "entry" else case.about
 
 
-# hostile
+# Hostile objects
 
 
 @pytest.mark.parametrize("output", ["json", "table"])
 def test_what_others_wrote_neither_stops_it_nor_reaches_the_terminal(
     cluster: HealthyCluster, output: str
 ) -> None:
-    """All of it at once."""
+    """All hostile objects exist at the same time."""
     with contextlib.ExitStack() as stack:
         for defect in HOSTILE.values():
             stack.enter_context(defect(cluster))
@@ -194,11 +194,11 @@ def assert_harmless(done: "subprocess.CompletedProcess[str]") -> None:
         assert "Traceback" not in text
 
 
-# rights
+# Rights
 
 
 def _rules() -> list[Object]:
-    """Those that ship."""
+    """The shipped rights of doctor."""
     rules: list[Object] = next(
         manifest for manifest in extender_process.manifest("doctor.yaml") if manifest["kind"] == "ClusterRole"
     )["rules"]
@@ -261,12 +261,12 @@ def test_an_api_server_that_is_away_is_one_plain_line(cluster: HealthyCluster) -
     assert len(done.stderr.splitlines()) == 1
 
 
-# size
+# Large clusters
 
 
 @contextlib.contextmanager
 def crowded(cluster: HealthyCluster, nodes: int, policies: int) -> Iterator[None]:
-    """So many nodes, and so many policies with a pod each, all marked to be taken away together."""
+    """Creates nodes, and policies with a pod each, with a common label by which they are deleted at the end."""
     names = [f"crowd-{at}" for at in range(nodes)]
     made = [kubernetes_objects.node(name, labels=CROWD) for name in names]
     for at in range(policies):

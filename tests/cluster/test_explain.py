@@ -22,7 +22,7 @@ def cluster(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> Sandbox:
 
 @pytest.fixture
 def certificates(sandbox: Sandbox, tmp_path: Path) -> CertificateFiles:
-    """The certificate is for the Service's name, as the addresses of pods are in none."""
+    """Certificates for the Service's name, since no certificate contains addresses of pods."""
     return CertificateFiles(tmp_path, f"{extender_process.SERVICE}.{sandbox.namespace}.svc")
 
 
@@ -30,7 +30,7 @@ def certificates(sandbox: Sandbox, tmp_path: Path) -> CertificateFiles:
 def replica(
     plane: ControlPlane, certificates: CertificateFiles, folder: Path, address: str = "127.0.0.1"
 ) -> Iterator[ExtenderProcess]:
-    """One replica; ready."""
+    """Runs a replica and yields it once it is ready."""
     with extender_process.extender(
         plane, folder, f"--address={address}", certificates=certificates
     ) as running:
@@ -54,7 +54,7 @@ def through_the_cluster(plane: ControlPlane, sandbox: Sandbox, name: str, *more:
 def test_every_replica_is_asked_and_one_that_is_gone_is_named(
     plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
-    """Filter goes to one replica, prioritize to another, as behind a Service."""
+    """One replica gets the filter call and another the prioritize call, as can happen behind a Service."""
     address = processes.own_address()
     with (
         replica(plane, certificates, tmp_path, address) as first,
@@ -125,7 +125,7 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
 def test_pods_that_nobody_asked_about(
     plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
-    """One asks for no managed resource, one for more cores than there are, one is not there at all."""
+    """One pod requests no managed resource, one requests more cores than exist, and one does not exist."""
     with replica(plane, certificates, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry()]}):
             large = pod("large", cpu="64")
@@ -146,7 +146,7 @@ def test_pods_that_nobody_asked_about(
 def test_pods_that_are_scheduled_without_their_policy(
     plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
-    """One has a misspelt label, and one does not request the resource by which kube-scheduler asks nodewise."""
+    """One pod has a misspelt label, and one does not request the resource that nodewise manages."""
     with replica(plane, certificates, tmp_path) as running:
         with plane.start_scheduler({"extenders": [running.entry()]}):
             cluster.pods(

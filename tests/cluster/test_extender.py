@@ -22,7 +22,7 @@ def nodewise(plane: ControlPlane, metrics: FakeCustomMetricsApi, tmp_path: Path)
 
 
 def schedule(plane: ControlPlane, nodewise: ExtenderProcess, **fields: Any) -> processes.Process:
-    """kube-scheduler with nodewise as its extender."""
+    """Starts a kube-scheduler with nodewise as its extender."""
     return plane.start_scheduler({"extenders": [nodewise.entry(**fields)]})
 
 
@@ -59,7 +59,7 @@ def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
         message = sandbox.expect_event("web")
         assert f"2 telemetry policy {sandbox.namespace}/pol: heat GreaterThan 80" in message
         assert message.startswith("0/2 nodes are available")
-        ours = wait("our own event", lambda: sandbox.events("web", "NoNodePasses") or None)
+        ours = wait("nodewise writes an event", lambda: sandbox.events("web", "NoNodePasses") or None)
         assert ours[0].endswith("heat GreaterThan 80"), "no measured values"
         sandbox.pods(kubernetes_objects.pod("plain"))
         assert sandbox.expect_bound("plain") in {"a", "b"}
@@ -86,7 +86,7 @@ def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
 def test_before_readiness_nothing_is_placed_by_a_policy(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
-    """The API server refuses it the list of policies, so it never gets ready."""
+    """The API server refuses to list policies, so nodewise never becomes ready."""
     heated(sandbox, metrics, {"a": 1, "b": 1})
     certificates = extender_process.CertificateFiles(tmp_path)
     blind = plane.user(f"blind-{processes.number()}", [extender_process.rules()[0]])
@@ -139,7 +139,7 @@ def test_one_metric_that_hangs_or_lies_delays_no_other(
         dontschedule=[HOT, {"metricname": "dust", "operator": "GreaterThan", "target": 1}],
         scheduleonmetric=[{"metricname": "noise", "operator": "LessThan"}],
     )
-    wait("both are known", lambda: nodewise.events("metric_values_bad") or None)
+    wait("the bad values are logged", lambda: nodewise.events("metric_values_bad") or None)
     with schedule(plane, nodewise):
         sandbox.pods(pod("web"))
         assert sandbox.expect_bound("web") == "b"
@@ -153,7 +153,7 @@ def test_one_metric_that_hangs_or_lies_delays_no_other(
 def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
-    """Its command line, and its extender entry: whole nodes, ignorable, no CA for our certificate, no preempt verb."""
+    """The command line and extender entry of the older system: whole nodes, ignorable, no CA file, no preempt verb."""
     heated(sandbox, metrics, {"a": 90, "b": 10})
     certificates = extender_process.CertificateFiles(tmp_path)
     user = plane.user(f"tas-{processes.number()}", extender_process.rules())

@@ -22,25 +22,25 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 READER = "reader"
 EVERYBODYS = "system:discovery"
-"""The ClusterRole by which every user may ask which APIs there are."""
+"""The ClusterRole that allows every user to discover APIs."""
 
 
 class RightsScenario(NamedTuple):
-    """What is recorded, in two namespaces and on several nodes, so that no right is for one only."""
+    """The recorded scenario, in two namespaces and on several nodes, so that no right is limited to one of them."""
 
     shipped: ShippedInstallation
     first: Sandbox
     second: Sandbox
     filters: ExtenderProcess
-    """The replica that the scheduler asks to filter."""
+    """The replica that gets the scheduler's filter calls."""
     scores: ExtenderProcess
 
     def events(self, event: str) -> list[Object]:
-        """What the replicas logged."""
+        """The logged events of both replicas."""
         return [*self.filters.events(event), *self.scores.events(event)]
 
     def entries(self) -> list[Object]:
-        """Both replicas, in a scheduler's configuration."""
+        """The entries of both replicas in a scheduler configuration."""
         filters, scores = (
             replica.entry(tlsConfig=replica.entry()["tlsConfig"] | {"serverName": HOST}, httpTimeout="30s")
             for replica in (self.filters, self.scores)
@@ -49,7 +49,7 @@ class RightsScenario(NamedTuple):
         return [filters | {"prioritizeVerb": ""}, scores | no_filter]
 
     def is_written(self) -> bool:
-        """Whether the leader has written all that it writes by itself."""
+        """Whether the leader has written all labels, resources and statuses."""
         nodes = [
             self.shipped.labels(node).get("cool") == "violating" and self.shipped.advertises(node)
             for node in ("a", "b", "c")
@@ -62,7 +62,7 @@ class RightsScenario(NamedTuple):
         return ready and all(nodes) and all(statuses) and len(self.events("labels_taken_over")) == 2
 
     def rejections(self) -> None:
-        """The same twice of each policy: the second time the event is counted, not made."""
+        """Causes the same rejection twice for each policy. The second time, the count of the event increases."""
         for _ in range(2):
             assert self.filters.rejects(self.first.namespace, "a", "cool")
             assert self.filters.rejects(self.second.namespace, "a", "calm")
@@ -74,12 +74,12 @@ class RightsScenario(NamedTuple):
         self.second.expect_event("shop", "NoNodePasses")
         self.shipped.metrics.set("power", dict.fromkeys("abc", 10))
         self.second.expect_bound("shop")
-        wait("it was woken", lambda: self.events("woken") or None)
+        wait("the pod is requeued", lambda: self.events("woken") or None)
         self.shipped.metrics.set("heat", dict.fromkeys("abc", 10))
         self.first.expect_bound("web")
 
     def looks(self) -> None:
-        """Run the read-only commands as a user with their roles."""
+        """Runs the read-only commands as a user with their roles."""
         plane = self.shipped.plane
         user = plane.user(READER)
         api_user_kubeconfigs.bind(plane.api, user.name, "nodewise-reader")
@@ -105,7 +105,7 @@ class RightsScenario(NamedTuple):
 
 @pytest.fixture(scope="module")
 def recorded(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
-    """The log of a run in which nodewise did all that it can do."""
+    """The audit log of a run in which nodewise used all its features."""
     folder = tmp_path_factory.mktemp("replicas")
     with (
         namespace_sandboxes.created(shipped.plane) as first,
@@ -130,7 +130,7 @@ def recorded(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize(("file", "user"), [("rbac.yaml", ACCOUNT), ("reader.yaml", READER)])
 def test_the_rights_that_ship_are_those_that_were_needed(recorded: AuditLog, file: str, user: str) -> None:
-    """Neither more nor less, and none for more names or namespaces than one where one was enough."""
+    """The shipped rights are exactly the used ones, limited to a name or namespace where possible."""
     requests = recorded.requests(user)
     assert [request for request in requests if request.is_refused] == []
     discovery = [request for request in requests if not request.resource]

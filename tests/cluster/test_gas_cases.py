@@ -1,6 +1,6 @@
 """The numbered cases of GPU Aware Scheduling with real processes over mutual TLS on a real API server.
 
-Every row of where pods go is asked twice, of cards of the i915 driver and of the xe driver.
+Every row about placement runs twice, with GPUs of the i915 driver and of the xe driver.
 """
 
 from collections.abc import Iterator

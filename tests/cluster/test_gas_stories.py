@@ -1,6 +1,6 @@
 """The numbered cases of GPU Aware Scheduling that have several steps, on a real API server.
 
-The process reaches the API server through somebody who can keep pods from it and have its writes fail.
+The process reaches the API server through a proxy that can withhold pods and fail writes.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ ALL_STORIES: list[GasStory] = [story for table in STORIES for story in table_row
 
 @pytest.fixture(scope="module")
 def story_runs(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[GasStoryRun]]:
-    """All stories begun before the process starts."""
+    """The runs of all stories, which begin before the process starts."""
     with story_environment.on_control_plane(plane) as api_server:
         environment = FaultyGasEnvironment(api_server, tmp_path_factory.mktemp("gas"), plane)
         try:

@@ -14,7 +14,7 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 @pytest.fixture
 def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[ExtenderProcess]:
-    """A node of two cards with 1000 millicores each, nodewise, and a scheduler that asks it."""
+    """nodewise, with a node of two GPUs with 1000 millicores each, and a scheduler that calls nodewise."""
     sandbox.nodes(gpu_cluster.node("g1", cards=2, shares=10, millicores=1000))
     with (
         gpu_cluster.extender(plane, tmp_path) as served,
@@ -42,14 +42,14 @@ def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running:
 
 
 def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: ExtenderProcess) -> None:
-    """The node's sum would have room for a third pod of 600 millicores; no single card has."""
+    """The node has 800 free millicores in total, but no single GPU has enough for a third pod of 600 millicores."""
     names = ["one", "two", "three"]
     sandbox.pods(*(gpu_cluster.pod(name, 1, millicores=600) for name in names))
     wait("two are bound", lambda: len(_bound_pods(sandbox, names)) == 2 or None)
     waiting = (set(names) - _bound_pods(sandbox, names)).pop()
     why = "Not enough GPU-resources for deployment: will not fit"
-    # the first try may have come between the filter call and the bind call of another pod, and ended in its bind
-    wait("it is told why", lambda: any(why in text for text in sandbox.events(waiting)) or None)
+    # the first attempt may have passed filter before the bind call of another pod, and failed in its own bind call
+    wait("the event has the reason", lambda: any(why in text for text in sandbox.events(waiting)) or None)
     assert sorted(
         card for name in _bound_pods(sandbox, names) for card in gpu_cluster.cards_of(sandbox.pod(name) or {})
     ) == [
@@ -64,7 +64,7 @@ def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: Extend
 def test_a_pod_without_cards_that_is_sent_to_us_is_bound_too(
     sandbox: Sandbox, running: ExtenderProcess
 ) -> None:
-    """`i915: 0` is a managed resource as well, so kube-scheduler leaves the bind to us."""
+    """`i915: 0` is a managed resource as well, so kube-scheduler delegates binding to nodewise."""
     sandbox.pods(gpu_cluster.pod("none", 0))
     assert sandbox.expect_bound("none") == "g1"
     assert "gas-container-cards" not in (sandbox.pod("none") or {})["metadata"].get("annotations", {})

@@ -25,7 +25,7 @@ def running(name: str, cards: str, on: str = "g1") -> Object:
 
 
 def test_running_pods_hold_their_cards_in_a_decision(plane: ControlPlane, sandbox: Sandbox) -> None:
-    """No right but to list nodes, pods and policies is needed."""
+    """The command needs only the rights to list nodes, pods and policies."""
     sandbox.nodes(node())
     sandbox.pods(running("a", "card0"), running("b", "card1"))
     sandbox.pods(gpu_cluster.pod("large", millicores=600), gpu_cluster.pod("small", millicores=300))
@@ -61,7 +61,7 @@ def test_an_explanation_ends_with_the_cards(plane: ControlPlane, sandbox: Sandbo
             sandbox.pods(gpu_cluster.pod(name, millicores=600))
             sandbox.expect_bound(name)
         sandbox.pods(gpu_cluster.pod("three", millicores=600))
-        wait("the third was asked about", lambda: served.decisions("three") or None)
+        wait("the third pod has a decision", lambda: served.decisions("three") or None)
         kubeconfig = read_only_commands.reader(plane, [rule("get", "pods")]).kubeconfig
         arguments = [f"--kubeconfig={kubeconfig}", "--server", served.health]
         bound = run("explain", f"{sandbox.namespace}/two", *arguments)

@@ -1,6 +1,6 @@
 """Pods on GPUs that are to be vacated get the label for the descheduler, on a real API server.
 
-Labels of nodes, which are a telemetry policy's, are set by hand here.
+The tests set the node labels that a telemetry policy would set.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def running(plane: ControlPlane, sandbox: Sandbox, nodes: None, tmp_path: Path) 
 
 
 def mark(sandbox: Sandbox, node: str, **labels: str | None) -> None:
-    """What a telemetry policy says of the node's cards."""
+    """Sets the labels that a telemetry policy sets for a node's GPUs."""
     named = {f"{POLICIES}/gas-{name.replace('__', '-')}": value for name, value in labels.items()}
     sandbox.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": named}})
 
@@ -45,7 +45,7 @@ def mark(sandbox: Sandbox, node: str, **labels: str | None) -> None:
 def put(
     sandbox: Sandbox, name: str, cards: str, node: str = "g1", tiles: str = "", phase: str = "Running"
 ) -> None:
-    """A pod of the older system, on a node already, without any label."""
+    """Creates a bound pod of the older system without labels."""
     made = gpu_cluster.pod(name, 1, **({"tiles": 1} if tiles else {}))
     del made["metadata"]["labels"]
     made["metadata"]["annotations"] = {gpu_cluster.CARDS: cards} | (
@@ -124,7 +124,7 @@ def test_what_was_told_before_a_restart_is_taken_back(
 
 
 def test_a_pod_made_anew_under_the_name_is_not_touched(sandbox: Sandbox) -> None:
-    """The API server holds the patch to the uid in it."""
+    """The API server refuses the patch because of its UID."""
     sandbox.nodes(gpu_cluster.node("g1"))
     put(sandbox, "a", "card0")
     with pytest.raises(ApiError) as refused:
@@ -141,7 +141,7 @@ def test_the_descheduler_evicts_who_is_told(
     assert descheduler_run.once(plane, descheduler_program, POLICY).evicted == 0
     mark(sandbox, "g1", deschedule__pods__card0="true")
     expect_labelled(sandbox, "goes")
-    # a pod has to be a second old
+    # the descheduler evicts a pod only when it is at least a second old
     wait("one is evicted", lambda: descheduler_run.once(plane, descheduler_program, POLICY).evicted or None)
     sandbox.expect_gone("goes")
     assert sandbox.pod("stays")

@@ -15,7 +15,7 @@ WHY = "Not enough GPU-resources for deployment"
 
 @pytest.fixture
 def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[ExtenderProcess]:
-    """Two nodes on which every card is half full, and one whose cards are all taken out."""
+    """nodewise with two nodes whose GPUs are more than half full, one node whose GPUs are disabled, and a scheduler."""
     sandbox.nodes(
         *(gpu_cluster.node(name, cards=2, shares=10, millicores=1000) for name in ("g1", "g2", "g3"))
     )

@@ -1,4 +1,4 @@
-"""Many pods, two replicas, one of which is killed: no GPU is allocated twice, and none is lost."""
+"""Many pods and two replicas, of which one is killed: no GPU is allocated twice, and none is lost."""
 
 import functools
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 NODES, CARDS = case_counts.of(24, 50), 8
 TRIPLES, SINGLES = 3 * NODES // 2, 5 * NODES // 2
-"""Pods that want three cards each, and pods that want one: together seven of eight cards."""
+"""The numbers of pods that request three GPUs and one GPU. Together they use seven of eight GPUs."""
 PODS = TRIPLES + SINGLES
 MILLICORES = f"{gpu_cluster.PREFIX}millicores"
 WANTED = 600
-"""Of the 1000 of a card: two on one card are too much, though the sum of the node has room for 13."""
+"""Millicores per GPU, of 1000: two pods do not fit on one GPU, although the node's total suffices for 13."""
 
 
 def wave(name: str) -> list[Object]:
-    """Those that want three come first, while there are nodes that have three."""
+    """The pods of a wave. Those with three GPUs come first, while nodes with three free GPUs exist."""
     triples = [
         gpu_cluster.pod(f"{name}-three-{number}", 3, millicores=3 * WANTED) for number in range(TRIPLES)
     ]
@@ -32,7 +32,7 @@ def wave(name: str) -> list[Object]:
 
 
 class PodWaves:
-    """Waves of pods, and their history."""
+    """Creates waves of pods and checks their history."""
 
     def __init__(self, sandbox: Sandbox, made: GpuReplicas, history: PodHistory) -> None:
         self.sandbox = sandbox

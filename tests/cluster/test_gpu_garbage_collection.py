@@ -25,7 +25,7 @@ UNSCHEDULED = {"schedulerName": "nobody"}
 
 
 def put_record(sandbox: Sandbox, node: str, **entries: Object) -> None:
-    """What a process wrote that is gone."""
+    """Writes an allocation record, as a process that has ended may have left it."""
     sandbox.api.create(
         {
             "apiVersion": "coordination.k8s.io/v1",
@@ -86,12 +86,12 @@ def test_the_ledger_of_a_node_that_is_gone_goes(
     put_record(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/runs", meta["resourceVersion"])})
     put_record(sandbox, "gone", somebody=entry(f"{sandbox.namespace}/left", "1"))
     with gpu_cluster.extender(plane, tmp_path):
-        wait("it goes", lambda: sandbox.api.find(f"{LEASES}/gpu-gone") is None or None)
+        wait("the record is deleted", lambda: sandbox.api.find(f"{LEASES}/gpu-gone") is None or None)
     assert list(gpu_cluster.allocation_record(sandbox, "g1")) == [meta["uid"]]
 
 
 def counted_pods(sandbox: Sandbox) -> int:
-    """How many pods the count has."""
+    """The number of pods in the demand histogram."""
     histogram = sandbox.api.find(CENSUS) or {"data": {}}
     days = [json.loads(text) for key, text in histogram["data"].items() if key.startswith("day-")]
     return sum(row["pods"] for rows in days for row in rows)
@@ -104,21 +104,21 @@ def test_the_pods_that_come_are_counted_once_whoever_leads(
     sandbox.nodes(gpu_cluster.node("g1", shares=10))
     sandbox.pods(gpu_cluster.pod("one"), gpu_cluster.pod("two"), kubernetes_objects.pod("plain"))
     with gpu_cluster.extender(plane, tmp_path):
-        wait("they are counted", lambda: counted_pods(sandbox) == 2 or None)
-    time.sleep(1.1)  # creation times are whole seconds
+        wait("the pods are counted", lambda: counted_pods(sandbox) == 2 or None)
+    time.sleep(1.1)  # creation timestamps have a resolution of one second
     with gpu_cluster.extender(plane, tmp_path) as served:
         served.wait_leading()
         sandbox.pods(gpu_cluster.pod("three"))
-        wait("one more is counted", lambda: counted_pods(sandbox) == 3 or None)
+        wait("another pod is counted", lambda: counted_pods(sandbox) == 3 or None)
 
 
 class LossyTransport(TasFaultyProxy):
-    """Keeps some lines of watches to itself."""
+    """A proxy that drops selected lines of watches."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.swallows: list[bytes] = []
-        """A line that has all of this in it."""
+        """The texts that a line must contain to be dropped."""
         self.swallowed = 0
 
     async def _stream(self, path: str, response: Any, receive: Receive, send: Send) -> None:
@@ -167,7 +167,7 @@ def test_an_event_that_was_missed_is_found_and_mended(
     put_record(sandbox, "g2")
 
     def stir(number: list[int]) -> None:
-        """Watches that say nothing else say how far they are once a minute."""
+        """Causes watch events, since an idle watch gets only a bookmark per minute."""
         number[0] += 1
         touched = {"metadata": {"annotations": {"touched": str(number[0])}}}
         for object_path in ("/api/v1/nodes/g2", f"{LEASES}/gpu-g2", path(sandbox, "other")):
@@ -179,7 +179,7 @@ def test_an_event_that_was_missed_is_found_and_mended(
         lossy.swallows = [b'"DELETED"', b'"missed"']
         sandbox.api.delete(path(sandbox, "missed"))
         sandbox.expect_gone("missed")
-        wait("the line is lost", lambda: lossy.swallowed or None)
+        wait("the event is dropped", lambda: lossy.swallowed or None)
         assert "g1" in gpu_agent_replicas.held_gpus(served)
         count = [0]
 
@@ -187,5 +187,5 @@ def test_an_event_that_was_missed_is_found_and_mended(
             stir(count)
             return "g1" not in gpu_agent_replicas.held_gpus(served) or None
 
-        wait("the books are mended", mended, 180)
+        wait("the allocations are corrected", mended, 180)
         assert {event["node"] for event in served.events("books_differ")} == {"g1"}

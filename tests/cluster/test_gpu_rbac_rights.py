@@ -29,7 +29,7 @@ MARK = "gpu.aware.scheduling/deschedule-pod"
 
 
 class GpuRightsScenario(NamedTuple):
-    """Two replicas, two namespaces, two nodes: no right is for one only."""
+    """Two replicas, two namespaces and two nodes, so that no right is limited to one of them."""
 
     plane: ControlPlane
     log: AuditLog
@@ -41,7 +41,7 @@ class GpuRightsScenario(NamedTuple):
         return self.log.requests(ACCOUNT)
 
     def bind(self, replica: ExtenderProcess, sandbox: Sandbox, name: str, node: str) -> str:
-        """As kube-scheduler does; the error, empty for success."""
+        """Sends a bind call as kube-scheduler does. Returns the error; empty if it succeeded."""
         uid = (sandbox.pod(name) or {})["metadata"]["uid"]
         arguments = {"PodName": name, "PodNamespace": sandbox.namespace, "PodUID": uid, "Node": node}
         context = self.certificates.authority.client_context(self.certificates.client)
@@ -49,7 +49,7 @@ class GpuRightsScenario(NamedTuple):
             return str(client.post(f"{replica.url}/scheduler/bind", json=arguments).json()["Error"])
 
     def binds_at_once(self) -> None:
-        """Bind through both replicas at once until one of them has a conflict and reads the record again."""
+        """Binds pods through both replicas at once until one of them has a conflict and reads the record again."""
         for number in range(50):
             if any(
                 (request.verb, request.resource) == ("get", "leases") and "gpu-" in request.name
@@ -69,7 +69,7 @@ class GpuRightsScenario(NamedTuple):
         raise AssertionError("no replica ever was too late")
 
     def binds_that_fail(self) -> None:
-        """Of pods that are being deleted: their entries go again, once the pods were changed."""
+        """Binds pods that are being deleted. Their entries are removed again after the pods were changed."""
         for sandbox, node in zip(self.all_sandboxes, NODES, strict=True):
             self._bind_of_a_leaving_pod(sandbox, node, f"leaving-{node}")
 
@@ -111,7 +111,7 @@ class GpuRightsScenario(NamedTuple):
         for node in NODES:
             self.plane.api.delete(f"/api/v1/nodes/{node}")
         path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpu-"
-        wait("ledgers are gone", lambda: not any(self.plane.api.find(path + node) for node in NODES) or None)
+        wait("no records left", lambda: not any(self.plane.api.find(path + node) for node in NODES) or None)
 
     def _is_marked(self, sandbox: Sandbox) -> bool:
         pods: list[Object] = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
@@ -142,7 +142,7 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Gp
             extender_process.started(tmp_path, options, certificates) as first_replica,
             extender_process.started(tmp_path, options, certificates) as other,
         ):
-            wait("both are ready", lambda: (first_replica.is_ready() and other.is_ready()) or None)
+            wait("both replicas are ready", lambda: (first_replica.is_ready() and other.is_ready()) or None)
             yield GpuRightsScenario(plane, audit_log, (first, second), (first_replica, other), certificates)
 
 

@@ -1,7 +1,7 @@
-"""The health example from end to end, as its page describes it: measured, placed, labelled, drained, recovered.
+"""The health example from end to end, as its page describes it: metrics, placement, labels, eviction and recovery.
 
-Only the kubelet is missing: node exporter, Prometheus, prometheus-adapter, kube-scheduler, the controllers behind a
-Deployment and the descheduler are the real ones, with the files that an operator applies.
+Only the kubelet is missing. node exporter, Prometheus, prometheus-adapter, kube-scheduler, the controllers for
+Deployments and the descheduler are real, with the files that an operator applies.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
 
 @pytest.fixture(params=[ADAPTER, DIRECT])
 def way(request: pytest.FixtureRequest, sandbox: Sandbox, measuring: MetricsServices) -> Iterator[str]:
-    """How values get to nodewise; every node is there, and well."""
+    """The source of nodewise's metrics: the adapter or Prometheus. Creates the nodes, all of them healthy."""
     sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
     with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
         both_ends.monitoring.set(HEALTH, dict.fromkeys(NODES, 0))
@@ -44,12 +44,12 @@ def way(request: pytest.FixtureRequest, sandbox: Sandbox, measuring: MetricsServ
 
 @pytest.fixture
 def nodes(way: str, measuring: MetricsServices) -> Monitoring:
-    """What the nodes measure, for the test to change."""
+    """The metrics of the nodes, which the test changes."""
     return measuring.monitoring
 
 
 def policy(way: str) -> Object:
-    """The example's; without the adapter its rules name the series that the metric comes from."""
+    """The policy of the example. Without the adapter, its rules query the series of the metric."""
     policy = health_example.policy()
     if way == DIRECT:
         for strategy in policy["spec"]["strategies"].values():
@@ -61,7 +61,7 @@ def policy(way: str) -> Object:
 def serving(
     plane: ControlPlane, sandbox: Sandbox, way: str, folder: Path, *more: str
 ) -> Iterator[ExtenderProcess]:
-    """nodewise with the policy and the metric, and with telemetry/scheduling on every node."""
+    """Runs nodewise with the policy and the metric, and advertises telemetry/scheduling on every node."""
     extender_process.define(sandbox.api)
     sandbox.put(policy(way))
     arguments = ["--advertise-resource=telemetry/scheduling=1000", *more]
@@ -72,7 +72,7 @@ def serving(
 
 @pytest.fixture
 def source(way: str, measuring: MetricsServices) -> list[str]:
-    """The flags by which nodewise goes this way."""
+    """The flags of nodewise for this source of metrics."""
     direct = ["--metrics=prometheus", f"--prometheus-url={measuring.monitoring.url}"]
     return direct if way == DIRECT else ["--metrics=custom"]
 
@@ -81,7 +81,7 @@ def source(way: str, measuring: MetricsServices) -> list[str]:
 def nodewise(
     plane: ControlPlane, sandbox: Sandbox, way: str, source: list[str], tmp_path: Path
 ) -> Iterator[ExtenderProcess]:
-    """nodewise, and a kube-scheduler that asks it."""
+    """nodewise and a kube-scheduler that calls it."""
     with (
         serving(plane, sandbox, way, tmp_path, *source) as running,
         plane.start_scheduler({"extenders": [running.entry()]}),
@@ -91,14 +91,14 @@ def nodewise(
 
 @pytest.fixture
 def application(plane: ControlPlane, sandbox: Sandbox, nodewise: ExtenderProcess) -> Iterator[str]:
-    """The demo application, and the node that it was placed on."""
+    """Deploys the demo application; yields the node of its pod."""
     with plane.start_controller_manager("deployment-controller,replicaset-controller"):
         sandbox.put(health_example.deployment())
         yield health_example.placed(sandbox)
 
 
 def labelled(sandbox: Sandbox) -> set[str]:
-    """The nodes that are marked as violating."""
+    """The nodes that are labelled as violating."""
     nodes = sandbox.api.get("/api/v1/nodes", labelSelector=f"{POLICY}=violating")["items"]
     return {node["metadata"]["name"] for node in nodes}
 

@@ -1,7 +1,7 @@
 """The scrape configuration of the health example: the job names each series after its node.
 
-Debian's Prometheus is built without Kubernetes' service discovery, so here a file says what the discovery would say of
-the pods; the relabelling is the example's, the exporters are real.
+Debian's Prometheus is built without Kubernetes service discovery, so a file contains the targets that the discovery
+would find. The relabelling is that of the example, and the exporters are real.
 """
 
 import json
@@ -18,7 +18,7 @@ DAEMON_SET = health_example.CLUSTER / "node-exporter.yaml"
 
 
 def discovered(node: str, port: int, template: Object) -> Object:
-    """A pod of the template as the discovery has it, one target for its one port."""
+    """The target that the service discovery would find for a pod of the template."""
     meta = {
         "pod_node_name": node,
         "pod_container_port_name": template["spec"]["containers"][0]["ports"][0]["name"],
@@ -30,7 +30,7 @@ def discovered(node: str, port: int, template: Object) -> Object:
 
 
 def job(targets: list[Object], file: Path) -> Object:
-    """The example's job, with a file in the place of the discovery."""
+    """The scrape job of the example, with a file instead of the service discovery."""
     file.write_text(json.dumps(targets))
     [configuration] = health_example.read(health_example.CLUSTER / "scrape.yaml")
     assert configuration.pop("kubernetes_sd_configs") == [{"role": "pod"}]

@@ -1,6 +1,7 @@
-"""What `nodewise configure` prints for kubeadm and kind, read by the real kubeadm, and its own manifest, edited by us.
+"""The real kubeadm reads the output of `nodewise configure` for kubeadm and kind, and nodewise edits kubeadm's
+manifest.
 
-kubeadm writes the manifest of kube-scheduler below a root of the test's own; nothing is started.
+kubeadm writes the manifest of kube-scheduler below a folder of the test. Nothing is started.
 """
 
 import os
@@ -32,7 +33,7 @@ def kubeadm(request: pytest.FixtureRequest) -> Path:
 
 
 class KubeadmHost:
-    """A host's files, as kubeadm sees them."""
+    """The files of a host as kubeadm reads and writes them."""
 
     def __init__(self, kubeadm: Path, folder: Path) -> None:
         self._kubeadm = kubeadm
@@ -48,7 +49,7 @@ class KubeadmHost:
         assert "unknown field" not in done.stderr
 
     def write(self, documents: list[dict[str, Any]]) -> None:
-        """With what kubeadm would ask the network for."""
+        """Writes the kubeadm configuration, with values that kubeadm would otherwise get from the network."""
         for document in documents:
             if document["kind"] == "ClusterConfiguration":
                 document["kubernetesVersion"] = programs.VERSION
@@ -81,7 +82,7 @@ def documents(text: str) -> Iterator[dict[str, Any]]:
 
 
 def check(pod: dict[str, Any], config: str, certs: str) -> None:
-    """kube-scheduler with our configuration and certificates, which finds Services by name."""
+    """Checks that kube-scheduler's pod has the configuration, the certificates, and the DNS policy for Services."""
     [container] = pod["spec"]["containers"]
     assert f"--config={config}" in container["command"]
     mounts = {mount["name"]: (mount["mountPath"], mount["readOnly"]) for mount in container["volumeMounts"]}
@@ -105,7 +106,7 @@ def test_kubeadm_writes_the_manifest_that_asks_nodewise(root: KubeadmHost, versi
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kinds_patches_are_what_kubeadm_reads(root: KubeadmHost, version: str) -> None:
-    """kind merges the patches of the version that it writes into a configuration of its own."""
+    """kind merges the patches of its own configuration version."""
     folder = printed("kind", root.folder / "nodewise")
     cluster = yaml.safe_load((folder / "kind.yaml").read_text())
     patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
@@ -115,7 +116,7 @@ def test_kinds_patches_are_what_kubeadm_reads(root: KubeadmHost, version: str) -
 
 
 def test_the_manifest_that_tests_start_from_is_kubeadms(root: KubeadmHost, tmp_path: Path) -> None:
-    """And `nodewise configure` edits kubeadm's own text, and takes it back to the byte."""
+    """`nodewise configure` also edits kubeadm's manifest, and `--uninstall` restores it exactly."""
     kinds = ("ClusterConfiguration", "InitConfiguration")
     root.write([{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": kind} for kind in kinds])
     assert root.scheduler() == scheduler_manifests.kubeadm_pod(

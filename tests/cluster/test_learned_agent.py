@@ -42,20 +42,20 @@ def _forget(plane: ControlPlane) -> None:
 
 
 def web(name: str, node: str = "") -> Object:
-    """A pod of the type web, for one node only if that is named."""
+    """A pod of the type `web`, limited to a node if one is named."""
     pod = kubernetes_objects.pod(name, cpu="10m", memory="1Mi", labels={"app": "web"})
     pinned = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
     return pod | {"spec": pod["spec"] | pinned}
 
 
 def fail(sandbox: Sandbox, name: str) -> None:
-    """What a kubelet writes when a pod's container ended for good."""
+    """Sets the phase Failed of a pod, as a kubelet does."""
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}/status"
     sandbox.api.patch(path, {"status": {"phase": "Failed"}})
 
 
 def entry(nodewise: ExtenderProcess) -> Object:
-    """So heavy that kube-scheduler's own plugins make no difference."""
+    """The extender's entry for all pods, with a weight that exceeds kube-scheduler's own plugins."""
     return nodewise.entry(managedResources=[], weight=100)
 
 
@@ -96,14 +96,14 @@ def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
 
 
 def _stored_type(plane: ControlPlane, sandbox: Sandbox) -> Object:
-    """What is remembered of the type web, by node."""
+    """The stored statistics of the type `web`, by node."""
     states: Object = json.loads(plane.api.get(MEMORY)["data"]["learned.json"])["types"]
     kept: Object = states[f"{sandbox.namespace}/web"]
     return kept
 
 
 def _tried_count(nodewise: ExtenderProcess, sandbox: Sandbox, node: str = "a") -> int:
-    """How often the type web was tried on a node."""
+    """The number of attempts of the type `web` on a node."""
     types = httpx2.get(f"{nodewise.health}/state/learned").json()["types"]
     tried: int = types.get(f"{sandbox.namespace}/web", {}).get(node, {}).get("tried", 0)
     return tried

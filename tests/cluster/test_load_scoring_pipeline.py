@@ -1,5 +1,5 @@
-"""Real load, on its whole way: node exporter, Prometheus, `nodewise annotate`, the API server, the agents' answers, and
-where kube-scheduler puts pods. The nodes are virtual machines, so that each has figures of its own.
+"""Real load through the whole pipeline: node exporter, Prometheus, `nodewise annotate`, the API server, the agents'
+scores, and kube-scheduler's placement. The nodes are virtual machines, so that each has its own metrics.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ WINDOW_S = 20
 SCRAPED_S = 2
 NODES = ("calm", "busy")
 PATIENCE_S = 120
-"""For a window to fill with what is so now, on a machine that has no time."""
+"""Deadline in seconds for the statistics window to contain only current samples, on a loaded machine."""
 
 
 class MeasuredMachines(NamedTuple):
-    """The machines by node name, and who scrapes them."""
+    """The machines by node name, and the Prometheus that scrapes them."""
 
     machines: dict[str, MonitoredMachine]
     prometheus: PrometheusProcess
@@ -38,7 +38,7 @@ class MeasuredMachines(NamedTuple):
 
 @pytest.fixture(scope="module")
 def machine_packages(request: pytest.FixtureRequest) -> Path:
-    """What a virtual machine is made of."""
+    """The folder of the packages for virtual machines."""
     return get_or_skip(request, debian_packages.MACHINE.get)
 
 
@@ -87,7 +87,7 @@ class AnnotatorCommand:
         self._url = measured.prometheus.url
 
     def once(self) -> Object:
-        """What it says that it did."""
+        """Annotates the nodes once and returns the report."""
         command = [
             *(NODEWISE, "annotate", "--once", "-o", "json", f"--kubeconfig={self._user.kubeconfig}"),
             *(f"--prometheus-url={self._url}", f"--statistics-window={WINDOW_S}s"),
@@ -105,14 +105,14 @@ class AnnotatorCommand:
         return annotations
 
     def free_share(self, node: str) -> float:
-        """Of a node's CPUs, as its annotation says."""
+        """The free share of a node's CPUs according to its annotation."""
         return float(self.annotations(node)["mean-free-cpu"]) / 1000 / monitored_machine.CPUS
 
     def until(self, node: str, low: float, high: float) -> None:
-        """Annotate again and again, until a node has so much of its CPUs free."""
+        """Annotates the nodes repeatedly until the free share of a node's CPUs is in this range."""
 
         def is_so() -> bool | None:
-            time.sleep(1)  # what it asks is scraped every other second
+            time.sleep(1)  # Prometheus scrapes every other second
             with contextlib.suppress(KeyError):
                 self.once()
                 return low <= self.free_share(node) <= high or None
@@ -127,7 +127,7 @@ def node(name: str, machine_: MonitoredMachine) -> Object:
 
 
 def pinned(pod: Object, node_name: str) -> Object:
-    """The same pod, for that node only."""
+    """The pod with a selector for this node."""
     return pod | {"spec": pod["spec"] | {"nodeSelector": {"kubernetes.io/hostname": node_name}}}
 
 
@@ -166,7 +166,7 @@ def test_what_is_annotated_is_what_prometheus_says(
 ) -> None:
     sandbox.nodes(*(node(name, machine) for name, machine in measured.machines.items()))
     annotator = AnnotatorCommand(plane, measured)
-    wait("both are measured", lambda: not annotator.once()["failures"] or None, PATIENCE_S)
+    wait("both nodes have statistics", lambda: not annotator.once()["failures"] or None, PATIENCE_S)
     for name, machine in measured.machines.items():
         annotations = annotator.annotations(name)
         available = measured.prometheus.ask(f'node_memory_MemAvailable_bytes{{node="{name}"}}')[0]["value"][1]

@@ -1,5 +1,5 @@
-"""What ships for a scheduler of one's own that scores by load, and what `nodewise configure` prints, taken by the real
-kube-scheduler and API server.
+"""The shipped manifests for a separate scheduler that scores by load, and the output of `nodewise configure`, with the
+real kube-scheduler and API server.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ LOCAL = "--url=http://127.0.0.1:1"
 
 
 def rendered(*arguments: str) -> str:
-    """What the command prints."""
+    """The output of `nodewise configure render-scheduler`."""
     command = [NODEWISE, "configure", "render-scheduler", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
     with extender_process.started(
         tmp_path, _arguments(deployment, file), CertificateFiles(tmp_path)
     ) as nodewise:
-        wait("it is ready", lambda: nodewise.is_ready() or None)
+        wait("nodewise is ready", lambda: nodewise.is_ready() or None)
         text = config["data"]["scheduler.yaml"].replace("http://127.0.0.1:9001", nodewise.url)
         account = plane.service_account("my-scheduler", "kube-system")
         scheduler = plane.start_scheduler(text, user=account)
@@ -95,7 +95,7 @@ def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
 
 
 def _arguments(deployment: Object, file: Path) -> list[str]:
-    """Those of the container, with a folder and ports of this machine."""
+    """The arguments of the nodewise container, with a file and ports of this machine."""
     spec: Any = deployment["spec"]["template"]["spec"]
     command: list[str] = next(
         container for container in spec["containers"] if container["name"] == "nodewise"

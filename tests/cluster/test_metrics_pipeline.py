@@ -18,13 +18,13 @@ BAD = "rack1-b"
 
 
 def seen(**others: str) -> dict[str, str]:
-    """What the API answers where all is well but for some nodes."""
+    """The values that the API returns if all nodes but these are healthy."""
     return WELL | {name.replace("_", "-"): value for name, value in others.items()}
 
 
 @pytest.fixture
 def measured(sandbox: Sandbox, pipeline: MetricsPipeline) -> MetricsPipeline:
-    """The nodes of the example, all of them well."""
+    """The pipeline with the nodes of the example, all of them healthy."""
     sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
     for node in NODES:
         pipeline.set_health(node, 0)
@@ -45,7 +45,7 @@ def nodewise(
 
 
 def until(nodewise: ExtenderProcess, sandbox: Sandbox, node: str, *, rejected: bool) -> None:
-    """Until nodewise rejects a node, or does not any more."""
+    """Waits until nodewise rejects a node, or no longer rejects it."""
     wait(
         f"{node} is {'rejected' if rejected else 'let through'}",
         lambda: nodewise.rejects(sandbox.namespace, node, POLICY) == rejected or None,
@@ -77,7 +77,7 @@ def test_a_node_that_is_no_longer_measured_has_no_value(measured: MetricsPipelin
     ],
 )
 def test_what_the_adapter_makes_of_a_value(measured: MetricsPipeline, written: str, arrives: str) -> None:
-    """It keeps thousandths and cuts the rest off; a value that is no number comes out as one."""
+    """The adapter truncates values to thousandths, and turns NaN and infinity into numbers."""
     measured.monitoring.set("node_health_metric", {BAD: written})
     measured.wait_visible("health_metric", seen(rack1_b=arrives))
 
@@ -107,7 +107,7 @@ def test_without_prometheus_there_are_no_answers_and_nodewise_says_so(
     until(nodewise, sandbox, BAD, rejected=True)
     with measured.monitoring.without_prometheus():
         wait("the API has no answer", lambda: True if measured.values("health_metric") is None else None)
-        [event] = wait("nodewise says so", lambda: nodewise.events("metric_failed") or None)
+        [event] = wait("the failure is logged", lambda: nodewise.events("metric_failed") or None)
         assert event["metric"] == "health_metric"
         assert nodewise.rejects(sandbox.namespace, BAD, POLICY), "what it knew last still holds"
-    wait("nodewise has it back", lambda: nodewise.events("metric_back") or None)
+    wait("the metric is available again", lambda: nodewise.events("metric_back") or None)

@@ -27,9 +27,9 @@ class MissingRight(NamedTuple):
     """The effects of a missing right."""
 
     event: str
-    """The event of the log line that names it."""
+    """The log event that names the right."""
     lost: frozenset[str]
-    """Of `FEATURES`."""
+    """The disabled features of `FEATURES`."""
 
 
 CORE, EVENTS, METRICS = "", "events.k8s.io", "metrics.k8s.io"
@@ -72,7 +72,7 @@ def test_every_right_has_its_row() -> None:
 
 
 def lease(api: ClusterApi, *, there: bool) -> None:
-    """Release the Lease, if there is one."""
+    """Deletes the Lease, and creates it without a holder if `there` is set."""
     metadata = {"name": LEASE, "namespace": NAMESPACE}
     free = {"apiVersion": f"{LEASES}/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
     api.delete(path_of(free))
@@ -81,16 +81,16 @@ def lease(api: ClusterApi, *, there: bool) -> None:
 
 
 class FeatureCluster(NamedTuple):
-    """A cluster in which every feature has something to do, and what is seen of each."""
+    """A cluster in which every feature has an observable effect."""
 
     shipped: ShippedInstallation
     sandbox: Sandbox
     running: ExtenderProcess
     other: Sandbox
-    """A namespace without trust at first, with the policy `granted`."""
+    """A namespace with the policy `granted`, at first without trust."""
 
     def enter(self) -> None:
-        """What only a watch can tell."""
+        """Changes that nodewise learns only from a watch."""
         self.sandbox.nodes(kubernetes_objects.node("late"))
         self.other.trust()
         self.sandbox.put(policy("second", "heat", "dontschedule"))
@@ -101,7 +101,7 @@ class FeatureCluster(NamedTuple):
         self.sandbox.api.patch(path, {"status": {"conditions": [condition]}})
 
     def seen(self) -> set[str]:
-        """The features that work."""
+        """The features that work now."""
         shipped, sandbox, running, _ = self
         space = sandbox.namespace
         a, b, late = (running.rejects(space, node, "pol") for node in ("a", "b", "late"))
@@ -124,7 +124,7 @@ class FeatureCluster(NamedTuple):
 
 
 def refusal_message(right: ApiRight) -> str:
-    """How the API server names a right that it refuses."""
+    """A part of the API server's message for a refused right."""
     return f'cannot {right.verb} resource "{right.resource.replace("*", "nodes/heat")}" in API group "{right.group}"'
 
 
@@ -143,7 +143,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     sandbox.put(policy("pol", "heat", "dontschedule", "deschedule"))
     lease(sandbox.api, there=right.verb == "update")
     with namespace_sandboxes.created(shipped.plane, trusted=False) as other, shipped.missing(right):
-        # before the start: without the watch of policies only the first list has it
+        # before the start, because without the watch only the first list contains the policy
         other.put(policy("granted", "heat", "deschedule"))
         with shipped.started(tmp_path) as running:
             if "ready" not in lost:
@@ -157,7 +157,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
                 lambda: FEATURES - lost - scene.seen(),
             )
             wait(
-                "it is named",
+                "the right is logged",
                 lambda: refusal_message(right) in str(running.events(event)) or None,
                 show=running.events,
             )
@@ -176,14 +176,14 @@ def test_a_right_that_is_taken_and_given_back_needs_no_restart(
         with shipped.missing(patch):
             shipped.metrics.set("heat", {"a": 90, "b": 90})
             wait(
-                "it is named",
+                "the right is logged",
                 lambda: refusal_message(patch) in str(running.events("controller_failed")) or None,
             )
             assert running.rejects(sandbox.namespace, "b", "pol")
         wait("b is labelled", lambda: "pol" in shipped.labels("b") or None)
         get = ApiRight("get", CUSTOM, "*")
         with shipped.missing(get):
-            wait("it is named", lambda: refusal_message(get) in str(running.events("metric_failed")) or None)
+            wait("it is logged", lambda: refusal_message(get) in str(running.events("metric_failed")) or None)
             shipped.metrics.set("heat", {"a": 90, "b": 10})
             assert running.rejects(sandbox.namespace, "b", "pol"), "the last value holds"
         wait("b is cool", lambda: not running.rejects(sandbox.namespace, "b", "pol") or None)
@@ -203,7 +203,7 @@ READERS = {
     ApiRight("get", CORE, "pods"): (EXPLAIN, WITH_LESS),
     ApiRight("list", "discovery.k8s.io", "endpointslices", "", NAMESPACE): (EXPLAIN, FAILS),
 }
-"""Without the right: which command says so, and its exit code; 3 is that a pod fits nowhere."""
+"""For each missing right, the command that reports it and its exit code; 3 means that a pod fits on no node."""
 
 
 def test_every_right_of_a_reader_has_its_row() -> None:
@@ -212,7 +212,7 @@ def test_every_right_of_a_reader_has_its_row() -> None:
 
 @pytest.fixture(scope="module")
 def decided(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A pod on its node that a replica was asked about."""
+    """The name of a running pod about which a replica has decided."""
     with namespace_sandboxes.created(shipped.plane) as sandbox:
         sandbox.nodes(*kubernetes_objects.nodes("a b"))
         shipped.metrics.set("heat", {"a": 90, "b": 10})

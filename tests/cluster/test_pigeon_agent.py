@@ -21,13 +21,13 @@ CPU = 4
 
 
 def entry(running: ExtenderProcess) -> Object:
-    """Scores for all pods, that count more than all else."""
+    """The extender's entry for scores of all pods, with a weight that exceeds kube-scheduler's own plugins."""
     fields = running.entry(weight=100, managedResources=[])
     return {name: value for name, value in fields.items() if name not in ("filterVerb", "preemptVerb")}
 
 
 def room(running: ExtenderProcess, node: str, cpu_milli: int) -> bool:
-    """Whether nodewise takes so much of a node to be free."""
+    """Whether nodewise considers this amount of CPU free on a node."""
     spec = {"containers": [{"name": "main", "resources": {"requests": {"cpu": f"{cpu_milli}m"}}}]}
     pod = {"metadata": {"name": "probe", "namespace": "default", "uid": "probe"}, "spec": spec}
     context = running.certificates.authority.client_context(running.certificates.client)
@@ -38,7 +38,7 @@ def room(running: ExtenderProcess, node: str, cpu_milli: int) -> bool:
 
 
 def test_one_node_after_another_is_filled(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> None:
-    """kube-scheduler by itself would spread them; a scheduler that goes by annotations would not know of the last."""
+    """kube-scheduler alone would spread the pods; scores from annotations would not include the latest pod."""
     sandbox.nodes(*kubernetes_objects.nodes(NODES, cpu=str(CPU)))
     how = ["--agents=pigeon", "--policy-objective=CONSOLIDATE", "--pigeon-usage=pods"]
     there: Counter[str] = Counter()
@@ -60,7 +60,7 @@ KEPT = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-memory"
 
 @pytest.fixture
 def forgotten(plane: ControlPlane) -> Iterator[None]:
-    """Nothing is kept, and nothing stays."""
+    """Deletes the stored state before and after a test."""
     forget(plane)
     yield
     forget(plane)
@@ -100,10 +100,10 @@ def test_what_pods_ask_for_outlives_the_process(
         for number, cpu in enumerate(("1", "3")):
             sandbox.pods(kubernetes_objects.pod(f"web-{number}", cpu=cpu, memory="1Gi"))
             sandbox.expect_bound(f"web-{number}")
-        before = wait("both have counted", lambda: demand(running) if demand(running)["pods"] == 2 else None)
+        before = wait("both are counted", lambda: demand(running) if demand(running)["pods"] == 2 else None)
     kept = plane.api.get(KEPT)["data"]
     assert json.loads(kept["pigeon.json"])["samples"] == 2
     with extender_process.extender(plane, tmp_path, "--agents=pigeon", by=user) as running:
-        wait("it remembers", lambda: demand(running) == before or None)
+        wait("the state is restored", lambda: demand(running) == before or None)
     assert before["resources"]["cpu"]["pod_mean"] == 2000
     assert before["resources"]["cpu"]["pod_deviation"] == 1000

@@ -38,7 +38,7 @@ def manifests(*actions: str, resource: str = "telemetry/scheduling") -> list[Obj
 
 
 def warnings(api: ClusterApi, obj: Object) -> list[str]:
-    """What the API server warns of if this object is created. Nothing is stored."""
+    """The warnings of the API server when this object is created. Nothing is stored."""
     answer = api.request("POST", folder_of(obj), json=obj, params=admission_policy_waits.DRY_RUN)
     return answer.headers.get_list("warning")
 
@@ -54,11 +54,11 @@ def in_namespace(sandbox: Sandbox, obj: Object) -> Object:
 
 @contextlib.contextmanager
 def enforced(sandbox: Sandbox, policy: Sequence[Object]) -> Iterator[None]:
-    """An admission policy in effect, and in effect no longer afterwards."""
+    """Enforces an admission policy while the context is open."""
     bad = bad_pod(sandbox)
 
     def has_effect() -> bool:
-        messages: list[str] = []  # by one request, as the policy may come into effect between two
+        messages: list[str] = []  # one request for both, as the policy may take effect between two requests
         return admission_policy_waits.is_denied(lambda: messages.extend(warnings(sandbox.api, bad))) or bool(
             messages
         )
@@ -92,7 +92,7 @@ def workload(kind: str, labels: dict[str, str], limits: dict[str, str] | None = 
 
 
 def kubectl(sandbox: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """kubectl in the test's namespace, whatever comes of it."""
+    """Runs kubectl in the test's namespace and returns the result, also of a failure."""
     command = [
         str(programs.folder() / "kubectl"),
         f"--kubeconfig={sandbox.plane.admin.kubeconfig}",

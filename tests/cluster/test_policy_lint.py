@@ -81,7 +81,7 @@ def api(plane: ControlPlane) -> Iterator[ClusterApi]:
 
 
 def refusal(api: ClusterApi, policy: Any) -> str:
-    """What the API server says against a policy; empty if it takes it. Nothing is stored."""
+    """The error of the API server for a policy; empty if it accepts the policy. Nothing is stored."""
     try:
         api.request("POST", PATH, json=policy, params={"dryRun": "All", "fieldValidation": "Ignore"})
     except ApiError as error:
@@ -90,7 +90,7 @@ def refusal(api: ClusterApi, policy: Any) -> str:
 
 
 def expected_refusals(policy: Any) -> list[str]:
-    """The problems that lint names and that are the API server's as well."""
+    """The problems of a policy for which the API server must refuse it as well."""
     spec = PolicyObject(spec=msgspec.Raw(msgspec.json.encode(policy.get("spec"))))
     read = policies.parse_policy(spec).problems
     unknown = [problem for problem in read if problem.found in {"an unknown strategy", "an unknown field"}]
@@ -158,7 +158,7 @@ def test_they_agree_about_too_many_strategies(api: ClusterApi) -> None:
 
 
 def containers(value: Any) -> list[Any]:
-    """Every object and list in a value, itself included; not those of the API's own types."""
+    """All objects and lists in a value, including the value itself."""
     inner = value.values() if isinstance(value, dict) else value
     below = [
         container for value in inner if isinstance(value, dict | list) for container in containers(value)
@@ -168,7 +168,7 @@ def containers(value: Any) -> list[Any]:
 
 @st.composite
 def odd_policies(draw: st.DrawFn) -> Any:
-    """A policy with a few fields added, replaced, renamed or taken away."""
+    """A policy with a few fields added, replaced, renamed or removed."""
     policy = deepcopy(WHOLE)
     for _ in range(draw(st.integers(1, 3))):
         places = (

@@ -1,4 +1,4 @@
-"""Node labels on a real API server: set for fresh values only, never flapping, never a foreign label."""
+"""Node labels on a real API server: set for fresh values only, without flapping; foreign labels are unchanged."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ PREFIX = "telemetry.aware.scheduling.pol"
 
 @pytest.fixture
 def labels(plane: ControlPlane, sandbox: Sandbox) -> Iterator[LabelWatch]:
-    """Every change of the labels of the test's nodes."""
+    """A watch of the changes of node labels."""
     with label_watch.watch_labels(plane) as seen:
         yield seen
 
@@ -49,7 +49,7 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
         until(sandbox, "c", {"pol": "violating"})
         metrics.set("heat", {"a": 20, "b": 50, "c": 95})
         until(sandbox, "a", {})
-        # what is no news changes nothing: an edit of the policy's metadata, a metric that fails, a node's annotation
+        # irrelevant changes have no effect: the policy's metadata, a failing metric, a node's annotation
         path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol"
         sandbox.api.patch(path, {"metadata": {"annotations": {"touched": "1"}}})
         sandbox.annotate("c", "touched", "1")
@@ -97,7 +97,7 @@ def test_labels_of_a_policy_that_lost_trust_while_nobody_looked_go_too(
 def test_labels_stay_while_nodewise_cannot_read_which_namespaces_are_trusted(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
-    """It is not ready and rejects all nodes, but takes no label away."""
+    """nodewise is not ready and rejects all nodes, but removes no label."""
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT])
     certificates = extender_process.CertificateFiles(tmp_path)
     with extender_process.extender(plane, tmp_path, certificates=certificates):
@@ -110,7 +110,7 @@ def test_labels_stay_while_nodewise_cannot_read_which_namespaces_are_trusted(
     with extender_process.started(
         tmp_path, extender_process.arguments(blind, certificates), certificates
     ) as running:
-        wait("it is named", lambda: "namespaces" in str(running.events("kube_lost")) or None)
+        wait("the error is logged", lambda: "namespaces" in str(running.events("kube_lost")) or None)
         running.wait_leading()
         time.sleep(2)
         assert not running.is_ready()
@@ -147,7 +147,7 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
-    """As it wrote them: a JSON patch by the manager `extender`."""
+    """The labels are written as the older system writes them: by a JSON patch of the manager `extender`."""
     heated(sandbox, metrics, {"a": 90, "b": 10}, deschedule=[HOT])
     sandbox.nodes(kubernetes_objects.node("unmeasured"))
     add = [
@@ -220,10 +220,10 @@ def test_an_extended_resource_is_kept_on_every_node(
         return amounts == {"1k"} or None
 
     with extender_process.extender(plane, tmp_path, "--advertise-resource=telemetry/scheduling=1000"):
-        wait("a has it", lambda: advertised("a"))
+        wait("a advertises the resource", lambda: advertised("a"))
         gone = [{"op": "remove", "path": "/status/capacity/telemetry~1scheduling"}]
         headers = {"Content-Type": "application/json-patch+json"}
         sandbox.api.request("PATCH", "/api/v1/nodes/a/status", json=gone, headers=headers)
-        wait("a has it again", lambda: advertised("a"))
+        wait("a advertises the resource again", lambda: advertised("a"))
         sandbox.nodes(kubernetes_objects.node("late"))
-        wait("so has one that comes later", lambda: advertised("late"))
+        wait("a new node advertises the resource", lambda: advertised("late"))

@@ -23,7 +23,7 @@ MISSPELT = {"dontSchedule": {"rules": [HOT]}}
 
 @contextlib.contextmanager
 def before_the_upgrade(api: ClusterApi) -> Iterator[None]:
-    """Install a definition that accepts unknown strategies, as older ones did, and restore ours afterwards."""
+    """Installs a definition that accepts unknown strategies, as older ones do; restores the current one at the end."""
     extender_process.define(api)
     probe = extender_process.tas_policy("probe", MISSPELT, "default")
     rules = extender_process.manifest("crds/taspolicies.yaml")[0]
@@ -51,7 +51,7 @@ def _takes(api: ClusterApi, obj: Any) -> bool:
 def test_a_stored_policy_with_a_misspelt_strategy_rejects_its_pods_and_says_so(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
-    """The pod of such a policy was bound to the node that the policy was meant to exclude."""
+    """Without this, the pod of such a policy would be bound to the node that the policy is meant to exclude."""
     extender_process.heated(sandbox, metrics, {"hot": 90}, dontschedule=[HOT])
     with before_the_upgrade(plane.api):
         sandbox.put(extender_process.tas_policy("odd", MISSPELT))
@@ -133,7 +133,7 @@ def test_the_largest_policy_that_the_definition_takes_is_within_the_cost_limits(
 
 
 def _kubectl(sandbox: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """kubectl in the test's namespace, whatever comes of it."""
+    """Runs kubectl in the test's namespace and returns the result, also of a failure."""
     plane = sandbox.plane
     command = [
         programs.folder() / "kubectl",

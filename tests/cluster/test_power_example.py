@@ -1,4 +1,4 @@
-"""The power example on real programs: one series is a node's metric for nodewise and a number for the autoscaler."""
+"""The power example with real programs: nodewise and the autoscaler use the same series."""
 
 import subprocess
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ APIS = {**metrics_pipeline.APIS, EXTERNAL: ("v1beta1",)}
 
 @pytest.fixture
 def power(plane: ControlPlane, sandbox: Sandbox, measuring: MetricsServices) -> Iterator[MetricsPipeline]:
-    """Both APIs from an adapter with the rules of the power example."""
+    """The custom and the external metrics API, served by an adapter with the rules of the power example."""
     sandbox.nodes(*(kubernetes_objects.node(name) for name in DRAWN))
     program, url = programs.prometheus_adapter(), measuring.monitoring.url
     with (
@@ -34,7 +34,7 @@ def power(plane: ControlPlane, sandbox: Sandbox, measuring: MetricsServices) -> 
 
 
 def external(sandbox: Sandbox) -> str | None:
-    """The number that the autoscaler goes by."""
+    """The external metric that the autoscaler uses; None if there is none."""
     try:
         metric = sandbox.api.get(f"/apis/{EXTERNAL}/v1beta1/namespaces/{sandbox.namespace}/package_power_max")
     except ApiError:
@@ -43,7 +43,7 @@ def external(sandbox: Sandbox) -> str | None:
 
 
 def run(sandbox: Sandbox) -> bool | None:
-    """Calls the pods running and ready, as their kubelet would; the autoscaler counts only those."""
+    """Sets the pods' status to running and ready, as a kubelet does, since the autoscaler counts only ready pods."""
     pods = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     for pod in pods:
@@ -75,7 +75,7 @@ def test_the_autoscaler_spreads_the_work_while_a_node_is_above_the_limit(
 def test_the_recording_rule_makes_per_cent_of_the_energy_counters(
     prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
-    """Two packages that draw 205 W and 102.5 W: on average 75 % of 205 W."""
+    """Two packages draw 205 W and 102.5 W, on average 75 % of 205 W."""
     counters = [
         {
             "series": f'node_rapl_package_joules_total{{instance="node1",index="{index}"}}',

@@ -1,19 +1,19 @@
 """SIGKILL at random moments for every program of the pipeline: etcd, kube-apiserver, Prometheus, adapter, nodewise.
 
-What is shown, with the period (`--sync-period`) of 10 s and all other settings as they ship:
+The test checks the following, with a period (`--sync-period`) of 10 s and default settings otherwise:
 
-- While programs die and come back, whoever asks nodewise is told one truth as a whole, none older than what was known
-  before the storm, or is refused; the same is seen of every node's labels. A call goes unanswered only between a kill
-  of nodewise and its next answer.
-- Within two periods after the storm labels and decisions are those of the newest truth. The two periods are counted
-  from the moment at which every program answers its own health check and the new values can be read where nodewise
-  reads them: in the custom metrics API, through the API server. The scrape interval and the adapter come before that
-  and have nothing to do with nodewise. One period is the longest time until the next refresh; of the second, a tenth
-  goes by until the leader looks, and 2.5 s go by for writing 100 nodes (50 at once, then 20 a second).
-- Nothing is lost: policies, nodes, what others wrote on nodes; nodewise did not end by itself, leads, and logged
-  no traceback and no flood.
+- While programs are killed and restarted, every response of nodewise follows from one consistent set of values, which
+  is not older than the values from before the storm, or reports missing values. The same holds for the labels of each
+  node. A call gets no response only between a kill of nodewise and its next response.
+- Within two periods after the storm, labels and decisions follow from the newest values. The periods begin when every
+  program passes its health check and the new values can be read from the custom metrics API through the API server.
+  The scrape interval and the adapter delay values before that and are independent of nodewise. The first period is
+  the longest time until the next refresh. The second contains a tenth of a period until the leader checks, and 2.5 s
+  to write 100 nodes (50 at once, then 20 per second).
+- Policies, nodes and foreign fields of nodes are not lost. nodewise does not end by itself, is the leader, and logs
+  no traceback and not too many lines.
 
-`NODEWISE_FAULTS_SEED` searches other storms, `NODEWISE_FAULTS` sets the number of faults.
+`NODEWISE_FAULTS_SEED` selects other random storms, `NODEWISE_FAULTS` sets the number of faults.
 """
 
 import contextlib
@@ -63,20 +63,20 @@ FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}
 FAULTS = int(os.environ.get("NODEWISE_FAULTS", case_counts.of("12", "100")))
 SEED = int(os.environ.get("NODEWISE_FAULTS_SEED", "20261121"))
 KILLS = 6
-"""Faults of one storm, after which all is to be well again."""
+"""Number of faults in a storm, after which everything must recover."""
 STORM_S = 5.0
 PERIOD_S = 10.0
 CROSSING = 50
-"""Nodes that cross a threshold with one change, at most; there are two changes in a storm."""
+"""Maximum number of nodes that cross a threshold with one change. A storm has two changes."""
 METRICS = f"/apis/{metrics_pipeline.GROUP}/v1beta2/nodes/*"
 POLICIES = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{NAMESPACE}/taspolicies"
 EXPORTER = "all"
-"""One exporter tells of all nodes, so that a scrape sees one truth."""
+"""One exporter has the series of all nodes, so that a scrape reads consistent values."""
 JOB = {**prometheus_and_exporters.JOB, "honor_labels": True}
 MAX_AGE_S = 60.0
-"""The default: what is older counts for nothing."""
+"""The default maximum age of values. Older values are not used."""
 MOST_WARNINGS = 40
-"""Log lines a storm, on average, that are not of level info."""
+"""Maximum average number of log lines above level info per storm."""
 
 
 class KillTestCluster:
@@ -108,7 +108,7 @@ class KillTestCluster:
         return httpx2.Client(verify=context, timeout=60, trust_env=False)
 
     def change(self) -> None:
-        """Another truth from now on."""
+        """Changes the metric values."""
         truth = self.history.newest.changed(self._chance, CROSSING)
         self.history.add(truth)
         self._expose()
@@ -121,7 +121,7 @@ class KillTestCluster:
         part.rename(folder / "truth.prom")
 
     def recover(self) -> None:
-        """Within two periods after the newest truth can be read, all is right."""
+        """Checks that everything is correct within two periods after the newest values can be read."""
         wait("the newest truth can be read", self._is_readable, 120, self.storm.diary_tail)
         began_s = time.monotonic()
         self._hand_in()
@@ -136,11 +136,11 @@ class KillTestCluster:
         assert self.wrong() == [], self.status_text()
 
     def wrong(self) -> list[str]:
-        """What was seen meanwhile that must not be."""
+        """Wrong responses and labels that the threads have found so far."""
         return [*self.caller.wrong, *self.labels.wrong][:10]
 
     def status_text(self) -> str:
-        """What happened, for whoever must find out why."""
+        """A report for error messages: wrong results, the end of the diary, and nodewise's log and metrics."""
         shown = []
         with contextlib.suppress(httpx2.TransportError):
             shown = httpx2.get(f"{self._served.health}/metrics").text.splitlines()
@@ -161,13 +161,13 @@ class KillTestCluster:
         return {item["describedObject"]["name"]: int(item["value"]) for item in items}
 
     def _hand_in(self) -> None:
-        """A policy that comes now, and one that goes: nodewise must watch again to know of it."""
+        """Creates a policy and deletes another one, which nodewise learns only if it watches again."""
         self._late += 1
         self._api.create(policy(f"late-{self._late}", dontschedule=[TOO_HOT]))
         self._api.delete(f"{POLICIES}/late-{self._late - 1}")
 
     def _amiss(self) -> str:
-        """What is not as it should be by now; empty if all is well."""
+        """A description of what is still wrong; empty if everything is correct."""
         truth = self.history.newest
         labels = {
             node: process_kills.split(node_labels)[0] for node, node_labels in self.labels.read().items()
@@ -192,7 +192,7 @@ class KillTestCluster:
         return "" if "does not exist" in str(gone) else "a policy that went is still known"
 
     def back_up(self) -> Path:
-        """A copy of all that is in etcd now."""
+        """Copies the data of etcd."""
         copy = self._data.with_name("backup")
         self.parts[0].kill(0.0)
         shutil.copytree(self._data, copy)
@@ -200,7 +200,7 @@ class KillTestCluster:
         return copy
 
     def put_back(self, copy: Path) -> None:
-        """etcd has what it had then, and counts on from there; the API server starts with that."""
+        """Restores the data of etcd, whose revisions continue from there, and restarts the API server."""
         for part in self.parts[:2]:
             part.kill(0.0)
         shutil.rmtree(self._data)
@@ -215,11 +215,11 @@ class KillTestCluster:
         return f"late-{self._late}"
 
     def is_judged(self, name: str) -> bool:
-        """Whether nodewise judges by a policy of this name, and by the newest truth."""
+        """Whether nodewise decides by a policy of this name and by the newest values."""
         return process_kills.failed(self._probe.ask("filter", name)) == self.history.newest.rejected()
 
     def check_end(self) -> None:
-        """Nothing is lost, and the log can be read."""
+        """Checks that nothing is lost, and checks the log."""
         kept = {item["metadata"]["name"] for item in self._api.get(POLICIES)["items"]}
         assert kept == {POLICY, f"late-{self._late}"}
         assert self.labels.read().keys() == set(NODES)
@@ -240,7 +240,7 @@ class KillTestCluster:
         return (well["MetricsFetched"] == "True" and status["violatingNodes"] == count) or None
 
     def _check_log(self) -> None:
-        """Check the log: no traceback, not too many lines, and each error logged once."""
+        """Checks the log: no traceback, not too many lines, and each error logged once."""
         assert "Traceback" not in self.parts[-1].process.log.read_text()
         loud = self._loud()
         assert loud.total() <= MOST_WARNINGS * len(self.took_s), loud.most_common()
@@ -258,7 +258,7 @@ class KillTestCluster:
         return Counter(event["event"] for event in self._served.events() if event["level"] != "info")
 
     def report(self) -> str:
-        """What came of it, in figures."""
+        """A summary of the run in numbers."""
         killed = Counter(line.split()[3] for line in self.storm.diary if " fault " in line)
         took = f"{statistics.median(self.took_s):.1f} s in the median, {max(self.took_s):.1f} s at most"
         caller = self.caller
@@ -285,7 +285,7 @@ IDLEST: Object = {"metricname": "load", "operator": "LessThan"}
 
 
 def policy(name: str, **strategies: list[Object]) -> Object:
-    """A TASPolicy in our namespace."""
+    """A TASPolicy in the test's namespace."""
     return {
         "apiVersion": "telemetry.intel.com/v1alpha1",
         "kind": "TASPolicy",
@@ -297,7 +297,7 @@ def policy(name: str, **strategies: list[Object]) -> Object:
 def _parts(
     plane: ControlPlane, scraping: Monitoring, adapter: PrometheusAdapter, nodewise: ExtenderProcess
 ) -> tuple[SupervisedProcess, ...]:
-    """What is killed; nodewise comes last."""
+    """The programs that are killed; nodewise is the last."""
     etcd, api_server = plane.processes[:2]
     probe = ClusterApi(
         f"https://localhost:{adapter.backend.port}", adapter.backend.authority.client_context()
@@ -344,7 +344,7 @@ def scene(
 
 
 def _populate(plane: ControlPlane, adapter: PrometheusAdapter) -> None:
-    """Nodes, the policy, and the custom metrics API."""
+    """Creates the nodes, the policy, and the custom metrics API."""
     api = plane.api
     extender_process.define(api)
     for name in (NAMESPACE, adapter.backend.namespace):
@@ -373,8 +373,8 @@ def test_a_hundred_kills_at_random_moments_lose_nothing(scene: KillTestCluster) 
 
 
 def test_an_etcd_that_was_put_back_is_followed(scene: KillTestCluster) -> None:
-    """A watch from a version that the API server does not have yet tells nothing till it has it: who waits for it
-    would go on with what was there before, for as long as it takes to make as many changes again.
+    """A watch from a revision that the API server has not reached yet sends no events until it reaches it. A client
+    that only waits would use outdated objects until as many changes have been made again.
     """
     kept = scene.newest_policy
     copy = scene.back_up()
@@ -395,7 +395,7 @@ def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
     metrics.set("heat", dict.fromkeys(names, 10))
     extender_process.policy(sandbox, deschedule=[TOO_HOT])
     with extender_process.extender(plane, tmp_path, "--kube-qps=20", "--kube-burst=20") as running:
-        wait("it leads", lambda: running.events("leading") or None)
+        wait("nodewise leads", lambda: running.events("leading") or None)
         wait("the metric is known", lambda: running.fetched("heat") or None)
         metrics.set("heat", dict.fromkeys(names, 90))
         seen: list[float] = []

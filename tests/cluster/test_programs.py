@@ -1,4 +1,4 @@
-"""Finding and building of programs, with a fake for the go command."""
+"""Finding and building programs, with a fake go command."""
 
 import os
 import stat
@@ -24,7 +24,7 @@ esac
 
 
 class EmptyBuildMachine:
-    """A machine with an empty cache and, where it is given one, a go of its own."""
+    """A machine with an empty cache, and with a fake go command if one is given."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._built, self._bin = folder / "built", folder / "bin"
@@ -42,7 +42,7 @@ class EmptyBuildMachine:
 
     @property
     def built(self) -> list[str]:
-        """The programs that go was asked to build, in order."""
+        """The programs that the go command has built, in order."""
         return [Path(line).name for line in self._built.read_text().split()] if self._built.exists() else []
 
 

@@ -1,4 +1,4 @@
-"""The Prometheus source on a real Prometheus: the suite that the fake passes too, and authentication."""
+"""The Prometheus source with a real Prometheus: the suite that the fake passes too, and authentication."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tests.unit.metrics.prometheus_double import SeriesSamples
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 
 HASH = "$2b$04$uCC4cvupet6tuzk0uSInmuxVKhogVpFL4P72LL2SbdR4WtwFaog3e"
-"""Of `secret`, by bcrypt."""
+"""The bcrypt hash of `secret`."""
 
 
 class TestReal(PrometheusSuite):
@@ -52,7 +52,7 @@ HOT = {
 
 
 def decide(url: str, folder: Path, **fields: str) -> Object:
-    """What the policy of a pod says about two nodes, by `nodewise decide` with values from Prometheus."""
+    """The decision of `nodewise decide` about a pod with a policy and two nodes, with values from Prometheus."""
     rule = {"metricname": SENSORS, "operator": "GreaterThan", "target": 80, **fields}
     strategies = {"dontschedule": {"rules": [rule]}, "scheduleonmetric": {"rules": [rule]}}
     policy = {
@@ -78,7 +78,7 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
 def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
     prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
-    """Without an aggregation no node has a value: every node was accepted, the one at 97 °C included."""
+    """Without an aggregation no node has a value. Every node was accepted, even the one at 97 °C."""
     with prometheus_process.prometheus_with_series(prometheus_programs, tmp_path / "held", HOT) as server:
         decision = decide(server.url, tmp_path)
         assert decision["feasible"] == []
@@ -121,7 +121,7 @@ class ChangingExporter:
 def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
     prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
-    """Its samples are still in the range that is requested, but Prometheus has marked it as ended."""
+    """The samples of the old series are still in the requested range, but Prometheus has marked the series as stale."""
     exporter = ChangingExporter()
     exporter.text = 'temp{instance="a",pod="old"} 97\n'
     job = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [exporter.address]}]}
@@ -146,7 +146,7 @@ def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
 
 
 class ProtectedPrometheus:
-    """A Prometheus that wants TLS, a client certificate and a password, and what a client needs for that."""
+    """A Prometheus that requires TLS, a client certificate and a password, with the files that a client needs."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = CertificateAuthority(folder, "prometheus-ca")

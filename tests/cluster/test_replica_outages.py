@@ -1,13 +1,13 @@
 """Replicas that are stopped or killed, and an API server that is unavailable, under a real kube-scheduler.
 
-What kube-scheduler does, and the Go client in it, cannot be changed by an extender: a call is made once, and one that
-gets no answer fails the attempt; the pod is tried again after its back-off of a second, at most ten. So:
+An extender cannot change the behavior of kube-scheduler and its Go client: a call is sent once, and a call without a
+response fails the scheduling attempt. The pod is retried after its back-off, which is one to ten seconds. Therefore:
 
-- A replica that is told to end (SIGTERM) takes part in no failed call: it falls from readiness, serves on, and ends
-  each connection with an answer.
-- Of one that is killed (SIGKILL) the calls are lost that it had begun, and those that were sent to it before the
-  Service knew. No other replica's calls are touched, and no pod is lost.
-- Pods without a policy never come to us, whatever state we are in.
+- No call fails when a replica is terminated (SIGTERM): it becomes unready, continues to serve, and closes each
+  connection after a response.
+- When a replica is killed (SIGKILL), calls in progress and calls sent to it before the Service removed it are lost.
+  Calls to other replicas are not affected, and no pod is lost.
+- kube-scheduler never calls nodewise for pods without a policy, whatever the state of nodewise.
 """
 
 import contextlib
@@ -48,9 +48,9 @@ HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 BUSY = {"metricname": "load", "operator": "GreaterThan", "target": 5, "query": "node_load"}
 CALLERS = 6
 LEASE_S = 15 + 4.4
-"""The Lease of a leader that is dead is left alone for 15 s; then it is looked at every 4.4 s at the latest."""
+"""Seconds after which the Lease of a dead leader changes: it lasts 15 s and is checked at least every 4.4 s."""
 SLACK_S = 60
-"""For a machine that has much else to do."""
+"""Additional seconds for a loaded machine."""
 POD_SCHEDULER = {"clientConnection": {"qps": 5000, "burst": 5000}}
 
 
@@ -86,7 +86,7 @@ class TelemetryReplicas:
         self._stack = contextlib.ExitStack()
 
     def start(self) -> ExtenderProcess:
-        """One more; the Service knows it when this returns."""
+        """Starts a replica and waits until the Service forwards connections to it."""
         replica = self._stack.enter_context(
             extender_process.extender(
                 self._plane,
@@ -102,13 +102,13 @@ class TelemetryReplicas:
         return replica
 
     def gone(self, replica: ExtenderProcess) -> None:
-        """The Service forgets one."""
+        """Removes a replica from the Service."""
         self.running.remove(replica)
         self._publish()
 
     def leader(self) -> ExtenderProcess:
-        """The one that leads, as soon as one does."""
-        return wait("one leads", lambda: next(filter(leads, self.running), None), LEASE_S + SLACK_S)
+        """Waits for a leader and returns it."""
+        return wait("a replica leads", lambda: next(filter(leads, self.running), None), LEASE_S + SLACK_S)
 
     def caller(self, body: Object) -> SchedulerCaller:
         return SchedulerCaller(
@@ -116,7 +116,7 @@ class TelemetryReplicas:
         )
 
     def entry(self) -> Object:
-        """What `docs/scheduler.md` recommends, through the Service; patient, as the machine has much else to do."""
+        """The entry that `docs/scheduler.md` recommends, with the Service's URL and a timeout for a loaded machine."""
         url = f"{self.service.url}/scheduler"
         return self.running[0].entry(urlPrefix=url, httpTimeout="30s")
 
@@ -140,7 +140,7 @@ def leads(replica: ExtenderProcess) -> bool:
 def replicas(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> Iterator[TelemetryReplicas]:
-    """Two of them, three nodes of which `a` is hot, and a policy."""
+    """Two replicas, three nodes of which `a` is hot, and a policy."""
     sandbox.nodes(*map(roomy, "abc"))
     metrics.set("heat", {"a": 90, "b": 10, "c": 10})
     extender_process.policy(sandbox, dontschedule=[HOT], deschedule=[HOT])
@@ -155,7 +155,7 @@ def replicas(
 
 
 def until_bound(pods: PodStream, more: int) -> None:
-    """Until so many more are bound."""
+    """Waits until `more` additional pods are bound."""
     target = len(pods.bound_s) + more
     wait("pods are bound", lambda: len(pods.bound_s) >= target or None, 60, pods.status_text)
 
@@ -187,7 +187,7 @@ def test_a_rolling_update_fails_no_call_and_delays_no_pod(
             replicas.start()
             os.kill(old.process.pid, signal.SIGTERM)
             until_bound(pods, 20)
-            wait("it has ended", lambda replica=old: not replica.process.is_running or None)
+            wait("the replica has ended", lambda replica=old: not replica.process.is_running or None)
             replicas.gone(old)
             until_bound(pods, 20)
             replicas.leader()
@@ -207,7 +207,7 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
 ) -> None:
     leader = replicas.leader()
     body = filter_request(sandbox.namespace, "pol", "a", "b", "c")
-    filtering = replicas.entry() | {"prioritizeVerb": ""}  # a broken call of it would cost no attempt
+    filtering = replicas.entry() | {"prioritizeVerb": ""}  # its failure would not fail the attempt
     replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [filtering]}),
@@ -219,10 +219,10 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
             until_bound(pods, 50)
             killed_s = time.monotonic()
             with stopped(leader.process):
-                time.sleep(0.3)  # so that calls of all are under way there, kube-scheduler's too
+                time.sleep(0.3)  # now all clients have calls in progress, also kube-scheduler
                 leader.process.kill()
             dead = endpoint(leader)
-            wait("the Service knows", lambda: dead not in replicas.service.ready or None)
+            wait("the Service is updated", lambda: dead not in replicas.service.ready or None)
             known_s = time.monotonic()
             replicas.gone(leader)
             until_bound(pods, 50)
@@ -230,8 +230,8 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
             followed_s = time.monotonic() - killed_s
             metrics.set("heat", {"a": 90, "b": 95, "c": 10})
             wait("the new leader labels", lambda: "pol" in labels(sandbox, "b") or None)
-            # the other replica may fetch the metric up to a period later
-            wait("every replica knows", lambda: filtered_names(callers) == {"['c']"} or None)
+            # the other replica may fetch the metric up to one period later
+            wait("all responses are new", lambda: filtered_names(callers) == {"['c']"} or None)
         until_all_bound(pods)
     lost = [failure for caller in callers for failure in caller.failed]
     assert [
@@ -258,7 +258,7 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
 def is_of(
     failure: FailedCall, dead: BalancedEndpoint, service: LoadBalancer, begin_s: float, end_s: float
 ) -> bool:
-    """Whether a call was lost with the replica that died, before the Service knew of it."""
+    """Whether a failed call went to the dead replica before the Service removed it."""
     gone = not failure.port or service.taken.get(failure.port) == dead
     return gone and failure.at_s >= begin_s and failure.began_s <= end_s
 
@@ -270,7 +270,7 @@ def labels(sandbox: Sandbox, node: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def stopped(*processes: Process) -> Iterator[None]:
-    """As if their machines stood still: connections stay open, nothing is answered."""
+    """Stops processes with SIGSTOP: connections stay open, but nothing is answered."""
     for process in processes:
         os.kill(process.pid, signal.SIGSTOP)
     try:
@@ -282,7 +282,7 @@ def stopped(*processes: Process) -> Iterator[None]:
 
 
 class BindRates:
-    """How many plain pods a second are bound while 40 wait all the time."""
+    """Measures how many plain pods are bound per second while up to 40 pods are unbound."""
 
     def __init__(self, plane: ControlPlane, sandbox: Sandbox) -> None:
         self._plane = plane
@@ -292,7 +292,7 @@ class BindRates:
     def measure(
         self, extenders: list[Object], for_s: float, first: Callable[[], None] = lambda: None
     ) -> float:
-        """With these extenders; `first` is done when the scheduler runs."""
+        """The bound pods per second with these extenders. `first` is called after the start of the scheduler."""
         self._rounds += 1
         with self._plane.start_scheduler(POD_SCHEDULER | {"extenders": extenders}):
             first()
@@ -309,7 +309,7 @@ class BindRates:
     def compare(
         self, extenders: list[Object], first: Callable[[], None] = lambda: None
     ) -> list[tuple[float, float]]:
-        """Rates without extenders and with these, until one pair is good enough or there are five."""
+        """Pairs of rates without and with these extenders, until one pair is good enough or there are five."""
         rates: list[tuple[float, float]] = []
         while len(rates) < 5 and not any(rate >= 0.5 * none for none, rate in rates):
             rates.append((self.measure([], 3), self.measure(extenders, 5, first)))
@@ -319,7 +319,7 @@ class BindRates:
 def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
     plane: ControlPlane, sandbox: Sandbox, replicas: TelemetryReplicas, record_property: Any
 ) -> None:
-    """At half the rate at least, in the best of some tries: other work on the machine slows the one or the other."""
+    """The best of several rates is at least half the rate without extenders; other load affects both."""
     rates = BindRates(plane, sandbox)
     waiting = [f"waits-{number}" for number in range(10)]
 
@@ -331,7 +331,7 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
 
     with stopped(*(replica.process for replica in replicas.running)):
         still = rates.compare([replicas.entry()])
-        wait("the Service knows", lambda: not replicas.service.ready or None)
+        wait("the Service is updated", lambda: not replicas.service.ready or None)
         crowded = rates.compare([replicas.entry()], policy_pods)
         assert [name for name in waiting if namespace_sandboxes.node_of(sandbox.pod(name))] == []
         messages = failures(sandbox)
@@ -351,17 +351,17 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
 AWAY_S = case_counts.of(24.0, 60.0)
 MAX_AGE_S = case_counts.of(15, 30)
 PERIOD_S = 12.0
-"""Two of them are enough for what takes seconds on a loaded machine."""
+"""The sync period. Two periods are enough for steps that take seconds on a loaded machine."""
 
 
 def shown(replica: ExtenderProcess, metric: str) -> float:
-    """The value of a gauge, named with its labels."""
+    """The value of a gauge; `metric` includes its labels."""
     lines = httpx2.get(f"{replica.health}/metrics").text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"nodewise_{metric} "))
 
 
 class AvailabilityCluster:
-    """A control plane of its own with one nodewise, whose metrics come through the API server and from Prometheus."""
+    """A separate control plane and one nodewise with metrics from the custom metrics API and from Prometheus."""
 
     def __init__(
         self, plane: ControlPlane, programs: debian_packages.PrometheusPrograms, folder: Path
@@ -394,11 +394,11 @@ class AvailabilityCluster:
         return self._stack.enter_context(extender_process.extender(self._plane, self._folder, *more))
 
     def load(self, busy: str) -> None:
-        """The one node that is busy from now on, by what Prometheus says."""
+        """Makes one node busy according to Prometheus."""
         self.scraping.set("node_load", {"a": 1, "b": 1, "c": 1} | {busy: 9})
 
     def rejects(self, name: str, nodes: str) -> bool | None:
-        """Whether the nodes that nodewise rejects for a policy are these."""
+        """Whether nodewise rejects exactly these nodes for a policy; None if not."""
         rejected = [node for node in "abc" if self.nodewise.rejects(self.sandbox.namespace, node, name)]
         return rejected == list(nodes) or None
 
@@ -406,7 +406,7 @@ class AvailabilityCluster:
         wait(f"policy {name} rejects {nodes}", lambda: self.rejects(name, nodes), deadline_s)
 
     def states(self, metric: str) -> set[str]:
-        """Of the values of a metric, as the newest decisions tell them."""
+        """The states of a metric's values in the newest decisions."""
         decisions = self.nodewise.decisions("probe")
         return {
             value["state"]
@@ -423,20 +423,20 @@ class AvailabilityCluster:
         )
 
     def stand_still(self) -> contextlib.AbstractContextManager[None]:
-        """The API server does nothing in the block."""
+        """Stops the API server with SIGSTOP while the context is open."""
         return stopped(self._api_server)
 
     def kill(self) -> None:
-        """The API server is no more."""
+        """Kills the API server."""
         self._api_server.kill()
 
     def start_again(self) -> None:
-        """The API server as it was; ready."""
+        """Restarts the API server and waits until it is ready."""
         again = self._restarted.enter_context(Process(self._command, self._api_server.log))
         again.wait_ready(lambda: self._plane.api.answers("/readyz"))
 
     def close(self) -> None:
-        with self._restarted:  # what is cleaned away is cleaned away in it
+        with self._restarted:  # the cleanup needs a running API server
             self._stack.close()
 
 
@@ -455,7 +455,7 @@ def scene(
 def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_said(
     scene: AvailabilityCluster,
 ) -> None:
-    """Half of the time the API server stands still, then it is dead. Prometheus goes on."""
+    """The API server is first stopped (SIGSTOP) and then dead. Prometheus continues."""
     nodewise = scene.nodewise
     scene.until_rejected("far", "a")
     scene.until_rejected("near", "b")
@@ -463,7 +463,7 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
     with scheduler_calls.continuous_calls(2, lambda: scene.caller(next(names))) as callers:
         began_s = time.monotonic()
         with scene.stand_still():
-            wait("it is said", lambda: nodewise.events("kube_silent") or None)
+            wait("the outage is logged", lambda: nodewise.events("kube_silent") or None)
             assert shown(nodewise, "kube_connected") == 0
             scene.load("a")
             scene.until_rejected("near", "a")
@@ -483,7 +483,7 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
         scene.sandbox.api.patch(path(scene.sandbox, "far"), policy("far", HOT | {"target": 5}))
         scene.until_rejected("far", "abc")
         took_s = time.monotonic() - changed_s
-        wait("its return is said", lambda: nodewise.events("kube_answers") or None)
+        wait("the recovery is logged", lambda: nodewise.events("kube_answers") or None)
         assert shown(nodewise, "kube_connected") == 1
     figures = {
         "obeyed after": round(took_s, 1),

@@ -13,13 +13,13 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 PERIOD_S = 0.5
 TRIES = 3
-"""A machine that stands still may spoil one."""
+"""Number of attempts, since a stalled machine may spoil one."""
 WRITES = ("create", "patch", "delete")
-"""All but `replace`, by which the leader keeps its Lease."""
+"""All write verbs except `replace`, with which the leader renews its Lease."""
 
 
 def writes(running: ExtenderProcess) -> float:
-    """How many writes it sent so far, but for its Lease."""
+    """The number of write requests so far, except renewals of the Lease."""
     lines = httpx2.get(f"{running.health}/metrics").text.splitlines()
     counters = [line for line in lines if line.startswith("nodewise_kube_requests_total{")]
     return sum(
@@ -47,8 +47,8 @@ def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(
 
 
 def _healed(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> float:
-    """After how many seconds two pods that wait are on the node that heals."""
-    time.sleep(3)  # longer than any retry of kube-scheduler's own that follows a rejection
+    """The seconds until two pending pods are bound to a node that recovers."""
+    time.sleep(3)  # longer than any retry by which kube-scheduler itself follows a rejection
     sandbox.expect_stays_unbound("web-1", 1)
     healed_s = time.monotonic()
     metrics.set("heat", {"a": 10, "b": 90})
@@ -58,7 +58,7 @@ def _healed(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> float:
 
 
 def _sickened(sandbox: Sandbox, metrics: FakeCustomMetricsApi, running: ExtenderProcess) -> None:
-    """As before the heal: two pods for which no node is good enough."""
+    """Restores the state before the recovery: two pods for which all nodes are rejected."""
     for name in ("web-1", "web-2"):
         sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}")
         wait(f"{name} is gone", lambda name=name: True if sandbox.pod(name) is None else None)  # type: ignore[misc]
@@ -70,7 +70,7 @@ def _sickened(sandbox: Sandbox, metrics: FakeCustomMetricsApi, running: Extender
 
 
 def _settled_writes(running: ExtenderProcess) -> float:
-    """The writes so far, once there was none for six periods."""
+    """The number of writes so far, after six periods without a write."""
     seen = [-1.0, writes(running)]
     while seen[-1] != seen[-2]:
         assert len(seen) < 20, seen
@@ -91,7 +91,7 @@ def test_nothing_is_written_while_nobody_waits(
         assert before > 0, "the status at least"
         sandbox.pods(
             kubernetes_objects.running_on("b", kubernetes_objects.pod("runs")), pod("unseen")
-        )  # nobody schedules: it waits unseen
+        )  # no scheduler runs, so the pod waits without an attempt
         for heat in (10, 90, 10, 90):
             metrics.set("heat", {"a": heat, "b": 10})
             time.sleep(2 * PERIOD_S)

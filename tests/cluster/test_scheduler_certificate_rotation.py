@@ -1,4 +1,4 @@
-"""Certificate rotation with a real kube-scheduler and API server: which program reads which file again."""
+"""Certificate rotation with a real kube-scheduler and API server, and the files that each program reads again."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 
 
 class RotatingCertificates:
-    """nodewise and its scheduler, with the files of each of them."""
+    """The certificate files of nodewise and of its scheduler."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class RotatingCertificates:
         return nodewise.entry(tlsConfig=tls)
 
     def renew_server(self, ca: CertificateAuthority) -> str:
-        """A new serving certificate of this CA; its serial number."""
+        """Replaces the serving certificate by one of this CA. Returns the serial number."""
         fresh = ca.issued("nodewise", *HOSTS)
         self.certificates.server.replace(fresh)
         return fresh.serial
@@ -64,7 +64,7 @@ def rotating(tmp_path: Path) -> RotatingCertificates:
 def nodewise(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, rotating: RotatingCertificates
 ) -> Iterator[ExtenderProcess]:
-    """nodewise with a policy that leaves one node of two."""
+    """nodewise with a policy that rejects one of two nodes."""
     sandbox.nodes(*(kubernetes_objects.node(name, cpu="400") for name in "ab"))
     metrics.set("heat", {"a": 90, "b": 10})
     policy(sandbox, dontschedule=[HOT])
@@ -77,7 +77,7 @@ def nodewise(
 
 
 class ContinuousPods:
-    """Pods that are made one after another, until it is over."""
+    """Creates pods one after another until `stop`."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.made: list[str] = []
@@ -98,7 +98,7 @@ class ContinuousPods:
         self._thread.join(30)
 
     def goes_on(self) -> None:
-        """Waits until some more pods were made, and all of them are bound."""
+        """Waits until more pods are created, and until they are bound."""
         last = len(self.made) + 3
         wait("more pods are made", lambda: len(self.made) > last or None)
         assert self._sandbox.expect_bound(f"web-{last}") == "b"
@@ -106,7 +106,7 @@ class ContinuousPods:
 
 @contextmanager
 def stream(sandbox: Sandbox) -> Iterator[ContinuousPods]:
-    """Pods from here to the end of the block: all bound, and not a word of a failed attempt."""
+    """Creates pods while the context is open, and checks that all are bound and no attempt failed."""
     made = ContinuousPods(sandbox)
     try:
         made.goes_on()
@@ -123,10 +123,10 @@ def stream(sandbox: Sandbox) -> Iterator[ContinuousPods]:
 def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
     plane: ControlPlane, sandbox: Sandbox, nodewise: ExtenderProcess, rotating: RotatingCertificates
 ) -> None:
-    """And the CA of its client certificate among it: kube-scheduler reads that anew for each new connection."""
+    """This includes the CA of the client certificate, which kube-scheduler reads for each new connection."""
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}), stream(sandbox) as pods:
         rotating.renew_server(rotating.old)
-        wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
+        wait("the certificate is loaded", lambda: reloads(nodewise, "serving") == 1 or None)
         pods.goes_on()
 
         rotating.certificates.client.swap(rotating.old.issued("system:kube-scheduler", days=200))
@@ -148,15 +148,15 @@ def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
 def test_a_scheduler_reads_its_ca_file_once(
     plane: ControlPlane, sandbox: Sandbox, nodewise: ExtenderProcess, rotating: RotatingCertificates
 ) -> None:
-    """So a new CA of ours is in that file, and the scheduler started anew, before our certificate comes from it."""
+    """Add a new CA to this file and restart the scheduler before nodewise gets a certificate from this CA."""
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):
         sandbox.pods(small_pod("before"))
         sandbox.expect_bound("before")
         rotating.trusted.write_bytes(rotating.old.ca_pem + rotating.new.ca_pem)
         rotating.renew_server(rotating.new)
-        wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
-        sandbox.pods(small_pod("early"))  # a call may go through on the connection that is still open
-        wait("it is decided", lambda: node_of(sandbox.pod("early")) or scheduled(sandbox.pod("early")))
+        wait("the certificate is loaded", lambda: reloads(nodewise, "serving") == 1 or None)
+        sandbox.pods(small_pod("early"))  # a call on the open connection may still succeed
+        wait("the attempt ends", lambda: node_of(sandbox.pod("early")) or scheduled(sandbox.pod("early")))
         sandbox.pods(small_pod("late"))
         assert "certificate signed by unknown authority" in sandbox.expect_rejected("late")
         sandbox.expect_stays_unbound("late", 1)
@@ -177,7 +177,7 @@ def robot(plane: ControlPlane) -> User:
 
 
 class ReplacementUser:
-    """A second user with the same rights, whose certificate takes the place of the first one's."""
+    """A second user with the same rights, whose certificate replaces that of the first user."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
         self.name = f"second-{processes.number()}"
@@ -191,12 +191,12 @@ class ReplacementUser:
         first.pair.replace(self._plane.authority.issued(self.name))
 
     def revoke_first(self) -> None:
-        """From now on the API server refuses whoever still comes as the first."""
+        """Revokes the rights of the first user."""
         self._plane.api.delete(self._first)
 
 
 async def who_we_are(api: HttpApi) -> str:
-    """Our name, in the API server's eyes."""
+    """The user name that the API server reads from the client's credentials."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     response = msgspec.json.decode(
         await api.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
@@ -227,7 +227,7 @@ def test_calls_and_watches_come_with_the_certificate_that_is_in_the_file_now(
             second.revoke_first()
             sandbox.nodes(kubernetes_objects.node("two"))
             async for _ in lines:
-                pass  # it ends by itself, as an API server ends a watch
+                pass  # the watch ends by itself, as the API server ends watches
         async with aclosing(api.watch(NODES.path(), {"resourceVersion": version})) as lines:
             async for line in lines:
                 if b'"two"' in line:
@@ -255,9 +255,9 @@ def test_a_plugin_that_gives_another_certificate_makes_us_somebody_else(
 
 
 def plugin_user(user: User, folder: Path) -> Path:
-    """A kubeconfig whose user comes from a program that prints the certificate which is in this user's files now.
+    """A kubeconfig with a credential plugin that prints the current certificate of this user's files.
 
-    It says that the certificate is to be asked for again at once.
+    The plugin reports that the certificate has expired, so that it is called again for each use.
     """
     assert user.pair
     plugin = folder / "plugin"
@@ -318,7 +318,7 @@ async def answers(api: HttpApi) -> bool:
 def test_a_running_nodewise_goes_on_as_whom_its_new_certificate_names(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
-    """The rights of the old name are gone afterwards, and still policies are heard of and their status is written."""
+    """The rights of the old name are revoked; nodewise still receives policies and writes their status."""
     first = extender_process.user(plane)
     second = ReplacementUser(plane, first.name)
     api_user_kubeconfigs.bind(plane.api, second.name, f"test-{first.name}", extender_process.OWN_NAMESPACE)
@@ -326,13 +326,13 @@ def test_a_running_nodewise_goes_on_as_whom_its_new_certificate_names(
         ends_s = metric(running, "tls_certificate_expires_seconds", "kube_client")
         assert first.pair
         first.pair.replace(plane.authority.issued(second.name, days=200))
-        wait("it is read", lambda: reloads(running, "kube_client") or None)
+        wait("the certificate is loaded", lambda: reloads(running, "kube_client") or None)
         second.revoke_first()
         assert metric(running, "tls_certificate_expires_seconds", "kube_client") != ends_s
         sandbox.nodes(*kubernetes_objects.nodes("a b"))
         metrics.set("heat", {"a": 90, "b": 10})
         policy(sandbox, dontschedule=[HOT])
-        wait("the policy is obeyed", lambda: running.rejects(sandbox.namespace, "a") or None)
+        wait("the policy takes effect", lambda: running.rejects(sandbox.namespace, "a") or None)
         path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol"
         wait("its status is written", lambda: sandbox.api.get(path).get("status") or None)
         assert running.events("kube_lost") == []

@@ -1,6 +1,6 @@
 """When kube-scheduler calls extenders, and how it treats responses, errors and timeouts.
 
-Every rule is held against each scheduler that the fixture `scheduler` knows.
+Every rule is tested with each scheduler of the fixture `scheduler`.
 """
 
 import time
@@ -23,7 +23,7 @@ FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole no
 def plain(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, names: str = "a b c", **fields: object
 ) -> AbstractContextManager[ScheduledCluster]:
-    """Empty nodes, and the fake as the only extender, with these fields in its configuration."""
+    """A cluster with empty nodes and only the fake extender, with these fields in its entry."""
     return scheduler.cluster(
         kubernetes_objects.nodes(names), [extender_double.entry(fake_extender.url, **fields)]
     )
@@ -69,7 +69,7 @@ def test_one_node_that_is_left_is_not_scored(
 def test_of_more_than_100_nodes_a_sample_is_asked_about(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    """50 % less a percent for each 125 nodes, at least 100: of 250 it is 48 %."""
+    """The sample is 50 % minus one percent for each 125 nodes, and at least 100 nodes. For 250 nodes it is 48 %."""
     with plain(scheduler, fake_extender, " ".join(f"n{i}" for i in range(250))) as cluster:
         assert cluster.submit(kubernetes_objects.pod("web"))["web"].node
     assert [len(call.nodes) for call in fake_extender.calls] == [120, 120]
@@ -192,7 +192,7 @@ def test_a_prioritize_that_fails_costs_the_scores_and_nothing_else(
 def test_a_hang_costs_each_pod_http_timeout_twice(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    """Once in filter and once in prioritize; pods are scheduled one after another, so all of them wait."""
+    """Filter and prioritize time out once each. Pods are scheduled one after another, so all of them wait."""
     fake_extender.hang()
     with plain(scheduler, fake_extender, httpTimeout="500ms", ignorable=True) as cluster:
         start_s = time.monotonic()
@@ -233,8 +233,8 @@ def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
     fake_extender.reject = dict.fromkeys("abc", "hot")
     with plain(scheduler, fake_extender) as cluster:
         cluster.submit(kubernetes_objects.pod("web"))
-        # the pod's own new condition is an event, which has it tried once more at once
-        namespace_sandboxes.wait("the second try", lambda: len(fake_extender.asked("filter")) > 1 or None)
+        # the pod's new condition is an event that causes one immediate retry
+        namespace_sandboxes.wait("a second attempt", lambda: len(fake_extender.asked("filter")) > 1 or None)
         cluster.pass_time(1)
         fake_extender.reject = {}
         cluster.pass_time(3)

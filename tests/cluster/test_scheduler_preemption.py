@@ -1,6 +1,6 @@
-"""Which pods kube-scheduler evicts when an extender takes part in preemption.
+"""The pods that kube-scheduler evicts when an extender takes part in preemption.
 
-Each cluster is one node, full with a pod that a more important one would like to see gone.
+Each cluster has one node, which is full with a pod that a pod of higher priority can preempt.
 """
 
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole no
 def full(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, **fields: object
 ) -> AbstractContextManager[ScheduledCluster]:
-    """One node that its only pod, `small`, fills; the extender is the fake."""
+    """A cluster with the fake extender and one node, which is full with the pod `small`."""
     small = kubernetes_objects.running_on("a", kubernetes_objects.pod("small", cpu="3"))
     return scheduler.cluster(
         [kubernetes_objects.node("a")], [extender_double.entry(fake_extender.url, **fields)], [small]
@@ -52,7 +52,7 @@ def test_victims_that_the_extender_leaves_are_evicted(
 def test_a_node_that_filter_would_reject_is_a_candidate_all_the_same(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
-    """Only plugins are asked whether the pod fits without its victims; hence the preempt verb."""
+    """Preemption runs only plugins to check whether the pod fits without the victims; hence the preempt verb."""
     fake_extender.reject = {"a": "too hot"}
     with full(scheduler, fake_extender) as cluster:
         cluster.submit(LARGE)

@@ -1,6 +1,6 @@
 """The manifests of `nodewise configure --mode second-scheduler` on a real control plane.
 
-A pod that chooses it is placed by a policy, with the rights of the one service account that both containers have.
+A pod of this scheduler is placed by a policy, with the rights of the service account that both containers share.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ LOOPBACK = "http://127.0.0.1:9001"
 
 
 def printed(plane: ControlPlane, *flags: str) -> str:
-    """Asked without a version: the cluster says it."""
+    """The manifests that the command prints. The Kubernetes version comes from the cluster."""
     done = subprocess.run(
         [NODEWISE, "configure", "--mode", "second-scheduler", *flags],
         env={"KUBECONFIG": str(plane.admin.kubeconfig), "PATH": "/usr/bin:/bin"},
@@ -53,7 +53,7 @@ def test_a_pod_is_placed_by_a_policy(
     ports = [f"--port={processes.free_port()}", "--health-port=0", "--sync-period=500ms"]
     arguments = [*local, *ports, f"--kubeconfig={account.kubeconfig}", f"--namespace={NAMESPACE}"]
     with extender_process.started(tmp_path, arguments, CertificateFiles(tmp_path)) as nodewise:
-        wait("it is ready", lambda: nodewise.is_ready() or None)
+        wait("nodewise is ready", lambda: nodewise.is_ready() or None)
         config = manifests["ConfigMap"]["data"]["scheduler.yaml"]
         assert LOOPBACK in config
         scheduler = plane.start_scheduler(config.replace(LOOPBACK, nodewise.url), user=account)

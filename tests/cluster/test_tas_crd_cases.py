@@ -1,4 +1,4 @@
-"""The policies of crd.yaml on a real API server: whether it accepts them, and what it stores."""
+"""The policies of crd.yaml on a real API server, which accepts or refuses them, and the stored specs."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ VERSION = "v1alpha1"
 
 
 class OfferedPolicy(NamedTuple):
-    """What came of a policy: the spec that would be stored, or the refusal in words."""
+    """The result for a policy: the spec that would be stored, or the error message."""
 
     spec: Any = None
     refusal: str = ""
@@ -26,7 +26,7 @@ class OfferedPolicy(NamedTuple):
 
 @pytest.fixture(scope="module")
 def api(plane: ControlPlane) -> Iterator[ClusterApi]:
-    """An API server that knows our definition with its admission policy, and the older one under another group."""
+    """An API server with the current definition and admission policy, and the older definition in another group."""
     extender_process.define(plane.api)
     made = plane.api.create(_definition(OLDER, TABLE.older))
     path = f"/apis/{OLDER}/{VERSION}/taspolicies"
@@ -63,7 +63,7 @@ def specs(row: DefinitionRow) -> list[Any]:
 
 
 def offered(api: ClusterApi, group: str, name: str, spec: Any) -> OfferedPolicy:
-    """Offer a policy with a spec, or without one where that is None. Nothing is stored."""
+    """Creates a policy as a dry run; without a spec if `spec` is None."""
     metadata = {"namespace": "default", **({"name": name} if name else {})}
     policy = {"apiVersion": f"{group}/{VERSION}", "kind": "TASPolicy", "metadata": metadata}
     body = policy | ({} if spec is None else {"spec": spec})
@@ -89,7 +89,7 @@ def test_definition(api: ClusterApi, row: DefinitionRow) -> None:
     "row", [row for row in TABLE.rows if row.number], ids=lambda row: f"{row.number} {row.name}"
 )
 def test_the_older_definition_answers_as_the_row_says(api: ClusterApi, row: DefinitionRow) -> None:
-    """So that the table's schema is the older one indeed."""
+    """Checks that the schema in the table is that of the older system."""
     if row.differs:
         return
     for spec in specs(row):

@@ -55,6 +55,6 @@ def test_nodes_are_not_listed_once_a_period(results: StoryResults) -> None:
         for request in results.environment.proxy.requests
         if (request.method, request.path) == ("GET", "/api/v1/nodes")
     ]
-    # a list of one, for its version, is how a watch that ended is seen to have missed nothing
+    # nodewise lists with limit 1 for the resource version, to check that an ended watch has missed no change
     lists = [request for request in gets if "watch=" not in request.query and request.query != "limit=1"]
     assert len(lists) < 12, lists

@@ -2,7 +2,7 @@
 
     0/N nodes are available: <n reason>, <n reason>. <what preemption says>
 
-Every text is held against each scheduler that the fixture `scheduler` knows.
+Every message is tested with each scheduler of the fixture `scheduler`.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tests.cluster.extender_double import FakeExtenderServer
 from tests.cluster.schedulers import SchedulerUnderTest, SchedulingOutcome
 
 CLAIMS = "no new claims to deallocate, "
-"""What the plugin DynamicResources says in every preemption since 1.36, before the plugin that preempts."""
+"""The message of the plugin DynamicResources in every preemption since 1.36, before that of the preemption plugin."""
 
 NO_VICTIMS = f"{CLAIMS}preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
 NO_HELP = f"{CLAIMS}preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."

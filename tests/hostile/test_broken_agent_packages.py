@@ -1,4 +1,4 @@
-"""Agents of other packages in the real process: a correct one beside every kind of broken one."""
+"""Agents of other packages in the real process: a correct agent beside every kind of broken agent."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def target(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Att
 
 
 def ask_agents(target: AttackedExtender, verb: str, *agents: str, policy: str | None = None) -> Any:
-    """What is said of all nodes to a pod that concerns these agents."""
+    """The response for all nodes and a pod that these agents evaluate."""
     labels = {f"{name}/limit": "5" for name in agents} | ({"telemetry-policy": policy} if policy else {})
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
     body = json.dumps({"Pod": pod, "NodeNames": list(cluster_files.NODES)}).encode()
@@ -188,7 +188,7 @@ def test_without_a_cluster_each_request_is_answered(site: Path, tmp_path: Path) 
 
 
 def whole(target: AttackedExtender, agent: str) -> dict[str, str]:
-    """The nodes that a pod may not go to, asked with whole nodes."""
+    """The nodes that an agent rejects in a call with whole nodes, with the reasons."""
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {f"{agent}/limit": "5"}}}
     nodes = {"items": [{"metadata": {"name": name}} for name in cluster_files.NODES]}
     with target.line() as line:

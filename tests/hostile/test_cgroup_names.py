@@ -1,4 +1,4 @@
-"""A tenant names a cgroup like that of another pod: the node agent still uses the tenant's own pod."""
+"""A tenant creates a cgroup with the name of another pod's cgroup: the node agent still uses the tenant's own pod."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNodeAgent
 
 @pytest.fixture
 def pod() -> Iterator[Path]:
-    """A cgroup of the pod's container, in a hierarchy of this machine where this process may create one."""
+    """The cgroup of the pod's container, in a hierarchy in which this process may create cgroups."""
     with contextlib.ExitStack() as stack:
         try:
             name = stack.enter_context(cgroups.created("names"))

@@ -1,4 +1,4 @@
-"""Clients with a certificate of the cluster CA, against the real API server: only a pinned client may bind."""
+"""Clients with a certificate of the cluster CA, on a real API server: only a pinned client may bind."""
 
 import contextlib
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
 
 @pytest.fixture(scope="module")
 def evil(certificates: CertificateFiles) -> CertificatePair:
-    """A kubelet's certificate of the same CA, for clients and servers."""
+    """A kubelet's certificate of the same CA, valid for clients and servers."""
     return certificates.authority.issue(EVIL)
 
 
@@ -70,7 +70,7 @@ def node_of(sandbox: Sandbox, pod: Object) -> str:
 
 
 def waiting(sandbox: Sandbox, made: Object) -> Object:
-    """The pod, as the API server has it; no scheduler places it."""
+    """Creates a pod that no scheduler places, and returns it as stored."""
     made["spec"] |= {"schedulerName": "nobody", "nodeSelector": SELECTOR}
     sandbox.pods(made)
     pod = sandbox.pod(made["metadata"]["name"])
@@ -123,7 +123,7 @@ def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
 
 
 def _fill_record(sandbox: Sandbox, size: int) -> None:
-    """Fill the allocation record of `g1` to so many bytes, with an entry that no version of nodewise reads."""
+    """Fills the allocation record of `g1` to `size` bytes, with an entry that no version of nodewise reads."""
     text = '{"other":{"newer":""}}'
     text = text.replace('""', f'"{"x" * (size - len(text))}"')
     metadata = {"labels": {"nodewise.io/ledger": "gpu"}, "annotations": {"nodewise.io/holdings": text}}
@@ -138,7 +138,7 @@ def _fill_record(sandbox: Sandbox, size: int) -> None:
 def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_that_passes(
     plane: ControlPlane, sandbox: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
-    """Nine pods with thousands of empty containers once filled an allocation record, and every bind failed."""
+    """Nine pods with thousands of empty containers once filled an allocation record, so that every bind failed."""
     evil = gpu_cluster.pod("evil", 1)
     evil["spec"]["containers"] += [{"name": f"empty-{number}", "image": "none"} for number in range(64)]
     evil, first, second = (
@@ -160,6 +160,6 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
         assert bind(running, certificates.client, evil).status_code == 404
         assert reason(first) == ""
         assert bind(running, certificates.client, first).json() == {"Error": ""}
-        wait("the ledger is full", lambda: "at most 258048 bytes" in reason(second) or None)
+        wait("the record is full", lambda: "at most 258048 bytes" in reason(second) or None)
         assert bind(running, certificates.client, second).json() == {"Error": "will not fit"}
     assert [node_of(sandbox, pod) for pod in (evil, first, second)] == ["", "g1", ""]

@@ -1,4 +1,4 @@
-"""The corpus of hostile input against the running process."""
+"""Sends the corpus of hostile input to the running process."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
 
 
 def _check_alive(line: RawConnection) -> None:
-    """The same connection goes on, and what is said on it is right."""
+    """Checks that the connection still works and gets correct responses."""
     answer = line.ask("/scheduler/filter", candidates(cluster_files.NODES))
     assert response_checks.check_filtered(answer, cluster_files.NODES) == (
         ["n1", "n2"],
@@ -65,7 +65,7 @@ def test_a_request(target: AttackedExtender, case: dict[str, Any]) -> None:
             response_checks.check_refused(last)
             assert expect.get("field", last.field()) == last.field(), last.body
         if expect.get("unread"):
-            return  # the server waits for the rest, to throw it away, for as long as a body has
+            return  # the server waits for the rest and discards it, until the body deadline
         if expect.get("closes"):
             while line.answer() is not None:
                 pass

@@ -141,12 +141,12 @@ def test_a_thousand_connections_of_one_tenant_affect_no_other(tmp_path: Path) ->
                 link.connect(str(agent.path))
                 link.settimeout(PATIENCE_S)
                 links.append(link)
-            # the connections beyond the limit get an error, and are closed
+            # connections beyond the limit get an error and are closed
             refused = 0
             for link in links[40:]:
                 refused += b"too many" in link.recv(65536)
             assert refused == 960
-            # another user has a limit of its own
+            # other users have separate limits
             assert _claim_as(agent, 65534)["cpus"] == [1]
         assert "unlogged" in agent.log
         agent.expect_free()
@@ -233,6 +233,6 @@ def _claim_as(agent: RunningNodeAgent, user: int) -> Any:
 
 
 def _left_of(pid: int) -> list[int]:
-    """The processes that a killed wrapper left behind, by their mark."""
+    """The ids of the processes that a killed wrapper left behind, found by their mark."""
     processes = procfs.read_processes(Path("/proc")).processes
     return [child for child, process in processes.items() if process.mark.startswith(f"{pid}-")]

@@ -1,4 +1,4 @@
-"""How much processor time and memory hostile bodies cost."""
+"""The CPU time and memory that hostile bodies cost."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,9 +10,9 @@ from tests.hostile.extender_load import HEAD, LONG_DEADLINES, honest_calls, wait
 from tests.hostile.extender_process import AttackedExtender, RawConnection, candidates
 
 TRIES = 5
-"""An allocator gives back as it pleases; what is left behind for good is so each time."""
+"""Number of attempts. An allocator may return memory late; a leak occurs in each attempt."""
 MARGIN_MIB = 32.0
-"""By how much resident memory may differ between two looks: what the allocator keeps of the largest bodies."""
+"""Accepted difference in MiB between two measurements: memory of the largest bodies that the allocator keeps."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtende
 def _cpu_ms(
     target: AttackedExtender, line: RawConnection, path: str, body: bytes, enough_ms: float = 0.0
 ) -> float:
-    """What a body costs the event loop, at best of some tries; the first that is cheap enough will do."""
+    """The minimum CPU time of a body in the event loop in up to ten attempts, until one is at most `enough_ms`."""
     costs: list[float] = []
     while len(costs) < 10 and min(costs, default=enough_ms + 1) > enough_ms:
         before = target.cpu_ms()
@@ -36,7 +36,7 @@ def _cpu_ms(
 def test_no_body_of_the_corpus_keeps_the_loop_longer_than_a_large_honest_one(
     target: AttackedExtender,
 ) -> None:
-    """Counted by processor time, so that what else this machine does makes no difference."""
+    """The test measures CPU time, so that other load on the machine has no effect."""
     with target.line() as line:
         large = candidates(f"{number:0253d}" for number in range(100_000))
         honest_ms = _cpu_ms(target, line, "/scheduler/filter", large)
@@ -54,7 +54,7 @@ def test_no_body_of_the_corpus_keeps_the_loop_longer_than_a_large_honest_one(
 
 
 def _check_growth(few: Callable[[], float], many: Callable[[], float]) -> None:
-    """That many bodies leave no more MiB behind than few do."""
+    """Checks that many bodies leave no more resident memory in MiB than few bodies do."""
     seen = []
     for _ in range(TRIES):
         seen.append((round(few(), 1), round(many(), 1)))
@@ -87,7 +87,9 @@ def test_unknown_names_do_not_outgrow_the_room_for_decisions(target: AttackedExt
     body = candidates(f"{number:0253d}" for number in range(100_000))
 
     def most(times: int) -> float:
-        """The most that was resident after any of so many requests: the allocator gives back as it pleases."""
+        """The maximum resident memory in MiB after each of the requests, since the allocator may return memory at any
+        time.
+        """
         most_mib = 0.0
         with target.line() as line:
             for _ in range(times):
@@ -100,7 +102,7 @@ def test_unknown_names_do_not_outgrow_the_room_for_decisions(target: AttackedExt
 
 
 def test_the_largest_body_and_one_byte_more(target: AttackedExtender) -> None:
-    """256 MiB by default; by its declared length and in chunks. No more than one of them is still held."""
+    """The limit is 256 MiB by default, for declared lengths and for chunks. At most one body stays in memory."""
     seen = [target.rss_mib()]
     for _ in range(TRIES):
         for _ in range(2):

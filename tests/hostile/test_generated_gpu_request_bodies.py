@@ -112,7 +112,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuCluster]:
 
 @pytest.fixture(scope="module")
 def line(cluster: GpuCluster) -> Iterator[RawConnection]:
-    """The one connection over which all bodies go: no answer may cost it."""
+    """The connection for all bodies. No response may close it."""
     with cluster.target.line() as opened:
         yield opened
 
@@ -135,4 +135,4 @@ def _check(verb: str, answer: Any, body: Any) -> None:
         return
     assert answer.status in (200, 400)
     if answer.status == 200:
-        assert json.loads(answer.body)["Error"]  # the one pod there is has another uid
+        assert json.loads(answer.body)["Error"]  # the only pod has another UID

@@ -22,7 +22,7 @@ GENERATED = settings(
     phases=(
         Phase.explicit,
         Phase.generate,
-    ),  # what fails names its one body; a process cannot be asked in small
+    ),  # no shrinking: a failure names its body
 )
 
 keys = st.sampled_from(
@@ -82,7 +82,7 @@ requests = st.tuples(
 
 @pytest.fixture(scope="module")
 def line(target: AttackedExtender) -> Iterator[RawConnection]:
-    """The one connection over which all bodies go: no answer may cost it."""
+    """The connection for all bodies. No response may close it."""
     with target.line() as opened:
         yield opened
         answer = opened.ask(
@@ -95,7 +95,7 @@ def line(target: AttackedExtender) -> Iterator[RawConnection]:
 
 
 def _candidates(verb: str, body: Any) -> list[str] | None:
-    """The names that a body of exact keys asks about; None where that is not so plain."""
+    """The candidate names of a body with exact keys; None if the keys are ambiguous."""
     if verb == "preempt" or not isinstance(body, dict) or {"pod", "POD", "nodes", "nodenames"} & body.keys():
         return None
     if isinstance(body.get("Nodes"), dict):

@@ -1,6 +1,6 @@
-"""Generated bodies with hostile statistics and requests, for the agents that score.
+"""Generated bodies with hostile statistics and requests for the scoring agents.
 
-Every response is well-formed or a refusal, whatever the body is.
+For every body, the response is well-formed or a refusal.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ PER_EXAMPLE = 20
 GENERATED = settings(
     max_examples=BODIES // PER_EXAMPLE,
     suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate),  # as of test_bodies
+    phases=(Phase.explicit, Phase.generate),  # as in test_generated_request_bodies
 )
 
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawConnection]:
-    """A connection to an extender of its own.
+    """A connection to a separate extender.
 
     The extender remembers the nodes of requests, and every request by name evaluates all of them: after requests with
     thousands of nodes, these small ones would take ten times as long.
@@ -58,7 +58,7 @@ Mostly = Callable[[Strategy], Strategy]
 
 
 def requests_of(distort: Mostly) -> Strategy:
-    """A path, a pod and nodes: of the right shapes where `distort` leaves them alone, but of hostile values."""
+    """A path, a pod and nodes with hostile values; `distort` may also change their shapes."""
     annotated = st.dictionaries(st.sampled_from((*STATISTICS, AGE)), distort(texts), max_size=8)
     allocatable = st.dictionaries(st.sampled_from((*RESOURCES, "x")), distort(amounts), max_size=5)
     requests = distort(st.fixed_dictionaries({"requests": distort(allocatable)}))
@@ -83,7 +83,7 @@ def several(strategy: Strategy) -> Strategy:
 
 
 def check(line: RawConnection, path: str, pod: Any, nodes: list[Any]) -> int:
-    """The status of an answer that is as it must be."""
+    """Checks a response and returns its status."""
     verb = VERBS[path]
     sent = encoded(body(pod, nodes, verb))
     answer = line.ask(path, sent)

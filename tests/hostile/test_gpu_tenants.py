@@ -35,7 +35,7 @@ def _annotated(text: Any) -> tuple[Any, Any, Any]:
 
 
 FIT: dict[str, tuple[Any, Any, Any]] = {
-    # labels, allocatable, annotations of nodes on which a modest pod still fits
+    # labels, allocatable, annotations of nodes on which a small pod still fits
     "numbers twice": ({NUMBERS: "0.0.0.1..1"}, ROOM, None),
     "links that are none": (_labelled(xe_links="0.0-1.0_x_-_0.0"), ROOM, None),
     "links with huge numbers": (_labelled(xe_links=f"{10**300}.0-1.0"), ROOM, None),
@@ -81,7 +81,7 @@ FIT: dict[str, tuple[Any, Any, Any]] = {
     "cards with a key twice": _annotated('[{"name":"card5","name":"card0","capacity":null,"capacity":null}]'),
 }
 NOT: dict[str, tuple[Any, Any, Any]] = {
-    # the same, of nodes on which it does not
+    # the same, of nodes on which the pod does not fit
     "no labels": (None, ROOM, None),
     "numbers of every odd text": ({NUMBERS: ".".join(json_strategies.TEXTS)}, amounts(i915=0), None),
     "100,000 numbers": ({NUMBERS: ".".join(map(str, range(100_000)))}, ROOM, None),
@@ -111,7 +111,7 @@ NOT: dict[str, tuple[Any, Any, Any]] = {
 }
 
 QUIET = {
-    # nothing is wrong with them, or nobody can tell what was meant
+    # nodes without a problem, or with content that cannot be interpreted
     "no cards",
     "both cards disabled",
     "labels that are no texts",
@@ -122,7 +122,7 @@ QUIET = {
 
 
 def test_nodes_of_every_wrong_shape(cluster: GpuCluster) -> None:
-    """Each node passes or gets a reason, and its problems are in the state."""
+    """Each node passes or gets a reason, and the state lists its problems."""
     fit = {f"fit-{at}": arguments for at, arguments in enumerate(FIT.values())}
     rest = {f"not-{at}": arguments for at, arguments in enumerate(NOT.values())}
     for name, arguments in (fit | rest).items():
@@ -146,7 +146,7 @@ def test_nodes_of_every_wrong_shape(cluster: GpuCluster) -> None:
 
 
 def test_nodes_that_invent_resources_do_not_fill_the_memory(cluster: GpuCluster) -> None:
-    """150 nodes of 64 cards, each with 60 resources of its own."""
+    """150 nodes of 64 GPUs, each with 60 resources of its own."""
     cards = json.dumps([{"name": f"card{at}"} for at in range(64)])
     names = [f"inventive-{number}" for number in range(150)]
     before = cluster.target.rss_mib()
@@ -175,7 +175,7 @@ def _many(count: int, **each: Any) -> list[dict[str, Any]]:
 
 
 ASKED: dict[str, tuple[Any, str]] = {
-    # a pod, and what is said of it; empty where it fits
+    # a pod, and the reason of its rejection; empty if it fits
     "64 containers": (pod("p", *_many(64, i915=1)), ""),
     "65 containers": (pod("p", *_many(65, i915=1)), "bad args"),
     "5,000 containers": (pod("p", *_many(5000, i915=1)), "bad args"),
@@ -216,7 +216,7 @@ ASKED: dict[str, tuple[Any, str]] = {
     },
 }
 UNREAD = {
-    # pods that cannot be read: whoever asks is told so
+    # pods that cannot be parsed: the response is an error
     "requests that are a list": pod("p", {"name": "c", "resources": {"requests": [1]}}),
     "containers that are an object": pod("p") | {"spec": {"containers": {}}},
     "a name that is a number": pod("p", {"name": 7}),
@@ -244,7 +244,7 @@ def test_a_pod_that_cannot_be_read(cluster: GpuCluster, pod: Any) -> None:
 
 
 BOUND: dict[str, tuple[dict[str, str], int]] = {
-    # what is written about cards on pods that somebody bound without us, and cards that it makes held
+    # annotations of pods that were bound without nodewise, and the number of GPUs that they hold
     "nothing": ({}, 0),
     "an empty text": ({"gas_container_cards": ""}, 0),
     "cards nobody has": ({"gas_container_cards": "cardx,card0 ,\x00"}, 0),
@@ -259,7 +259,7 @@ BOUND: dict[str, tuple[dict[str, str], int]] = {
 
 
 def test_pods_that_were_bound_with_odd_annotations(cluster: GpuCluster) -> None:
-    """They hold what can be read of it, and the rest is a problem of their node."""
+    """The pods hold the GPUs that can be parsed; the rest is reported as a problem of the node."""
     for number, (notes, _) in enumerate(BOUND.values()):
         cluster.bound(one_gpu_pod(f"odd-{number}", **notes), "good1")
     cluster.settle()
@@ -276,7 +276,7 @@ def test_pods_that_were_bound_with_odd_annotations(cluster: GpuCluster) -> None:
 
 ENTRY = {"pod": "d/gone", "cards": "card0", "seen": "99999999999", "charged": [{f"{PREFIX}i915": 1}]}
 LEDGERS: dict[str, tuple[str, int]] = {
-    # a ledger, and how many hold card0 by it
+    # an allocation record, and the number of pods that hold card0 according to it
     "no JSON": ("{", 0),
     "a list": ("[]", 0),
     "null": ("null", 0),
@@ -301,7 +301,7 @@ def test_ledgers_of_every_wrong_shape(cluster: GpuCluster) -> None:
     """Only nodewise may write records; with any content, other nodes and the process are unaffected."""
     for text, count in LEDGERS.values():
         cluster.put_record("good2", text)
-        if count:  # soon, for the leader asks about pods that nobody knows and takes their entries out
+        if count:  # wait for it, since the leader soon removes entries of unknown pods
             cluster.target.until(
                 f"{count} of {text[:80]}", lambda count=count: cluster.held("good2")["card0"] == count
             )
@@ -314,7 +314,7 @@ def test_ledgers_of_every_wrong_shape(cluster: GpuCluster) -> None:
 
 
 def test_who_writes_annotations_does_not_change_who_holds_what(cluster: GpuCluster) -> None:
-    """Before the pod is bound and while it runs; the allocation record is what counts."""
+    """Annotations have no effect before the pod is bound and while it runs; the allocation record decides."""
     forged = one_gpu_pod("forged", gas_container_cards="card1", gas_container_tiles="card1:gt0", gas_ts="1")
     made = cluster.put(PODS, forged)
     assert json.loads(cluster.bind(made, "good1").body)["Error"] == ""
@@ -332,7 +332,7 @@ def test_who_writes_annotations_does_not_change_who_holds_what(cluster: GpuClust
 
 
 def test_two_pods_of_one_name(cluster: GpuCluster) -> None:
-    """The second one has nothing of the first one's, and a bind meant for the first one does not reach it."""
+    """The second pod does not inherit the GPUs of the first, and a bind of the first pod does not affect the second."""
     first = cluster.put(PODS, one_gpu_pod("twin", uid="uid-first"))
     assert json.loads(cluster.bind(first, "good1").body)["Error"] == ""
     cluster.remove(PODS, "twin", "d")
@@ -352,7 +352,7 @@ def test_two_pods_of_one_name(cluster: GpuCluster) -> None:
 
 
 def test_thousands_of_victims(cluster: GpuCluster) -> None:
-    """Most of the names are unknown; some are on every node."""
+    """A preempt call with 5000 unknown victims on each node."""
     victims = {"Pods": [{"UID": f"nobody-{number}"} for number in range(5000)], "NumPDBViolations": 0}
     names = [*GOOD, "n1", *(f"nowhere-{number}" for number in range(30))]
     body = {"Pod": one_gpu_pod("p"), "NodeNameToMetaVictims": dict.fromkeys(names, victims)}

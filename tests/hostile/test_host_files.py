@@ -1,4 +1,4 @@
-"""A user of a control-plane host plants files for `nodewise configure`, which root runs: it writes none of them."""
+"""A user of a control-plane host forges files for `nodewise configure`, which root runs: it writes none of them."""
 
 import json
 import os
@@ -24,12 +24,12 @@ def host(tmp_path: Path) -> ControlPlaneHost:
 
 
 def planted(parent: Path, victim: Path, *, finished: bool) -> Path:
-    """A backup of a run that seems to have been ended, and that has a program with setuid put at a path."""
+    """Creates a forged backup of an interrupted run, whose restoration would write a setuid program to a path."""
     folder = parent / "backup_2026-01-01_1"
     folder.mkdir(parents=True)
     (folder / "program").write_bytes(PAYLOAD)
     shared: dict[str, Any] = {"mode": 0o4755, "owner": None}
-    # as though the run had removed the program, and had not come to create the other file
+    # as if the run had removed the program and had not created the other file yet
     files = [
         {"path": str(victim), "name": "program", "before": digest(PAYLOAD), "after": None, **shared},
         {"path": str(victim) + ".2", "name": None, "before": None, "after": digest(b"x"), **shared},

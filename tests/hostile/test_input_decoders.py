@@ -1,5 +1,5 @@
 # ruff: noqa: E501, PT017 - rows of a table; either outcome is right, and each has to be a whole one
-"""The decoders of foreign input: whatever the shape, they return quickly with a value or a documented error."""
+"""The decoders of foreign input. For every shape, they return quickly with a value or a documented error."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def policy_of(spec: bytes, name: str = "pol") -> PolicyObject:
 
 
 def state_of_policies(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
-    """The slot that comes of policies, each of whose metrics was fetched."""
+    """The agent state for these policies, with all their metrics fetched."""
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     listed = {(policy.metadata.namespace, policy.metadata.name): policy for policy in objects}
     metric_requests = state.metric_requests({"taspolicies": listed})
@@ -106,7 +106,7 @@ def test_any_spec_is_read_and_decided_and_no_other_policy_notices(spec: Any) -> 
 
 
 def test_a_sample_of_a_time_to_come_does_not_hold_against_later_ones() -> None:
-    """A node's clock that was wrong once must not freeze its value."""
+    """A timestamp in the future from a wrong clock must not prevent later values."""
     old = Series("m", "s", 100.0, {"a": Sample(1, 9e9), "b": Sample(1, 130.0)})
     new = Series("m", "s", 105.0, {"a": Sample(2, 104.0), "b": Sample(2, 104.0)})
     assert {

@@ -21,7 +21,7 @@ from tests.hostile.malformed_api_server import (
 
 PROMETHEUS = "/api/v1/query"
 ODD = "odd"
-"""The metric about which the wrong answers are, and the policy that names it."""
+"""The name of the metric with malformed responses, and of the policy that uses it."""
 
 
 class MalformedCluster(NamedTuple):
@@ -39,7 +39,7 @@ class MalformedCluster(NamedTuple):
         self.server.call(lambda api: api.put(TASPOLICIES, made))
 
     def check_others(self) -> None:
-        """Check that another policy is still followed and nothing in nodewise has failed."""
+        """Checks that another policy still takes effect and that no failure was logged."""
         answer = self.target.filter(cluster_files.NODES)
         assert response_checks.check_filtered(answer, cluster_files.NODES) == (
             ["n1", "n2"],
@@ -84,12 +84,12 @@ POLICIES = cases("policies")
 
 
 def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(cluster: MalformedCluster) -> None:
-    """As an API server may hold them whose definition is an older one, or none."""
+    """An API server with an older definition, or without a schema, may store such policies."""
     names = {f"odd-{number}": case for number, case in enumerate(POLICIES.values())}
     for name, case in names.items():
         cluster.policy(name, case["spec"], **case.get("metadata", {}))
     cluster.policy("last", _one_rule(target="hot"))
-    cluster.target.until("the last one is named", lambda: "d/last" in _named(cluster))
+    cluster.target.until("the last policy is logged", lambda: "d/last" in _named(cluster))
     named = _named(cluster) | {
         ":".join(event.get("name", ())) for event in cluster.target.events("object_unreadable")
     }
@@ -137,7 +137,7 @@ def test_nodes_of_every_wrong_shape_stop_no_other(cluster: MalformedCluster) -> 
         name = shape["metadata"]["name"]
         cluster.server.call(lambda api, name=name: api.remove(NODES, name))  # type: ignore[misc]
     cluster.server.call(lambda api: api.remove(NODES, "seen"))
-    cluster.target.until("they are gone", lambda: _objects(cluster, "Node") == len(cluster_files.NODES))
+    cluster.target.until("the nodes are gone", lambda: _objects(cluster, "Node") == len(cluster_files.NODES))
     cluster.check_others()
 
 
@@ -153,7 +153,7 @@ def _objects(cluster: MalformedCluster, kind: str) -> float:
 
 GOOD = metric_list(*(metric_item(node, 70) for node in cluster_files.NODES))
 ANSWERS: dict[str, tuple[MalformedResponse, str]] = {
-    # what is answered, and what the log says of it: empty where it is read as far as it goes
+    # a response, and its error in the log; empty if the response is partly accepted
     "HTML": (plain_response(b"<html>Login</html>", content_type="text/html"), "metric answer"),
     "no bytes": (plain_response(b""), "metric answer"),
     "half an answer": (plain_response(b'{"items":[{"describedObject"'), "metric answer"),
@@ -196,9 +196,9 @@ VALUES: dict[str, Any] = {
 def test_an_answer_of_a_metric_server(
     cluster: MalformedCluster, response: MalformedResponse, message: str
 ) -> None:
-    """The problem is named, the last good values hold, and no other metric waits."""
+    """The error is logged, the last valid values stay in use, and other metrics are unaffected."""
     _answered(cluster, GOOD)
-    cluster.target.until("the metric is well", lambda: not cluster.failed(ODD))
+    cluster.target.until("the metric is valid", lambda: not cluster.failed(ODD))
     before = len(cluster.target.events("metric_failed"))
     _answered(cluster, response)
     cluster.target.until(
@@ -226,7 +226,7 @@ def test_one_bad_value_is_named_and_spoils_its_own_node_only(cluster: MalformedC
 
 
 def test_values_that_can_be_read_are_exact_however_odd(cluster: MalformedCluster) -> None:
-    """Negative values, values beyond 64 bits, unknown nodes, a node twice, future timestamps, other kinds."""
+    """Negative values, values beyond 64 bits, unknown nodes, a node twice, future timestamps, and other kinds."""
     odd = [
         metric_item("n1", -5),
         metric_item("n2", "9" * 60),
@@ -241,7 +241,7 @@ def test_values_that_can_be_read_are_exact_however_odd(cluster: MalformedCluster
     _answered(cluster, metric_list(*odd))
     cluster.target.until("the values are there", lambda: set(cluster.failed(ODD)) == {"n2"})
     _answered(cluster, metric_list(metric_item("n1", 5), metric_item("n2", 5), metric_item("n3", 90)))
-    cluster.target.until("the time to come does not hold it", lambda: set(cluster.failed(ODD)) == {"n3"})
+    cluster.target.until("the future timestamp is ignored", lambda: set(cluster.failed(ODD)) == {"n3"})
     cluster.check_others()
 
 
@@ -254,12 +254,12 @@ PROMETHEUS_ANSWERS: dict[str, MalformedResponse] = {
 
 @pytest.mark.parametrize("response", PROMETHEUS_ANSWERS.values(), ids=list(PROMETHEUS_ANSWERS))
 def test_an_answer_of_prometheus(cluster: MalformedCluster, response: MalformedResponse) -> None:
-    """The policy's pods wait, as its metric was never fetched; the error is logged, and no other pod waits."""
+    """The policy rejects all nodes, as its metric was never fetched; the error is logged; other pods are unaffected."""
     name = "asks"
     cluster.server.odd[PROMETHEUS] = response
     before = len(cluster.target.events("metric_failed"))
     cluster.policy(name, _one_rule(metricname="asked", query="up"))
-    cluster.target.until("it is named", lambda: cluster.target.events("metric_failed")[before:])
+    cluster.target.until("the error is logged", lambda: cluster.target.events("metric_failed")[before:])
     assert set(cluster.failed(name)) == set(cluster_files.NODES)
     cluster.check_others()
     cluster.server.call(lambda api: api.remove(TASPOLICIES, name, "d"))
@@ -268,7 +268,7 @@ def test_an_answer_of_prometheus(cluster: MalformedCluster, response: MalformedR
 
 
 def _answered(cluster: MalformedCluster, response: MalformedResponse) -> None:
-    """Have the metric answered so from now on, and asked for so at least once."""
+    """Sets the response for the metric, and waits until it was requested at least once."""
     path = METRICS + ODD
     cluster.server.odd[path] = response
     wanted = cluster.server.asked[path] + 1

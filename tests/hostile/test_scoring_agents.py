@@ -1,7 +1,7 @@
 """Malformed statistics, requests and clusters for the scoring agents, in real processes.
 
-Whatever comes, an answer is regular or a refusal, scores are whole numbers from 0 to 10, and a statistic that is
-missing is named in the decision.
+For every input, the response is valid or a refusal, scores are integers from 0 to 10, and the decision names missing
+statistics.
 """
 
 import json
@@ -53,7 +53,7 @@ def ask_everything(
     refused: bool = False,
     paths: Iterable[str] = tuple(VERBS),
 ) -> None:
-    """Check the responses of all paths; with `refused`, a refusal is accepted too."""
+    """Checks the responses of all paths; with `refused`, a refusal is accepted too."""
     names = [node["metadata"]["name"] for node in nodes]
     bodies = {verb: encoded(body(pod, nodes, verb)) for verb in {VERBS[path] for path in paths}}
     for path in paths:
@@ -64,14 +64,14 @@ def ask_everything(
 
 
 def numbers(line: RawConnection, name: str) -> dict[str, Any]:
-    """By agent and node: on what the newest answer about the pod rested."""
+    """The numbers on which the newest decision about the pod is based, by agent and node."""
     answer = line.ask(f"/decisions?pod={name}&limit=1", b"", "GET", {})
     numbers: dict[str, Any] = response_checks.document(answer)["decisions"][0]["numbers"]
     return numbers
 
 
 def missing_statistics(line: RawConnection, name: str, of: str) -> dict[str, Any]:
-    """By agent: what the newest answer about the pod says is missing on a node."""
+    """The missing statistics of a node in the newest decision about the pod, by agent."""
     numbers_of_node = numbers(line, name)
     safe = {resource: numbers_of_node["safe"][of][resource].get("missing") for resource in ("cpu", "memory")}
     return {
@@ -152,7 +152,7 @@ def test_allocatable_of_every_wrong_shape(line: RawConnection, room: Any) -> Non
 
 @pytest.mark.parametrize("amount", AMOUNTS, ids=lambda amount: repr(amount)[:20])
 def test_amounts(line: RawConnection, amount: Any) -> None:
-    """Of nodes, and of pods in containers of every kind."""
+    """Amounts of nodes, and of pods with containers of every kind."""
     nodes = [node("odd", GOOD, dict.fromkeys(ROOM, amount)), node("good", GOOD)]
     ask_everything(line, pod("amounts", cpu="100m", memory="64Mi"), nodes)
     new_pod = pod("amounts", cpu=amount, memory=amount, gpu=amount, ephemeral_storage=amount)
@@ -226,7 +226,7 @@ TIMES = 100
 
 @pytest.mark.parametrize("where", ["request", "allocatable", "annotation"])
 def test_long_texts_are_not_remembered(line: RawConnection, target: AttackedExtender, where: str) -> None:
-    """Each text differs; all together have 30 MB, more than the process may grow."""
+    """All texts differ. Together they have 30 MB, more than the process may grow."""
 
     def send(number: int) -> None:
         text = f"{number}.{LONG}"
@@ -261,7 +261,7 @@ def test_names_without_nodes_have_no_statistics(line: RawConnection) -> None:
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawConnection]:
-    """A process with a cluster in files: a node of each text, and pods of odd types on them."""
+    """An extender with a cluster from files: a node for each text, with a pod whose type is that text."""
     folder = tmp_path_factory.mktemp("held")
     nodes = [
         {"apiVersion": "v1", "kind": "Node", **node(f"n{number}", dict.fromkeys(STATISTICS, text.text))}
@@ -314,7 +314,7 @@ def test_statistics_of_a_cluster_that_are_missing_are_told(held: RawConnection) 
 
 
 def test_settings_at_their_ends(tmp_path: Path) -> None:
-    """No risk is accepted, and any use is too much; and the other way round."""
+    """The settings of the scoring agents at 0 % and at 100 %."""
     texts = [
         node(f"n{number}", dict.fromkeys(STATISTICS, text.text)) for number, text in enumerate(TEXTS.values())
     ]
@@ -415,7 +415,7 @@ def test_a_file_of_pigeon_and_the_environment_must_not_contradict_each_other(
 
 @pytest.mark.parametrize("annotations", [GOOD, None], ids=["with statistics", "without"])
 def test_5000_equal_nodes(line: RawConnection, annotations: dict[str, str] | None) -> None:
-    """The last test, as the extender remembers the nodes and evaluates them at later requests by name."""
+    """This must be the last test, as the extender keeps the nodes and evaluates them in later requests by name."""
     nodes = [node(f"n{number}", annotations) for number in range(5000)]
     new_pod = pod("equal", cpu="100m", memory="64Mi")
     ask_everything(line, new_pod, nodes, paths=sorted(VERBS.keys() - set(SCORES)))

@@ -36,7 +36,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender
 
 
 def _dripping(lines: list[socket.socket], bytes_: bytes, every_s: float = 0.2) -> int:
-    """Send a byte on each now and then until the server has closed them all; how many it did not."""
+    """Sends a byte on each connection periodically until the server has closed it. Returns how many stay open."""
     left = dict.fromkeys(lines, 0)
     ends = time.monotonic() + PATIENCE_S
     while left and time.monotonic() < ends:
@@ -61,7 +61,7 @@ def test_who_drips_is_left_by_the_deadline_and_keeps_nobody_waiting(
     with ExitStack() as opened, honest_calls(short, SHORT_S / 2):
         lines: list[socket.socket] = []
         for _ in range(DRIPPERS):
-            with suppress(OSError):  # a deadline may have ended it already, on a slow machine
+            with suppress(OSError):  # on a slow machine, a deadline may have closed it already
                 line = short.plain() if where == "handshake" else short.line().opened
                 opened.callback(line.close)
                 if where == "body":
@@ -81,9 +81,9 @@ def _metrics(target: AttackedExtender) -> str:
 
 
 def test_a_flood_of_connections_that_never_shake_hands_keeps_nobody_out(target: AttackedExtender) -> None:
-    """More than may be between accept and the end of the handshake, and new ones all the while.
+    """More connections than the limit of unfinished handshakes, with new ones all the time.
 
-    Not so many at once that they are more than those while one honest handshake is under way on a slow machine.
+    They come in groups, so that they do not exceed the limit during a single valid handshake on a slow machine.
     """
     descriptors = target.descriptors()
     with ExitStack() as opened, honest_calls(target) as took:

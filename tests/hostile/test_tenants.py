@@ -1,4 +1,4 @@
-"""Two tenants on a real API server: neither can change anything of the other.
+"""Two tenants on a real API server: neither can change objects of the other.
 
 See `tenant_cluster.py` for the cluster. A test creates what a tenant may create, calls `cluster.settle()` and
 compares. Attacks that need another cluster are in files of their own; `docs/security.md` lists all of them.
@@ -46,7 +46,7 @@ def test_a_policy_of_a_tenant_does_not_reach_gpus(cluster: TenantCluster, labels
 
 
 def test_a_policy_of_a_tenant_does_not_label_nodes(cluster: TenantCluster) -> None:
-    """By its own name, and by the name of the other tenant's policy."""
+    """The attacker's policies have a name of their own and the name of the other tenant's policy."""
     cluster.victim.policy("shared", dontschedule=[HOT])
     with cluster.unchanged():
         cluster.attacker.policy("evil", deschedule=[HOT])
@@ -55,7 +55,7 @@ def test_a_policy_of_a_tenant_does_not_label_nodes(cluster: TenantCluster) -> No
 
 
 def test_a_policy_of_a_tenant_reads_no_series_of_another_tenant(cluster: TenantCluster) -> None:
-    """64 policies, each with a raw query for one bit of the other tenant's series, as `violatingNodes` shows it."""
+    """64 policies, each with a query for one bit of the other tenant's series, which `violatingNodes` would reveal."""
     names = [f"bit-{number}" for number in range(64)]
     for number, name in enumerate(names):
         query = f"floor(victim_secret / 2^{number}) % 2"
@@ -91,7 +91,7 @@ def _without_times(status: Object) -> Object:
     ['up"} or victim_secret #', "victim_secret[5m])", "a/../../../api/v1/secrets", "..", "a%2fb", "a\nb"],
 )
 def test_a_metric_name_is_neither_promql_nor_a_path(cluster: TenantCluster, name: str) -> None:
-    """The API server refuses these names. One that was stored all the same is unusable (`test_policy.py`)."""
+    """The API server refuses these names. nodewise also refuses a stored one (`test_policy.py`)."""
     with pytest.raises(ApiError, match="metricname"):
         cluster.attacker.policy("named", dontschedule=[HOT | {"metricname": name}])
 
@@ -107,17 +107,19 @@ def test_a_policy_of_a_tenant_does_not_lengthen_the_requests_for_a_metric(cluste
 
 
 def test_trust_is_granted_and_taken_away(cluster: TenantCluster) -> None:
-    """While the namespace is trusted the policy labels nodes; without trust its labels go, and the policy says so."""
+    """A policy labels nodes while its namespace is trusted. Without trust, its labels are removed and its status tells
+    this.
+    """
     tenant = cluster.attacker
     tenant.policy("own", deschedule=[HOT], labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
-    wait("it lacks trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
+    wait("the policy lacks trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
     tenant.sandbox.trust()
     keys = {"own", "telemetry.aware.scheduling.own/gas-disable-card0"}
     wait("nodes are labelled", lambda: all(keys <= cluster.node_labels(n).keys() for n in NODES) or None)
-    wait("it has trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "False" or None)
+    wait("the policy has trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "False" or None)
     tenant.sandbox.trust(granted=False)
     wait("the labels are gone", lambda: not any(keys & cluster.node_labels(n).keys() for n in NODES) or None)
-    wait("it lacks trust again", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
+    wait("trust is missing again", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
 
 
 def test_a_tenant_cannot_grant_trust(cluster: TenantCluster) -> None:

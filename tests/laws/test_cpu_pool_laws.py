@@ -256,7 +256,7 @@ def test_no_cpu_of_an_exclusive_pool_is_given_twice(data: st.DataObject, machine
 
 
 class Kernel:
-    """Processes that start and end. The lowest free id is used again, and orphans get the first process as parent."""
+    """Processes that start and end. New ones get the lowest free id, and orphans get process 1 as their parent."""
 
     def __init__(self) -> None:
         self.clock = 0

@@ -1,4 +1,4 @@
-"""Responses to our own writes are applied before the watch delivers them, with a watch that lags and relists."""
+"""Responses to own writes are applied before the watch delivers them, with a watch that lags and relists."""
 
 from typing import Any, NamedTuple
 

@@ -197,7 +197,7 @@ def test_a_restart_loses_nothing_and_counts_nothing_twice(steps: list[tuple[int,
         at_s = whole.now + 1 - START
         status = terminated(at_s, at_s) if fails else running(at_s=at_s)
         changed_pod = pod(f"p{number}", f"n{node + 1}", status, phase="Failed" if fails else "Running")
-        if number == stop:  # a restart with the stored rewards of earlier pods; its first list contains this pod
+        if number == stop:  # a restart; the new process learns of this pod by its first list
             text = history.state.keep(None)
             history.state = LearnedStateBuilder(history.options)
             if text is not None:

@@ -89,7 +89,7 @@ def test_an_aggregation_is_exact(values: list[int]) -> None:
 
 @given(st.lists(series, max_size=6), series)
 def test_a_series_more_changes_no_node_but_its_own(series_list: list[SeriesValue], more: SeriesValue) -> None:
-    """All other nodes have a series with both labels, so the label that identifies nodes does not change."""
+    """Every node has a series with both labels, so the label that identifies nodes does not change."""
     whole = [SeriesValue({"node": name, "instance": name}, "1", 1.0) for name in NAMES]
     before, after = match(whole + series_list), match([*whole, *series_list, more])
     own = next((FLEET.find(more.labels[label]) for label in LABELS if more.labels.get(label)), None)

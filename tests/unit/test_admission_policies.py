@@ -1,4 +1,4 @@
-"""The admission policies that ship name what the code writes, and no more."""
+"""The shipped admission policies allow exactly the fields that the code writes."""
 
 import re
 from pathlib import Path

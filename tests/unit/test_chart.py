@@ -1,4 +1,4 @@
-"""The Helm chart, as far as it can be judged without Helm."""
+"""Checks of the Helm chart that do not need Helm."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def _undescribed(schema: dict[str, Any], path: str) -> list[str]:
 
 
 def _open(schema: dict[str, Any], name: str) -> list[str]:
-    """Objects of which any key is taken, and any value."""
+    """The names of objects whose schema accepts any key and any value."""
     names = [name] if schema.get("type") == "object" and "additionalProperties" not in schema else []
     return names + [
         inner_name for key, value in schema.get("properties", {}).items() for inner_name in _open(value, key)
@@ -87,7 +87,7 @@ _WITH_RESOURCES = [
 
 
 def _of_references() -> set[tuple[str, ...]]:
-    """Where an example of what may stand there is no default of ours."""
+    """The optional paths of the schema, for which values.yaml need not contain a default."""
     part = ("tls", "certManager", "issuerRef")
     return {part, *((*part, name) for name in ("name", "kind", "group"))} | {
         (*where, "resources", kind) for where in _WITH_RESOURCES for kind in ("requests", "limits")
@@ -137,7 +137,7 @@ def test_dashboards_show_metrics_that_there_are_with_labels_that_they_have(path:
 
 
 def _series() -> dict[str, tuple[str, ...]]:
-    """The labels of everything that /metrics shows."""
+    """The labels of each series of /metrics."""
     labels = {name: metric.labels for name, metric in METRICS.items()}
     for name, metric in METRICS.items():
         if metric.kind == "histogram":
@@ -147,7 +147,7 @@ def _series() -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.yaml")), ids=lambda path: path.stem)
 def test_nothing_of_other_services_reaches_the_settings_of_a_manifest_s_pods(path: Path) -> None:
-    """A Service called nodewise sets NODEWISE_PORT, which is a setting. The chart's own are looked at with Helm."""
+    """A Service named nodewise sets NODEWISE_PORT, which is a setting. A test with Helm checks those of the chart."""
     for manifest in yaml.safe_load_all(path.read_text()):
         spec = manifest.get("spec", {}) if manifest else {}
         spec = spec.get("jobTemplate", {}).get("spec", spec)

@@ -1,4 +1,4 @@
-"""Long work on the event loop gives way to others."""
+"""Long work on the event loop yields to other tasks."""
 
 import asyncio
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""The pages say what is there."""
+"""The pages of the documentation agree with the repository."""
 
 import re
 from pathlib import Path
@@ -63,12 +63,12 @@ PAGES = [
     *ROOT.glob("*.md"),
     *(page for folder in ("docs", "examples", "bench") for page in (ROOT / folder).rglob("*.md")),
 ]
-"""What people read in the repository; `tools/mkdocs_hook.py` shows the same text in the site."""
+"""The pages of the repository. `tools/mkdocs_hook.py` includes the same text in the site."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    """In a forge's view and in the site alike: by a relative path, to a file of the repository, to a heading of it."""
+    """Links work on GitHub and in the site: they are relative paths to files of the repository and their headings."""
     for written, path, anchor in links(page.read_text(), page):
         assert not written.startswith("/"), f"{written}: a path from this page, please"
         assert path.exists(), written
@@ -79,7 +79,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 
 def headings(page: Path) -> list[str]:
-    """The anchors of a page's headings, as forges and the site make them."""
+    """The anchors of a page's headings on GitHub and in the site."""
     text = "\n".join(line for line, is_code in lines(page.read_text()) if not is_code)
     shown = (
         re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)

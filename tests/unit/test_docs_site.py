@@ -1,4 +1,4 @@
-"""The site of the documentation: it builds without a warning, and loads nothing from anywhere else."""
+"""The documentation site builds without warnings, and loads nothing from other hosts."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def pages(site: Path) -> Iterator[tuple[str, str]]:
 
 
 class Loads(HTMLParser):
-    """What a browser fetches for a page by itself."""
+    """A parser that collects the URLs that a browser loads for a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 
 
 def test_no_page_has_what_makes_the_theme_fetch_from_another_host(site: Path) -> None:
-    """Its script takes diagrams' from a package host, and stars from a forge, where a page has such a thing."""
+    """The theme loads a script for diagrams and the stars of a repository for pages that have these elements."""
     asks = re.compile(r'class="mermaid|data-md-component="source"')
     assert [name for name, text in pages(site) if asks.search(text)] == []
     styles = "\n".join(path.read_text() for path in site.rglob("*.css"))

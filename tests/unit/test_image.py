@@ -1,4 +1,4 @@
-"""The image's parts, without fetching or building anything."""
+"""The parts of the image, without downloads and builds."""
 
 import gzip
 import hashlib
@@ -41,7 +41,7 @@ IDENTITY = ImageIdentity("1.2.3", 1_000_000_000, "amd64", "abc")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files in an order that is not that of their names, of several modes and times."""
+    """Files in an order other than that of their names, with several modes and times."""
     root = tmp_path / "root"
     for number, name in enumerate(["usr/bin/z", "usr/bin/a", "etc/b.txt"]):
         path = root / name
@@ -212,7 +212,7 @@ def test_what_was_made_of_the_same_is_not_made_again(tmp_path: Path) -> None:
 
 
 def cached(cache: Path) -> list[debian_packages.Package]:
-    """A cache of one package, as an earlier run has recorded it."""
+    """A cache with one package in the form that an earlier run writes."""
     (cache / "packages").mkdir(parents=True)
     file = cache / "packages/bash_5_amd64.deb"
     file.write_bytes(b"a package")
@@ -377,7 +377,7 @@ def test_licences_are_told_in_the_words_of_spdx() -> None:
 
 @pytest.mark.parametrize(("path", "agents"), image_properties.TEMPLATES.items())
 def test_a_template_is_what_configure_writes_by_itself(path: str, agents: str, tmp_path: Path) -> None:
-    """In the words of the release that it is configured for."""
+    """The comparison is for the release of the manifest."""
     manifest = tmp_path / "manifests/kube-scheduler.yaml"
     manifest.parent.mkdir()
     manifest.write_text(MANIFEST)
@@ -403,7 +403,7 @@ spec:
 
 
 def configured(folder: Path, *words: str) -> str:
-    """The configuration that would be written there, taken from what is shown of it."""
+    """The configuration that the command would write, taken from the diff that it prints."""
     flags = ["-m", str(folder / "manifests/kube-scheduler.yaml"), "-d", str(folder), "-b", "/dev/null"]
     flags += ["--cert-dir", str(folder / "certs"), "-dry-run", "-o", "json"]
     authority = trustme.CA()
@@ -424,7 +424,7 @@ def configured(folder: Path, *words: str) -> str:
 
 
 def instructions() -> dict[str, list[str]]:
-    """What the Containerfile says of the image, by instruction, after its last FROM."""
+    """The arguments of each instruction of the Containerfile after its last FROM."""
     text = (image_properties.ROOT / "Containerfile").read_text().replace("\\\n", " ")
     last = re.split(r"^FROM ", text, flags=re.MULTILINE)[-1]
     values: dict[str, list[str]] = {}

@@ -41,12 +41,12 @@ NONE_OF_THESE = {
     "node.kubernetes.io/unschedulable": "a taint, in the simulation",
     "nodewise.io/extender": "who records Events",
 }
-"""Texts of that form that are no annotation, label or resource of ours or of those we read."""
+"""Texts in this form that are not an annotation, a label or a resource that nodewise writes or reads."""
 
 
 @cache
 def texts() -> frozenset[str]:
-    """Every text of the code."""
+    """Every string literal of the code."""
     nodes = itertools.chain.from_iterable(
         ast.walk(ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")
     )
@@ -56,7 +56,7 @@ def texts() -> frozenset[str]:
 
 
 def keys() -> set[str]:
-    """Every text of the code that has the form of a key; a group of the API is followed by a version or nothing."""
+    """Every string literal in the form of a key, without API groups, which end or are followed by a version."""
     keys = {text for text in texts() if KEY.fullmatch(text)}
     is_group = re.compile(r".*(k8s\.io/.*|/v\d\w*)")
     own = {text for text in keys if not is_group.fullmatch(text)}

@@ -1,4 +1,4 @@
-"""What operators copy from pages exists: commands with their options, files, fields, values of the chart."""
+"""The pages contain only existing commands, options, files, fields and values of the chart."""
 
 import itertools
 import json
@@ -54,7 +54,7 @@ KINDS = {
 
 
 def problem(words: list[str]) -> str:
-    """What the program would say of a command line; empty where it takes it. Nothing is run."""
+    """The usage error of a command line; empty if it is valid. The command does not run."""
     try:
         if words[0] == "nodewise":
             _read(command, words)
@@ -82,7 +82,7 @@ def _read(group: click.Command, words: list[str]) -> None:
 
 
 def _given(words: list[str]) -> Iterator[str]:
-    """Files and folders of ours that a command names; to kubectl `deploy/NAME` may also be a Deployment."""
+    """The files of the repository that a command names. For kubectl, `deploy/NAME` may also be a Deployment."""
     for before, word in itertools.pairwise(words):
         option, _, value = word.rpartition("=")
         path = value if option.startswith("-") else word
@@ -107,7 +107,7 @@ def _without_gaps(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("page", page_code_blocks.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_sentences_exist(page: Path) -> None:
-    """Arguments may be left out here, and a word in capitals stands for another; with a colon it is a message."""
+    """Arguments may be left out, and a word in capitals is a placeholder. A text with a colon is a message."""
     lines = [line for line in INLINE.findall(page.read_text()) if ": " not in line]
     problems = {line: problem(_without_gaps(line.replace("…", " … ").split())) for line in lines}
     assert {line: wrong for line, wrong in problems.items() if re.search(UNKNOWN, wrong)} == {}
@@ -163,13 +163,13 @@ def test_yaml_can_be_read(block: Block) -> None:
 
 
 def lint(policy: Mapping[str, Any]) -> list[str]:
-    """What `nodewise policy lint` would say of a policy."""
+    """The problems that `nodewise policy lint` reports for a policy."""
     read = policies.parse_policy(msgspec.json.decode(json.dumps(policy), type=PolicyObject))
     return [str(problem) for problem in read.problems]
 
 
 def doubts(configuration: Mapping[str, Any]) -> list[str]:
-    """What `nodewise configure` would say of a configuration of kube-scheduler."""
+    """The problems that `nodewise configure` reports for a configuration of kube-scheduler."""
     whole = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -189,7 +189,7 @@ def doubts(configuration: Mapping[str, Any]) -> list[str]:
 
 
 def wrong_values(value: Any, schema: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """What of some values of the chart its schema does not know, or has another type for."""
+    """The problems of chart values that do not conform to the schema."""
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     kinds = schema.get("type", [])

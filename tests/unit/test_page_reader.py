@@ -1,4 +1,4 @@
-"""Whoever follows a page for us is not confused by what jobs in the background print, and does not wait for ever."""
+"""The reader of pages handles output of background jobs, and does not wait forever."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests import page_reader
 
 def test_a_line_that_somebody_else_began_ends_a_step_all_the_same(tmp_path: Path) -> None:
     with page_reader.reading(tmp_path, page_reader.plain_environment()) as typing:
-        # from here on every line of the shell begins as one of a job in the background does
+        # from here on, every line of the shell begins like the output of a background job
         output = typing.types("echo() { printf 'a log line %s\\n' \"$*\"; }; echo a; echo b")
         assert output.startswith("a log line a\na log line b\n")
         assert typing.types("printf c").startswith("c")

@@ -1,4 +1,4 @@
-"""What this tree installs is pinned by hash: pip's requirements, and the image that the Containerfile starts from."""
+"""All installed packages are pinned by hash: pip's requirements, and the base image of the Containerfile."""
 
 import re
 import tomllib
@@ -16,7 +16,7 @@ HASH: Final = re.compile(r" --hash=sha256:[0-9a-f]{64}")
 
 
 def pinned(file: Path) -> dict[str, int]:
-    """By `name==version` the number of hashes."""
+    """The number of hashes of each `name==version`."""
     text = file.read_text().replace("\\\n", "")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {line.partition(" ")[0]: len(HASH.findall(line)) for line in lines}
@@ -64,5 +64,5 @@ def test_every_installation_of_this_tree_is_by_hash() -> None:
     ]
     assert len(lines) >= 4
     for line in lines:
-        # the tree itself has no hash; nothing is fetched for it
+        # the project itself has no hash, because nothing is downloaded for it
         assert "--require-hashes" in line or "--no-deps --no-build-isolation --editable ." in line, line

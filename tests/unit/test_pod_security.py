@@ -1,4 +1,4 @@
-"""Every pod that ships is as closed as it can be: each exception stands here, with its reason."""
+"""Every shipped pod has the strictest security settings. Each exception is listed here with its reason."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -54,7 +54,7 @@ EXCEPTIONS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
 
 
 class ShippedContainer(NamedTuple):
-    """A container of a pod that ships."""
+    """A container of a shipped pod."""
 
     source: str
     owner: str
@@ -73,7 +73,7 @@ def containers(source: str, made: Mapping[str, Any]) -> Iterator[ShippedContaine
 
 def shipped() -> Iterator[ShippedContainer]:
     for file in sorted(DEPLOY.rglob("*.yaml")):
-        if "chart" not in file.parts:  # the files of kustomize are made from it
+        if "chart" not in file.parts:  # the chart is the source of the kustomize files
             for made in yaml.safe_load_all(file.read_text()):
                 if made:
                     yield from containers(str(file.relative_to(DEPLOY)), made)
@@ -87,7 +87,7 @@ def shipped() -> Iterator[ShippedContainer]:
 
 
 def openings(shipped_container: ShippedContainer) -> set[str]:
-    """What the container may do that a closed one may not."""
+    """The settings by which a container is less restricted than the strictest one."""
     pod: Mapping[str, Any] = shipped_container.pod.get("securityContext") or {}
     own: Mapping[str, Any] = shipped_container.container.get("securityContext") or {}
     both = {**pod, **own}
@@ -114,7 +114,7 @@ ALL: Final = [
     for shipped_container in shipped()
     if not shipped_container.source.endswith("cpu-pods.yaml")
 ]
-"""All but `cpu-pods.yaml`, whose pods are workloads to copy from."""
+"""All shipped containers except those of `cpu-pods.yaml`, whose pods are examples of workloads."""
 
 
 def test_all_kinds_of_pods_are_looked_at() -> None:

@@ -1,4 +1,4 @@
-"""Words of others are shown by a terminal and not obeyed."""
+"""Terminals show external text and do not interpret it as control sequences."""
 
 import pytest
 

@@ -25,7 +25,7 @@ TENANT = 1000
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """`a/b/file`, all of root's."""
+    """A folder with `a/b/file`, where everything belongs to root."""
     (tmp_path / "a/b").mkdir(parents=True)
     for folder in (tmp_path, tmp_path / "a", tmp_path / "a/b"):
         folder.chmod(0o755)
@@ -135,7 +135,7 @@ def test_a_run_without_root_trusts_root_and_its_own_user(tree: Path) -> None:
 
     assert run_unprivileged() == str(tree / "a/b/file")
     os.chown(tree / "a/b", TENANT, TENANT)
-    (tree / "a/b").chmod(0o775)  # of its own group, as with umask 002
+    (tree / "a/b").chmod(0o775)  # writable by the owner's own group, as with umask 002
     assert run_unprivileged() == str(tree / "a/b/file")
     os.chown(tree / "a/b", TENANT + 1, 0)
     assert run_unprivileged() == "refused owner root or user 1000, writable by no one else"

@@ -50,7 +50,7 @@ DEEP: Final = {
 
 
 def uses(module: Path) -> Iterator[str]:
-    """The functions of PyYAML that a module reads with."""
+    """The functions of PyYAML with which a module reads YAML."""
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "yaml":
             yield from {node.attr} & READING
@@ -134,7 +134,7 @@ def test_the_doctor_reads_on_without_what_is_refused() -> None:
 
 
 class CountingLoader(yaml_loader.Loader):
-    """Counts the values that are made."""
+    """A loader that counts the values that it constructs."""
 
     made = 0
 
@@ -180,14 +180,14 @@ def test_what_is_not_one_yaml_document_is_bad_input(text: str) -> None:
 
 
 def test_utf_16_is_no_yaml() -> None:
-    """The check of the nesting sees bytes, so it would see none there."""
+    """The check of the nesting looks at bytes, so it would find no nesting in UTF-16."""
     with pytest.raises(BadInput):
         load(("- " * 100_000).encode("utf-16"), "file.yaml")
 
 
 @pytest.mark.parametrize("what", DEEP)
 def test_no_nesting_ends_the_process(what: str) -> None:
-    """libyaml composes with a recursion in C."""
+    """libyaml composes documents recursively in C."""
     program = (
         "import sys\n"
         "from nodewise import yaml_loader\n"

@@ -26,7 +26,7 @@ NAME = "probe"
 
 @pytest.fixture
 def kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentKind]:
-    """The template as a folder of `agents`, with declarations of its own."""
+    """The kind of a template agent that is a folder of `agents` and has its own declarations."""
     folder = tmp_path / NAME
     folder.mkdir()
     for path in agent_package_scaffold.TEMPLATE.glob("*.py"):

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.anyio
 START = 1_800_000_000.0
 GIB = 2**30
 EVERYTHING = AnnotatorConfig(usage=True, allocation=True)
-"""Usage by node name: cores and bytes."""
 Uses = dict[str, tuple[float, float]]
+"""Usage by node name: cores and bytes."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The bench's fleet is what the figures say it is."""
+"""The cluster of the benchmarks has the properties that the results document."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Objects as they are written into etcd."""
+"""The form in which objects are written to etcd."""
 
 import json
 

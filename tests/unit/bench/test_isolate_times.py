@@ -1,4 +1,4 @@
-"""What the figures about `isolate` are made of."""
+"""The calculation of the figures about `isolate`."""
 
 import pytest
 from bench import cpu_spin, isolate_times

@@ -1,4 +1,4 @@
-"""What the bench has written: results.json has its keys, README.md shows exactly its figures."""
+"""The results of the benchmarks: results.json has all keys, and README.md shows exactly its figures."""
 
 import json
 

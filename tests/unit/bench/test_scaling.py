@@ -1,4 +1,4 @@
-"""What grows faster than the nodes, from rows as the bench writes them."""
+"""Detection of measurements that grow faster than the number of nodes."""
 
 import pytest
 from bench import plots, scaling
@@ -7,7 +7,7 @@ PLAIN = {"filter_ms": 1.0, "prioritize_ms": 1.0, "refresh_cpu_ms": 1.0, "ready_s
 
 
 def rows(**last: float) -> list[scaling.Row]:
-    """5,000 nodes with 1 of everything, and 20,000 nodes."""
+    """The rows of 5,000 nodes, where each measurement is 1, and of 20,000 nodes, with the measurements in `last`."""
     return [{"nodes": 5000, **PLAIN}, {"nodes": 20_000, **PLAIN, **last}]
 
 

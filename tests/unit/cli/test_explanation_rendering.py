@@ -58,7 +58,7 @@ def on_node(node: str) -> PodReadResult:
 
 
 def gpu_decision(*texts: str, codes: str) -> Decision:
-    """A filter call of the gpu agent: what it says of each node besides, and which it rejects."""
+    """A filter decision of the gpu agent, with the details of each node and the rejected nodes."""
     rejected = np.array(codes.split(), np.int16)
     details = StaticDetails(texts, np.where(rejected > 0, 0.5, 1.0))
     return of(("gpu", Verdict(rejected, (StaticReason("will not fit: too little memory"),), details=details)))

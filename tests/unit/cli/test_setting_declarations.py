@@ -15,7 +15,7 @@ from nodewise.kube.options import KubeOptions
 
 
 class ExampleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Some settings."""
+    """Options of each type."""
 
     wait_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     """How long."""
@@ -106,7 +106,7 @@ def test_help_and_pages_come_from_the_docstrings() -> None:
 
 
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What several agents have."""
+    """Options that several agents share."""
 
     when_missing: Literal["accept", "pass", "reject"] = "accept"
     """Of a node without statistics."""
@@ -116,7 +116,7 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstOptions(CommonOptions, frozen=True, kw_only=True):
-    """Of the first."""
+    """The options of the first agent."""
 
     first_share: int = 90
     """How much."""
@@ -126,14 +126,14 @@ class FirstOptions(CommonOptions, frozen=True, kw_only=True):
 
 
 class SecondOptions(CommonOptions, frozen=True, kw_only=True):
-    """Of the second."""
+    """The options of the second agent."""
 
     second_words: tuple[str, ...] = ()
     """Which."""
 
 
 class OldOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one that knows another word for the same."""
+    """The options of an agent with other choices for a shared option."""
 
     when_missing: Literal["pass", "reject"] = "pass"
     """Of a node without a value."""

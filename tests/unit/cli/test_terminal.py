@@ -1,4 +1,4 @@
-"""No output contains control characters from text of others."""
+"""No output contains control characters from external text."""
 
 from collections.abc import Callable
 from pathlib import Path

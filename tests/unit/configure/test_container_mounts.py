@@ -1,4 +1,4 @@
-"""Which of the folders that `configure` writes to are mounted from the host."""
+"""The folders that `configure` writes to and that are mounted from the host."""
 
 from pathlib import Path
 

@@ -48,7 +48,7 @@ def test_a_task_that_an_older_program_took_away_is_gone() -> None:
 
 
 def test_two_tasks_of_one_process_id_stay_two() -> None:
-    """One is over but for its descendants, when its process id comes again."""
+    """A task whose wrapper has ended may still have descendants when another task gets its process id."""
     other = TASK._replace(start=99)
     allocations = configmap.parse_texts(ConfigMapTexts(CONFIG, IDENTITIES))
     both = allocations.mapped(lambda _, cpu_list: (*cpu_list.tasks, other) if cpu_list.tasks else ())

@@ -131,7 +131,7 @@ def fake(proc: Path, pid: int) -> Path:
 
 
 def test_a_process_that_cannot_be_read_is_not_taken_for_gone(tmp_path: Path) -> None:
-    """One that put a file in the place of its environment (EIO), and one for which we have no descriptor left."""
+    """A read fails with EIO if a process mapped a file over its environment, or because no descriptor is left."""
     environment = fake(tmp_path, 7) / "environ"
     environment.unlink()
     environment.symlink_to("/proc/self/mem")
@@ -145,7 +145,7 @@ def test_a_process_that_cannot_be_read_is_not_taken_for_gone(tmp_path: Path) -> 
 
 
 def test_an_environment_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
-    """A process says itself where its environment lies (prctl(2), PR_SET_MM_MAP)."""
+    """A process can set the location of its environment itself (prctl(2), PR_SET_MM_MAP)."""
     with (fake(tmp_path, 7) / "environ").open("r+b") as file:
         file.truncate(2**40)
     (fake(tmp_path, 8) / "environ").write_bytes(

@@ -25,7 +25,7 @@ def node(pools: Mapping[str, Mapping[str, tuple[Task, ...]]]) -> Allocations:
 
 
 def test_a_blocking_task_is_moved_first() -> None:
-    """The exclusive task is to have cores of infra, and infra the task's core."""
+    """The exclusive task gets cores of infra, and infra gets the core of the task."""
     before = node({"exclusive": {"0": (A,)}, "infra": {"1,2": (B,)}})
     plan = reconfiguration_plan.plan(before, {"exclusive": {0: ["1"]}, "infra": {0: ["0,2"]}})
     assert plan.moves == (

@@ -29,7 +29,7 @@ def test_fast_cpus(khz: tuple[str, ...], base_mhz: int | None, fast: set[int]) -
 
 
 def test_preferences_are_those_of_cpus_and_not_of_core_ids() -> None:
-    """With adjacent siblings the core 1 has the CPUs 2 and 3."""
+    """With adjacent siblings, core 1 has the CPUs 2 and 3."""
     cores = topology.parse(texts("D8a")).cores
     wishes = dict.fromkeys(range(16), "power") | {2: "performance", 3: "performance"}
     assert [core.core for core in speed_select.power_classes(cores, wishes)["performance"]] == [1]

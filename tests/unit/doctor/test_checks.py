@@ -112,7 +112,7 @@ def with_client_name(name: str, **settings: str) -> Facts:
 
 
 def without_bind_verb(name: str, **settings: str) -> Facts:
-    """The same without bindVerb in the entry."""
+    """The facts of `with_client_name` for an entry without bindVerb."""
     facts, certificates_ = entry(bindVerb=None), {0: signed(AUTHORITY.client(name))}
     assert not isinstance(facts.schedulers, UnavailableFact)
     schedulers = tuple(scheduler._replace(certificates=certificates_) for scheduler in facts.schedulers)
@@ -483,7 +483,7 @@ def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() ->
 
 
 def test_what_two_entries_ask_together_is_asked() -> None:
-    """As after a migration from two systems: one entry for policies, one for GPUs."""
+    """This occurs after a migration from two systems: one entry for policies, and one for GPUs."""
     telemetry = {
         **ENTRY,
         "bindVerb": "",

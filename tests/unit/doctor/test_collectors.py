@@ -226,7 +226,7 @@ def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> N
 def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, node: str, expected: bool
 ) -> None:
-    """Everybody who may create pods could name any file of the host."""
+    """Otherwise every user who may create pods could make doctor read any file of the host."""
     monkeypatch.setattr("socket.gethostname", lambda: "cp.example.com")
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))

@@ -30,7 +30,7 @@ class ConstantReason(msgspec.Struct, frozen=True):
 
 
 class Rejecting(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
-    """Rejects some nodes; with None no pod concerns it."""
+    """An agent that rejects some nodes. With None, no pod concerns it."""
 
     def __init__(self, name: str, rejects: str | None) -> None:
         self.name = name

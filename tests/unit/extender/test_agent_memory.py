@@ -206,7 +206,7 @@ class TestMemory:
 
 
 class FailingSum(Sum):
-    """Fails in one method."""
+    """A state builder that fails in one method."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class FailingSum(Sum):
 
 
 class Large(Sum):
-    """Has a memory of half of the limit."""
+    """A state builder whose memory has half of the allowed size."""
 
     def recall(self, kept: bytes) -> None:
         """Ignore the memory."""

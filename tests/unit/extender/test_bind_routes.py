@@ -24,7 +24,7 @@ REFUSED = BindOutcome("refused", "will not fit", reason=NoFreeDevice())
 
 
 class FixedBindings:
-    """Returns the same outcome for every pod."""
+    """Bindings that have the same outcome for every pod."""
 
     def __init__(self, outcome: BindOutcome) -> None:
         self.outcome = outcome
@@ -52,7 +52,7 @@ class Binder(BindPlugin[Any, Any]):
 def play(
     outcome: BindOutcome, bind_errors: Literal["status", "field"] = "status", body: Any = ASKED
 ) -> tuple[int, Any, list[Decision]]:
-    """Status, body, and the stored decisions."""
+    """The status and the body of the response, and the stored decisions."""
     ring = DecisionRing()
     decisions: list[Decision] = []
     snapshot = Snapshot(NodeIndex(["n1"]), {}, 5.0, 7)

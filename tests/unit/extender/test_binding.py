@@ -105,7 +105,7 @@ class TestWell:
     def test_the_next_filter_call_sees_the_card_taken_before_anything_is_written(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             task = asyncio.create_task(replica.bind(pod(api, "p")))
-            for _ in range(10):  # no call takes so little time
+            for _ in range(10):  # this is shorter than any call
                 await asyncio.sleep(0)
             assert list(replica.held_devices()) == ["a"]
             assert api.writes() == []
@@ -348,7 +348,7 @@ class TestLost:
         play(test)
 
     def test_a_binding_that_comes_late_after_all_finds_the_pod_changed(self) -> None:
-        """The reservation is removed only after that; else another pod could have the device by then."""
+        """The reservation is removed only after that. Otherwise another pod could already have the device."""
 
         async def test(api: LossyApi, replica: Replica) -> None:
             late: list[Any] = []
@@ -535,7 +535,7 @@ class TestMany:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_every_view_is_what_the_world_that_was_told_for_it_gives(self, seed: int) -> None:
-        """Including unwritten reservations, so that a replay gives the recorded responses."""
+        """This includes unwritten reservations, so that a replay gives the recorded responses."""
         cluster_states: dict[int, ClusterState] = {}
         seen: list[int] = []
 
@@ -708,6 +708,6 @@ async def stopped_before_its_binding(api: LossyApi) -> None:
 
 
 def binding_of(item: dict[str, Any]) -> dict[str, Any]:
-    """What was on its way."""
+    """A Binding of this version of a pod to the node `n1`."""
     meta = {key: item["metadata"][key] for key in ("name", "uid", "resourceVersion")}
     return {"metadata": meta, "target": {"name": "n1"}}

@@ -28,7 +28,7 @@ def ring_of(*kept: Decision) -> DecisionRing:
 
 
 def same(first: Decision, other: Decision) -> bool:
-    """Whether both have equal encodings and details."""
+    """Whether two decisions have equal encodings and details."""
     return all(
         cooperative_scheduling.run_without_pauses(encode(first))
         == cooperative_scheduling.run_without_pauses(encode(other))

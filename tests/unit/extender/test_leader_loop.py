@@ -68,14 +68,14 @@ class LeaderProcess:
         await asyncio.wait([task])
 
     async def play(self, snapshots: int) -> None:
-        """A new snapshot once a period."""
+        """Publish a new snapshot in each period."""
         async with self.running():
             for _ in range(snapshots):
                 await asyncio.sleep(PERIOD_S)
                 self.publish()
 
     def publish(self) -> None:
-        """A new snapshot."""
+        """Publish a new snapshot."""
         self.snapshot = SimpleNamespace(generation=self.snapshot.generation + 1)
         self.leading.notify()
 

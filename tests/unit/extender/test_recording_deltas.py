@@ -71,7 +71,7 @@ def test_what_did_not_change_stays_the_same_object() -> None:
 
 
 def named(name: str, numbers: str = "0.1") -> Any:
-    """A node as the extender holds it, with its name."""
+    """A node in the form in which the extender stores it, with its name."""
     bare = node(numbers=numbers)
     metadata = {"name": name, "labels": bare.metadata.labels}
     raw = msgspec.json.encode({"metadata": metadata, "status": bare.status})

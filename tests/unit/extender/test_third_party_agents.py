@@ -41,7 +41,7 @@ def ranked(setup: OddSetup, snapshot: Any = None) -> Decision:
 
 
 def unscored(setup: OddSetup, snapshot: Any = None) -> str:
-    """Why there are no scores; the pod is placed without them."""
+    """The reason for missing scores. The pod is placed without them."""
     decision = ranked(setup, snapshot)
     assert decision.scores == ()
     assert decision.points().tolist() == [0, 0, 0]
@@ -54,7 +54,7 @@ def filtered(setup: OddSetup, asking: Any = None, snapshot: Any = None) -> Decis
 
 
 def why(decision: Decision) -> str:
-    """The one reason for which all candidates are rejected."""
+    """The common reason for which all candidates are rejected."""
     [(_, verdict)] = decision.verdicts
     assert verdict.codes.tolist() == [1] * len(replaceable_agent.NAMES)
     (reason,) = verdict.reasons

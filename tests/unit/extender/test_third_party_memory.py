@@ -14,7 +14,7 @@ from tests.unit.extender.replaceable_agent import OddKind, OddSetup
 
 
 class Learning(replaceable_agent.OddState):
-    """Stores a memory that the test sets."""
+    """A state builder that stores a memory that the test sets."""
 
     memory_scope = "replica"
 

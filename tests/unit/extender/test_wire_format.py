@@ -237,7 +237,7 @@ PADDING = 70_000
 def _in_case(
     value: Any, change: Callable[[str], str], keep: frozenset[str] = frozenset({"allocatable"})
 ) -> Any:
-    """The value with other keys; what is below `allocatable` stays, as resources are no fields."""
+    """The value with keys in another case. Keys below `allocatable` are unchanged, because resources are not fields."""
     if isinstance(value, list):
         return [_in_case(item, change, keep) for item in value]
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ from tests.unit.serve.raw_client import metric_value
 
 
 class LivenessFixture:
-    """One that is looked at every second."""
+    """An `ApiServerLiveness` that is checked every second."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
@@ -16,7 +16,7 @@ class LivenessFixture:
         self.liveness = ApiServerLiveness(self.clock, self.metrics_registry)
 
     def pass_time(self, seconds: int, *, answers: bool) -> list[dict]:
-        """What is logged while the API server answers, or does not."""
+        """Let time pass while the API server responds or does not respond. Returns the log lines."""
         with capture_logs() as lines:
             for _ in range(seconds):
                 self.clock.advance(1.0)

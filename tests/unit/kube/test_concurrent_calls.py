@@ -1,4 +1,4 @@
-"""Many calls at once: no more than some, every one's failure its own, and a silent server is left alone."""
+"""Concurrent calls: their number is limited, failures are independent, and calls end if the server is silent."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -50,7 +50,7 @@ async def test_a_defect_leaves_no_other_call_behind() -> None:
 
 
 async def test_what_is_cancelled_before_its_turn_was_never_made() -> None:
-    """Nor is Python to complain that it was never awaited."""
+    """Python must not warn about coroutines that were never awaited."""
     calls, made = Calls(), 0
 
     def making() -> Iterator[Coroutine[None, None, None]]:

@@ -1,4 +1,4 @@
-"""Which connections a call goes out on, and when old ones are closed."""
+"""The connections that calls use, and when old connections are closed."""
 
 from collections.abc import AsyncIterator
 
@@ -17,7 +17,7 @@ class Body(httpx2.AsyncByteStream):
 
 
 class FakeTransport(httpx2.AsyncBaseTransport):
-    """Answers with its number; 0 cannot be reached."""
+    """A transport whose responses contain its number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -34,7 +34,7 @@ class FakeTransport(httpx2.AsyncBaseTransport):
 
 
 class FakeCertificateFiles:
-    """What `RenewingTransport` is made from."""
+    """The transports of a `RenewingTransport`, and whether its certificate files have changed."""
 
     def __init__(self) -> None:
         self.made: list[FakeTransport] = []

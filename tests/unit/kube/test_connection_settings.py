@@ -152,7 +152,7 @@ def test_an_expired_certificate_is_told_with_its_end(authority: trustme.CA, pair
 
 
 class FileCredentials:
-    """A kubeconfig's user and cluster in files."""
+    """The files of a kubeconfig's user and cluster."""
 
     def __init__(self, folder: Path, authority: trustme.CA) -> None:
         self.folder = folder
@@ -175,7 +175,7 @@ class FileCredentials:
         (self.folder / "ca").write_bytes(b"".join(authority.cert_pem.bytes() for authority in authorities))
 
     def has_changed(self) -> bool:
-        """Asked twice, as it takes to see that a change is whole."""
+        """Whether the files have changed. It checks twice, because a change counts once it is stable."""
         results = []
         for _ in range(2):
             self.clock.advance(1.0)
@@ -262,7 +262,7 @@ def test_a_certificate_of_a_plugin_outlives_a_change_of_the_authority(
 
 
 async def authorization_headers(auth: httpx2.Auth | None, *codes: int) -> list[str]:
-    """The Authorization headers of the requests that one call sends to a server that answers so."""
+    """The Authorization headers of the requests of one call. The server responds with these status codes."""
     answers = iter([*codes, 200, 200])
     seen: list[str] = []
 
@@ -336,7 +336,7 @@ async def test_a_token_file_that_is_gone_for_a_moment_costs_nothing(tmp_path: Pa
 
 
 class ShownCertificates(list[bytes]):
-    """The certificates that a plugin gave."""
+    """The certificates that a plugin returned."""
 
     def __call__(self, certificate: bytes, _key: bytes, _what: str) -> None:
         self.append(certificate)

@@ -16,7 +16,7 @@ NODE = ObjectReference(NODES, "", "node-a", "uid-1")
 
 
 class RecorderFixture:
-    """A recorder on a fake API server, and what was written."""
+    """An event recorder with a fake API server, and the written events."""
 
     def __init__(self) -> None:
         self.api = FakeApi()
@@ -79,7 +79,7 @@ async def test_one_object_and_reason_cannot_crowd_out_the_rest(recording: Record
     names = [event["regarding"]["name"] for event in recording.written()]
     assert names.count("node-a") == event_recorder.BURST
     assert names.count("node-b") == 1
-    # ten minutes' worth waits for its turn, the rest is dropped
+    # the events of ten minutes are queued, the rest is dropped
     assert recording.counted("dropped") == 100 - event_recorder.BURST - 10
 
 

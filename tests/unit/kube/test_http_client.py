@@ -1,4 +1,4 @@
-"""The HTTP client against a transport in memory."""
+"""The HTTP client with an in-memory transport."""
 
 import asyncio
 import contextlib
@@ -139,7 +139,7 @@ async def test_a_401_tells_what_we_know_of_our_credentials() -> None:
 
 
 async def test_an_error_does_not_show_the_query() -> None:
-    """It has tokens and random times, and would make each failure look like a new one."""
+    """The query contains tokens and random times, so each failure would look like a new one."""
     served = ServedApi(lambda _: httpx2.Response(500))
     with pytest.raises(Unavailable, match=r"get https://host:6443/k8s/clusters/c-1/a: HTTP status 500"):
         await served.api.get("/a", {"continue": "token"})

@@ -1,4 +1,4 @@
-"""Which kubeconfig counts, and what is wrong with it."""
+"""The choice of the kubeconfig, and the errors for invalid ones."""
 
 import os
 from pathlib import Path

@@ -69,7 +69,7 @@ def test_a_release_leaves_a_second_to_nobody() -> None:
 
 
 class ElectorFixture:
-    """An elector on a fake API server, stepped by hand."""
+    """An elector with a fake API server, whose steps the test runs."""
 
     def __init__(self) -> None:
         self.api = FakeApi()
@@ -88,7 +88,7 @@ class ElectorFixture:
         return spec
 
     def others(self, spec: LeaseSpec) -> None:
-        """Another replica writes."""
+        """Write the Lease as another replica."""
         item = {
             "metadata": {"name": "nodewise", "namespace": "ns"},
             "spec": spec.__class__.__struct_encode_fields__,

@@ -1,4 +1,4 @@
-"""All objects of a kind, once."""
+"""One complete list of all objects of a kind."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ALL = ReflectorTarget(NODES, NODE)
 
 
 class SmallPagesApi(FakeApi):
-    """Gives pages of two, and lets a test in before each."""
+    """An API server with pages of two objects, which calls a function of the test before each page."""
 
     def __init__(self, before: Callable[[int], None] = lambda _: None) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from tests.unit.kube.api_suite import CONFIGMAP, run_in_background
 
 
 class ReflectorFixture:
-    """A reflector on a fake API server, its clock, and what it logged."""
+    """A reflector with a fake API server, its clock, and its log lines."""
 
     def __init__(self) -> None:
         self.api = FakeApi()
@@ -41,7 +41,7 @@ class ReflectorFixture:
 
 
 class PatientClock(ManualClock):
-    """Notes how long each sleep was."""
+    """A clock that records the duration of each sleep."""
 
     def __init__(self) -> None:
         super().__init__(1000.0)

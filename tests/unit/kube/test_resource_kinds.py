@@ -58,7 +58,7 @@ def test_a_value_that_could_add_a_requirement_to_a_selector_is_an_error(value: s
 
 
 def test_paths_are_made_nowhere_else() -> None:
-    """An f-string that begins like a path of the API server holds constants only."""
+    """An f-string that begins like a path of the API server contains only constants."""
     violations = [
         f"{file.name}:{node.lineno}"
         for file in Path(nodewise.__file__).parent.rglob("*.py")

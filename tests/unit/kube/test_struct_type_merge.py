@@ -1,4 +1,4 @@
-"""The union of what agents declare. The declared types stand here as they would in their folders."""
+"""The union of the fields that agents declare. The declared types have the same form as in the folders of agents."""
 
 from itertools import permutations
 from typing import Any
@@ -10,7 +10,7 @@ from nodewise.kube import struct_type_merge
 
 
 class Struct(msgspec.Struct, frozen=True):
-    """The agents' base, to keep the cases short."""
+    """A short name for the base of declared types."""
 
 
 class LabelFields(Struct, frozen=True):

@@ -72,7 +72,7 @@ class TestLayOut:
         ]
         assert layout.states(95.0, 5.0)[0] == ValueState.FRESH
         assert layout.ages_s(100.0)[0] == 10.0
-        assert layout.ages_s(80.0)[0] == 0.0  # a clock that is behind makes nothing older than now
+        assert layout.ages_s(80.0)[0] == 0.0  # with a clock that is behind, the age of a value is 0
         assert np.isnan(layout.ages_s(100.0)[1:]).all()
 
 

@@ -1,4 +1,4 @@
-"""NodeMetricsLists in files, with the Nodes that stand beside them."""
+"""NodeMetricsLists in files, together with Nodes."""
 
 import asyncio
 import json

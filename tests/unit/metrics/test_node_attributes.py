@@ -1,4 +1,4 @@
-"""What sources know of nodes."""
+"""The attributes of nodes that sources use."""
 
 import asyncio
 from typing import Any
@@ -52,9 +52,9 @@ FOUND = {
     "[fd00::2]:9100": "b",
     "[FD00:0::2]": "b",
     "b.example:9100": "b",
-    "10.0.0.1:9100": "10.0.0.1",  # a node's name comes before another's address
+    "10.0.0.1:9100": "10.0.0.1",  # the name of a node has precedence over the address of another one
     "10.0.0.3": "10.0.0.1",
-    "10.0.0.9": None,  # two nodes say so
+    "10.0.0.9": None,  # two nodes have this address
     "localhost:9100": None,
     "1.2.3.4": None,
     "x": None,

@@ -1,7 +1,7 @@
-"""The rows M of the older system's cases that concern sources and what is kept of their answers.
+"""The rows M of the older system's cases that concern sources and stored values.
 
-Rows that nodewise answers in another way say so: M5, M7 (a bad quantity), M17. M11 and M12 are about names that a
-policy's reader refuses before anybody is asked.
+The rows with another result in nodewise are marked with `Differs`, such as M5, M7 (an invalid quantity) and M17. M11
+and M12 are about names that the policy parser refuses before a request.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ GROUP = "/apis/custom.metrics.k8s.io"
 
 
 class CustomMetricsAdapter:
-    """An API server with a group of versions, and an answer or an error a metric."""
+    """An API server with the versions of an API group, and a response or an error for each metric."""
 
     def __init__(self, offered: Any, **metrics: Any) -> None:
         self.offered = offered
@@ -48,7 +48,7 @@ class CustomMetricsAdapter:
 
 
 class Play(NamedTuple):
-    """A refresher over an adapter, moved a round at a time."""
+    """A refresher with an adapter, whose rounds the test runs."""
 
     adapter: CustomMetricsAdapter
     refresher: MetricsRefresher
@@ -84,7 +84,7 @@ def play(offered: dict[str, Any] = V1, **metrics: Any) -> Play:
 
 
 async def m1() -> None:
-    """One call a metric and round, without a query."""
+    """One call per metric and round, without query parameters."""
     on = play(m=[item("a")])
     await on.request("m")
     await on.round()
@@ -93,7 +93,7 @@ async def m1() -> None:
 
 
 async def m2() -> None:
-    """v1beta2 where it is preferred, with its `windowSeconds`."""
+    """v1beta2 is used if it is the preferred version, with its `windowSeconds`."""
     on = play(V2, m=[item("a", windowSeconds=30)])
     await on.request("m")
     assert on.adapter.polled == ["v1beta2/nodes/%2A/m"]
@@ -108,7 +108,7 @@ async def m3() -> None:
 
 
 async def m5() -> None:
-    """Differs: where only v1beta2 is left, it is spoken from the second round on."""
+    """Differs: if only v1beta2 remains, it is used from the second round on."""
     on = play(m=[item("a")])
     await on.request("m")
     on.adapter.offered = group("v1beta2", "v1beta2")
@@ -120,14 +120,14 @@ async def m5() -> None:
 
 
 async def m6() -> None:
-    """Differs: two items of one node that differ are no value."""
+    """Differs: a node with two different items has no value."""
     on = play(m=[item("x", "1"), item("x", "9"), item("y", "3")])
     await on.request("m")
     assert on.values() == {"y": 3}
 
 
 async def m7() -> None:
-    """A failure keeps the values. Differs: one bad quantity spoils its own node, not the metric."""
+    """A failure keeps the values. Differs: an invalid quantity affects only its node, not the metric."""
     on = play(m=[item("a", "1"), item("b", "2")])
     await on.request("m")
     for failure in (NotFound("404"), Unavailable("503"), []):
@@ -141,7 +141,7 @@ async def m7() -> None:
 
 
 async def m8() -> None:
-    """What the next answer lacks is gone."""
+    """Nodes that the next response leaves out have no value."""
     on = play(m=[item("n1"), item("n2")])
     await on.request("m")
     on.adapter.metrics["m"] = [item("n1")]
@@ -150,7 +150,7 @@ async def m8() -> None:
 
 
 async def m9() -> None:
-    """Wanted, never fetched: nothing is known, which is no value."""
+    """A metric that is requested but was never fetched has no value."""
     on = play(m=[item("a")])
     on.refresher.set_requests(frozenset({MetricRequest("m")}))
     assert not on.refresher.snapshot.was_fetched("m")
@@ -158,7 +158,7 @@ async def m9() -> None:
 
 
 async def m10() -> None:
-    """Polled while anybody names it, gone with the last."""
+    """A metric is polled while a policy names it, and removed with the last one."""
     on = play(m=[item("a")])
     for _ in range(2):
         await on.request("m")
@@ -175,7 +175,7 @@ async def m11() -> None:
 
 
 async def m14() -> None:
-    """Requested once more: the data stay, and there is no further request."""
+    """A repeated request keeps the values and causes no further call."""
     on = play(m=[item("a")], k=[item("a")])
     await on.request("m")
     before = on.refresher.snapshot.series["m"]
@@ -205,7 +205,7 @@ async def m16() -> None:
 
 
 async def m17() -> None:
-    """Differs: what no strategy names any more is not polled, whatever strategy named it before."""
+    """Differs: a metric that no strategy names any more is not polled, whichever strategy named it before."""
     on = play(m=[item("a")], k=[item("a")])
     await on.request("k")
     await on.request("m")
@@ -216,7 +216,7 @@ async def m17() -> None:
 
 
 async def appears() -> None:
-    """An API that is not there is looked up once a round, for all metrics, and found when it is."""
+    """A missing API is looked up once per round for all metrics, until it exists."""
     on = play(m=[item("a")], k=[item("a")])
     on.adapter.offered = NotFound("404")
     await on.request("m", "k")

@@ -1,4 +1,4 @@
-"""Prometheus as a source: the suite on the double, and what only a double can be made to do."""
+"""Prometheus as a source: the suite with the double, and cases that only a double can produce."""
 
 import asyncio
 import ssl
@@ -42,7 +42,7 @@ def server() -> Iterator[PrometheusDouble]:
 
 
 def fetch_repeatedly(made: PrometheusSource, *between: Callable[[], None]) -> list[Series]:
-    """What it gives, called once more after each step in between."""
+    """The series of a first fetch, and of one more fetch after each step."""
 
     async def calls() -> list[Series]:
         fetched = [await made.fetch(MetricRequest("temp"), time.time())]
@@ -176,7 +176,7 @@ class TestSecrets:
 
         file.write_text("one")
         server.authorization = "Bearer one"
-        # a file that is just being replaced is not there for a moment
+        # a file that is being replaced is missing for a moment
         assert (
             len(fetch_repeatedly(source(server.url, prometheus_token_file=str(file)), renew, file.unlink))
             == 3
@@ -266,12 +266,12 @@ class TestTls:
             with pytest.raises(Unavailable):
                 asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
             self.write(tls_files, tls_files.client)
-            with pytest.raises(Unavailable):  # it is seen, and taken when the next call sees it as well
+            with pytest.raises(Unavailable):  # the next call applies the change if it is stable
                 asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
             assert values(*fetch_repeatedly(made)) == {"a": 1.0}
 
     def test_a_ca_that_was_taken_away_is_not_trusted_any_longer(self, tmp_path: Path) -> None:
-        """Not on the connection that is still open, either."""
+        """This also applies to a connection that is still open."""
         tls_files = ServerCertificateFiles(tmp_path)
         options = self.write(tls_files, tls_files.client)
 

@@ -79,5 +79,5 @@ def test_durations_have_no_fractions(seconds: float, text: str) -> None:
     ],
 )
 def test_a_hostile_query_costs_no_time(text: str) -> None:
-    """If it went through the text again for each part of it, this would take an hour."""
+    """With a quadratic algorithm this would take an hour."""
     assert not queries.is_selector(text)

@@ -1,4 +1,4 @@
-"""Each metric on its own: call, deadline, outcome."""
+"""Each metric has its own call, deadline and outcome."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -181,7 +181,7 @@ def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
         refresher.set_requests(frozenset({MetricRequest("m", "", 60.0)}))
         assert refresher.snapshot.was_fetched(
             "m"
-        )  # only the age changed: the values stay until the next are there
+        )  # only the age changed: the values remain until new ones arrive
         await refresher.settle()
 
     scenario(play, source)

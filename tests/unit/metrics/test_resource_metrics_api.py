@@ -1,4 +1,4 @@
-"""metrics.k8s.io: four metrics of one call."""
+"""metrics.k8s.io: four metrics from one call."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ async def nodes() -> NodeAttributes:
 
 
 class FakeMetricsServer:
-    """An API server with one answer."""
+    """An API server with one response."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer

@@ -52,7 +52,7 @@ class SelectorFixture:
         self.selector = SourceSelector(sources, FetchLimits(0.05, 4), self.clock, self.metrics_registry)
 
     async def ask(self, request: MetricRequest = M) -> str:
-        """The source's name, or why there is none; with what follows a good answer."""
+        """Fetch a metric and log unused sources. Returns the name of the source, or why the fetch failed."""
         outcome = await self.selector.fetch(request)
         if isinstance(outcome, FetchFailure):
             return outcome.why
@@ -63,7 +63,7 @@ class SelectorFixture:
 def logged_duplicates(
     play: Callable[[SelectorFixture], Awaitable[Any]], *sources: QuerySource
 ) -> list[tuple[str, str, str]]:
-    """The lines about metrics in two sources."""
+    """The log lines about metrics that two sources have."""
 
     async def run() -> None:
         await play(SelectorFixture(*sources))
@@ -203,7 +203,7 @@ class TestEmptyAnswers:
         assert outcome.samples == {}
 
     def test_it_does_not_beside_one_that_failed(self) -> None:
-        """The one that failed could have had values."""
+        """The failed source could have had values."""
         broken, empty = QuerySource("a", queries=True), QuerySource("b", "nothing", queries=True)
         assert self.fetch(self.HEALTHY, broken, empty) == FetchFailure("a: no m")
 

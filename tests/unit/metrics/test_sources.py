@@ -20,7 +20,7 @@ NANO = 10**9
 
 
 class Answers:
-    """An API server that has an answer for each path, or an error."""
+    """An API server with a response or an error for each path."""
 
     def __init__(self, **answers: Any) -> None:
         self.requests: list[str] = []

@@ -1,4 +1,4 @@
-"""Background tasks that are restarted after a defect, each by itself."""
+"""Background tasks that are restarted after an unexpected exception, independently of each other."""
 
 import asyncio
 

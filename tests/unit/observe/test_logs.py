@@ -1,4 +1,4 @@
-"""Log lines: one a line, whatever words of others are in it."""
+"""Log events: each one is a single line, whatever external text it contains."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Exchanges by themselves: no sockets, headers and bodies in, responses out."""
+"""Exchanges without sockets: headers and bodies in, responses out."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def anyio_backend():
 
 
 class CountedHandler:
-    """Parts of a body, and how many of them were taken."""
+    """The parts of a body, and how many of them the exchange has received."""
 
     def __init__(self, *parts: bytes) -> None:
         self.parts = parts
@@ -50,7 +50,7 @@ def head_of(method: str, path: str, headers: dict[str, str]) -> RequestHeader:
 
 
 async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, body=None) -> ParsedResponse:
-    """What the client gets, as `protocol.HttpConnection` makes it."""
+    """The response that a client receives from `HttpConnection`."""
     body = body or CountedHandler(*(parts or (b"{}",)))
     exchange = app.open(
         head_of(method, path, JSON if headers is None else headers), RemotePeer("10.0.0.1:4711")
@@ -84,7 +84,7 @@ def app_of(
     )
 
 
-# the rows of the older product's HTTP layer (spec/tas.md 29.1), with the answers of design.md section 6
+# the rows of the older product's HTTP layer (spec/tas.md 29.1), with the responses of design.md section 6
 
 
 @pytest.mark.parametrize(

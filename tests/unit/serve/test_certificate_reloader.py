@@ -1,4 +1,4 @@
-"""Certificates in files that change, on a clock that is moved by hand."""
+"""Certificates in files that change, with a clock that the test advances."""
 
 import datetime as dt
 
@@ -19,7 +19,7 @@ DAY_S = 86400.0
 
 
 class RotatedFiles:
-    """A pair in files, and what keeps it."""
+    """The files of a certificate and its key, and the `ReloadableFiles` that reads them."""
 
     def __init__(self, folder):
         self.ca = trustme.CA()
@@ -30,7 +30,7 @@ class RotatedFiles:
         self.kept = ReloadableFiles("serving", paths, pem_files.read_pair, self.metrics_registry, NOW_S)
 
     def poll(self, now_s):
-        """Twice, as it takes to see that a change is whole."""
+        """Poll twice, because a change counts once it is stable."""
         return any([self.kept.poll(now_s), self.kept.poll(now_s)])
 
     def issue(self, begins_days, ends_days):
@@ -69,7 +69,7 @@ def test_a_renewed_pair_is_taken_once(files):
 
 
 def test_what_is_there_for_a_moment_only_is_not_taken(files):
-    """Half of a rotation is not logged either."""
+    """An incomplete rotation is not logged."""
     leaf = files.issue(-1, 120)
     with capture_logs() as lines:
         files.cert.write_bytes(leaf.cert_chain_pems[0].bytes())
@@ -141,7 +141,7 @@ def test_what_is_put_back_as_it_was_is_well_again_and_no_change(files):
 
 
 def test_a_certificate_whose_time_has_not_come_is_taken_when_it_has(files):
-    """A clock that is behind the authority's: the old one serves on."""
+    """If the clock is behind that of the authority, the old certificate remains in use."""
     files.write(files.issue(0.01, 120))
     assert not files.poll(NOW_S)
     assert files.counts("reload_failing") == [1]
@@ -198,7 +198,7 @@ def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_pat
 
 
 def authority(ends_days):
-    """A certificate, PEM; its issuer does not matter."""
+    """A PEM certificate with any issuer."""
     leaf = trustme.CA().issue_cert("ca.example", not_before=NOW - 9 * DAY, not_after=NOW + ends_days * DAY)
     return leaf.cert_chain_pems[0].bytes()
 

@@ -128,7 +128,7 @@ async def test_a_certificate_of_the_client_ca_is_not_sufficient(tls_files, names
         try:
             answer = await send_request(server, tls_files.odd_client(*names, usage=usage))
         except RefusedError:
-            assert usage is ExtendedKeyUsageOID.CODE_SIGNING  # OpenSSL refuses it in the handshake
+            assert usage is ExtendedKeyUsageOID.CODE_SIGNING  # OpenSSL refuses this usage in the handshake
         else:
             assert (answer.status, answer.field()) == (403, "client certificate")
 
@@ -195,7 +195,7 @@ def test_a_certificate_that_cannot_be_read_has_no_names():
 
 
 class Resumed:
-    """A connection, as far as the authorizer looks at it."""
+    """The part of a connection that the authorizer uses."""
 
     def __init__(self, context: ssl.SSLContext, *, session_reused: bool) -> None:
         self.session_reused = session_reused
@@ -206,7 +206,7 @@ class Resumed:
 
 
 def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(tls_files):
-    """OpenSSL keeps TLS 1.2 sessions by their id, and verifies nothing when they come back."""
+    """OpenSSL stores TLS 1.2 sessions by their id, and does not verify certificates when they are resumed."""
     clock = ManualClock(time.time())
     metrics_registry = MetricsRegistry()
     tls = ServerCertificates(tls_files.options(), metrics_registry, clock)

@@ -36,12 +36,12 @@ HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 @pytest.fixture
 def anyio_backend():
-    """One event loop is enough here: what differs between them is TLS and closing, in test_server and test_tls."""
+    """One event loop is enough: they differ in TLS and in closing connections, which other modules test."""
     return virtual_time_loop.BACKEND
 
 
 async def close_reason_after(data: bytes, options: ServeOptions = SHORT) -> tuple[str, bytes]:
-    """The reason counted and the last words, after these bytes and silence."""
+    """The counted close reason and the last bytes of the server, if the client sends only these bytes."""
     metrics_registry = MetricsRegistry()
     async with (
         run_server(options, metrics_registry=metrics_registry) as server,
@@ -55,13 +55,13 @@ async def close_reason_after(data: bytes, options: ServeOptions = SHORT) -> tupl
 
 
 async def request_on_new_connection(server) -> ParsedResponse:
-    """The process lives: a new connection is served."""
+    """Send a request on a new connection, which shows that the server still works."""
     async with open_client(server) as caller:
         return await caller.ask("/echo")
 
 
 def refusal(words: bytes) -> tuple[int, str]:
-    """Status and first field of a refusal."""
+    """The status and the first field of an error response."""
     header, _, body = words.partition(b"\r\n\r\n")
     assert b"connection: close" in header
     return int(header.split()[1]), msgspec.json.decode(body)["problems"][0]["field"]
@@ -163,7 +163,7 @@ async def test_a_slow_body_that_goes_on_is_served():
 
 
 async def test_a_body_that_we_do_not_take_is_not_late():
-    """It was sent ahead of the answer before it, so we stopped reading."""
+    """The client sends it before the previous response, so the server stops reading."""
     slow = BlockingHandler()
     async with run_server(SHORT, [slow.route, ECHO]) as server, open_client(server) as caller:
         sending = asyncio.create_task(
@@ -177,7 +177,7 @@ async def test_a_body_that_we_do_not_take_is_not_late():
 
 
 async def test_an_answer_for_a_connection_that_is_gone_is_dropped():
-    """It ended for the second request; the first one was still being answered."""
+    """The second request ends the connection while the handler of the first one still runs."""
     slow = BlockingHandler()
     options = msgspec.structs.replace(PLAIN, max_pipelined=1)
     async with run_server(options, [slow.route]) as server, open_client(server) as caller:
@@ -248,7 +248,7 @@ async def test_after_a_body_that_was_passed_over_the_connection_is_idle_like_any
         assert (await caller.ask("/echo", b"{}")).status == 200
 
 
-# what is no HTTP
+# invalid HTTP
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def idle(options: ServeOptions) -> HttpServer:
 
 
 async def problems_of(options: ServeOptions) -> dict[str, str]:
-    """What a start complains of, by field."""
+    """The problems that a start reports, by field."""
     with pytest.raises(BadSettings) as caught:
         await idle(options).start()
     return {problem.field: problem.found for problem in caught.value.problems}
@@ -214,7 +214,7 @@ async def test_a_stopped_server_stops_again_and_an_unstarted_one_too():
 
 
 async def test_nothing_is_left_open(tls_files):
-    """No socket, transport or file is left to the garbage collector, however a connection ended."""
+    """No socket, transport or file is left open for the garbage collector, however a connection ends."""
     gc.collect()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)

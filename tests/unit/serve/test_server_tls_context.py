@@ -113,7 +113,7 @@ async def test_a_client_that_does_not_trust_our_certificate(tls_files):
 
 
 async def test_a_client_that_leaves_in_the_middle_of_the_handshake(tls_files):
-    """Like asyncio's client when it rejects the server's certificate: it sends no reason."""
+    """asyncio's client does this when it rejects the server's certificate. It sends no alert."""
     metrics_registry = MetricsRegistry()
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         with pytest.raises(RefusedError):
@@ -179,7 +179,7 @@ async def test_a_client_that_offers_only_h2(tls_files):
 
 
 async def served_serial(tls_files, server) -> int:
-    """The serial number of the certificate that the server shows."""
+    """The serial number of the certificate that the server presents."""
     async with open_client(server, tls_files.context()) as caller:
         shown = caller.writer.get_extra_info("ssl_object").getpeercert()
         assert (await caller.ask("/echo")).status == 200
@@ -207,7 +207,7 @@ async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(tls_f
 
 
 async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(tls_files):
-    """A renewed client certificate is seen also where calls come one after another."""
+    """A renewed client certificate is also used if calls follow each other without a pause."""
     metrics_registry = MetricsRegistry()
     options = tls_files.options(connection_age_s=0.1)
     async with (
@@ -334,7 +334,7 @@ def test_the_end_of_the_certificate_is_a_metric(tls_files):
     assert metric_value(metrics_registry, "tls_certificate_expires_seconds", certificate="serving") > 1.7e9
 
 
-# whose certificate still holds
+# certificates that remain valid
 
 
 def certificates(*authorities: trustme.CA) -> tuple[x509.Certificate, ...]:
@@ -358,7 +358,7 @@ def test_a_certificate_holds_as_long_as_its_ca_is_in_the_bundle(tls_files):
 
 
 def test_a_certificate_with_nothing_but_a_common_name_holds(tls_files):
-    """As kubeadm's and openssl's are: no alternative names, and one extended key usage."""
+    """Certificates of kubeadm and openssl have no alternative names and one extended key usage."""
     usage = ExtendedKeyUsageOID.CLIENT_AUTH
     assert admits(certificates(tls_files.client_ca), der(issue(tls_files.client_ca, usage, days=1)))
     assert not admits(certificates(tls_files.client_ca), der(issue(tls_files.client_ca, usage, days=-1)))
@@ -428,7 +428,7 @@ async def test_a_bundle_may_hold_an_intermediate_authority_alone(tls_files):
 
 
 async def test_a_client_with_a_chain_stays_when_its_root_does(tls_files):
-    """As certificates of Vault or cert-manager have one: root, authority, client."""
+    """Certificates of Vault or cert-manager have such a chain: root, authority, client."""
     client = tls_files.client_ca.create_child_ca().issue_cert("scheduler.example")
     metrics_registry = MetricsRegistry()
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -514,7 +514,7 @@ async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(tl
 
 
 async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(tls_files):
-    """The client does not read, so it does not know that we closed, and asks again."""
+    """The client does not read, so it does not notice the closed connection, and sends another request."""
     requests = []
 
     def handler(encode_request):
@@ -541,7 +541,9 @@ async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(tls_files
 
 
 def _two_calls(port: int, context: ssl.SSLContext, between) -> tuple[bytes, bool, bytes]:
-    """A call, then another with the first one's session: answer, whether it was resumed, answer."""
+    """Two calls, the second one with the session of the first. Returns the first response, whether the session was
+    resumed, and the second response.
+    """
 
     def call(session=None):
         with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as raw:
@@ -611,7 +613,7 @@ async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_n
 
 
 async def test_a_handshake_begun_before_the_swap_gains_nothing(tls_files):
-    """Half of the handshake is done under the old CA, the rest after it was taken away."""
+    """The handshake begins with the old CA, and ends after the CA was removed."""
     metrics_registry = MetricsRegistry()
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -18,7 +18,7 @@ def client_hello(*protocols: str, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1
 
 
 def in_records(data: bytes, size: int) -> bytes:
-    """The same message in records of `size` bytes."""
+    """The TLS message `data`, split into records of `size` bytes."""
     message = data[5:]
     cuts = [message[start : start + size] for start in range(0, len(message), size)]
     return b"".join(b"\x16\x03\x01" + len(cut).to_bytes(2, "big") + cut for cut in cuts)

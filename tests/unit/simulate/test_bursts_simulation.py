@@ -40,7 +40,7 @@ def test_pods_come_in_order_and_go_on_coming(pods) -> None:
 
 
 def test_pods_that_are_there_request_the_share(pods) -> None:
-    """At any minute after the first ones, were all of them placed at once."""
+    """This holds at any minute after the first ones, if all pods were placed at once."""
     scenario = Scenario(nodes=50, hours=4)
     for minute in (60, 150, 240):
         there = [pod for pod in pods if pod.at_s / 60 <= minute < pod.at_s / 60 + pod.minutes]
@@ -100,7 +100,7 @@ def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
 def test_what_hardly_moves_is_not_written_again() -> None:
     annotated = AnnotatedNodes(bursts_workload.node_objects(Scenario(nodes=1)))
     first = annotated.write(np.array([[1000.0], [2.0**30]]), START_S)
-    annotated.write(np.array([[1000.0], [2.0**30]]), START_S + 60)  # a deviation is known from two samples on
+    annotated.write(np.array([[1000.0], [2.0**30]]), START_S + 60)  # a deviation needs two samples
     third = annotated.write(np.array([[1001.0], [2.0**30]]), START_S + 120)
     assert list(first) == ["node-000"]
     assert third == {}
@@ -116,7 +116,7 @@ def test_requests_of_pods_are_written(pods) -> None:
 
 
 def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
-    """To the learned agent, by its own reading of pods."""
+    """The learned agent counts it as failed when it reads the pod."""
 
     def seen(placed: PlacedPod) -> ObservedPod:
         return msgspec.json.decode(msgspec.json.encode(placed.obj), type=ObservedPod)
@@ -170,7 +170,7 @@ def test_every_agent_places_pods_the_same_way_each_time(agents) -> None:
 
 
 def test_agents_may_reject_nodes_as_well() -> None:
-    """On so few nodes there are minutes in which all of them are too risky."""
+    """With so few nodes, there are minutes in which the risk is too high on all of them."""
     arguments = ("--nodes", "3", "--hours", "0.5", "--agents", "safe", "--safe-utilization", "20")
     (scored,), (filtered,) = (found(*arguments, *more)["runs"] for more in ((), ("--filter-all-pods",)))
     assert filtered["waited_minutes"] > 10 * scored["waited_minutes"]

@@ -32,7 +32,7 @@ def extender(transport: httpx2.BaseTransport, **fields: Any) -> Iterator[Extende
 
 
 def asked(**fields: Any) -> tuple[Any, httpx2.Request]:
-    """What filter is asked."""
+    """The body of a filter request, and the request."""
     requests = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

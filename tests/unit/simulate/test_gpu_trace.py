@@ -108,7 +108,7 @@ def test_the_same_seed_draws_the_same() -> None:
 
 
 def test_models_cpu_and_cards_are_obeyed() -> None:
-    """Of two nodes with two gpus one is of the wrong model: what fits is 2 of 4 gpus."""
+    """Of two nodes with two GPUs each, one has the wrong model, so 2 of 4 GPUs are allocated."""
     nodes = [TraceNode("n1", 9000, 9000, 2, "A"), TraceNode("n2", 3000, 9000, 2, "B")]
     model = gpu_trace.Trace(nodes, [TracePod(1000, 1000, 1, 1000, ("B",))])
     cpu = gpu_trace.Trace(nodes, [TracePod(3000, 1000, 1, 1000, ())])

@@ -28,12 +28,15 @@ def running(name: str, node: str, cpu: str = "3", priority: int = 0, started_s: 
 
 
 def full(name: str, *pods: Pod) -> NodeInfo:
-    """A node of four cores, and pods on it."""
+    """A node with four cores and these pods."""
     return node_info.node_info_with_pods(parsed_nodes_and_pods.node(made.node(name)), pods)
 
 
 def attempt(*infos: NodeInfo, extenders: list[ExtenderClient] | None = None, **fields: Any) -> Preemption:
-    """What comes of a pod of priority 100 that wants three cores; `spec` and `rejections` may be given."""
+    """The preemption attempt of a pod with priority 100 that requests three cores.
+
+    `fields` may contain the `spec`, the `status` and the `rejections`.
+    """
     spec, rejections = fields.get("spec", {}), fields.get("rejections")
     obj = made.pod("large", cpu="3", priority=100)
     pod = parsed_nodes_and_pods.pod(obj | {"spec": obj["spec"] | spec, "status": fields.get("status", {})})

@@ -1,4 +1,4 @@
-"""Recordings answered once more: as they were, by other policies and settings, and with holes in them."""
+"""Replays of recordings: unchanged, with other policies and settings, and with gaps."""
 
 import json
 from typing import Any
@@ -38,7 +38,7 @@ def strict(target: int) -> Any:
 
 
 def recorded(*verbs: str) -> list[Record]:
-    """n1 is cool, n2 is warm, n3 is hot and rejected."""
+    """A recording in which n1 is cool, n2 is warm, and n3 is hot and rejected."""
     made = RecordedExtender()
     made.see(cluster_state([strict(8)], metrics_snapshot(series("heat", n1=1, n2=5, n3=9))))
     for verb in verbs:
@@ -102,7 +102,7 @@ def test_other_settings() -> None:
 
 
 def forgetful() -> list[Record]:
-    """A rule loses three of its four nodes at once, so its last verdicts hold."""
+    """A recording in which a rule loses the values of three of its four nodes at once, so its last verdicts hold."""
     made = RecordedExtender()
     policy, nodes = strict(8), NodeIndex(["n1", "n2", "n3", "n4"])
     whole = metrics_snapshot(series("heat", n1=1, n2=9, n3=9, n4=9))
@@ -129,7 +129,7 @@ class TestMemory:
 
 
 class TestRecalling:
-    """What an agent recalled, it recalls again."""
+    """A replay restores the memory that an agent restored in the recording."""
 
     LEARNED = agents.load("learned")
 
@@ -209,7 +209,7 @@ class TestHoles:
 
 
 class TestDefects:
-    """A defect of an agent is recorded as an answer, and met again."""
+    """An unexpected exception of an agent is recorded as a response, and occurs again in the replay."""
 
     def test_a_world_that_an_agent_fails_on(self, monkeypatch: Any) -> None:
         def broken(*_: Any) -> Any:

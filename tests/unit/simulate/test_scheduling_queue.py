@@ -14,7 +14,7 @@ def queue(*pods: tuple[str, int], now_s: float = 0) -> Queue:
 
 
 def drained(waiting: Queue, now_s: float) -> list[str]:
-    """The pods to try now, each rejected again."""
+    """The pods that are due now. Each of them is rejected again."""
     tried = []
     while (key := waiting.pop(now_s)) is not None:
         tried.append(key)

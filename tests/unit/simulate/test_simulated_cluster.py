@@ -28,7 +28,7 @@ def fake() -> FakeExtender:
 def small(
     clock: ManualClock, fake: FakeExtender, names: str = "a b", running: Iterable[Object] = (), **fields: Any
 ) -> Cluster:
-    """Plain nodes of four cores; the fake is the only extender."""
+    """A cluster of nodes with four cores, with the fake as its only extender."""
     entry = {**fake_extender.ENTRY, **fields}
     return Cluster(
         made.nodes(names), [entry], running, clock, SimulatedSchedulerOptions(transport=fake.transport)
@@ -111,7 +111,7 @@ class TestTryingAgain:
     def test_its_own_condition_is_an_event_to_what_an_extender_rejected(
         self, clock: ManualClock, fake: FakeExtender
     ) -> None:
-        """Seen on kube-scheduler 1.36.3: filter is asked twice, and then no more."""
+        """Observed with kube-scheduler 1.36.3: it calls filter twice, and not again."""
         fake.reject = {"a": "hot", "b": "hot"}
         with small(clock, fake) as placed:
             placed.submit(made.pod("web"))
@@ -219,7 +219,7 @@ class TestPreempting:
     def test_an_extender_may_reject_the_room_that_was_made(
         self, clock: ManualClock, fake: FakeExtender
     ) -> None:
-        """Hence the preempt verb: the filter is not asked before somebody is evicted."""
+        """The preempt verb prevents this, because the filter is not called before the eviction."""
         fake.reject = {"a": "hot"}
         victim = made.running_on("a", made.pod("small", cpu="3"))
         with small(clock, fake, "a", [victim], preemptVerb="") as placed:

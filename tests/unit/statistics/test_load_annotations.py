@@ -1,4 +1,4 @@
-"""Annotations of nodes, parsed like in Go."""
+"""Annotations of nodes, parsed as in Go."""
 
 import math
 

@@ -47,7 +47,7 @@ def new(name: str, *requests: str, **annotations: str) -> AllocatedPod:
 def texts(
     gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, names: str = "plain n1 n2 x", **options: Any
 ) -> list[str]:
-    """The reason for each node, empty if it passes."""
+    """The rejection reason of each node, or an empty text if it passes."""
     verdict = agent(**options).filter(gpu_pod, cluster_snapshot.nodes.named(names.split()), cluster_snapshot)
     assert verdict is not None
     return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
@@ -194,7 +194,7 @@ class TestBind:
         assert (on == "x") == isinstance(refusal.reason, UnknownNode)
 
     def test_a_pod_keeps_the_cards_of_its_entry(self) -> None:
-        """Even if it would get other GPUs now, as in a repeated bind."""
+        """This holds even if the pod would get other GPUs now, as in a repeated bind."""
         gpu_pod = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="40")
         bind_plan = plan(gpu_pod, snapshot([gpu_pod], [lease("n1", uid_p=mine)]))

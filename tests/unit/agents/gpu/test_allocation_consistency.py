@@ -71,7 +71,7 @@ def test_a_node_with_news_in_flight_is_left_to_the_next_time(changes: ObservedCh
 
 
 def test_a_claim_that_is_being_written_is_none() -> None:
-    """The state has it before the allocation record does."""
+    """The state contains the reservation before the allocation record does."""
     state = GpuStateBuilder(INTEL)
     known = agent_state(cluster_state(NODES, [*PODS, C], [LEDGER]), state)
     claimed = state.apply_allocation_record(

@@ -330,7 +330,7 @@ def test_annotations_leave_room_for_those_of_the_cards() -> None:
 
 
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
-    """One pod must not occupy the search on all nodes for seconds, nor fill the memory with arrays of its resources."""
+    """One pod must neither delay the search by seconds nor fill the memory with arrays of its resources."""
     most, names = allocation_limits.MOST_GPUS, demand.MOST_RESOURCES
     assert len(container_counts(parse(pod(*["i915=4"] * (most // 4))))) == most // 4
     kind, words = refusal(pod("i915=5", *["i915=4"] * (most // 4 - 1)))

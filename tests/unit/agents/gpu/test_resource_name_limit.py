@@ -1,4 +1,4 @@
-"""The resources that are kept if nodes invent some."""
+"""The resources that are kept if nodes declare arbitrary ones."""
 
 import pytest
 

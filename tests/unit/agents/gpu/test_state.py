@@ -1,4 +1,4 @@
-"""The state of the gpu agent is computed only where something changed, with the same result as from nothing."""
+"""The state of the gpu agent is recomputed only where inputs changed, with the same result as a new computation."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def counting_builder(monkeypatch: pytest.MonkeyPatch) -> CountingStateBuilder:
 
 
 def of_objects(before: ClusterState, **changes: Any) -> ClusterState:
-    """The same cluster state with other objects; those that are not passed stay the same mapping."""
+    """The same cluster state with other objects. Mappings that are not passed remain identical."""
     objects = {**before.objects, **{name: value for name, value in changes.items() if name in before.objects}}
     rest = {name: value for name, value in changes.items() if name not in before.objects}
     return msgspec.structs.replace(before, objects=objects, **rest)

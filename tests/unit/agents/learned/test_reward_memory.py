@@ -31,7 +31,7 @@ def estimates(history: PodHistory) -> list[tuple[float, int]]:
 
 
 def restart(history: PodHistory, text: bytes | None) -> PodHistory:
-    """A new process with the same pods."""
+    """Start a new process with the same pods."""
     other = PodHistory(history.options, now=history.now)
     other.pods = history.pods
     if text is not None:

@@ -194,7 +194,7 @@ def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twic
         for _ in range(stops):
             next(work)
         work.close()
-        # what follows a failed build is built from nothing
+        # a build after a failed one starts from nothing
         history.now += 1
         cluster = ClusterState(history.index, {PODS: history.pods}, MetricsSnapshot(), history.now)
         history.agent_state = cooperative_scheduling.run_without_pauses(history.state.build(cluster))

@@ -1,4 +1,4 @@
-"""Which pods count, and which statistics are stored."""
+"""The pods that count, and the statistics that are stored."""
 
 import json
 from typing import Any
@@ -64,7 +64,7 @@ def test_what_is_kept_already_is_no_news() -> None:
 def test_a_write_that_did_not_come_through_is_made_again() -> None:
     memory, other = DemandMemory(), DemandMemory()
     memory.count("a", SMALL)
-    memory.keep(None)  # somebody else was faster:
+    memory.keep(None)  # the write fails, because another replica was faster:
     other.count("b", LARGE)
     kept = memory.keep(other.keep(None))
     assert kept is not None

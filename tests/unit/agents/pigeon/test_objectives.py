@@ -12,7 +12,7 @@ NOTHING = np.zeros(1)
 
 
 def measured(objective: Objective, shares: list[float]) -> float:
-    """The objective of the shares themselves: a pod without requests changes none."""
+    """The objective of these shares. The pod has no requests, so it does not change them."""
     table = NodeTable(np.full((1, len(shares)), 1000.0), 1000 * np.array([shares]))
     return float(LAYOUTS[objective](table, 0).evaluate(np.array([0]), NOTHING)[0])
 

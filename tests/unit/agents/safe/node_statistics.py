@@ -81,7 +81,7 @@ class AgentCall:
         return self.agent.balance(pod, self._named(names), self.snapshot).points.tolist()
 
     def all(self, pod):
-        """Whether the only node is accepted, and its two scores."""
+        """Whether the only node is accepted, and both of its scores."""
         return *self.accepts(pod), *self.overload(pod), *self.balance(pod)
 
     def numbers(self, pod, candidate=0):

@@ -31,7 +31,7 @@ DOWN = Unavailable("connection refused")
 
 
 class ResponseLosingApi(FakeApi):
-    """Loses the responses of some writes that it has carried out."""
+    """An API server that carries out some writes without a response."""
 
     def __init__(self) -> None:
         super().__init__(TASPOLICIES)

@@ -129,7 +129,7 @@ def test_a_source_that_answers_without_a_value_is_named_in_the_condition() -> No
 
 
 class Timeline:
-    """One state builder through time: each `see` is a response at that time."""
+    """A state builder and its history of responses. Each `see` is a response at that time."""
 
     def __init__(self, policy_object: PolicyObject) -> None:
         self.state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
@@ -137,7 +137,7 @@ class Timeline:
         self.snapshot = MetricsSnapshot()
 
     def see(self, at: float, answer: Series | None, nodes: str = NODES) -> set[str]:
-        """The rejected nodes; without a new response the old one remains."""
+        """The rejected nodes. Without a new response, the old one remains."""
         if answer:
             self.snapshot = self.snapshot.with_series(msgspec.structs.replace(answer, fetched_at=at))
         cluster = msgspec.structs.replace(cluster_state([self.policy], self.snapshot, nodes), now=at)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - the rows of a table
-"""Parsing a TASPolicy: laxly, and with all problems."""
+"""Parsing a TASPolicy: lenient, and with a list of all problems."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ MAX_AGE_S = 60.0
 
 
 class SuspensionTimeline:
-    """One state builder through time: each `see` is a refresh at that time, with or without new values."""
+    """A state builder and its refreshes. Each `see` is a refresh at that time, with or without new values."""
 
     def __init__(self, nodes: str = "n1 n2 n3 n4", policy_object: object = POLICY) -> None:
         self.state = TelemetryStateBuilder(TelemetryOptions(), MAX_AGE_S)

@@ -28,7 +28,7 @@ CLAIM = {"do": "claim", "pool": "exclusive"}
 def agent(tmp_path: Path) -> Iterator[RunningNodeAgent]:
     with agent_process.running(tmp_path, "--interval=200ms", pools=POOLS) as running:
         yield running
-        # At SIGTERM it would wait until this process, whose connection has just ended, ends as well.
+        # At SIGTERM the agent would wait until this process, whose connection has just ended, ends as well.
         running.process.kill()
 
 
@@ -91,7 +91,7 @@ def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: RunningNod
 
 
 def test_a_process_without_an_environment_keeps_the_allocation(tmp_path: Path) -> None:
-    """It is known as the wrapper's child only, and no garbage was collected while the command ran."""
+    """Only its parent process shows that it belongs to the wrapper, and no collection ran during the command."""
     with agent_process.running(tmp_path, "--interval=1h", pools=POOLS) as agent:
         wrapper = agent.isolate("env", "-i", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
         output, errors = wrapper.communicate(timeout=PATIENCE_S)

@@ -48,12 +48,12 @@ def two_cpus() -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> str:
-    """The option of a machine whose second core is isolated, and so becomes exclusive."""
+    """The option for a machine whose second core is isolated, and therefore becomes exclusive."""
     return f"--sysfs={write(case_machines.texts('B2', '1'), tmp_path / 'machine')}"
 
 
 def family(task: Task) -> list[thread_affinity.Thread]:
-    """All threads of a task and its descendants, as they are now."""
+    """All current threads of a task and its descendants."""
     processes = procfs.read_processes(PROC).processes
     pids = {task.pid}
     while more := {pid for pid, process in processes.items() if process.parent in pids} - pids:

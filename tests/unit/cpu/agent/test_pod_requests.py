@@ -125,7 +125,7 @@ def copy_of(uid: str, name: str, count: int, since: str) -> Object:
 
 
 def test_a_forged_mirror_pod_is_ignored() -> None:
-    """Whoever makes pods writes their annotations: neither may a tenant get more by it, nor another one less."""
+    """Every user who creates pods can write their annotations. They must neither raise nor lower a limit."""
     mine = pod("uid-1", container("one", 1), status=statuses(one="a" * 64))
     for count in (0, 9):
         false = copy_of("uid-1", "uid-9", count, "2026-01-02T00:00:00Z")

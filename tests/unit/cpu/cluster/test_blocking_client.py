@@ -1,4 +1,4 @@
-"""The blocking client with an API server in memory; `tests/cluster/test_cpu_api_client.py` has the real one."""
+"""The blocking client with an in-memory API server. `tests/cluster/test_cpu_api_client.py` uses a real one."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The definitions of reports; `tests/cluster/test_cpu_node.py` has them with a real API server."""
+"""The definitions of reports; `tests/cluster/test_cpu_node.py` uses a real API server."""
 
 from pathlib import Path
 

@@ -169,7 +169,7 @@ def test_missing_rights_are_reported_for_each_node(api_client: FailingApiClient)
 
 
 def test_concurrent_preparations_agree(api_client: FailingApiClient) -> None:
-    """The second one finds that the first one was faster, between its look and its write."""
+    """The first preparation finishes between the read and the write of the second one."""
     create = api_client.create
 
     def overtaken(path: str, body: Any) -> Any:

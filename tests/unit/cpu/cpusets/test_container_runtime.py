@@ -1,4 +1,4 @@
-"""Requests to the container runtime, and the parsing of responses; tests/node has a real one."""
+"""Requests to the container runtime, and the parsing of responses. tests/node uses a real runtime."""
 
 import json
 import socket

@@ -24,7 +24,7 @@ ROOM = "/".ljust(elf_paths.LONGEST_PATH, "x")
 
 @pytest.fixture(scope="module")
 def sleeper(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A program with space for paths."""
+    """A program with space for patched paths."""
     program = tmp_path_factory.mktemp("sleeper") / "sleep"
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
     subprocess.run([PATCHELF, "--force-rpath", "--set-rpath", ROOM, program], check=True)
@@ -175,7 +175,7 @@ def test_without_a_look_at_processes_older_versions_stay(
 
 
 def test_the_older_program_is_replaced(bundle: Path, host: Path) -> None:
-    """CMK's was one file."""
+    """The program of CMK is one file."""
     host.mkdir(parents=True)
     (host / "cmk").write_text("CMK 1.5.2")
     (host / "kubectl").write_text("another's")

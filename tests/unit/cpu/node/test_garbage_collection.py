@@ -111,14 +111,14 @@ def test_unreadable_processes_keep_their_tasks(
     )
     assert ran.stdout.strip() == f"['1', '2,3'] [{GONE}]", ran.stderr
     for path in (tmp_path / "conf", *(tmp_path / "conf").rglob("*")):
-        os.chown(path, 0, 0)  # root trusts no files of others
+        os.chown(path, 0, 0)  # root does not trust files of other users
     assert held(store.read().allocations) == {"0": {GONE}}
     collect(store)
     assert held(store.read().allocations) == {}
 
 
 def test_a_new_task_is_never_collected(store: DirectoryStore) -> None:
-    """Tasks come while others sweep: a task is alive before it is in the state, so it is found alive."""
+    """New tasks are added during collections. A task is alive before it is in the state, so it is found alive."""
     children: list[subprocess.Popen[bytes]] = []
     over = threading.Event()
     failed: list[BaseException] = []

@@ -64,7 +64,7 @@ def test_the_agent_looks_at_all_cpus(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
-    """A process that may write files of no size stands for it."""
+    """The test simulates a full disk by a process whose limit of file sizes is 0."""
     (tmp_path / "nodewise-cpu").write_text("old\n")
     program = (
         "import resource, signal; from pathlib import Path; from nodewise.cpu.node import nfd_feature\n"

@@ -145,7 +145,7 @@ def test_a_peer_that_is_gone_is_not_known(listening: socket.socket) -> None:
 
 
 def test_a_reused_process_id_is_not_the_peer(listening: socket.socket, tmp_path: Path) -> None:
-    """A process may connect and end; before anybody looks its id may be another's, here one of a folder's."""
+    """A process may connect and end, and another process may get its id before the check. A folder simulates this."""
     program = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()"
     )

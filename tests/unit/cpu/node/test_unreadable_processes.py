@@ -29,7 +29,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_possible_tasks_of_an_unreadable_process(tmp_path: Path, case: str) -> None:
-    """A tenant can hide its processes: that may hold its own tasks, and nobody else's."""
+    """A tenant can hide its processes. This may keep the allocations of its own tasks only."""
     task, start, path, may = CASES[case]
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(f"0::{path}\n")

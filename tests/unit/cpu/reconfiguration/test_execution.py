@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 @contextlib.contextmanager
 def held(store: DirectoryStore, **cpus: str) -> Iterator[dict[str, RunningProcessTree]]:
-    """A process tree in each pool, on that list."""
+    """A process tree for each pool, on the CPU list of the argument."""
     with contextlib.ExitStack() as stack:
         families = {
             pool: stack.enter_context(process_trees.running({int(cpu) for cpu in text.split(",")}))
@@ -92,7 +92,7 @@ time.sleep(1000)
 
 
 def test_a_starting_wrapper_is_moved_too(store: DirectoryStore) -> None:
-    """It was told that it holds a list, and goes there after the plan was made."""
+    """The wrapper has an allocation, and sets its affinity only after the plan was made."""
     with subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE) as wrapper:
         try:
             assert wrapper.stdout
@@ -107,14 +107,14 @@ def test_a_starting_wrapper_is_moved_too(store: DirectoryStore) -> None:
 
 
 def test_processes_outside_of_pools_are_not_moved(store: DirectoryStore) -> None:
-    """Case 208: the process above, which is on more CPUs, is nobody's."""
+    """Case 208: the process `above`, which uses more CPUs, belongs to no task."""
     with process_trees.running({0, 1}, below=0) as above, held(store, exclusive="0") as families:
         execution.reconfigure(store, only(exclusive="1"), PROC)
         assert (above.thread_affinities, families["exclusive"].thread_affinities) == ({BOTH}, {ONE})
 
 
 def test_a_task_on_two_lists_moves_from_both(store: DirectoryStore) -> None:
-    """Case 209, of as many lists as this machine has CPUs."""
+    """Case 209, with lists for two CPUs of this machine."""
     with process_trees.running({0, 1}) as family:
         store.create(node({"exclusive": {"0": (family.task,), "1": (family.task,)}, "infra": {}}))
         execution.reconfigure(store, {"exclusive": {0: ("1", "0")}, "infra": {0: ()}}, PROC)
@@ -188,7 +188,7 @@ def test_looking_touches_nothing(store: DirectoryStore) -> None:
 
 
 def test_moves_are_undone_if_the_kernel_rejects_one(store: DirectoryStore) -> None:
-    """The second task's list has a CPU that this machine has not."""
+    """The second task's list has a CPU that does not exist on this machine."""
     with held(store, infra="0", shared="0") as families:
         before = store.read().allocations
         with pytest.raises(Refused, match=r"thread \d+: may use CPUs 1 only; expected 1,63"):
@@ -207,7 +207,7 @@ def test_a_thread_that_was_on_one_cpu_is_there_again(store: DirectoryStore) -> N
 
 
 def test_a_signal_that_ends_it_undoes_it(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the third thread; later ones come through, so that it can be undone."""
+    """The signal arrives after the third thread. Later calls succeed, so the moves can be undone."""
     put, count = os.sched_setaffinity, iter(range(1000))
 
     def interrupted(tid: int, cpus: frozenset[int]) -> None:
@@ -248,7 +248,7 @@ class StoreWithConcurrentWrites:
 
 
 def test_concurrent_changes_of_the_store_are_kept(store: DirectoryStore) -> None:
-    """Before the intent somebody claims a core; before the end a task ends."""
+    """Another process allocates a core before the intent is written, and a task ends before the last write."""
     with held(store, infra="0") as families, process_trees.running({1}) as late:
 
         def claim() -> None:
@@ -275,7 +275,7 @@ def test_concurrent_changes_of_the_store_are_kept(store: DirectoryStore) -> None
 
 
 def test_concurrent_allocations_of_cmk_are_kept(store: DirectoryStore) -> None:
-    """An older program heeds no intent."""
+    """An older program ignores intents."""
     with held(store, exclusive="0") as families, process_trees.running({1}) as late:
         both = node({"exclusive": {"0": (families["exclusive"].task,), "1": (late.task,)}})
 
@@ -334,7 +334,7 @@ def test_a_running_reconfiguration_is_not_recovered(store: DirectoryStore) -> No
 
 
 def test_a_reconfiguration_in_another_thread_is_not_recovered(store: DirectoryStore) -> None:
-    """The node agent sweeps while it moves tasks."""
+    """The node agent collects garbage while it moves tasks."""
     with held(store, exclusive="0") as families, ThreadPoolExecutor(1) as other:
 
         def sweep(wanted: Mapping[Task, frozenset[int]]) -> None:
@@ -386,7 +386,7 @@ execution.reconfigure(DirectoryStore(path, 30), lists, Path("/proc"))
 
 
 def test_a_reconfiguration_killed_at_any_step_is_recovered(tmp_path: Path) -> None:
-    """Either old state and old affinities, or all new."""
+    """The state and the affinities are either all old or all new."""
     lists = {"infra": {0: ["1"]}, "shared": {0: ["1"]}}
     ends = set()
     with (

@@ -120,7 +120,7 @@ def test_a_lock_is_taken_over_when_nothing_has_happened_for_long(locked: InMemor
 
 
 def test_the_lock_of_an_active_owner_is_not_taken_over(locked: InMemoryApiClient) -> None:
-    """What the older program writes while it holds its lock is never lost."""
+    """Writes of the older program are never lost while it holds its lock."""
     theirs = {"data": {"config": yaml.safe_dump({"exclusive": {0: {"0,4": ["99"], "1,5": []}}})}}
     waiting = SimulatedWait(locked, {int(LEASE_S) - 1: theirs})
     with pytest.raises(Conflict):

@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def memory_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory if there is one, because fsync of a disk takes most of the time of a test of many writes."""
+    """A folder in memory if there is one, because fsync on a disk dominates the time of tests with many writes."""
     is_there = os.access(SHARED_MEMORY, os.W_OK)
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if is_there else tmp_path) as folder:
         yield Path(folder)
@@ -99,7 +99,7 @@ def test_a_journal_that_cannot_be_read_is_named(store: DirectoryStore, root: Pat
 
 
 def test_waiting_for_the_lock_has_a_timeout(root: Path) -> None:
-    """Case 106: whoever holds it is not interrupted."""
+    """Case 106: the owner of the lock is not interrupted."""
     store = DirectoryStore(root, 0.1)
     store.create(FREE)
     with (
@@ -133,7 +133,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 class CrashAtStep:
-    """Ends the process, or fails every step, from a certain step on; a step is a call or the write of some bytes."""
+    """Ends the process at a step, or fails every step from there on. A step is a call or the write of some bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int, failure: int = 0) -> None:
         self.left, self._failure = last, failure
@@ -180,7 +180,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_state(
         state = store.read()[::2]
         assert state in ((FREE, None), (HELD, INTENT)), last
         seen.add(state[1] is None)
-        # and it goes on from there
+        # later writes succeed
         store.replace(store.read().version, HELD)
         assert files(root)["pools/exclusive/0/0,4/tasks"] == "17"
         assert not {"journal.json", "intent.json"} & files(root).keys()

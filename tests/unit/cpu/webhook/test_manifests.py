@@ -193,7 +193,7 @@ DEPLOY = Path(__file__).parents[4] / "deploy"
 
 
 def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
-    """But for the rights to the older program's reports, which are in `default`."""
+    """The only exception are the rights to the older program's reports, which are in `default`."""
     names: set[tuple[str, str]] = set()
     for path in DEPLOY.glob("cpu*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text()):
