@@ -6,8 +6,8 @@ the verdicts with a real API server's.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from importlib import resources
 from typing import Any, Final
 
@@ -93,20 +93,30 @@ def _metadata_problems(metadata: Any) -> Iterator[Problem]:
     if not isinstance(metadata, Mapping):
         yield Problem("metadata", shown(metadata), "an object with a name")
         return
-    name, prefix, space = (metadata.get(field) or "" for field in _NAME_FIELDS)
-    for field in _NAME_FIELDS:
-        if not isinstance(metadata.get(field), str | None):
-            yield Problem(f"metadata.{field}", shown(metadata[field]), "a string")
-    if not name and not prefix:
-        yield Problem("metadata.name", "none", "the name of the policy")
-    elif name and not _is_subdomain(name):
-        yield Problem("metadata.name", shown(name), "at most 253 lower-case letters, digits, - and .")
-    if prefix and not _is_name_prefix(prefix, is_name_generated=not name):
-        yield Problem("metadata.generateName", shown(prefix), "lower-case letters, digits, - and .")
-    if space and not (_is_subdomain(space) and "." not in space and len(space) <= _MAX_LABEL):
-        yield Problem("metadata.namespace", shown(space), "at most 63 lower-case letters, digits and -")
+    yield from _name_problems(metadata)
     for field in ("labels", "annotations"):
         yield from _label_key_problems(f"metadata.{field}", metadata.get(field), are_labels=field == "labels")
+
+
+def _name_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    texts = {field: metadata.get(field) or "" for field in _NAME_FIELDS}
+    no_strings = [field for field in _NAME_FIELDS if not isinstance(metadata.get(field), str | None)]
+    if no_strings:
+        yield from (Problem(f"metadata.{field}", shown(metadata[field]), "a string") for field in no_strings)
+        return
+    if not texts["name"] and not texts["generateName"]:
+        yield Problem("metadata.name", "none", "the name of the policy")
+    checks: dict[str, tuple[Callable[[str], bool], str]] = {
+        "name": (_is_subdomain, "at most 253 lower-case letters, digits, - and ."),
+        "generateName": (
+            partial(_is_name_prefix, is_name_generated=not texts["name"]),
+            "lower-case letters, digits, - and .",
+        ),
+        "namespace": (_is_namespace, "at most 63 lower-case letters, digits and -"),
+    }
+    for field, (is_valid, expected) in checks.items():
+        if texts[field] and not is_valid(texts[field]):
+            yield Problem(f"metadata.{field}", shown(texts[field]), expected)
 
 
 def _label_key_problems(path: str, pairs: Any, *, are_labels: bool) -> Iterator[Problem]:
@@ -128,13 +138,15 @@ def _label_key_problems(path: str, pairs: Any, *, are_labels: bool) -> Iterator[
             yield Problem(f"{path}.{key[:80]}", shown(value), "at most 63 letters, digits, -, _ and .")
 
 
-def _is_name_prefix(prefix: Any, *, is_name_generated: bool) -> bool:
+def _is_namespace(text: str) -> bool:
+    return _is_subdomain(text) and "." not in text and len(text) <= _MAX_LABEL
+
+
+def _is_name_prefix(prefix: str, *, is_name_generated: bool) -> bool:
     """Whether the API server accepts this `generateName` (apimachinery `NameIsDNSSubdomain` and apiserver
     `SimpleNameGenerator`, 1.36): it validates the prefix with `a` in place of the last two characters of one that ends
     with `-`, and, unless there is a name, the name that it generates from the first 58 characters.
     """
-    if not isinstance(prefix, str):
-        return False
     masked = f"{prefix[:-2]}a" if len(prefix) > 1 and prefix.endswith("-") else prefix
     return _is_subdomain(masked) and (not is_name_generated or _is_subdomain(f"{prefix[:_MAX_BASE]}a"))
 
