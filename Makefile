@@ -47,11 +47,11 @@ test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no
 	@$(PYTEST) -n $$(nproc) -m 'not (cluster or root or long)' $(ARGS)
 
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
-	@$(BIN)/python -m tests.cluster.programs > /dev/null || true
+	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
 	@$(PYTEST) -n $$(($$(nproc) + 1)) -m '(cluster or root) and not long' $(ARGS)
 
 test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `make test` with every Python found
-	@$(BIN)/python -m tests.cluster.programs > /dev/null || true
+	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
 	@NODEWISE_TESTS=long $(PYTEST) -n $$(($$(nproc) + 1)) -o faulthandler_timeout=0 $(ARGS)
 	@for version in 3.11 3.12 3.13 3.14; do \
 	  if python$$version -c '' 2> /dev/null; then $(MAKE) test PYTHON=python$$version || exit 1; fi; \
@@ -63,11 +63,11 @@ laws: $(VENV)/.dev ## search for new cases that violate a law, for some minutes
 check: $(VENV)/.dev ## format, lint, names, types, complexity, import contracts, docs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/python tools/complexity.py
-	@$(BIN)/python tools/names.py
+	@$(BIN)/python tools/complexity_check.py
+	@$(BIN)/python tools/python_name_check.py
 	@$(BIN)/lint-imports --no-logo > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 	@$(BIN)/mypy
-	@$(BIN)/pytest tests/unit/test_docs.py
+	@$(BIN)/pytest tests/unit/test_docs_match_code.py
 
 format: $(VENV)/.dev ## format, and fix what ruff can fix
 	@$(BIN)/ruff format --quiet .
@@ -85,7 +85,7 @@ else
 endif
 
 chart: $(VENV)/.dev ## generate the Helm chart's schema and CRDs, and the files of kustomize
-	@$(BIN)/python -m tools.chart
+	@$(BIN)/python -m tools.helm_chart_generator
 
 image: $(VENV)/.dev ## the container image as an OCI archive, dist/nodewise-VERSION.oci.tar; no daemon, no base image
 	@$(BIN)/python -m tools.image $(ARGS)
@@ -97,7 +97,7 @@ bench-cluster: $(VENV)/.dev ## measure a real kube-scheduler with and without no
 	@$(BIN)/python -m bench.cluster
 
 controlplane: $(VENV)/.dev ## build or fetch the real programs once, into a cache outside the tree
-	@$(BIN)/python -m tests.cluster.programs
+	@$(BIN)/python -m tests.cluster.program_cache
 
 lock: $(VENV)/.run ## update the lock of the dependencies
 	@$(BIN)/python tools/dependency_lock.py $(BIN)/uv $(ARGS)

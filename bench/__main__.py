@@ -11,20 +11,20 @@ from typing import Final
 from tests.cluster.go_toolchain import MissingError
 
 from bench import (
-    bench_processes,
+    benchmark_servers,
     gpu_agent,
-    isolate_times,
+    isolate_startup_and_jitter,
     load_clients,
+    node_count_scaling,
     node_overload,
     report,
     requests_with_node_names,
     requests_with_whole_nodes,
     results,
-    scaling,
     scoring_agents,
     startup_and_memory,
 )
-from bench.bench_processes import BenchContext
+from bench.benchmark_servers import BenchContext
 from bench.load_clients import LoadClient
 from bench.progress_lines import report_progress_line
 from bench.results import (
@@ -54,7 +54,7 @@ def main() -> None:
     known: Results = results.read() if results.PATH.exists() else {}
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
         report_progress_line("building the client (Go, a minute for the first time)")
-        certificates = bench_processes.create_certificates(Path(folder))
+        certificates = benchmark_servers.create_certificates(Path(folder))
         client = LoadClient(
             load_clients.program(Path(folder)), certificates.server_ca, certificates.scheduler
         )
@@ -97,8 +97,8 @@ def _parts(options: argparse.Namespace) -> dict[str, Part]:
         GPU: partial(gpu_agent.measure, times=times, requests=requests),
         SCORING: partial(scoring_agents.measure, times=times, requests=requests),
         START: partial(startup_and_memory.measure, times=times),
-        GROWTH: partial(scaling.measure, requests=max(requests // 10, 30), periods=2),
-        ISOLATE: partial(isolate_times.measure, times=times, requests=requests, seconds=seconds),
+        GROWTH: partial(node_count_scaling.measure, requests=max(requests // 10, 30), periods=2),
+        ISOLATE: partial(isolate_startup_and_jitter.measure, times=times, requests=requests, seconds=seconds),
         BURSTS: partial(node_overload.measure, runs=times, hours=options.hours),
     }
 

@@ -14,10 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.cluster import controlplane, fake_custom_metrics_server, namespace_sandboxes, programs
+from tests.cluster import controlplane, fake_custom_metrics_server, namespace_sandboxes, program_cache
 from tests.cluster.namespace_sandboxes import Sandbox
 
-from bench import cluster_data, compared_extenders, etcd_population, report, results, scheduler_bind_rounds
+from bench import (
+    compared_extenders,
+    etcd_population,
+    generated_cluster_objects,
+    report,
+    results,
+    scheduler_bind_rounds,
+)
 from bench.compared_extenders import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
 from bench.progress_lines import report_progress_line
 from bench.results import CLUSTER, FIGURES, Measurement
@@ -32,7 +39,8 @@ TARGET: Final = 0.85
 MERGED_NODES: Final = 5000
 """A run with this number of nodes updates results.json."""
 REJECTED: Final = {0, 1, 2, 3, 4}
-"""Last digits of the numbers of nodes that violate a rule, in every response of `cluster_data`: half of all."""
+"""Last digits of the numbers of nodes that violate a rule, in every response of `generated_cluster_objects`:
+half of all."""
 SLOWEST_RATE: Final = 5.0
 """Pods per second; a slower round is aborted."""
 
@@ -54,7 +62,7 @@ def main() -> None:
     began, machine_load = time.monotonic(), results.MachineLoad()
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as name:
         report_progress_line("finding the control plane (where it has to be built: five minutes)")
-        with _prepared(options, programs.folder(), Path(name)) as bench:
+        with _prepared(options, program_cache.folder(), Path(name)) as bench:
             measured = _alternate(bench, options.rounds)
     share = machine_load.others_share()
     run = summarize_run(measured, options.nodes, options.pods, share)
@@ -77,7 +85,7 @@ def _arguments() -> argparse.Namespace:
 @contextlib.contextmanager
 def _prepared(options: argparse.Namespace, programs: Path, folder: Path) -> Iterator[ClusterBench]:
     """Run a control plane with the nodes, the policies, and metrics that change."""
-    names = cluster_data.names(options.nodes)
+    names = generated_cluster_objects.names(options.nodes)
     with controlplane.running(programs, folder) as plane, namespace_sandboxes.created(plane) as sandbox:
         report_progress_line(f"creating {options.nodes} nodes")
         etcd_population.fill(
@@ -120,7 +128,7 @@ def _round(bench: ClusterBench, name: str, number: int) -> BindSummary:
 
 def _violating(watch: BindWatch, nodes: int) -> int:
     """Number of pods on nodes that violate a rule."""
-    numbers = {name: number for number, name in enumerate(cluster_data.names(nodes))}
+    numbers = {name: number for number, name in enumerate(generated_cluster_objects.names(nodes))}
     return sum(numbers[node] % 10 in REJECTED for node in watch.node_of.values())
 
 
@@ -137,7 +145,7 @@ def summarize_run(measured: Rounds, nodes: int, pods: int, others_share: float) 
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": results.machine() | {"others_share": round(others_share, 2)},
-        "versions": results.versions() | {"kubernetes": programs.VERSION},
+        "versions": results.versions() | {"kubernetes": program_cache.VERSION},
         "nodes": nodes,
         "pods": pods,
         "cluster_bind_rate_none": median(NONE),
@@ -182,7 +190,7 @@ def _merge(run: dict[str, Any], others_share: float) -> None:
     if run["nodes"] != MERGED_NODES:
         return
     figures = {key: run[key] for key, figure in FIGURES.items() if figure.part == CLUSTER}
-    measured = Measurement(figures, {}, "", programs={"kubernetes": programs.VERSION})
+    measured = Measurement(figures, {}, "", programs={"kubernetes": program_cache.VERSION})
     merged = results.merged(results.read(), CLUSTER, measured, results.where(measured, others_share))
     results.write(merged)
     report.write(merged)

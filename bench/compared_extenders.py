@@ -12,16 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from tests.cluster import extender_double, extender_process
+from tests.cluster import extender_process, fake_scheduler_extender
 from tests.cluster.api_client import Object
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.cluster.processes import Process
 
-from bench import cluster_data
-from bench.cluster_data import ERRORS, POWER, TEMPERATURE
+from bench import generated_cluster_objects
+from bench.generated_cluster_objects import ERRORS, POWER, TEMPERATURE
 
 NONE, NOTHING, NODEWISE, ADMITTING = "none", "nothing", "nodewise", "nodewise, no node rejected"
 HALF, ALL = "half", "all"
@@ -40,7 +40,9 @@ def policies(sandbox: Sandbox) -> None:
     """Create two policies with two filter rules and one score rule each: one rejects half of the nodes, one none."""
     extender_process.define(sandbox.api)
     half = next(
-        policy for policy in cluster_data.policies() if policy["metadata"]["name"] == cluster_data.POLICY
+        policy
+        for policy in generated_cluster_objects.policies()
+        if policy["metadata"]["name"] == generated_cluster_objects.POLICY
     )
     strategies = half["spec"]["strategies"]
     loose = [rule | {"target": NEVER} for rule in strategies["dontschedule"]["rules"]]
@@ -54,7 +56,7 @@ def feeding(
 ) -> Iterator[None]:
     """Publish new values with the current time every period, from prepared responses, until the block ends."""
     made = {
-        metric: [cluster_data.answer(metric, list(names), seed) for seed in range(ANSWERS)]
+        metric: [generated_cluster_objects.answer(metric, list(names), seed) for seed in range(ANSWERS)]
         for metric in wanted
     }
     for metric in wanted:
@@ -64,7 +66,9 @@ def feeding(
     def publish(turn: int) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
         for metric, answers in made.items():
-            metrics.say(metric, answers[turn % ANSWERS].replace(cluster_data.TIMESTAMP_PLACEHOLDER, now))
+            metrics.say(
+                metric, answers[turn % ANSWERS].replace(generated_cluster_objects.TIMESTAMP_PLACEHOLDER, now)
+            )
 
     def follow() -> None:
         turn = 1
@@ -103,11 +107,11 @@ def extenders(name: str, plane: ControlPlane, folder: Path) -> Iterator[list[Obj
 def _no_op_extender(folder: Path) -> Iterator[Object]:
     certificates = CertificateFiles(folder)
     pair, client_ca = certificates.server, certificates.authority.ca_file
-    module = [sys.executable, "-m", "tests.cluster.extender_double", "--port=0"]
+    module = [sys.executable, "-m", "tests.cluster.fake_scheduler_extender", "--port=0"]
     log = folder / "nothing.log"
     with Process(
         [*module, f"--cert={pair.cert}", f"--key={pair.key}", f"--cacert={client_ca}"], log
     ) as process:
         process.wait_ready(lambda: "https://" in log.read_text())
-        tls = extender_double.tls_fields(client_ca, certificates.client)
-        yield extender_double.entry(log.read_text().strip(), **tls, **FIELDS)
+        tls = fake_scheduler_extender.tls_fields(client_ca, certificates.client)
+        yield fake_scheduler_extender.entry(log.read_text().strip(), **tls, **FIELDS)

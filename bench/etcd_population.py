@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import httpx2
 
-from bench import cluster_data
-from bench.cluster_data import Object
+from bench import generated_cluster_objects
+from bench.generated_cluster_objects import Object
 
 WRITE_BYTES: Final = 500_000
 """Size of one transaction; etcd accepts 1.5 MiB."""
@@ -38,7 +38,7 @@ class EtcdEntry(NamedTuple):
 def nodes(names: Iterable[str]) -> Iterator[EtcdEntry]:
     """Nodes of about 10 kB."""
     for number, name in enumerate(names):
-        yield EtcdEntry(f"/registry/minions/{name}", stored(cluster_data.node(name, number)))
+        yield EtcdEntry(f"/registry/minions/{name}", stored(generated_cluster_objects.node(name, number)))
 
 
 def pods(names: list[str], count: int) -> Iterator[EtcdEntry]:
@@ -46,7 +46,9 @@ def pods(names: list[str], count: int) -> Iterator[EtcdEntry]:
     for number in range(count):
         node = "" if number < WAITING_PODS else names[number % len(names)]
         obj = pod(number, node)
-        yield EtcdEntry(f"/registry/pods/{cluster_data.NAMESPACE}/{obj['metadata']['name']}", stored(obj))
+        yield EtcdEntry(
+            f"/registry/pods/{generated_cluster_objects.NAMESPACE}/{obj['metadata']['name']}", stored(obj)
+        )
 
 
 def stored(obj: Object) -> bytes:
@@ -57,7 +59,7 @@ def stored(obj: Object) -> bytes:
 
 def pod(number: int, node: str) -> Object:
     """A Pod of a Deployment with the fields of admission, controllers and kubelet; bound or unschedulable."""
-    template = cluster_data.pod(number)
+    template = generated_cluster_objects.pod(number)
     metadata = template["metadata"] | {
         "generateName": "web-7d4b9c6f5d-",
         "annotations": {"checksum/config": f"{number * 7919:064x}", "prometheus.io/scrape": "true"},

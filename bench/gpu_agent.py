@@ -11,19 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster import controlplane, gpu_agent_replicas, gpu_cluster, namespace_sandboxes, programs
+from tests.cluster import controlplane, gpu_agent_replicas, gpu_cluster, namespace_sandboxes, program_cache
 from tests.cluster.gpu_agent_replicas import GpuReplicas
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 from bench import (
     alternating_rounds,
-    bench_processes,
-    cluster_data,
+    benchmark_servers,
+    generated_cluster_objects,
     requests_with_node_names,
     scheduler_bind_rounds,
 )
 from bench.alternating_rounds import Rounds
-from bench.cluster_data import Object
+from bench.generated_cluster_objects import Object
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
 from bench.results import GPU_FILTER, Measurement
@@ -47,7 +47,7 @@ BIND_NODES, BIND_PODS = 50, 200
 DEADLINE_S: Final = 120
 
 
-def measure(context: bench_processes.BenchContext, times: int, requests: int) -> Measurement:
+def measure(context: benchmark_servers.BenchContext, times: int, requests: int) -> Measurement:
     """Measure `times` rounds of `requests` filter calls, and of `BIND_PODS` binds."""
     filtered, client = _filter(context, times, requests)
     rates = _bind(context.folder, times)
@@ -59,7 +59,7 @@ def measure(context: bench_processes.BenchContext, times: int, requests: int) ->
     return Measurement(figures, filtered, client, more={"gpu_bind_rates": rates})
 
 
-def _filter(context: bench_processes.BenchContext, times: int, requests: int) -> tuple[Rounds, str]:
+def _filter(context: benchmark_servers.BenchContext, times: int, requests: int) -> tuple[Rounds, str]:
     folder = context.folder / "cluster"
     folder.mkdir()
     report_progress_line(f"writing {NODES} nodes and {NODES * PODS_PER_NODE} pods")
@@ -80,7 +80,9 @@ def _filter(context: bench_processes.BenchContext, times: int, requests: int) ->
         f"--key={context.certificates.server.key}",
         f"--client-ca={context.certificates.client_ca}",
     ]
-    with bench_processes.serving(bench_processes.PROGRAM, arguments, context.folder / "gpu.log") as extender:
+    with benchmark_servers.serving(
+        benchmark_servers.PROGRAM, arguments, context.folder / "gpu.log"
+    ) as extender:
         saved = context.folder / "gpu-answer.json"
         load = HttpLoad(extender.url + PATH, bodies, warmup=requests // 5, requests=requests)
         taken = context.client.ask(load._replace(save=saved, requests=1, warmup=0))
@@ -98,7 +100,7 @@ def _check(answer: Object) -> None:
 
 def _items() -> Iterator[Object]:
     """Nodes, and their pods with allocations in the annotations of GPU-aware scheduling."""
-    for number, name in enumerate(cluster_data.names(NODES)):
+    for number, name in enumerate(generated_cluster_objects.names(NODES)):
         yield gpu_cluster.node(
             name, GPUS_PER_NODE, shares=10, millicores=MILLICORES, **{"memory.max": MEMORY}
         )
@@ -117,14 +119,16 @@ def _request(number: int) -> bytes:
     first: dict[str, Any] = pod["spec"]["containers"][0]
     pod["spec"]["containers"] = [first, first | {"name": "side"}]
     pod["metadata"] |= {"namespace": "shop", "uid": f"asks-{number}"}
-    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": cluster_data.names(NODES)}).encode()
+    return json.dumps(
+        {"Pod": pod, "Nodes": None, "NodeNames": generated_cluster_objects.names(NODES)}
+    ).encode()
 
 
 def _bind(folder: Path, times: int) -> list[float]:
     """Bound pods per second, by round."""
     report_progress_line(f"starting a control plane, {BIND_NODES} nodes and two replicas")
     with (
-        controlplane.running(programs.folder(), folder) as plane,
+        controlplane.running(program_cache.folder(), folder) as plane,
         namespace_sandboxes.created(plane) as sandbox,
         gpu_agent_replicas.behind_a_service(plane, folder, 2) as made,
     ):

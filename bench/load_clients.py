@@ -76,4 +76,4 @@ def program(folder: Path) -> list[str]:
         built = subprocess.run([go, "build", "-o", target, "."], cwd=SOURCE, check=False)
         if built.returncode == 0:
             return [str(target)]
-    return [sys.executable, "-m", "bench.python_client"]
+    return [sys.executable, "-m", "bench.python_load_client"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from bench import bench_processes
+from bench import benchmark_servers
 from bench.progress_lines import report_progress_line
 from bench.results import BURST_AGENTS, Measurement, bursts_key
 
@@ -29,7 +29,7 @@ COUNTED: Final = (
 Row = dict[str, Any]
 
 
-def measure(context: bench_processes.BenchContext, runs: int, hours: float) -> Measurement:  # noqa: ARG001 - every part has this signature
+def measure(context: benchmark_servers.BenchContext, runs: int, hours: float) -> Measurement:  # noqa: ARG001 - every part has this signature
     """Run the simulation `runs` times per group of agents, with consecutive seeds."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = list(pool.map(lambda agents: _row(agents, runs, hours), BURST_AGENTS))
@@ -45,7 +45,7 @@ def _row(agents: str, runs: int, hours: float) -> Row:
     words = ["simulate", "bursts", *(f"--{name}={value}" for name, value in settings.items())]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
     ended = subprocess.run(
-        [*bench_processes.PROGRAM, *words], capture_output=True, text=True, check=False, env=kept
+        [*benchmark_servers.PROGRAM, *words], capture_output=True, text=True, check=False, env=kept
     )
     if ended.returncode:
         raise RuntimeError(f"nodewise {' '.join(words)}: {ended.stderr[-500:]}")

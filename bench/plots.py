@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bench import alternating_rounds, scaling
+from bench import alternating_rounds, node_count_scaling
 from bench.results import (
     BURST_AGENTS,
     FILTER,
@@ -76,9 +76,9 @@ def _middle(series: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def lines(rows: Sequence[scaling.Row]) -> dict[str, list[float]]:
+def lines(rows: Sequence[node_count_scaling.Row]) -> dict[str, list[float]]:
     """By quantity: the ratio to the amount at the smallest size."""
-    return {name: [row[name] / rows[0][name] for row in rows] for name in scaling.QUANTITIES}
+    return {name: [row[name] / rows[0][name] for row in rows] for name in node_count_scaling.QUANTITIES}
 
 
 def bindings(results: Results) -> dict[str, float]:
@@ -146,7 +146,7 @@ def _growth(figure: "Figure", results: Results) -> None:
     nodes = [row["nodes"] for row in rows]
     axes = figure.subplots()
     for name, values in lines(rows).items():
-        axes.plot(nodes, values, marker="o", markersize=4, label=scaling.QUANTITIES[name][0])
+        axes.plot(nodes, values, marker="o", markersize=4, label=node_count_scaling.QUANTITIES[name][0])
     axes.plot(
         nodes, [count / nodes[0] for count in nodes], "--", color=REFERENCE, label="the nodes themselves"
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import node_overload, plots, scaling
+from bench import node_count_scaling, node_overload, plots
 from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Results
 
 README: Final = Path(__file__).parent / "README.md"
@@ -87,7 +87,7 @@ def _places(results_: Results) -> list[str]:
     return [*lines, "", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}."]
 
 
-def _growth(sizes: Sequence[scaling.Row]) -> list[str]:
+def _growth(sizes: Sequence[node_count_scaling.Row]) -> list[str]:
     """A table with quantities as rows and sizes as columns, and the quantities that grow faster than the nodes."""
     if not sizes:
         return []
@@ -95,17 +95,20 @@ def _growth(sizes: Sequence[scaling.Row]) -> list[str]:
     columns = [f"{row['nodes']:,} nodes" for row in sizes]
     head = ["quantity", *columns, f"per node, {most:,} by {less:,}", "growth exponent"]
     lines = ["### Growth", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, (meaning, unit) in scaling.QUANTITIES.items():
+    for name, (meaning, unit) in node_count_scaling.QUANTITIES.items():
         values = [_value(row[name], unit) for row in sizes]
-        powers = [f"{scaling.per_node(sizes, name):.2f}", f"{scaling.exponent(sizes, name):.2f}"]
+        powers = [
+            f"{node_count_scaling.per_node(sizes, name):.2f}",
+            f"{node_count_scaling.exponent(sizes, name):.2f}",
+        ]
         lines.append(f"| {' | '.join([meaning, *values, *powers])} |")
-    named = [scaling.QUANTITIES[name][0] for name in scaling.faster(sizes)]
+    named = [node_count_scaling.QUANTITIES[name][0] for name in node_count_scaling.faster(sizes)]
     verdict = (
         f"Grows faster than the nodes: {'; '.join(named)}."
         if named
         else "Nothing grows faster than the nodes."
     )
-    margin = f"The threshold is {scaling.FASTER:g} times as much per node at {most:,} nodes as at {less:,}."
+    margin = f"The threshold is {node_count_scaling.FASTER:g} times as much per node at {most:,} nodes as at {less:,}."
     return [*lines, "", f"{verdict} {margin}"]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import alternating_rounds, bench_processes, cluster_data, results
+from bench import alternating_rounds, benchmark_servers, generated_cluster_objects, results
 from bench.alternating_rounds import Rounds
 from bench.load_clients import HttpLoad, LoadClient
 from bench.progress_lines import report_progress_line
@@ -23,7 +23,7 @@ class NamesBench(NamedTuple):
     """Inputs of every step."""
 
     folder: Path
-    certificates: bench_processes.Certificates
+    certificates: benchmark_servers.Certificates
     client: LoadClient
     kubeconfig: Path
     load: HttpLoad
@@ -67,32 +67,36 @@ def _check(filtered: Mapping[str, Any], prioritized: list[dict[str, Any]]) -> No
     rejected = len(filtered["FailedNodes"] or ())
     scores = {entry["Score"] for entry in prioritized}
     requests = len(prioritized)
-    if rejected != requests * cluster_data.REJECTED_SHARE or scores != set(range(11)):
+    if rejected != requests * generated_cluster_objects.REJECTED_SHARE or scores != set(range(11)):
         raise RuntimeError(
             f"{rejected} nodes of {requests} rejected, scores {sorted(scores)}: wrong responses"
         )
 
 
-def measure(context: bench_processes.BenchContext, times: int, requests: int, seconds: float) -> Measurement:
+def measure(
+    context: benchmark_servers.BenchContext, times: int, requests: int, seconds: float
+) -> Measurement:
     """Measure `times` rounds of `requests` requests, and rounds of `seconds` seconds while metrics refresh."""
     folder = context.folder / "names"
-    bodies = write(folder, cluster_data.requests(cluster_data.names(NODES), PODS))
+    bodies = write(folder, generated_cluster_objects.requests(generated_cluster_objects.names(NODES), PODS))
     load = HttpLoad("", bodies, warmup=requests // 5, requests=requests)
-    with bench_processes.apiserver(context.folder, context.certificates, NODES) as kubeconfig:
+    with benchmark_servers.apiserver(context.folder, context.certificates, NODES) as kubeconfig:
         bench = NamesBench(context.folder, context.certificates, context.client, kubeconfig, load, times)
         report_progress_line("starting the extender, its metrics at rest")
-        with bench_processes.extender(bench.folder, bench.certificates, bench.kubeconfig, "1h") as extender:
+        with benchmark_servers.extender(bench.folder, bench.certificates, bench.kubeconfig, "1h") as extender:
             client = bench.answers(extender.url)
-            with bench_processes.null_server(
+            with benchmark_servers.null_server(
                 bench.folder, bench.certificates, {PATHS[v]: bench.saved(v) for v in PATHS}
             ) as null_server:
                 measured = _quiet(bench, extender.url, null_server)
-        report_progress_line(f"starting the extender, {len(cluster_data.METRICS)} metrics every {PERIOD_S} s")
+        report_progress_line(
+            f"starting the extender, {len(generated_cluster_objects.METRICS)} metrics every {PERIOD_S} s"
+        )
         with (
-            bench_processes.null_server(
+            benchmark_servers.null_server(
                 bench.folder, bench.certificates, {PATHS[FILTER]: bench.saved(FILTER)}
             ) as null_server,
-            bench_processes.extender(
+            benchmark_servers.extender(
                 bench.folder, bench.certificates, bench.kubeconfig, f"{PERIOD_S}s"
             ) as extender,
         ):
@@ -109,7 +113,7 @@ def _quiet(bench: NamesBench, url: str, null_server: str) -> Rounds:
 
 
 def _refreshing(
-    bench: NamesBench, extender: bench_processes.MeasuredExtender, null_server: str, seconds: float
+    bench: NamesBench, extender: benchmark_servers.MeasuredExtender, null_server: str, seconds: float
 ) -> Rounds:
     """RuntimeError if metric fetches failed or fell behind during the measurement."""
     asks = {
@@ -121,6 +125,6 @@ def _refreshing(
     periods = (time.monotonic() - began) / PERIOD_S
     good, bad = (now - then for now, then in zip(extender.fetches(), before, strict=True))
     report_progress_line(f"{good} metric responses in {periods:.0f} periods, {bad} failed")
-    if bad or good < 0.9 * len(cluster_data.METRICS) * periods:
+    if bad or good < 0.9 * len(generated_cluster_objects.METRICS) * periods:
         raise RuntimeError(f"{good} good and {bad} bad metric responses in {periods:.0f} periods")
     return measured

@@ -1,6 +1,12 @@
 """Filter and prioritize with whole nodes, 52 MB per request, compared with the no-op server."""
 
-from bench import alternating_rounds, bench_processes, cluster_data, requests_with_node_names, results
+from bench import (
+    alternating_rounds,
+    benchmark_servers,
+    generated_cluster_objects,
+    requests_with_node_names,
+    results,
+)
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
 from bench.requests_with_node_names import NODES, PATHS, NamesBench
@@ -10,21 +16,22 @@ BODIES = 3
 WARMUP = 2
 
 
-def measure(context: bench_processes.BenchContext, times: int, requests: int) -> Measurement:
+def measure(context: benchmark_servers.BenchContext, times: int, requests: int) -> Measurement:
     """Measure `times` rounds of `requests` requests each."""
     report_progress_line(f"making {BODIES} requests with {NODES} whole nodes")
     bodies = requests_with_node_names.write(
-        context.folder / "whole", cluster_data.whole_requests(cluster_data.names(NODES), BODIES)
+        context.folder / "whole",
+        generated_cluster_objects.whole_requests(generated_cluster_objects.names(NODES), BODIES),
     )
     load = HttpLoad("", bodies, warmup=WARMUP, requests=requests)
     with (
-        bench_processes.apiserver(context.folder, context.certificates, NODES) as kubeconfig,
-        bench_processes.extender(context.folder, context.certificates, kubeconfig, "1h") as extender,
+        benchmark_servers.apiserver(context.folder, context.certificates, NODES) as kubeconfig,
+        benchmark_servers.extender(context.folder, context.certificates, kubeconfig, "1h") as extender,
     ):
         bench = NamesBench(context.folder, context.certificates, context.client, kubeconfig, load, times)
         client = bench.answers(extender.url)
         saved = {PATHS[verb]: bench.saved(verb) for verb in PATHS}
-        with bench_processes.null_server(bench.folder, bench.certificates, saved) as null_server:
+        with benchmark_servers.null_server(bench.folder, bench.certificates, saved) as null_server:
             asks = {
                 prefix + WHOLE + verb: ask
                 for verb in PATHS

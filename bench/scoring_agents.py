@@ -12,13 +12,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench import alternating_rounds, bench_processes, cluster_data, requests_with_node_names, results
-from bench.cluster_data import Object
+from bench import (
+    alternating_rounds,
+    benchmark_servers,
+    generated_cluster_objects,
+    requests_with_node_names,
+    results,
+)
+from bench.generated_cluster_objects import Object
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
 from bench.results import SCORED, SCORING_AGENTS, Measurement
 from nodewise.agents.pigeon import resource_units
-from nodewise.agents.pigeon.demand_memory import MAX_PODS, DemandMemory
+from nodewise.agents.pigeon.scored_pod_statistics import MAX_PODS, DemandMemory
 from nodewise.clock import SystemClock, format_rfc3339
 from nodewise.statistics import load_annotations
 
@@ -35,7 +41,7 @@ _LEAST_SCORES: Final[Mapping[str, int]] = {"safe": 5, "congestion": 10, "pigeon"
 """Minimum number of different scores in a response; fewer mean that the inputs are incomplete."""
 
 
-def measure(context: bench_processes.BenchContext, times: int, requests: int) -> Measurement:
+def measure(context: benchmark_servers.BenchContext, times: int, requests: int) -> Measurement:
     """Measure `times` rounds of `requests` prioritize calls per agent."""
     folder = context.folder / "cluster"
     folder.mkdir()
@@ -47,7 +53,9 @@ def measure(context: bench_processes.BenchContext, times: int, requests: int) ->
     (context.folder / "state.json").write_text(json.dumps(_agent_memories(now)))
     bodies = requests_with_node_names.write(
         context.folder / "scoring",
-        cluster_data.requests(cluster_data.names(NODES), POD_VARIANTS, _pod_variant),
+        generated_cluster_objects.requests(
+            generated_cluster_objects.names(NODES), POD_VARIANTS, _pod_variant
+        ),
     )
     arguments = [
         f"--agents={','.join(SCORING_AGENTS)}",
@@ -63,8 +71,8 @@ def measure(context: bench_processes.BenchContext, times: int, requests: int) ->
         f"--key={context.certificates.server.key}",
         f"--client-ca={context.certificates.client_ca}",
     ]
-    with bench_processes.serving(
-        bench_processes.PROGRAM, arguments, context.folder / "scoring.log"
+    with benchmark_servers.serving(
+        benchmark_servers.PROGRAM, arguments, context.folder / "scoring.log"
     ) as extender:
         asks, client = {}, ""
         for agent in SCORING_AGENTS:
@@ -76,7 +84,7 @@ def measure(context: bench_processes.BenchContext, times: int, requests: int) ->
     return Measurement(results.figures_of_scoring(measured), measured, client)
 
 
-def _checked(agent: str, context: bench_processes.BenchContext, load: HttpLoad) -> str:
+def _checked(agent: str, context: benchmark_servers.BenchContext, load: HttpLoad) -> str:
     """Call the agent once and return the name of the client. RuntimeError if the scores are wrong."""
     saved: Path = context.folder / f"score-{agent}.json"
     taken = context.client.ask(load._replace(save=saved, requests=1, warmup=0))
@@ -89,7 +97,7 @@ def _checked(agent: str, context: bench_processes.BenchContext, load: HttpLoad) 
 
 def _items(now: float) -> Iterator[Object]:
     random = np.random.default_rng(1)
-    for number, name in enumerate(cluster_data.names(NODES)):
+    for number, name in enumerate(generated_cluster_objects.names(NODES)):
         yield _node(name, number, now, random)
         for type_ in range(TYPES):
             yield _pod(f"p-{number}-{type_}", type_, name, now, fails=bool(random.uniform() < 0.5))
@@ -111,7 +119,7 @@ def _node(name: str, number: int, now: float, random: np.random.Generator) -> Ob
         load_annotations.REQUESTED_PODS: "30",
         load_annotations.ANNOTATED_AT: format_rfc3339(now),
     }
-    node = cluster_data.node(name, number)
+    node = generated_cluster_objects.node(name, number)
     metadata: dict[str, Any] = node["metadata"] | {"annotations": texts}
     status = node["status"] | {"images": []}
     return node | {"metadata": metadata, "status": status}
@@ -150,7 +158,7 @@ def _agent_memories(now: float) -> Object:
 
 def _pod_variant(number: int) -> Object:
     """A pod whose type and requests depend on its number."""
-    pod = cluster_data.pod(number)
+    pod = generated_cluster_objects.pod(number)
     requests = {"cpu": f"{100 + 13 * number}m", "memory": f"{128 + 17 * number}Mi"}
     pod["metadata"]["labels"] = {"app": f"type-{number % TYPES}"}
     pod["spec"]["containers"][0]["resources"] = {"requests": requests}

@@ -13,19 +13,19 @@ from tests.cluster import (
     fake_custom_metrics_server,
     kubernetes_objects,
     namespace_sandboxes,
-    programs,
+    program_cache,
 )
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.namespace_sandboxes import Sandbox
 
-from bench import bench_processes, cluster_data, compared_extenders, etcd_population
-from bench.cluster_data import Object
+from bench import benchmark_servers, compared_extenders, etcd_population, generated_cluster_objects
+from bench.generated_cluster_objects import Object
 from bench.progress_lines import report_progress_line
 from bench.requests_with_node_names import NODES
 from bench.results import Measurement
 
 POD_COUNT: Final = 50_000
-MOVING_METRIC: Final = cluster_data.OTHERS[-1]
+MOVING_METRIC: Final = generated_cluster_objects.OTHERS[-1]
 MOVING_TARGET: Final = 897_300
 """Threshold for values up to 900,000: about fifteen of 5,000 nodes exceed it, different ones in each period."""
 SETTLE_S: Final = 6.0
@@ -49,10 +49,10 @@ class FilledControlPlane(NamedTuple):
     user: User
 
 
-def measure(context: bench_processes.BenchContext, times: int) -> Measurement:
+def measure(context: benchmark_servers.BenchContext, times: int) -> Measurement:
     """Measure `times` starts."""
     report_progress_line("finding the control plane (where it has to be built: five minutes)")
-    with _filled(programs.folder(), context.folder) as plane:
+    with _filled(program_cache.folder(), context.folder) as plane:
         starts = []
         for number in range(times):
             starts.append(_start(plane, number))
@@ -63,14 +63,14 @@ def measure(context: bench_processes.BenchContext, times: int) -> Measurement:
         "rss_50000_pods_peak_mib": round(statistics.median(start.peak_mib for start in starts), 1),
     }
     more = {"starts": [start._asdict() for start in starts]}
-    versions = {"kubernetes": programs.VERSION}
+    versions = {"kubernetes": program_cache.VERSION}
     return Measurement(figures, {}, "", more, versions)
 
 
 @contextlib.contextmanager
 def _filled(programs: Path, folder: Path) -> Iterator[FilledControlPlane]:
     """Run a control plane with nodes, pods, policies, and ten metrics that change."""
-    named = cluster_data.names(NODES)
+    named = generated_cluster_objects.names(NODES)
     with controlplane.running(programs, folder) as plane, namespace_sandboxes.created(plane) as sandbox:
         for what, entries in (
             (f"{NODES} nodes", etcd_population.nodes(named)),
@@ -79,12 +79,12 @@ def _filled(programs: Path, folder: Path) -> Iterator[FilledControlPlane]:
             report_progress_line(f"writing {what} into etcd")
             etcd_population.fill(plane.etcd, entries, lambda count: report_progress_line(f"{count} written"))
         extender_process.define(plane.api)
-        sandbox.create(kubernetes_objects.namespace(cluster_data.NAMESPACE, trusted=True))
+        sandbox.create(kubernetes_objects.namespace(generated_cluster_objects.NAMESPACE, trusted=True))
         for policy in policies():
             sandbox.create(policy)
         with (
             fake_custom_metrics_server.behind(sandbox, folder, ("v1beta2",)) as metrics,
-            compared_extenders.feeding(metrics, named, cluster_data.METRICS),
+            compared_extenders.feeding(metrics, named, generated_cluster_objects.METRICS),
         ):
             yield FilledControlPlane(sandbox, folder, extender_process.user(plane))
 
@@ -97,7 +97,10 @@ def policies() -> list[Object]:
         "target": MOVING_TARGET,
         "labels": ["tier=hot"],
     }
-    policies = [*cluster_data.policies(), cluster_data.policy("moving", {"labeling": {"rules": [rule]}})]
+    policies = [
+        *generated_cluster_objects.policies(),
+        generated_cluster_objects.policy("moving", {"labeling": {"rules": [rule]}}),
+    ]
     own = ("uid", "resourceVersion", "generation")
     return [
         policy | {"metadata": {key: value for key, value in policy["metadata"].items() if key not in own}}
@@ -114,7 +117,7 @@ def _start(plane: FilledControlPlane, number: int) -> Start:
         f"--sync-period={compared_extenders.PERIOD_S}s",
         "--log-format=json",
     ]
-    with bench_processes.serving(bench_processes.PROGRAM, arguments, folder / "extender.log") as extender:
+    with benchmark_servers.serving(benchmark_servers.PROGRAM, arguments, folder / "extender.log") as extender:
         rss_mib = extender.rss_mib()
         time.sleep(SETTLE_S)
         return Start(

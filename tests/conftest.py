@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import case_counts
+from tests import short_and_long_case_counts
 from tests.cluster import skip_conditions
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ CLUSTER_FILE_S = 20.0
 # it fails only for what a change has touched.
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=3000)
-settings.load_profile(case_counts.of("quick", "long"))
+settings.load_profile(short_and_long_case_counts.of("quick", "long"))
 
 # A shell that starts the tests in the background makes them, and every program that they start, ignore these signals.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):

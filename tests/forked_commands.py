@@ -19,7 +19,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import IO, Any, Final
 
-from tests.cluster.processes import ChildProcess, Process
+from tests.cluster.child_processes import ChildProcess, Process
 
 PROGRAMS: Final = {"nodewise": "nodewise.cli.main", "cmk": "nodewise.cli.cmk"}
 """Modules of the scripts in the environment's folder of programs."""
@@ -27,7 +27,7 @@ NODEWISE: Final = Path(sys.executable).parent / "nodewise"
 CMK: Final = NODEWISE.parent / "cmk"
 SHORT_WAITS: Final = {
     "nodewise.cpu.cluster.pod_progress.SETTLED_S": 0.3,
-    "nodewise.cpu.cluster.removal.TASKS_S": 1.0,
+    "nodewise.cpu.cluster.cpu_manager_removal.TASKS_S": 1.0,
 }
 """Constants: for containers that may fail after their start, and for tasks that may end."""
 _PR_SET_PDEATHSIG: Final = 1

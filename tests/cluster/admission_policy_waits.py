@@ -8,7 +8,7 @@ with dry-run requests, which the API server answers without storing anything.
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from tests.cluster import kubernetes_objects, processes
+from tests.cluster import child_processes, kubernetes_objects
 from tests.cluster.api_client import MERGE, ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.namespace_sandboxes import wait
 
@@ -91,7 +91,7 @@ def wait_settled(api: ClusterApi, deleted: Collection[str]) -> None:
 
 def _wait_probe(api: ClusterApi, probe: Callable[[str, Object], list[Object]]) -> None:
     """Creates objects that refuse one ConfigMap, waits until they do, and deletes them."""
-    name = f"{_PROBE}-{processes.number()}"  # the previous probe may still be enforced
+    name = f"{_PROBE}-{child_processes.number()}"  # the previous probe may still be enforced
     labels = {_PROBE: name}
     created = [api.create(obj) for obj in probe(name, {"matchLabels": labels})]
     metadata = {"name": name, "namespace": "default", "labels": labels}

@@ -11,26 +11,26 @@ import pytest
 
 from tests.cluster import (
     debian_packages,
-    extender_double,
     fake_custom_metrics_server,
-    health_example,
-    installation,
+    fake_scheduler_extender,
+    health_example_manifests,
     metrics_pipeline,
     namespace_sandboxes,
-    programs,
+    program_cache,
     prometheus_and_exporters,
+    shipped_installation,
     skip_conditions,
 )
 from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_double import FakeExtenderServer
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.fake_scheduler_extender import FakeExtenderServer
 from tests.cluster.go_toolchain import MissingError
-from tests.cluster.installation import ShippedInstallation
 from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.cluster.schedulers import RealScheduler, SchedulerUnderTest
+from tests.cluster.scheduler_interface import RealScheduler, SchedulerUnderTest
 from tests.cluster.shared_control_plane import SHARED, SharedControlPlane
+from tests.cluster.shipped_installation import ShippedInstallation
 from tests.cluster.simulated_scheduler import SimulatedScheduler
 
 Got = TypeVar("Got")
@@ -39,7 +39,7 @@ Got = TypeVar("Got")
 @pytest.fixture(scope="session")
 def control_plane_programs(request: pytest.FixtureRequest) -> Path:
     """The folder with the control plane programs. They are built if necessary, and the progress is shown."""
-    return get_or_skip(request, programs.folder)
+    return get_or_skip(request, program_cache.folder)
 
 
 def get_or_skip(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
@@ -50,7 +50,7 @@ def get_or_skip(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
             return get()
     except MissingError as missing:
         why = str(missing)
-    return skip_conditions.not_run(f"{why}; then `{programs.SET_UP}`")
+    return skip_conditions.not_run(f"{why}; then `{program_cache.SET_UP}`")
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +78,7 @@ def shipped(
     plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ShippedInstallation]:
     """An installation with the manifests and the rights that ship."""
-    with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
+    with shipped_installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
         yield shipped
 
 
@@ -105,13 +105,13 @@ def prometheus_programs(request: pytest.FixtureRequest) -> debian_packages.Prome
 @pytest.fixture(scope="session")
 def descheduler_program(request: pytest.FixtureRequest) -> Path:
     """The descheduler; see `descheduler_run`."""
-    return get_or_skip(request, programs.descheduler)
+    return get_or_skip(request, program_cache.descheduler)
 
 
 @pytest.fixture(scope="session")
 def adapter_program(request: pytest.FixtureRequest) -> Path:
     """prometheus-adapter; see `metrics_pipeline`."""
-    return get_or_skip(request, programs.prometheus_adapter)
+    return get_or_skip(request, program_cache.prometheus_adapter)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def measuring(
     """Exporters of the example's nodes, a Prometheus that scrapes them, and an adapter that queries Prometheus."""
     with (
         prometheus_and_exporters.running(
-            prometheus_programs, plane.folder / "monitoring", health_example.NODES
+            prometheus_programs, plane.folder / "monitoring", health_example_manifests.NODES
         ) as scraping,
         metrics_pipeline.running_adapter(plane, adapter_program, scraping.url) as adapting,
     ):
@@ -138,7 +138,7 @@ def _pipeline(measuring: MetricsServices, sandbox: Sandbox) -> Iterator[MetricsP
 @pytest.fixture
 def fake_extender() -> Iterator[FakeExtenderServer]:
     """A fake extender that accepts everything until a test changes it."""
-    with extender_double.serving() as serving:
+    with fake_scheduler_extender.serving() as serving:
         yield serving
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from tests.cluster import api_user_kubeconfigs, certificates, processes
+from tests.cluster import api_user_kubeconfigs, certificates, child_processes
 from tests.cluster.api_client import ClusterApi, Object
 from tests.cluster.api_user_kubeconfigs import ApiServerAccess, User
-from tests.cluster.processes import Process
+from tests.cluster.child_processes import Process
 
 CONTROLLERS = "*,-node-lifecycle-controller,-taint-eviction-controller"
 """All controllers except those that would mark nodes without a kubelet as lost and evict their pods."""
@@ -37,7 +37,9 @@ class ControlPlane:
         self._programs = programs
         self.authority = certificates.CertificateAuthority(folder, "cluster-ca")
         self._accounts = certificates.signing_key(folder, "service-accounts")
-        self._server = ApiServerAccess(f"https://127.0.0.1:{processes.free_port()}", self.authority, folder)
+        self._server = ApiServerAccess(
+            f"https://127.0.0.1:{child_processes.free_port()}", self.authority, folder
+        )
         self._stack = contextlib.ExitStack()
         self.processes: list[Process] = []
         self.etcd = ""
@@ -77,7 +79,7 @@ class ControlPlane:
     def start_program(self, name: str, flags: Mapping[str, str]) -> Process:
         """Starts one of the programs; `flags` have no dashes. The process is stopped with the control plane."""
         arguments = [str(self._programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-        process = Process(arguments, self.folder / f"{name}-{processes.number()}.log")
+        process = Process(arguments, self.folder / f"{name}-{child_processes.number()}.log")
         self.processes.append(process)
         self._stack.callback(process.stop)
         return process
@@ -94,7 +96,7 @@ class ControlPlane:
         The kubeconfig of `user`, by default `system:kube-scheduler`, is filled in. Leader election is off unless the
         configuration has a section for it. `more` are additional flags.
         """
-        port = processes.free_port()
+        port = child_processes.free_port()
         user = user or self.user("system:kube-scheduler")
         configuration = yaml.safe_load(config) if isinstance(config, str) else dict(config)
         connection = configuration.get("clientConnection", {}) | {"kubeconfig": str(user.kubeconfig)}
@@ -116,7 +118,7 @@ class ControlPlane:
         self, controllers: str = CONTROLLERS, more: Mapping[str, str] | None = None
     ) -> Process:
         """Starts kube-controller-manager with these controllers; `more` are additional flags."""
-        port = processes.free_port()
+        port = child_processes.free_port()
         user = self.user("system:kube-controller-manager")
         flags = (
             self._component_flags(port)
@@ -169,7 +171,7 @@ class ControlPlane:
         return user
 
     def _start_etcd(self) -> str:
-        client, peer = (f"http://127.0.0.1:{processes.free_port()}" for _ in range(2))
+        client, peer = (f"http://127.0.0.1:{child_processes.free_port()}" for _ in range(2))
         flags = {
             "data-dir": str(self.folder / "etcd"),
             "listen-client-urls": client,

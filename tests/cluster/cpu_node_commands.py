@@ -15,11 +15,11 @@ from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.store import configmap
 from nodewise.kube.options import KubeOptions
 from tests import forked_commands
-from tests.cluster import kubernetes_objects, processes
+from tests.cluster import child_processes, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.conformance.cmk import case_machines
+from tests.conformance.cmk import case_cpu_topologies
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 GONE = 99_999_999
@@ -31,10 +31,10 @@ class CpuNode:
 
     def __init__(self, sandbox: Sandbox, folder: Path) -> None:
         self.sandbox = sandbox
-        self.name = f"cpu-{processes.number()}"
+        self.name = f"cpu-{child_processes.number()}"
         self.folder = folder
         sandbox.nodes(kubernetes_objects.node(self.name))
-        for path, text in case_machines.texts("T8").items():
+        for path, text in case_cpu_topologies.texts("T8").items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
 

@@ -17,7 +17,7 @@ from tests.cluster import (
     fake_custom_metrics_server,
     kubernetes_objects,
     namespace_sandboxes,
-    programs,
+    program_cache,
 )
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
@@ -31,7 +31,7 @@ CPU = {"rack1-a": "8", "rack1-b": "16", "rack2-a": "8"}
 
 def main() -> None:
     """Runs all steps of the demo."""
-    assets = programs.folder()
+    assets = program_cache.folder()
     print_demo_text("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
     with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
         with sandbox(plane) as alone:

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster import health_example, namespace_sandboxes, processes
+from tests.cluster import child_processes, health_example_manifests, namespace_sandboxes
 from tests.cluster.api_user_kubeconfigs import rule
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.processes import Process
 
 RIGHTS = [
     rule("get list watch", "nodes namespaces pods persistentvolumeclaims"),
@@ -26,10 +26,10 @@ class DeschedulerPass(NamedTuple):
 
 
 def once(
-    plane: ControlPlane, program: Path, policy: Path = health_example.DESCHEDULER_POLICY
+    plane: ControlPlane, program: Path, policy: Path = health_example_manifests.DESCHEDULER_POLICY
 ) -> DeschedulerPass:
     """Runs one pass over all nodes. The descheduler does nothing in a cluster of fewer than two ready nodes."""
-    port = processes.free_port()
+    port = child_processes.free_port()
     user = plane.user(f"descheduler-{port}", RIGHTS)
     arguments = [
         program,

@@ -10,14 +10,14 @@ from typing import Any
 import httpx2
 import yaml
 
-from tests.cluster import admission_policy_waits, api_user_kubeconfigs, kubernetes_objects, processes
+from tests.cluster import admission_policy_waits, api_user_kubeconfigs, child_processes, kubernetes_objects
 from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.processes import Process
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -206,7 +206,7 @@ def started(
     """Runs the command with these arguments, yields it once its addresses are known, and stops it."""
     process = Process(
         [NODEWISE, "extender", "--log-format=json", "--shutdown-delay=0s", *arguments],
-        folder / f"nodewise-{processes.number()}.log",
+        folder / f"nodewise-{child_processes.number()}.log",
     )
     with process:
         served = ExtenderProcess(process, certificates)
@@ -229,7 +229,7 @@ def endpoint(name: str, url: str, *, ready: bool = True) -> Object:
 
 def user(plane: ControlPlane) -> User:
     """A user with the shipped rights; nodewise's own namespace is `OWN_NAMESPACE`."""
-    made = plane.user(f"nodewise-{processes.number()}", rules())
+    made = plane.user(f"nodewise-{child_processes.number()}", rules())
     api_user_kubeconfigs.grant(plane.api, made.name, rules("Role"), OWN_NAMESPACE)
     return made
 

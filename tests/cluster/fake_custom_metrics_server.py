@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster import aggregated_api, api_client, asgi_server_thread
+from tests.cluster import aggregated_api_registration, api_client, asgi_server_thread
 from tests.cluster.api_client import Object
 from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.certificates import CertificateAuthority
@@ -178,7 +178,7 @@ def behind(
             for manifest in registered:
                 sandbox.api.create(manifest)
             for manifest in registered:
-                aggregated_api.wait_available(sandbox.api, manifest)
+                aggregated_api_registration.wait_available(sandbox.api, manifest)
             yield metrics
         finally:
             for manifest in registered:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import aggregated_api, asgi_server_thread, processes
-from tests.cluster.aggregated_api import AggregatedApiBackend
+from tests.cluster import aggregated_api_registration, asgi_server_thread, child_processes
+from tests.cluster.aggregated_api_registration import AggregatedApiBackend
 from tests.cluster.api_client import ClusterApi, Object
 from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.certificates import CertificateAuthority
@@ -60,10 +60,12 @@ def _discovery() -> Object:
 def behind(api: ClusterApi, folder: Path) -> Iterator[FakeResourceMetricsApi]:
     """A fake server to which the API server forwards requests while the context is open."""
     authority = CertificateAuthority(folder, "resource-metrics-ca")
-    backend = AggregatedApiBackend("resource-metrics", "metrics-server", processes.free_port(), authority)
+    backend = AggregatedApiBackend(
+        "resource-metrics", "metrics-server", child_processes.free_port(), authority
+    )
     metrics = FakeResourceMetricsApi()
     with (
         asgi_server_thread.serving(metrics, ServerTls(backend.certificate()), backend.port),
-        aggregated_api.registered(api, backend, {GROUP: ["v1beta1"]}),
+        aggregated_api_registration.registered(api, backend, {GROUP: ["v1beta1"]}),
     ):
         yield metrics

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes
+from tests.cluster import api_user_kubeconfigs, child_processes, extender_process, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
@@ -35,7 +35,7 @@ def pod(name: str, i915: int = 1, **amounts: int) -> Object:
 
 def user(plane: ControlPlane) -> User:
     """A user with the shipped rights of the gpu agent."""
-    made = plane.user(f"nodewise-{processes.number()}")
+    made = plane.user(f"nodewise-{child_processes.number()}")
     for kind, namespace in (("ClusterRole", ""), ("Role", OWN_NAMESPACE)):
         shipped = extender_process.manifest("gpu.yaml")
         more: list[Object] = next(manifest for manifest in shipped if manifest["kind"] == kind)["rules"]

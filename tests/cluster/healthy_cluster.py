@@ -19,16 +19,16 @@ import yaml
 
 from tests.cluster import (
     asgi_server_thread,
+    child_processes,
     controlplane,
     extender_process,
     fake_custom_metrics_server,
     gpu_cluster,
-    health_example,
-    installation,
+    health_example_manifests,
     kubernetes_objects,
     namespace_sandboxes,
-    processes,
     read_only_commands,
+    shipped_installation,
     single_purpose_certificates,
 )
 from tests.cluster.api_client import ClusterApi, Object, path_of
@@ -36,13 +36,13 @@ from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.asgi_server_thread import Receive, Scope, Send, ServerTls
 from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.certificates import CertificateAuthority
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.processes import Process
 
-NAMESPACE: Final = installation.NAMESPACE
+NAMESPACE: Final = shipped_installation.NAMESPACE
 TENANT: Final = "web"
 DOCTOR: Final = "nodewise-doctor"
 SYSTEM: Final = "kube-system"
@@ -92,7 +92,7 @@ class HealthyCluster:
 
     def written(self, config: Object) -> Path:
         """Writes a scheduler configuration to a file and returns the path."""
-        file = self.folder / f"configuration-{processes.number()}.yaml"
+        file = self.folder / f"configuration-{child_processes.number()}.yaml"
         file.write_text(yaml.safe_dump(config))
         return file
 
@@ -276,11 +276,11 @@ def _secret(cluster: HealthyCluster) -> Object:
 
 def _nodes(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
     authority = CertificateAuthority(cluster.folder, "kubelet-ca")
-    pair = authority.issue("kubelet", processes.own_address())
+    pair = authority.issue("kubelet", child_processes.own_address())
     for name in NODES:
         cluster.kubelets[name] = kubelet = KubeletServer()
         address = stack.enter_context(
-            asgi_server_thread.serving(kubelet, ServerTls(pair), host=processes.own_address())
+            asgi_server_thread.serving(kubelet, ServerTls(pair), host=child_processes.own_address())
         )
         cluster.api.create(node(name, address))
 
@@ -307,7 +307,7 @@ def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
         "--agents=telemetry,gpu",
         f"--client-name={single_purpose_certificates.CLIENT}",
     ]
-    address = processes.own_address()
+    address = child_processes.own_address()
     arguments += [f"--address={address}", f"--health-address={address}"]
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/nodewise"
     template = cluster.api.get(path)["spec"]["template"]
@@ -316,7 +316,7 @@ def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
             extender_process.started(cluster.folder, arguments, cluster.certificates)
         )
         cluster.replicas.append(replica)
-        cluster.api.create(installation.endpoint(f"nodewise-{number}", replica.url))
+        cluster.api.create(shipped_installation.endpoint(f"nodewise-{number}", replica.url))
         own = _with_ports_of(template, replica)
         pod = running_pod(f"nodewise-{number}", NAMESPACE, node, own, owner="nodewise")
         put_running(cluster.api, pod, address)
@@ -342,7 +342,7 @@ def _scheduler(cluster: HealthyCluster) -> None:
         "extenders": [entry],
         "profiles": [{"schedulerName": "default-scheduler"}],
     }
-    port = processes.free_port()
+    port = child_processes.free_port()
     kubeconfig = str(cluster.plane.user("system:kube-scheduler").kubeconfig)
     flags = {
         "authentication-kubeconfig": kubeconfig,
@@ -373,7 +373,7 @@ def _scheduler(cluster: HealthyCluster) -> None:
 
 def _descheduler(cluster: HealthyCluster) -> None:
     name = "descheduler"
-    text = health_example.DESCHEDULER_POLICY.read_text()
+    text = health_example_manifests.DESCHEDULER_POLICY.read_text()
     place = {"namespace": SYSTEM, "labels": {"app": name}}
     metadata = {"name": f"{name}-policy", "namespace": SYSTEM}
     cluster.api.create(

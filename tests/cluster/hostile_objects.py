@@ -14,10 +14,10 @@ import yaml
 
 from tests.cluster import (
     asgi_server_thread,
+    child_processes,
     gpu_cluster,
     healthy_cluster,
     misconfigurations,
-    processes,
     single_purpose_certificates,
 )
 from tests.cluster.api_client import Object
@@ -40,7 +40,7 @@ BOMB: Final = "\n".join(
 
 def many_extenders(number: int = 10_000) -> Object:
     """A scheduler configuration with this number of extenders and profiles."""
-    url = f"https://{processes.own_address()}:1/scheduler"
+    url = f"https://{child_processes.own_address()}:1/scheduler"
     entry = {"urlPrefix": url, "filterVerb": "filter", "prioritizeVerb": ESCAPES, "weight": 0}
     profiles = [{"schedulerName": f"my-{at}{ESCAPES}"} for at in range(number)]
     kind = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
@@ -182,7 +182,9 @@ def strange_server(cluster: HealthyCluster) -> Iterator[None]:
     pair = cluster.certificates.leaf(
         ESCAPES[:60], cluster.certificates.authority, "other.example", use=single_purpose_certificates.SERVER
     )
-    with asgi_server_thread.serving(_SilentServer(), ServerTls(pair), host=processes.own_address()) as url:
+    with asgi_server_thread.serving(
+        _SilentServer(), ServerTls(pair), host=child_processes.own_address()
+    ) as url:
         odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"
         with misconfigurations.entry(
             urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES]

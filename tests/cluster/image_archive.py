@@ -7,17 +7,17 @@ import fcntl
 import hashlib
 from pathlib import Path
 
-from tools.image import image_assembly, image_properties
+from tools.image import image_assembly, image_constants
 from tools.image.__main__ import identity
-from tools.image.errors import ImageError
+from tools.image.command_execution_and_errors import ImageError
 from tools.image.image_assembly import ImageInputs
 
 import nodewise
 from tests.cluster import go_toolchain
 from tests.cluster.go_toolchain import MissingError
-from tests.node import installed_program
+from tests.node import host_program_installation
 
-NAME = f"{image_properties.NAME}:{nodewise.__version__}"
+NAME = f"{image_constants.NAME}:{nodewise.__version__}"
 """The image name in pods."""
 REFERENCE = f"docker.io/library/{NAME}"
 """The image name for the command `ctr`."""
@@ -32,11 +32,11 @@ def archive() -> Path:
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = home / _digest()
-        file = folder / f"{image_properties.NAME}.oci.tar"
+        file = folder / f"{image_constants.NAME}.oci.tar"
         if not file.exists():
             try:
                 image_assembly.make(
-                    file, ImageInputs(home, installed_program.ready(), fresh=False), identity()
+                    file, ImageInputs(home, host_program_installation.ready(), fresh=False), identity()
                 )
             except ImageError as error:
                 raise MissingError(f"no image: {error}", "see `make image`") from error
@@ -46,7 +46,7 @@ def archive() -> Path:
 
 
 def _digest() -> str:
-    root = image_properties.ROOT
+    root = image_constants.ROOT
     digest = hashlib.sha256(identity().version.encode())
     folders = (root / "src", root / "tools/image", root / "examples")
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if _counts(path)]

@@ -24,7 +24,7 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.clock import SystemClock
 from nodewise.kube import struct_type_merge
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.options import KubeOptions

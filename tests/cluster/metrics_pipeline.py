@@ -9,13 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster import aggregated_api, health_example, namespace_sandboxes, processes
-from tests.cluster.aggregated_api import AggregatedApiBackend
+from tests.cluster import (
+    aggregated_api_registration,
+    child_processes,
+    health_example_manifests,
+    namespace_sandboxes,
+)
+from tests.cluster.aggregated_api_registration import AggregatedApiBackend
 from tests.cluster.api_client import ApiError, ClusterApi
 from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.certificates import CertificateAuthority
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.processes import Process
 from tests.cluster.prometheus_and_exporters import Monitoring
 
 GROUP = "custom.metrics.k8s.io"
@@ -46,10 +51,13 @@ class MetricsServices(NamedTuple):
 
 @contextlib.contextmanager
 def running_adapter(
-    plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = health_example.ADAPTER_RULES
+    plane: ControlPlane,
+    program: Path,
+    prometheus_url: str,
+    rules: Path = health_example_manifests.ADAPTER_RULES,
 ) -> Iterator[PrometheusAdapter]:
     """Runs prometheus-adapter as a user of the control plane that has only the rights it needs."""
-    port = processes.free_port()
+    port = child_processes.free_port()
     folder = plane.folder / f"prometheus-adapter-{port}"
     folder.mkdir()
     authority = CertificateAuthority(folder, "adapter-ca")
@@ -125,7 +133,7 @@ def registered(
 ) -> Iterator[MetricsPipeline]:
     """Registers the adapter as the custom metrics API while the context is open, and removes all values afterwards."""
     try:
-        with aggregated_api.registered(api, adapter.backend, apis):
+        with aggregated_api_registration.registered(api, adapter.backend, apis):
             yield MetricsPipeline(monitoring, api)
     finally:
         monitoring.clear()

@@ -9,13 +9,13 @@ from typing import Final
 
 from tests.cluster import (
     asgi_server_thread,
+    child_processes,
     extender_process,
     fake_custom_metrics_server,
     gpu_cluster,
     healthy_cluster,
-    installation,
     kubernetes_objects,
-    processes,
+    shipped_installation,
     single_purpose_certificates,
 )
 from tests.cluster.api_client import Object, path_of
@@ -150,7 +150,7 @@ def no_extender(cluster: HealthyCluster, config: Object, entry: Object) -> None:
 
 
 def elsewhere(cluster: HealthyCluster, config: Object, entry: Object) -> None:
-    entry["urlPrefix"] = f"https://{processes.own_address()}:{processes.free_port()}/scheduler"
+    entry["urlPrefix"] = f"https://{child_processes.own_address()}:{child_processes.free_port()}/scheduler"
 
 
 def no_ca(cluster: HealthyCluster, config: Object, entry: Object) -> None:
@@ -196,7 +196,7 @@ def load_aware(cluster: HealthyCluster, config: Object, entry: Object) -> None:
 
 
 def stranger(cluster: HealthyCluster) -> CertificateAuthority:
-    return CertificateAuthority(cluster.folder, f"stranger-{processes.number()}")
+    return CertificateAuthority(cluster.folder, f"stranger-{child_processes.number()}")
 
 
 def strangers_client(cluster: HealthyCluster) -> CertificatePair:
@@ -279,7 +279,7 @@ def _flag(cluster: HealthyCluster, flag: str) -> Iterator[None]:
 @contextlib.contextmanager
 def expired_server(cluster: HealthyCluster) -> Iterator[None]:
     """The extender's address is that of a server whose certificate expired yesterday."""
-    host = processes.own_address()
+    host = child_processes.own_address()
     pair = cluster.certificates.leaf(
         "late", cluster.certificates.authority, host, use=single_purpose_certificates.SERVER, days=-1
     )
@@ -327,7 +327,7 @@ def single_numa_node(cluster: HealthyCluster) -> Iterator[None]:
     kubelet.configuration = before
 
 
-SERVICE: Final = f"https://{installation.HOST}"
+SERVICE: Final = f"https://{shipped_installation.HOST}"
 """The URL of nodewise by the cluster DNS name of its Service."""
 
 
@@ -430,7 +430,7 @@ def unserved(cluster: HealthyCluster) -> Iterator[None]:
         )
 
     for path in paths:
-        cluster.api.patch(path, {"spec": {"service": {"port": processes.free_port()}}})
+        cluster.api.patch(path, {"spec": {"service": {"port": child_processes.free_port()}}})
     wait("the custom metrics API is unavailable", functools.partial(is_available, wanted="False"))
     try:
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.cluster import processes, prometheus_process, virtual_machine
+from tests.cluster import child_processes, prometheus_process, virtual_machine
 from tests.cluster.virtual_machine import EmulatedHardware
 
 CPUS = 2
@@ -66,7 +66,7 @@ class MonitoredMachine:
 @contextlib.contextmanager
 def running(root: Path, exporter: Path, folder: Path) -> Iterator[MonitoredMachine]:
     """Boots a machine from the packages below `root`, with this node exporter. Raises NotReadyError."""
-    measured, orders = processes.free_port(), processes.free_port()
+    measured, orders = child_processes.free_port(), child_processes.free_port()
     files = {
         "bin/node_exporter": virtual_machine.program(exporter),
         "lib/libc.so.6": virtual_machine.program(Path("/lib/x86_64-linux-gnu/libc.so.6")),

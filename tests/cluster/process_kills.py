@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 
 from tests.cluster.api_client import Object
+from tests.cluster.child_processes import Process
 from tests.cluster.metric_history import HOT, OURS, POLICY, FreshnessCheck, MetricHistory, MetricValues
-from tests.cluster.processes import Process
 
 NAMESPACE = "shop"
 RULE = f"heat GreaterThan {HOT}"

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx2
 
-from tests.cluster import debian_packages, namespace_sandboxes, processes, prometheus_process
-from tests.cluster.processes import Process
+from tests.cluster import child_processes, debian_packages, namespace_sandboxes, prometheus_process
+from tests.cluster.child_processes import Process
 from tests.cluster.prometheus_process import PrometheusProcess
 
 SCRAPE_INTERVAL = "500ms"
@@ -33,7 +33,7 @@ class NodeExporter:
     def __init__(self, program: Path, folder: Path) -> None:
         self.folder = folder
         self.folder.mkdir(parents=True)
-        self.port = processes.free_port()
+        self.port = child_processes.free_port()
         arguments = [
             program,
             "--collector.disable-defaults",
@@ -44,7 +44,7 @@ class NodeExporter:
         ]
         self.process = Process(arguments, folder.with_suffix(".log"))
         metrics = f"http://127.0.0.1:{self.port}/metrics"
-        with processes.stopped_on_error(self.process), httpx2.Client(trust_env=False) as client:
+        with child_processes.stopped_on_error(self.process), httpx2.Client(trust_env=False) as client:
             self.process.wait_ready(lambda: prometheus_process.answers(metrics, client))
 
     def write(self, series: str, value: float | str) -> None:
@@ -101,7 +101,7 @@ class Monitoring:
         """Starts an exporter for each node that has none. Prometheus scrapes it after about five seconds at most."""
         for node in nodes:
             if node not in self._exporters:
-                folder = self.folder / f"{node}-{processes.number()}"
+                folder = self.folder / f"{node}-{child_processes.number()}"
                 self._exporters[node] = NodeExporter(self._program, folder)
         self._write_targets()
 

@@ -10,10 +10,10 @@ from typing import Any
 import httpx2
 import yaml
 
-from tests.cluster import debian_packages, processes
+from tests.cluster import child_processes, debian_packages
 from tests.cluster.api_client import Object
-from tests.cluster.processes import Process
-from tests.unit.metrics.prometheus_double import SeriesSamples
+from tests.cluster.child_processes import Process
+from tests.unit.metrics.fake_prometheus import SeriesSamples
 
 
 class PrometheusProcess:
@@ -34,7 +34,7 @@ class PrometheusProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.data = folder / "data"
         self.client = httpx2.Client(trust_env=False)
-        port = processes.free_port()
+        port = child_processes.free_port()
         self.url = f"{'https' if web and 'tls_server_config' in web else 'http'}://127.0.0.1:{port}"
         self._programs = programs
         self._process: Process | None = None
@@ -64,7 +64,7 @@ class PrometheusProcess:
             "--log.level=warn",
         ]
         self._process = Process(arguments, self.folder / "prometheus.log")
-        with processes.stopped_on_error(self._process):
+        with child_processes.stopped_on_error(self._process):
             self._process.wait_ready(lambda: answers(f"{self.url}/-/ready", self.client))
 
     def stop(self) -> None:

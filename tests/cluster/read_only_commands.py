@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked_commands
-from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes
+from tests.cluster import api_user_kubeconfigs, child_processes, extender_process, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
@@ -34,7 +34,7 @@ def reader(
     Service, the user gets the shipped rights for it.
     """
     everywhere, inside = extender_process.manifest("reader.yaml")
-    user = plane.user(f"reader-{processes.number()}", rules or everywhere["rules"], namespace)
+    user = plane.user(f"reader-{child_processes.number()}", rules or everywhere["rules"], namespace)
     if service_namespace:
         api_user_kubeconfigs.grant(plane.api, user.name, inside["rules"], service_namespace)
     return user

@@ -1,4 +1,4 @@
-"""An implementation of the interface in `schedulers` with the simulated scheduler."""
+"""An implementation of the interface in `scheduler_interface` with the simulated scheduler."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from nodewise.clock import ManualClock
 from nodewise.simulate import simulated_cluster
 from tests.cluster.api_client import Object
-from tests.cluster.schedulers import SchedulingOutcome
+from tests.cluster.scheduler_interface import SchedulingOutcome
 
 
 class SimulatedScheduler:

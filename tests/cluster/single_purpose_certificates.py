@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tests.cluster import extender_process, installation, processes
+from tests.cluster import child_processes, extender_process, shipped_installation
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
 
 SERVER, CLIENT_USE = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -24,7 +24,7 @@ class PurposeCertificates(extender_process.CertificateFiles):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.authority = CertificateAuthority(folder, "nodewise-ca")
-        hosts = (processes.own_address(), installation.HOST)
+        hosts = (child_processes.own_address(), shipped_installation.HOST)
         self.server = self.leaf("server", self.authority, *hosts, use=SERVER)
         self.client = self.leaf(CLIENT, self.authority)
 
@@ -53,7 +53,7 @@ class PurposeCertificates(extender_process.CertificateFiles):
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
             .sign(signing, hashes.SHA256())
         )
-        file = self.folder / f"leaf-{processes.number()}"
+        file = self.folder / f"leaf-{child_processes.number()}"
         pair = CertificatePair(file.with_suffix(".crt"), file.with_suffix(".key"))
         form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         pair.cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))

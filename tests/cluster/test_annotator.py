@@ -14,11 +14,11 @@ import pytest
 from nodewise.annotator import patch_writer
 from nodewise.annotator.patch_planning import NodePlan
 from nodewise.annotator.patch_writer import WriteResult
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate import in_memory_api_server
+from nodewise.simulate import in_memory_api_http_server
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.cluster import (
     admission_policy_waits,
@@ -28,15 +28,15 @@ from tests.cluster import (
     kubernetes_objects,
     namespace_sandboxes,
     prometheus_process,
-    rbac_rights,
+    rbac_rights_comparison,
     read_only_commands,
 )
 from tests.cluster.audit_log_reader import AuditLog
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.processes import Process
 from tests.cluster.prometheus_process import PrometheusProcess
-from tests.unit.annotator.annotator_objects import node, pod
+from tests.unit.annotator.annotator_node_and_pod_builders import node, pod
 
 STEP_S = 15
 SPAN_S = 3600
@@ -111,7 +111,7 @@ class AnnotatedCluster:
 
     def annotate(self, *arguments: str) -> tuple[Any, dict[str, dict[str, str]]]:
         """Runs the command. Returns its output and the annotations of the nodes."""
-        with in_memory_api_server.serving(self.api) as server:
+        with in_memory_api_http_server.serving(self.api) as server:
             server_flags = [
                 f"--kubeconfig={server.kubeconfig(self._folder)}",
                 f"--prometheus-url={self._url}",
@@ -270,7 +270,9 @@ def test_the_rights_that_ship_are_those_that_were_needed(
     requests = [request for request in audit_log.requests(ACCOUNT) if request.resource]
     assert [request for request in requests if request.is_refused] == []
     assert [request for request in requests if "nodewise-annotator" not in request.allowed_by] == []
-    assert rbac_rights.needed(requests) == rbac_rights.granted(extender_process.manifest("annotator.yaml"))
+    assert rbac_rights_comparison.needed(requests) == rbac_rights_comparison.granted(
+        extender_process.manifest("annotator.yaml")
+    )
 
 
 def test_the_extenders_leader_annotates_with_the_rights_of_the_extender(

@@ -19,16 +19,16 @@ import pytest
 from nodewise.clock import SystemClock
 from nodewise.errors import NodewiseError, Refused, Unavailable
 from nodewise.kube import list_watch
-from nodewise.kube.api import Api, Expired
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_server_interface import Api, Expired
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import EVENTS, NODES, Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS
-from tests import case_counts
-from tests.cluster import api_user_kubeconfigs, processes
+from tests import short_and_long_case_counts
+from tests.cluster import api_user_kubeconfigs, child_processes
 from tests.cluster.api_user_kubeconfigs import ApiServerAccess, rule
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
@@ -196,7 +196,7 @@ class NetworkGate:
         self._to = port
         self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
-        self.port = processes.free_port()
+        self.port = child_processes.free_port()
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._through, "127.0.0.1", self.port)
@@ -367,7 +367,7 @@ async def test_the_certificate_must_carry_the_tls_server_name(
 
 async def test_an_address_where_nobody_listens_is_unavailable(plane: ControlPlane, tmp_path: Path) -> None:
     config = json.loads(plane.admin.kubeconfig.read_text())
-    url = config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{processes.free_port()}"
+    url = config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{child_processes.free_port()}"
     path = tmp_path / "nowhere.kubeconfig"
     path.write_text(json.dumps(config))
     with pytest.raises(Unavailable, match=f"is the API server at {url} up"):
@@ -383,7 +383,7 @@ BIG = "example.com/big"
 @pytest.fixture(scope="module")
 def many_nodes(plane: ControlPlane) -> Iterator[int]:
     """Creates many nodes of 10 kB each; yields their number."""
-    count = int(os.environ.get("NODEWISE_TEST_NODES", case_counts.of("1000", "5000")))
+    count = int(os.environ.get("NODEWISE_TEST_NODES", short_and_long_case_counts.of("1000", "5000")))
     asyncio.run(with_nodes(plane, count))
     yield count
     plane.api.request("DELETE", NODES.path(), params={"labelSelector": BIG}, timeout=120)

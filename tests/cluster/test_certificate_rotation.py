@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import extender_process, steady_load
+from tests.cluster import extender_process, steady_filter_calls
 from tests.cluster.certificates import CertificateAuthority, IssuedCertificate
 from tests.cluster.extender_process import ROOT, ExtenderProcess
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.steady_load import ClientIdentity
+from tests.cluster.steady_filter_calls import ClientIdentity
 from tests.cluster.tls_resumption import REFUSED, RESUMED, SERVED, ResumingClient, resumed
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -120,7 +120,7 @@ def test_the_servers_certificate_is_replaced(
         until_failing(nodewise, "serving", f"{site.certificates.server.key} does not match")
         load.goes_on()
 
-    with steady_load.load(nodewise, site.identity) as load:
+    with steady_filter_calls.load(nodewise, site.identity) as load:
         if way is swapped:
             site.certificates.server.swap(
                 IssuedCertificate(*(path.read_bytes() for path in site.certificates.server))
@@ -155,7 +155,7 @@ def test_a_broken_pair_is_told_and_the_old_one_serves_on(
     pair = site.certificates.server
     before = IssuedCertificate(*(path.read_bytes() for path in pair)).serial
     ends_s = metric(nodewise, "tls_certificate_expires_seconds", "serving")
-    with steady_load.load(nodewise, site.identity) as load:
+    with steady_filter_calls.load(nodewise, site.identity) as load:
         for make, words in BROKEN.values():
             pair.write(make(site))
             until_failing(nodewise, "serving", words.format(cert=pair.cert, key=pair.key))
@@ -171,7 +171,7 @@ def test_a_broken_pair_is_told_and_the_old_one_serves_on(
 def test_a_broken_client_ca_is_told_and_the_old_one_holds(
     site: RotationFiles, nodewise: ExtenderProcess
 ) -> None:
-    with steady_load.load(nodewise, site.identity) as load:
+    with steady_filter_calls.load(nodewise, site.identity) as load:
         for broken in (b"", b"\x00garbage", site.ca.issued("late", days=-1).cert):
             site.bundle.write_bytes(broken)
             wait("reload fails", lambda: metric(nodewise, "tls_reload_failing", "client_ca") or None)
@@ -188,7 +188,7 @@ def test_a_broken_client_ca_is_told_and_the_old_one_holds(
 
 def test_a_clients_certificate_is_replaced(site: RotationFiles, nodewise: ExtenderProcess) -> None:
     """nodewise detects the change: old connections close after a response, and new ones use the new certificate."""
-    with steady_load.load(nodewise, site.identity) as load:
+    with steady_filter_calls.load(nodewise, site.identity) as load:
         since_s = time.monotonic()
         site.certificates.client.swap(site.ca.issued("system:kube-scheduler", days=400))
         site.certificates.server.replace(site.server_pair())
@@ -212,8 +212,8 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
     old, new = site.ca, CertificateAuthority(site.folder, "new-ca")
     left = ClientIdentity(site.folder / "both.crt", old.issue("left-behind"))
     left.trusted.write_bytes(old.ca_pem + new.ca_pem)
-    with steady_load.load(nodewise, site.identity) as load, contextlib.ExitStack() as stack:
-        resumers = [ResumingClient(nodewise, left, version) for version in steady_load.VERSIONS]
+    with steady_filter_calls.load(nodewise, site.identity) as load, contextlib.ExitStack() as stack:
+        resumers = [ResumingClient(nodewise, left, version) for version in steady_filter_calls.VERSIONS]
         # OpenSSL caches TLS 1.2 sessions by their id; the server issues no tickets in either version
         assert [resumer.tries() for resumer in resumers] == [RESUMED, SERVED]
         site.trust(old, new)
@@ -228,11 +228,13 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
         load.sees(fresh.serial)
         load.opens_anew(since_s)
         open_ = [
-            stack.enter_context(contextlib.closing(steady_load.connection(nodewise, left.context(version))))
-            for version in steady_load.VERSIONS
+            stack.enter_context(
+                contextlib.closing(steady_filter_calls.connection(nodewise, left.context(version)))
+            )
+            for version in steady_filter_calls.VERSIONS
         ]
         for connection in open_:
-            assert steady_load.ask(connection)
+            assert steady_filter_calls.ask(connection)
         assert [resumer.tries() for resumer in resumers] == [SERVED, SERVED]
 
         site.bundle.write_bytes(new.ca_pem)
@@ -240,9 +242,9 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
         for connection in open_:
             assert connection.sock.recv(1) == b"", "an open connection of the removed CA is closed"
         assert [resumer.tries() for resumer in resumers] == [REFUSED, REFUSED]
-        for version in steady_load.VERSIONS:
+        for version in steady_filter_calls.VERSIONS:
             with pytest.raises((OSError, http.client.HTTPException)):
-                steady_load.ask(steady_load.connection(nodewise, left.context(version)))
+                steady_filter_calls.ask(steady_filter_calls.connection(nodewise, left.context(version)))
         load.goes_on()
     reasons = {line["reason"] for line in nodewise.events("connection_ended")}
     assert reasons == {"client_ca_changed", "unknown_ca"}
@@ -253,7 +255,7 @@ def reloads(nodewise: ExtenderProcess, certificate: str) -> int:
     return len([event for event in nodewise.events("tls_reloaded") if event["certificate"] == certificate])
 
 
-@pytest.mark.parametrize("version", steady_load.VERSIONS, ids=lambda version: version.name)
+@pytest.mark.parametrize("version", steady_filter_calls.VERSIONS, ids=lambda version: version.name)
 def test_the_client_that_tries_to_resume_can_do_so_where_a_server_lets_it(
     site: RotationFiles, version: ssl.TLSVersion
 ) -> None:

@@ -17,7 +17,13 @@ from cryptography.hazmat.primitives import serialization
 
 from nodewise.serve.certificate_issuer import is_issued_by
 from tests import forked_commands
-from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes, steady_load
+from tests.cluster import (
+    api_user_kubeconfigs,
+    child_processes,
+    extender_process,
+    kubernetes_objects,
+    steady_filter_calls,
+)
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.certificates import CertificatePair
@@ -25,7 +31,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE, ROOT, policy
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.steady_load import ClientIdentity
+from tests.cluster.steady_filter_calls import ClientIdentity
 from tests.cluster.test_certificate_rotation import clients_end_after, reloads
 from tests.cluster.test_scheduler_certificate_rotation import HOT, stream
 
@@ -94,7 +100,7 @@ def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file
     ]
     with extender_process.started(tmp_path, arguments, written) as nodewise:
         nodewise.process.wait_ready(nodewise.is_ready)
-        with steady_load.load(nodewise, ClientIdentity(trusted, written.client)) as load:
+        with steady_filter_calls.load(nodewise, ClientIdentity(trusted, written.client)) as load:
             for times in (1, 2):
                 before = written.serial()
                 written.certs("--renew")
@@ -145,7 +151,7 @@ def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_
 def operator(plane: ControlPlane, sandbox: Sandbox) -> User:
     """A user with the rights that the documentation of certificates lists, in the test's namespace only."""
     rules = [api_user_kubeconfigs.rule("get create update", "secrets")]
-    return plane.user(f"operator-{processes.number()}", rules, sandbox.namespace)
+    return plane.user(f"operator-{child_processes.number()}", rules, sandbox.namespace)
 
 
 class AppliedCertificates:
@@ -258,7 +264,7 @@ def test_another_ones_secret_is_not_written_over_unless_it_is_to_be_replaced(
 
 
 def test_who_may_not_read_secrets_is_told(plane: ControlPlane, sandbox: Sandbox) -> None:
-    user = plane.user(f"nobody-{processes.number()}")
+    user = plane.user(f"nobody-{child_processes.number()}")
     assert "is forbidden" in AppliedCertificates(sandbox, user)("--apply", code=1).stderr
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools import chart
+from tools import helm_chart_generator
 
 import nodewise
 from tests.cluster import (
@@ -15,9 +15,9 @@ from tests.cluster import (
     extender_process,
     kubernetes_objects,
     metrics_pipeline,
-    programs,
+    program_cache,
     prometheus_and_exporters,
-    rbac_rights,
+    rbac_rights_comparison,
 )
 from tests.cluster.api_client import Object
 from tests.cluster.conftest import get_or_skip
@@ -27,8 +27,8 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / chart.CHART
-COMBINATIONS = [ROOT / path for path in chart.combinations()]
+CHART = ROOT / helm_chart_generator.CHART
+COMBINATIONS = [ROOT / path for path in helm_chart_generator.combinations()]
 METRICS = ROOT / "deploy/metrics"
 ALL = CHART / "values/values-all.yaml"
 MANIFESTS = [
@@ -93,7 +93,7 @@ class Helm:
 
 @pytest.fixture(scope="session")
 def helm_program(request: pytest.FixtureRequest) -> Path:
-    return get_or_skip(request, programs.helm)
+    return get_or_skip(request, program_cache.helm)
 
 
 @pytest.fixture
@@ -177,9 +177,9 @@ def test_rights_are_those_of_the_manifests(helm: Helm) -> None:
     assert _bindings(made) == _bindings(shipped)
 
 
-def _roles(manifests: list[Object]) -> dict[tuple[str, ...], set[rbac_rights.ApiRight]]:
+def _roles(manifests: list[Object]) -> dict[tuple[str, ...], set[rbac_rights_comparison.ApiRight]]:
     return {
-        _key(manifest): rbac_rights.granted([manifest])
+        _key(manifest): rbac_rights_comparison.granted([manifest])
         for manifest in manifests
         if manifest["kind"] in {"Role", "ClusterRole"}
     }
@@ -586,15 +586,18 @@ def _at(argument: str, mounted: dict[str, str]) -> str:
 
 def test_files_of_kustomize_are_what_helm_makes(helm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    made = chart.kustomizations(helm_program)
-    there = {path for path in chart.KUSTOMIZE.rglob("*") if path.is_file()}
-    assert there == {*made, *(path for path in chart.parts() if chart.KUSTOMIZE in path.parents)}
+    made = helm_chart_generator.kustomizations(helm_program)
+    there = {path for path in helm_chart_generator.KUSTOMIZE.rglob("*") if path.is_file()}
+    assert there == {
+        *made,
+        *(path for path in helm_chart_generator.parts() if helm_chart_generator.KUSTOMIZE in path.parents),
+    }
     assert [str(path) for path, text in made.items() if path.read_text() != text] == [], "run `make chart`"
 
 
 @each_combination
 def test_kubectl_applies_them(sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path) -> None:
-    folder = ROOT / chart.KUSTOMIZE / values.stem.removeprefix("values-")
+    folder = ROOT / helm_chart_generator.KUSTOMIZE / values.stem.removeprefix("values-")
     manifests = list(yaml.safe_load_all(sandbox.plane.kubectl("kustomize", str(folder))))
     assert {manifest["kind"] for manifest in manifests} & WORKLOADS
     made = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "Namespace"}

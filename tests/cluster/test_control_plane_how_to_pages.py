@@ -1,7 +1,8 @@
 """Runs the commands for a control-plane host in the pages about kubeadm and migration from TAS literally.
 
 `nodewise certs` creates the Secret on a real API server. The host is this machine with a separate `/etc`, which
-contains kubeadm's kube-scheduler.yaml. tests/node/test_static_pod.py checks that the kubelet runs the result.
+contains kubeadm's kube-scheduler.yaml. tests/node/test_configure_static_scheduler.py checks that the kubelet
+runs the result.
 """
 
 import os
@@ -13,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests import page_code_blocks, page_reader
+from tests import docs_page_code_blocks, docs_page_runner
 from tests.cluster import skip_conditions
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE
 from tests.conformance.configure import scheduler_manifests
-from tests.page_reader import PageReader
+from tests.docs_page_runner import PageReader
 
-PAGE = page_code_blocks.HOW_TO / "install-on-kubeadm.md"
-FROM_TAS = page_code_blocks.HOW_TO / "migrate-from-tas.md"
+PAGE = docs_page_code_blocks.HOW_TO / "install-on-kubeadm.md"
+FROM_TAS = docs_page_code_blocks.HOW_TO / "migrate-from-tas.md"
 TAS = """\
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -63,13 +64,13 @@ def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> I
         shutil.copy(plane.admin.kubeconfig, etc / "kubernetes" / name)
     home = tmp_path / "root"
     home.mkdir()
-    plain = page_reader.plain_environment()
+    plain = docs_page_runner.plain_environment()
     environment = {**plain, "PATH": f"{control_plane_programs}:{NODEWISE.parent}:{plain['PATH']}"}
     shell = [*own, "sh", "-e", "-c", f"mount --bind {etc} /etc; exec bash"]
     try:
         plane.api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-        with page_reader.reading(home, environment, shell=shell) as typing:
-            (install,) = page_code_blocks.section(PAGE, "## 1. nodewise in the cluster")
+        with docs_page_runner.reading(home, environment, shell=shell) as typing:
+            (install,) = docs_page_code_blocks.section(PAGE, "## 1. nodewise in the cluster")
             (certs,) = [line for line in install.text.splitlines() if line.startswith("nodewise certs ")]
             typing.types(f"KUBECONFIG=/etc/kubernetes/admin.conf {certs}")
             yield typing
@@ -84,13 +85,13 @@ def _of_a_cluster(folder: str, _names: list[str]) -> set[str]:
 
 
 def test_a_host_of_kubeadm_is_configured_and_left(host: PageReader, tmp_path: Path) -> None:
-    (see,) = page_code_blocks.section(PAGE, "## Verify")
-    (check,) = [step.typed for step in page_code_blocks.steps(see) if "--check" in step.typed]
-    (undo,) = page_code_blocks.section(PAGE, "## Undo")
+    (see,) = docs_page_code_blocks.section(PAGE, "## Verify")
+    (check,) = [step.typed for step in docs_page_code_blocks.steps(see) if "--check" in step.typed]
+    (undo,) = docs_page_code_blocks.section(PAGE, "## Undo")
     (uninstall,) = [line for line in undo.text.splitlines() if "--uninstall" in line]
     manifest = tmp_path / "etc/kubernetes/manifests/kube-scheduler.yaml"
     before = manifest.read_text()
-    host.follows(page_code_blocks.section(PAGE, "## 2. kube-scheduler"))
+    host.follows(docs_page_code_blocks.section(PAGE, "## 2. kube-scheduler"))
     assert "--config=/etc/kubernetes/" in manifest.read_text()
     assert sorted(path.name for path in (tmp_path / "etc/certs").iterdir()) == [
         "ca.crt",
@@ -112,8 +113,8 @@ def test_a_host_comes_from_tas_and_goes_back(host: PageReader, tmp_path: Path) -
     assert text.count(command) == 1
     before = text.replace(command, f"{command}    - --config=/etc/kubernetes/scheduler-config.yaml\n")
     manifest.write_text(before)
-    fetch, _ = page_code_blocks.section(PAGE, "## 2. kube-scheduler")
-    host.follows([fetch, *page_code_blocks.section(FROM_TAS, "## 3. The switch")])
+    fetch, _ = docs_page_code_blocks.section(PAGE, "## 2. kube-scheduler")
+    host.follows([fetch, *docs_page_code_blocks.section(FROM_TAS, "## 3. The switch")])
     assert "tas-service" not in configured.read_text()
     assert "https://nodewise.nodewise.svc:9001" in configured.read_text()
     (back,) = re.findall(r"`(nodewise configure --restore)`", FROM_TAS.read_text())

@@ -8,9 +8,9 @@ import pytest
 from tests.cluster import api_user_kubeconfigs, controlplane, kubernetes_objects
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.api_user_kubeconfigs import rule
+from tests.cluster.child_processes import NotReadyError, Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.processes import NotReadyError, Process
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodewise.cpu.cluster import api_versions
+from nodewise.cpu.cluster import api_server_features
 from nodewise.cpu.cluster.blocking_client import BlockingApiClient
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube.options import KubeOptions
-from tests.cluster import processes
+from tests.cluster import child_processes
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite, item
@@ -33,7 +33,7 @@ class TestBlockingOnReal(ApiClientSuite):
 
 
 def test_the_version_of_today_is_spoken(api_client: BlockingApiClient) -> None:
-    assert api_versions.fetch_features(api_client) == api_versions.TABLE[-1]
+    assert api_server_features.fetch_features(api_client) == api_server_features.TABLE[-1]
 
 
 def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str) -> None:
@@ -46,6 +46,6 @@ def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str) -> None:
 def test_no_answer_is_unavailable(plane: ControlPlane) -> None:
     gone = plane.folder / "gone.kubeconfig"
     text = plane.admin.kubeconfig.read_text()
-    gone.write_text(text.replace(plane.url.rpartition(":")[2], str(processes.free_port())))
+    gone.write_text(text.replace(plane.url.rpartition(":")[2], str(child_processes.free_port())))
     with BlockingApiClient(KubeOptions(kubeconfig=str(gone))) as opened, pytest.raises(Unavailable):
         opened.get("/version")

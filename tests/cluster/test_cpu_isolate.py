@@ -18,8 +18,8 @@ from nodewise.cpu.workload import service_account_client
 from nodewise.cpu.workload.service_account_client import ServiceAccountClient
 from nodewise.errors import BadSettings, Refused, Unavailable
 from nodewise.kube.options import KubeOptions
-from nodewise.yaml_loader import MOST_FROM_ALIASES
-from tests.cluster import api_user_kubeconfigs, kubernetes_objects, processes, skip_conditions
+from nodewise.safe_yaml_loader import MOST_FROM_ALIASES
+from tests.cluster import api_user_kubeconfigs, child_processes, kubernetes_objects, skip_conditions
 from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
@@ -28,7 +28,7 @@ from tests.conformance.cmk import concurrent_isolates, isolate_process
 from tests.conformance.cmk.isolate_process import clean, show_command
 from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite
 from tests.unit.cpu.store.store_suite import StoreSuite
-from tests.unit.test_yaml_loader import bomb
+from tests.unit.test_safe_yaml_loader import bomb
 
 FAILED = 125
 NODE = "node-of-cores"
@@ -91,7 +91,7 @@ def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str, account: 
 
 
 def test_no_answer_is_unavailable(plane: ControlPlane, space: str, account: Path) -> None:
-    nobody = environment(plane) | {service_account_client.PORT: str(processes.free_port())}
+    nobody = environment(plane) | {service_account_client.PORT: str(child_processes.free_port())}
     with pytest.raises(Unavailable, match="refused"):
         ServiceAccountClient(account, nobody).get(CONFIG_MAPS.path(space, "a"))
 

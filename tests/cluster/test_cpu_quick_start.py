@@ -9,26 +9,28 @@ import pytest
 import yaml
 
 from nodewise.cpu import cmk_names
-from tests import page_code_blocks, page_reader
-from tests.cluster import controlplane, kubelet_double, kubernetes_objects
+from tests import docs_page_code_blocks, docs_page_runner
+from tests.cluster import controlplane, fake_kubelets, kubernetes_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE
-from tests.page_code_blocks import Block
-from tests.page_reader import PageReader
+from tests.docs_page_code_blocks import Block
+from tests.docs_page_runner import PageReader
 
 NAMESPACE = "cmk-namespace"
 NODES = ("node1", "node2")
-PAGE = page_code_blocks.ROOT / "docs/cpu.md"
+PAGE = docs_page_code_blocks.ROOT / "docs/cpu.md"
 
 
 def quick_start(language: str) -> list[Block]:
     """The code blocks of the quick start in this language."""
-    return [block for block in page_code_blocks.section(PAGE, "## Quick start") if block.language == language]
+    return [
+        block for block in docs_page_code_blocks.section(PAGE, "## Quick start") if block.language == language
+    ]
 
 
 def commands() -> list[str]:
     """The commands of the quick start in order."""
-    return [step.typed for block in quick_start("console") for step in page_code_blocks.steps(block)]
+    return [step.typed for block in quick_start("console") for step in docs_page_code_blocks.steps(block)]
 
 
 def pod() -> Any:
@@ -44,7 +46,7 @@ def plane(control_plane_programs: Path, tmp_path: Path) -> Iterator[ControlPlane
         controllers = "daemonset-controller,garbage-collector-controller"
         with (
             plane.start_controller_manager(controllers),
-            kubelet_double.running_kubelets(plane.api, NAMESPACE),
+            fake_kubelets.running_kubelets(plane.api, NAMESPACE),
         ):
             yield plane
 
@@ -53,14 +55,16 @@ def plane(control_plane_programs: Path, tmp_path: Path) -> Iterator[ControlPlane
 def shell(plane: ControlPlane, control_plane_programs: Path) -> Iterator[PageReader]:
     """A shell for the commands of the page, with the kubeconfig of the test's cluster."""
     kubeconfig = str(plane.admin.kubeconfig)
-    plain = page_reader.plain_environment()
+    plain = docs_page_runner.plain_environment()
     environment = {
         **plain,
         "PATH": f"{control_plane_programs}:{NODEWISE.parent}:{plain['PATH']}",
         "KUBECONFIG": kubeconfig,
         "NODE_NAME": "",
     }
-    with page_reader.reading(page_code_blocks.ROOT, environment, {"~/.kube/config": kubeconfig}) as typing:
+    with docs_page_runner.reading(
+        docs_page_code_blocks.ROOT, environment, {"~/.kube/config": kubeconfig}
+    ) as typing:
         yield typing
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from nodewise.cpu import cmk_names, procfs
 from tests import forked_commands
-from tests.cluster import extender_process, kubelet_double, kubernetes_objects, rbac_rights
+from tests.cluster import extender_process, fake_kubelets, kubernetes_objects, rbac_rights_comparison
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.kubelet_double import FakeKubelets
-from tests.cluster.rbac_rights import ApiRight
+from tests.cluster.fake_kubelets import FakeKubelets
+from tests.cluster.rbac_rights_comparison import ApiRight
 
 NAMESPACE = "cmk-namespace"
 NODES = ("n1", "n2")
@@ -54,13 +54,13 @@ class CpuCommands(NamedTuple):
         places = {request.namespace for request in requests}
         return set().union(
             *(
-                rbac_rights.needed(request for request in requests if request.namespace == place)
+                rbac_rights_comparison.needed(request for request in requests if request.namespace == place)
                 for place in places
             )
         )
 
     def shipped(self, role: str) -> set[ApiRight]:
-        return rbac_rights.granted(
+        return rbac_rights_comparison.granted(
             manifest
             for manifest in extender_process.manifest("cpu.yaml")
             if manifest["metadata"]["name"] == role
@@ -89,7 +89,7 @@ def run(
     controllers = "daemonset-controller,garbage-collector-controller"
     with (
         plane.start_controller_manager(controllers),
-        kubelet_double.running_kubelets(plane.api, NAMESPACE) as kubelets,
+        fake_kubelets.running_kubelets(plane.api, NAMESPACE) as kubelets,
     ):
         yield CpuCommands(plane, audit_log, kubelets, tmp_path_factory.mktemp("cpu-rights"))
 

@@ -20,9 +20,9 @@ from nodewise.cpu.webhook import manifests as webhook_manifests
 from tests.cluster import asgi_server_thread, controlplane, namespace_sandboxes
 from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
+from tests.cluster.child_processes import Process, free_port, number
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.processes import Process, free_port, number
 
 REGISTRATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 

@@ -14,14 +14,14 @@ import yaml
 
 from nodewise.doctor.findings import CATALOGUE
 from tests.cluster import (
+    child_processes,
     extender_process,
     healthy_cluster,
-    installation,
     kubernetes_objects,
     misconfigurations,
-    processes,
-    rbac_rights,
+    rbac_rights_comparison,
     read_only_commands,
+    shipped_installation,
 )
 from tests.cluster.api_client import Object, path_of
 from tests.cluster.audit_log_reader import AuditLog
@@ -128,7 +128,7 @@ def second_scheduler(cluster: HealthyCluster) -> Iterator[Object]:
 
 def by_service(cluster: HealthyCluster) -> contextlib.AbstractContextManager[None]:
     """Uses the DNS name of the Service in the extender's entry."""
-    return misconfigurations.entry(urlPrefix=f"https://{installation.HOST}:9001/scheduler")(cluster)
+    return misconfigurations.entry(urlPrefix=f"https://{shipped_installation.HOST}:9001/scheduler")(cluster)
 
 
 def test_each_finding_is_planted() -> None:
@@ -215,11 +215,11 @@ def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Hea
     assert [request for request in requests if request.code == FORBIDDEN] == []
     used = {
         (right.verb, right.resource, right.group)
-        for right in rbac_rights.needed(request for request in requests if request.resource)
+        for right in rbac_rights_comparison.needed(request for request in requests if request.resource)
     }
     granted = {
         (right.verb, right.resource, right.group)
-        for right in rbac_rights.granted(extender_process.manifest("doctor.yaml"))
+        for right in rbac_rights_comparison.granted(extender_process.manifest("doctor.yaml"))
     }
     assert granted - used == {("list", "nodes", "metrics.k8s.io")}, "no policy here names a metric of it"
 
@@ -253,7 +253,7 @@ def test_who_may_read_nothing_is_told_all_of_it_in_few_lines(cluster: HealthyClu
 def test_an_api_server_that_is_away_is_one_plain_line(cluster: HealthyCluster) -> None:
     kubeconfig = cluster.folder / "away.kubeconfig"
     text = cluster.plane.admin.kubeconfig.read_text()
-    away = f"https://127.0.0.1:{processes.free_port()}"
+    away = f"https://127.0.0.1:{child_processes.free_port()}"
     kubeconfig.write_text(text.replace(cluster.plane.url, away))
     done = read_only_commands.run("doctor", f"--kubeconfig={kubeconfig}")
     assert (done.returncode, done.stdout) == (1, "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import extender_process, kubernetes_objects, processes, read_only_commands
+from tests.cluster import child_processes, extender_process, kubernetes_objects, read_only_commands
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess, pod
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -55,7 +55,7 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
     plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
     """One replica gets the filter call and another the prioritize call, as can happen behind a Service."""
-    address = processes.own_address()
+    address = child_processes.own_address()
     with (
         replica(plane, certificates, tmp_path, address) as first,
         replica(plane, certificates, tmp_path, address) as other,

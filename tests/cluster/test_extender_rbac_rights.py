@@ -8,17 +8,17 @@ from tests.cluster import (
     api_user_kubeconfigs,
     extender_process,
     fake_custom_metrics_server,
-    installation,
     kubernetes_objects,
     namespace_sandboxes,
-    rbac_rights,
+    rbac_rights_comparison,
     read_only_commands,
+    shipped_installation,
 )
 from tests.cluster.api_client import Object
 from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE, ShippedInstallation, pod, policy
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.shipped_installation import ACCOUNT, HOST, NAMESPACE, ShippedInstallation, pod, policy
 
 READER = "reader"
 EVERYBODYS = "system:discovery"
@@ -85,11 +85,11 @@ class RightsScenario(NamedTuple):
         api_user_kubeconfigs.bind(plane.api, user.name, "nodewise-reader")
         api_user_kubeconfigs.bind(plane.api, user.name, "nodewise-reader", NAMESPACE)
         for replica in (self.filters, self.scores):
-            self.first.create(installation.endpoint(f"replica-{replica.process.pid}", replica.url))
+            self.first.create(shipped_installation.endpoint(f"replica-{replica.process.pid}", replica.url))
         by = f"--kubeconfig={user.kubeconfig}"
         for named in (f"{self.first.namespace}/web", f"{self.second.namespace}/shop"):
             done = read_only_commands.run(
-                "explain", named, by, *installation.shown(self.shipped.certificates), "-o", "json"
+                "explain", named, by, *shipped_installation.shown(self.shipped.certificates), "-o", "json"
             )
             assert [
                 replica["found"] > 0 for replica in read_only_commands.parse_report(done)["replicas"]
@@ -138,4 +138,6 @@ def test_the_rights_that_ship_are_those_that_were_needed(recorded: AuditLog, fil
     assert all(EVERYBODYS in request.allowed_by for request in discovery)
     rest = [request for request in requests if request.resource]
     assert [request for request in rest if "nodewise" not in request.allowed_by] == []
-    assert rbac_rights.needed(rest) == rbac_rights.granted(extender_process.manifest(file))
+    assert rbac_rights_comparison.needed(rest) == rbac_rights_comparison.granted(
+        extender_process.manifest(file)
+    )

@@ -10,18 +10,18 @@ import pytest
 
 from tests.cluster import (
     admission_policy_waits,
+    child_processes,
     extender_process,
     gpu_cluster,
     namespace_sandboxes,
-    processes,
-    rbac_rights,
+    rbac_rights_comparison,
 )
 from tests.cluster.api_client import Object
 from tests.cluster.audit_log_reader import AuditedRequest, AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
-from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.shipped_installation import ACCOUNT, HOST, NAMESPACE
 
 NODES = ("g1", "g2")
 EMPTIED = "telemetry.aware.scheduling.p/gas-deschedule-pods-card0"
@@ -129,7 +129,7 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Gp
     account = plane.service_account("nodewise", NAMESPACE)
     admission_policy_waits.wait_nodes(plane.api, account.api)
     admission_policy_waits.wait_pods(plane.api, account.api)
-    certificates = CertificateFiles(tmp_path, HOST, processes.own_address())
+    certificates = CertificateFiles(tmp_path, HOST, child_processes.own_address())
     options = [
         *extender_process.arguments(account, certificates),
         f"--namespace={NAMESPACE}",
@@ -154,8 +154,8 @@ def test_the_rights_that_ship_are_those_that_were_needed(run: GpuRightsScenario)
     run.nodes_go()
     requests = [request for request in run.requests() if request.resource]
     assert [request for request in requests if request.is_refused] == []
-    needed = rbac_rights.needed(requests)
-    shipped = rbac_rights.granted(extender_process.manifest("gpu.yaml"))
+    needed = rbac_rights_comparison.needed(requests)
+    shipped = rbac_rights_comparison.granted(extender_process.manifest("gpu.yaml"))
     assert shipped <= needed, shipped - needed
-    beyond = needed - shipped - rbac_rights.granted(extender_process.manifest("rbac.yaml"))
+    beyond = needed - shipped - rbac_rights_comparison.granted(extender_process.manifest("rbac.yaml"))
     assert beyond == set()

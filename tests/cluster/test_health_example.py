@@ -15,7 +15,7 @@ import pytest
 from tests.cluster import (
     descheduler_run,
     extender_process,
-    health_example,
+    health_example_manifests,
     kubernetes_objects,
     label_watch,
     metrics_pipeline,
@@ -23,7 +23,7 @@ from tests.cluster import (
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.health_example import NODES, POLICY
+from tests.cluster.health_example_manifests import NODES, POLICY
 from tests.cluster.label_watch import NodeLabelChange
 from tests.cluster.metrics_pipeline import MetricsServices
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -50,7 +50,7 @@ def nodes(way: str, measuring: MetricsServices) -> Monitoring:
 
 def policy(way: str) -> Object:
     """The policy of the example. Without the adapter, its rules query the series of the metric."""
-    policy = health_example.policy()
+    policy = health_example_manifests.policy()
     if way == DIRECT:
         for strategy in policy["spec"]["strategies"].values():
             strategy["rules"] = [rule | {"query": HEALTH} for rule in strategy["rules"]]
@@ -93,8 +93,8 @@ def nodewise(
 def application(plane: ControlPlane, sandbox: Sandbox, nodewise: ExtenderProcess) -> Iterator[str]:
     """Deploys the demo application; yields the node of its pod."""
     with plane.start_controller_manager("deployment-controller,replicaset-controller"):
-        sandbox.put(health_example.deployment())
-        yield health_example.placed(sandbox)
+        sandbox.put(health_example_manifests.deployment())
+        yield health_example_manifests.placed(sandbox)
 
 
 def labelled(sandbox: Sandbox) -> set[str]:
@@ -135,7 +135,7 @@ def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
         nodes.set_health(application, 2)
         until_labelled(sandbox, application)
         assert descheduler_run.once(plane, descheduler_program).evicted == 1
-        assert health_example.placed(sandbox) != application
+        assert health_example_manifests.placed(sandbox) != application
         assert descheduler_run.once(plane, descheduler_program).evicted == 0
         nodes.set_health(application, 0)
         until_labelled(sandbox)
@@ -151,7 +151,7 @@ def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(
     nodes.set(HEALTH, dict.fromkeys(NODES, 1))
     for node in NODES:
         wait(f"{node} is bad", lambda at=node: nodewise.rejects(sandbox.namespace, at, POLICY) or None)
-    sandbox.pods(health_example.pod("late"))
+    sandbox.pods(health_example_manifests.pod("late"))
     assert "3 telemetry policy" in sandbox.expect_event("late")
     nodes.set_health(NODES[1], 0)
     assert sandbox.expect_bound("late") == NODES[1]

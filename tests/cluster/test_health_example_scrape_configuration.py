@@ -8,13 +8,13 @@ import json
 import re
 from pathlib import Path
 
-from tests.cluster import debian_packages, health_example, prometheus_and_exporters
+from tests.cluster import debian_packages, health_example_manifests, prometheus_and_exporters
 from tests.cluster.api_client import Object
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.cluster.prometheus_and_exporters import HEALTH, NodeExporter
 
 NODES = ("rack1-a", "rack1-b")
-DAEMON_SET = health_example.CLUSTER / "node-exporter.yaml"
+DAEMON_SET = health_example_manifests.CLUSTER / "node-exporter.yaml"
 
 
 def discovered(node: str, port: int, template: Object) -> Object:
@@ -32,7 +32,7 @@ def discovered(node: str, port: int, template: Object) -> Object:
 def job(targets: list[Object], file: Path) -> Object:
     """The scrape job of the example, with a file instead of the service discovery."""
     file.write_text(json.dumps(targets))
-    [configuration] = health_example.read(health_example.CLUSTER / "scrape.yaml")
+    [configuration] = health_example_manifests.read(health_example_manifests.CLUSTER / "scrape.yaml")
     assert configuration.pop("kubernetes_sd_configs") == [{"role": "pod"}]
     scrape_config: Object = configuration | {"file_sd_configs": [{"files": [str(file)]}]}
     return scrape_config | {"scrape_interval": prometheus_and_exporters.SCRAPE_INTERVAL}
@@ -41,7 +41,7 @@ def job(targets: list[Object], file: Path) -> Object:
 def test_each_series_is_named_after_the_node_of_its_pod_and_other_pods_are_left_alone(
     prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
-    template = health_example.read(DAEMON_SET)["spec"]["template"]
+    template = health_example_manifests.read(DAEMON_SET)["spec"]["template"]
     other = {"metadata": {"labels": {"app": "web"}}, "spec": template["spec"]}
     exporters = [
         NodeExporter(prometheus_programs.node_exporter, tmp_path / name) for name in (*NODES, "other")
@@ -63,6 +63,6 @@ def test_each_series_is_named_after_the_node_of_its_pod_and_other_pods_are_left_
 
 
 def test_the_api_server_takes_the_manifests(sandbox: Sandbox) -> None:
-    for file in (DAEMON_SET, health_example.CLUSTER / "deployment.yaml"):
-        spec = sandbox.put(health_example.read(file))["spec"]
+    for file in (DAEMON_SET, health_example_manifests.CLUSTER / "deployment.yaml"):
+        spec = sandbox.put(health_example_manifests.read(file))["spec"]
         assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes
+from tests.cluster import api_user_kubeconfigs, child_processes, extender_process, kubernetes_objects
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
@@ -21,7 +21,7 @@ AGENT = "--agents=learned"
 @pytest.fixture
 def by(plane: ControlPlane) -> Iterator[User]:
     """A user with the shipped rights for agents with stored state, without any state yet."""
-    made = plane.user(f"nodewise-{processes.number()}", extender_process.rules())
+    made = plane.user(f"nodewise-{child_processes.number()}", extender_process.rules())
     memory = next(
         manifest for manifest in extender_process.manifest("memory.yaml") if manifest["kind"] == "Role"
     )["rules"]

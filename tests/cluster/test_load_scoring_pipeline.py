@@ -12,7 +12,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster import debian_packages, extender_process, kubernetes_objects, monitored_machine, processes
+from tests.cluster import (
+    child_processes,
+    debian_packages,
+    extender_process,
+    kubernetes_objects,
+    monitored_machine,
+)
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.conftest import get_or_skip
@@ -83,7 +89,7 @@ class AnnotatorCommand:
             if manifest["kind"] == "ClusterRole"
         )
         self._plane = plane
-        self._user: User = plane.user(f"annotator-{processes.number()}", role["rules"])
+        self._user: User = plane.user(f"annotator-{child_processes.number()}", role["rules"])
         self._url = measured.prometheus.url
 
     def once(self) -> Object:

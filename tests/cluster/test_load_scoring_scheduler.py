@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import extender_process, kubernetes_objects, processes
+from tests.cluster import child_processes, extender_process, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE, ROOT, CertificateFiles
@@ -103,4 +103,4 @@ def _arguments(deployment: Object, file: Path) -> list[str]:
     assert command[:2] == ["nodewise", "extender"]
     arguments = [argument.replace("/etc/my-scheduler/nodewise.yaml", str(file)) for argument in command[2:]]
     local = [argument for argument in arguments if not argument.startswith("--health-address")]
-    return [*local, f"--port={processes.free_port()}", "--health-port=0"]
+    return [*local, f"--port={child_processes.free_port()}", "--health-port=0"]

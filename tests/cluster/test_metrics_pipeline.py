@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import extender_process, health_example, kubernetes_objects
+from tests.cluster import extender_process, health_example_manifests, kubernetes_objects
 from tests.cluster import metrics_pipeline as way
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.health_example import NODES, POLICY
+from tests.cluster.health_example_manifests import NODES, POLICY
 from tests.cluster.metrics_pipeline import MetricsPipeline
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
@@ -38,7 +38,7 @@ def nodewise(
 ) -> Iterator[ExtenderProcess]:
     """An extender that has read the example's policy and its metric."""
     extender_process.define(sandbox.api)
-    sandbox.put(health_example.policy())
+    sandbox.put(health_example_manifests.policy())
     with extender_process.extender(plane, tmp_path) as running:
         wait("the metric is known", lambda: running.fetched("health_metric") or None)
         yield running
@@ -90,13 +90,13 @@ def test_nodewise_rejects_the_node_that_falls_ill_and_takes_it_back(
         measured.set_health("rack1-a", 1)
         until(nodewise, sandbox, BAD, rejected=True)
         until(nodewise, sandbox, "rack1-a", rejected=True)
-        sandbox.pods(*(health_example.pod(f"demo-{number}") for number in range(3)))
+        sandbox.pods(*(health_example_manifests.pod(f"demo-{number}") for number in range(3)))
         assert {sandbox.expect_bound(f"demo-{number}") for number in range(3)} == {"rack2-a"}
         measured.set_health(BAD, 0)
         measured.set_health("rack2-a", 2)
         until(nodewise, sandbox, BAD, rejected=False)
         until(nodewise, sandbox, "rack2-a", rejected=True)
-        sandbox.pods(health_example.pod("late"))
+        sandbox.pods(health_example_manifests.pod("late"))
         assert sandbox.expect_bound("late") == BAD
 
 

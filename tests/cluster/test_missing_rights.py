@@ -8,19 +8,19 @@ import pytest
 
 from tests.cluster import (
     api_user_kubeconfigs,
+    child_processes,
     extender_process,
-    installation,
     kubernetes_objects,
     namespace_sandboxes,
-    processes,
-    rbac_rights,
+    rbac_rights_comparison,
     read_only_commands,
+    shipped_installation,
 )
 from tests.cluster.api_client import ClusterApi, path_of
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.installation import NAMESPACE, ShippedInstallation, pod, policy
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.rbac_rights import ApiRight
+from tests.cluster.rbac_rights_comparison import ApiRight
+from tests.cluster.shipped_installation import NAMESPACE, ShippedInstallation, pod, policy
 
 
 class MissingRight(NamedTuple):
@@ -68,7 +68,7 @@ WITHOUT = {
 
 
 def test_every_right_has_its_row() -> None:
-    assert WITHOUT.keys() == rbac_rights.granted(extender_process.manifest("rbac.yaml"))
+    assert WITHOUT.keys() == rbac_rights_comparison.granted(extender_process.manifest("rbac.yaml"))
 
 
 def lease(api: ClusterApi, *, there: bool) -> None:
@@ -207,7 +207,7 @@ READERS = {
 
 
 def test_every_right_of_a_reader_has_its_row() -> None:
-    assert READERS.keys() == rbac_rights.granted(extender_process.manifest("reader.yaml"))
+    assert READERS.keys() == rbac_rights_comparison.granted(extender_process.manifest("reader.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def decided(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFacto
         sandbox.pods(kubernetes_objects.running_on("b", pod("probe", "pol")))
         with shipped.started(tmp_path_factory.mktemp("decided")) as running:
             wait("heat is known", lambda: not running.rejects(sandbox.namespace, "b", "pol") or None)
-            sandbox.create(installation.endpoint("decided", running.url))
+            sandbox.create(shipped_installation.endpoint("decided", running.url))
             yield f"{sandbox.namespace}/probe"
 
 
@@ -230,10 +230,10 @@ def test_a_reader_is_told_which_right_is_missing(
 ) -> None:
     arguments, code = READERS[right]
     plane = shipped.plane
-    user = plane.user(f"reader-{processes.number()}")
+    user = plane.user(f"reader-{child_processes.number()}")
     for role in extender_process.manifest("reader.yaml"):
-        less = rbac_rights.without(role["rules"], right)
+        less = rbac_rights_comparison.without(role["rules"], right)
         api_user_kubeconfigs.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
-    more = (decided, *installation.shown(shipped.certificates)) if arguments is EXPLAIN else ()
+    more = (decided, *shipped_installation.shown(shipped.certificates)) if arguments is EXPLAIN else ()
     done = read_only_commands.run(*arguments, *more, f"--kubeconfig={user.kubeconfig}")
     assert (done.returncode, refusal_message(right) in done.stderr) == (code, True), done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes
+from tests.cluster import api_user_kubeconfigs, child_processes, extender_process, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
@@ -76,7 +76,7 @@ def keeper(plane: ControlPlane) -> User:
     memory = next(
         manifest for manifest in extender_process.manifest("memory.yaml") if manifest["kind"] == "Role"
     )["rules"]
-    made = plane.user(f"nodewise-{processes.number()}", extender_process.rules())
+    made = plane.user(f"nodewise-{child_processes.number()}", extender_process.rules())
     api_user_kubeconfigs.grant(
         plane.api, made.name, [*extender_process.rules("Role"), *memory], OWN_NAMESPACE
     )

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry import policy_lint
-from nodewise.agents.telemetry.policy import PolicyObject
+from nodewise.agents.telemetry import taspolicy_parser as policies
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from tests.cluster import extender_process
 from tests.cluster.api_client import ApiError, ClusterApi
 from tests.cluster.controlplane import ControlPlane
-from tests.conformance.tas import table_rows
+from tests.conformance.tas import case_table_rows
 from tests.conformance.tas.non_request_rows import DefinitionTable
 
 PATH = "/apis/telemetry.intel.com/v1alpha1/namespaces/default/taspolicies"
@@ -102,7 +102,7 @@ def check(api: ClusterApi, policy: Any) -> None:
     assert bool(refused) == bool(expected), (policy, refused, expected)
 
 
-@pytest.mark.parametrize("row", table_rows.read("crd", DefinitionTable).rows, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", case_table_rows.read("crd", DefinitionTable).rows, ids=lambda row: row.name)
 def test_they_agree_about_the_rows_of_the_definition(api: ClusterApi, row: Any) -> None:
     metadata = {"namespace": "default", **({"name": row.object_name} if row.object_name else {})}
     specs = [*row.specs, *({"strategies": {"dontschedule": {"rules": [rule]}}} for rule in row.rules)]

@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster import debian_packages, health_example, kubernetes_objects, metrics_pipeline, programs
+from tests.cluster import (
+    debian_packages,
+    health_example_manifests,
+    kubernetes_objects,
+    metrics_pipeline,
+    program_cache,
+)
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
-FOLDER = health_example.FOLDER.parent / "power" / "cluster"
+FOLDER = health_example_manifests.FOLDER.parent / "power" / "cluster"
 SERIES = "node_package_power_avg"
 DRAWN = {"rack1-a": "72.133", "rack1-b": "40.821", "rack2-a": "51.774"}
 EXTERNAL = "external.metrics.k8s.io"
@@ -24,7 +30,7 @@ APIS = {**metrics_pipeline.APIS, EXTERNAL: ("v1beta1",)}
 def power(plane: ControlPlane, sandbox: Sandbox, measuring: MetricsServices) -> Iterator[MetricsPipeline]:
     """The custom and the external metrics API, served by an adapter with the rules of the power example."""
     sandbox.nodes(*(kubernetes_objects.node(name) for name in DRAWN))
-    program, url = programs.prometheus_adapter(), measuring.monitoring.url
+    program, url = program_cache.prometheus_adapter(), measuring.monitoring.url
     with (
         metrics_pipeline.running_adapter(plane, program, url, FOLDER / "adapter-rules.yaml") as adapter,
         metrics_pipeline.registered(sandbox.api, measuring.monitoring, adapter, APIS) as both_ends,
@@ -65,9 +71,9 @@ def test_the_autoscaler_spreads_the_work_while_a_node_is_above_the_limit(
 
     controllers = "deployment-controller,replicaset-controller,horizontal-pod-autoscaler-controller"
     with plane.start_controller_manager(controllers, {"horizontal-pod-autoscaler-sync-period": "2s"}):
-        sandbox.put(health_example.read(FOLDER / "deployment.yaml"))
+        sandbox.put(health_example_manifests.read(FOLDER / "deployment.yaml"))
         wait("the pod runs", lambda: run(sandbox))
-        sandbox.put(health_example.read(FOLDER / "autoscaler.yaml"))
+        sandbox.put(health_example_manifests.read(FOLDER / "autoscaler.yaml"))
         wait("two replicas are wanted", lambda: status().get("desiredReplicas") == 2 or None, 60, status)
     assert "72133m/60" in plane.kubectl("get", "hpa", "--namespace", sandbox.namespace)
 

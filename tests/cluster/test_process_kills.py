@@ -29,8 +29,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests import case_counts
+from tests import short_and_long_case_counts
 from tests.cluster import (
+    child_processes,
     controlplane,
     debian_packages,
     extender_process,
@@ -38,7 +39,6 @@ from tests.cluster import (
     metric_history,
     metrics_pipeline,
     process_kills,
-    processes,
     prometheus_and_exporters,
 )
 from tests.cluster.api_client import ApiError, ClusterApi, Object
@@ -60,7 +60,7 @@ from tests.cluster.prometheus_and_exporters import Monitoring
 
 NODES = tuple(f"n{number:03}" for number in range(100))
 FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}
-FAULTS = int(os.environ.get("NODEWISE_FAULTS", case_counts.of("12", "100")))
+FAULTS = int(os.environ.get("NODEWISE_FAULTS", short_and_long_case_counts.of("12", "100")))
 SEED = int(os.environ.get("NODEWISE_FAULTS_SEED", "20261121"))
 KILLS = 6
 """Number of faults in a storm, after which everything must recover."""
@@ -332,7 +332,7 @@ def scene(
         )
         adapter = stack.enter_context(metrics_pipeline.running_adapter(plane, adapter_program, scraping.url))
         _populate(plane, adapter)
-        ports = [f"--port={processes.free_port()}", f"--health-port={processes.free_port()}"]
+        ports = [f"--port={child_processes.free_port()}", f"--health-port={child_processes.free_port()}"]
         own = [f"--sync-period={PERIOD_S:g}s", "--identity=nodewise-0"]
         nodewise = stack.enter_context(extender_process.extender(plane, tmp_path, *ports, *own))
         made = KillTestCluster(plane, scraping, adapter, nodewise)

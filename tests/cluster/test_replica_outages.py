@@ -21,7 +21,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests import case_counts
+from tests import short_and_long_case_counts
 from tests.cluster import (
     controlplane,
     debian_packages,
@@ -36,12 +36,12 @@ from tests.cluster import (
 )
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess, small_pod
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.load_balancer import BalancedEndpoint, LoadBalancer
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.processes import Process
 from tests.cluster.scheduler_calls import FailedCall, PodStream, SchedulerCaller
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
@@ -348,8 +348,8 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
         assert {sandbox.expect_bound(name) for name in waiting} <= {"b", "c"}
 
 
-AWAY_S = case_counts.of(24.0, 60.0)
-MAX_AGE_S = case_counts.of(15, 30)
+AWAY_S = short_and_long_case_counts.of(24.0, 60.0)
+MAX_AGE_S = short_and_long_case_counts.of(15, 30)
 PERIOD_S = 12.0
 """The sync period. Two periods are enough for steps that take seconds on a loaded machine."""
 

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from nodewise.errors import Unavailable
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, processes
+from tests.cluster import api_user_kubeconfigs, child_processes, extender_process, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import RBAC, User
 from tests.cluster.certificates import CertificateAuthority
@@ -172,7 +172,7 @@ def test_a_scheduler_reads_its_ca_file_once(
 def robot(plane: ControlPlane) -> User:
     """A user with a client certificate in files."""
     return plane.user(
-        f"first-{processes.number()}", [api_user_kubeconfigs.rule("list watch create delete", "nodes")]
+        f"first-{child_processes.number()}", [api_user_kubeconfigs.rule("list watch create delete", "nodes")]
     )
 
 
@@ -180,7 +180,7 @@ class ReplacementUser:
     """A second user with the same rights, whose certificate replaces that of the first user."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
-        self.name = f"second-{processes.number()}"
+        self.name = f"second-{child_processes.number()}"
         role = f"test-{name}"
         api_user_kubeconfigs.bind(plane.api, self.name, role)
         self._plane = plane

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import extender_double, kubernetes_objects, namespace_sandboxes
+from tests.cluster import fake_scheduler_extender, kubernetes_objects, namespace_sandboxes
 from tests.cluster.asgi_server_thread import ServerTls
 from tests.cluster.certificates import CertificateAuthority
-from tests.cluster.extender_double import FakeExtenderServer
-from tests.cluster.schedulers import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
+from tests.cluster.fake_scheduler_extender import FakeExtenderServer
+from tests.cluster.scheduler_interface import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
 MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
@@ -25,7 +25,7 @@ def plain(
 ) -> AbstractContextManager[ScheduledCluster]:
     """A cluster with empty nodes and only the fake extender, with these fields in its entry."""
     return scheduler.cluster(
-        kubernetes_objects.nodes(names), [extender_double.entry(fake_extender.url, **fields)]
+        kubernetes_objects.nodes(names), [fake_scheduler_extender.entry(fake_extender.url, **fields)]
     )
 
 
@@ -44,7 +44,7 @@ def test_only_nodes_that_every_plugin_passes_are_asked_about(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     mixed = [kubernetes_objects.node("a", cpu="1"), *kubernetes_objects.nodes("b c", cpu="8")]
-    with scheduler.cluster(mixed, [extender_double.entry(fake_extender.url)]) as cluster:
+    with scheduler.cluster(mixed, [fake_scheduler_extender.entry(fake_extender.url)]) as cluster:
         cluster.submit(kubernetes_objects.pod("web", cpu="2"))
     assert [sorted(call.nodes) for call in fake_extender.asked("filter")] == [["b", "c"]]
 
@@ -93,8 +93,11 @@ def test_a_later_extender_sees_what_an_earlier_one_left(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     fake_extender.reject = {"a": "hot"}
-    with extender_double.serving() as second:
-        entries = [extender_double.entry(fake_extender.url), extender_double.entry(second.url)]
+    with fake_scheduler_extender.serving() as second:
+        entries = [
+            fake_scheduler_extender.entry(fake_extender.url),
+            fake_scheduler_extender.entry(second.url),
+        ]
         with scheduler.cluster(kubernetes_objects.nodes("a b c"), entries) as cluster:
             cluster.submit(kubernetes_objects.pod("web"))
         assert [sorted(call.nodes) for call in second.asked("filter")] == [["b", "c"]]
@@ -114,9 +117,12 @@ def test_scores_are_multiplied_by_the_weight_and_not_clamped(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     fake_extender.scores = {"a": 10}
-    with extender_double.serving() as second:
+    with fake_scheduler_extender.serving() as second:
         second.scores = {"b": 100, "c": -100}
-        entries = [extender_double.entry(fake_extender.url, weight=5), extender_double.entry(second.url)]
+        entries = [
+            fake_scheduler_extender.entry(fake_extender.url, weight=5),
+            fake_scheduler_extender.entry(second.url),
+        ]
         with scheduler.cluster(kubernetes_objects.nodes("a b c"), entries) as cluster:
             assert cluster.submit(kubernetes_objects.pod("web"))["web"].node == "b"
 
@@ -130,7 +136,7 @@ def test_with_whole_nodes_the_default_scores_take_every_node_for_empty(
         kubernetes_objects.node("empty", cpu="4"),
     )
     load = kubernetes_objects.running_on("large", kubernetes_objects.pod("load", cpu="90", memory="900Gi"))
-    entry = extender_double.entry(fake_extender.url, nodeCacheCapable=cached)
+    entry = fake_scheduler_extender.entry(fake_extender.url, nodeCacheCapable=cached)
     with scheduler.cluster([large, empty], [entry], [load]) as cluster:
         assert cluster.submit(kubernetes_objects.pod("web", cpu="1", memory="4Gi"))["web"].node == chosen
 
@@ -207,8 +213,8 @@ def test_a_hang_costs_each_pod_http_timeout_twice(
 def test_mutual_tls(scheduler: SchedulerUnderTest, tmp_path: Path) -> None:
     ours = CertificateAuthority(tmp_path)
     tls = ServerTls(ours.issue("server", "127.0.0.1"), clients=ours.ca_file)
-    with extender_double.serving(tls) as fake_extender:
-        fields = extender_double.tls_fields(ours.ca_file, ours.issue("client"))
+    with fake_scheduler_extender.serving(tls) as fake_extender:
+        fields = fake_scheduler_extender.tls_fields(ours.ca_file, ours.issue("client"))
         with plain(scheduler, fake_extender, **fields) as cluster:
             assert cluster.submit(kubernetes_objects.pod("web"))["web"].node
         assert [call.verb for call in fake_extender.calls] == ["filter", "prioritize"]
@@ -219,8 +225,8 @@ def test_a_server_is_verified_only_where_a_ca_file_is_named(
     scheduler: SchedulerUnderTest, tmp_path: Path, *, verified: bool
 ) -> None:
     ours, theirs = CertificateAuthority(tmp_path), CertificateAuthority(tmp_path, "theirs")
-    with extender_double.serving(ServerTls(theirs.issue("server", "127.0.0.1"))) as fake_extender:
-        fields = extender_double.tls_fields(ours.ca_file if verified else None, ours.issue("client"))
+    with fake_scheduler_extender.serving(ServerTls(theirs.issue("server", "127.0.0.1"))) as fake_extender:
+        fields = fake_scheduler_extender.tls_fields(ours.ca_file if verified else None, ours.issue("client"))
         with plain(scheduler, fake_extender, **fields) as cluster:
             outcome = cluster.submit(kubernetes_objects.pod("web"))["web"]
     assert outcome.message.endswith("x509: certificate signed by unknown authority" if verified else "")

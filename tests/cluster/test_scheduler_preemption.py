@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.cluster import extender_double, kubernetes_objects
-from tests.cluster.extender_double import FakeExtenderServer, RecordedCall
-from tests.cluster.schedulers import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
+from tests.cluster import fake_scheduler_extender, kubernetes_objects
+from tests.cluster.fake_scheduler_extender import FakeExtenderServer, RecordedCall
+from tests.cluster.scheduler_interface import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
 LARGE = kubernetes_objects.pod("large", cpu="3", priority=100)
 ONE_FULL = "0/1 nodes are available: 1 Insufficient cpu."
@@ -22,7 +22,7 @@ def full(
     """A cluster with the fake extender and one node, which is full with the pod `small`."""
     small = kubernetes_objects.running_on("a", kubernetes_objects.pod("small", cpu="3"))
     return scheduler.cluster(
-        [kubernetes_objects.node("a")], [extender_double.entry(fake_extender.url, **fields)], [small]
+        [kubernetes_objects.node("a")], [fake_scheduler_extender.entry(fake_extender.url, **fields)], [small]
     )
 
 

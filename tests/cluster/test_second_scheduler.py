@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster import extender_process, processes
+from tests.cluster import child_processes, extender_process
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import NODEWISE, CertificateFiles
@@ -50,7 +50,7 @@ def test_a_pod_is_placed_by_a_policy(
     extender_process.heated(sandbox, metrics, {"hot": 90, "cool": 10})
     _, own = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
     local = [word for word in own["command"][2:] if not word.startswith("--health-address")]
-    ports = [f"--port={processes.free_port()}", "--health-port=0", "--sync-period=500ms"]
+    ports = [f"--port={child_processes.free_port()}", "--health-port=0", "--sync-period=500ms"]
     arguments = [*local, *ports, f"--kubeconfig={account.kubeconfig}", f"--namespace={NAMESPACE}"]
     with extender_process.started(tmp_path, arguments, CertificateFiles(tmp_path)) as nodewise:
         wait("nodewise is ready", lambda: nodewise.is_ready() or None)

@@ -7,9 +7,9 @@ Every message is tested with each scheduler of the fixture `scheduler`.
 
 import pytest
 
-from tests.cluster import extender_double, kubernetes_objects
-from tests.cluster.extender_double import FakeExtenderServer
-from tests.cluster.schedulers import SchedulerUnderTest, SchedulingOutcome
+from tests.cluster import fake_scheduler_extender, kubernetes_objects
+from tests.cluster.fake_scheduler_extender import FakeExtenderServer
+from tests.cluster.scheduler_interface import SchedulerUnderTest, SchedulingOutcome
 
 CLAIMS = "no new claims to deallocate, "
 """The message of the plugin DynamicResources in every preemption since 1.36, before that of the preemption plugin."""
@@ -26,7 +26,7 @@ def outcome_and_event(
 ) -> tuple[SchedulingOutcome, str]:
     """The outcome of a pod on plain nodes with the fake extender, and its event."""
     with scheduler.cluster(
-        kubernetes_objects.nodes(names), [extender_double.entry(fake_extender.url)]
+        kubernetes_objects.nodes(names), [fake_scheduler_extender.entry(fake_extender.url)]
     ) as cluster:
         return cluster.submit(kubernetes_objects.pod("web", cpu=cpu))["web"], cluster.event("web")
 
@@ -69,7 +69,7 @@ def test_plugins_and_extenders_share_one_text(
 ) -> None:
     fake_extender.reject = {"b": HOT}
     mixed = [kubernetes_objects.node("a", cpu="1"), kubernetes_objects.node("b", cpu="8")]
-    with scheduler.cluster(mixed, [extender_double.entry(fake_extender.url)]) as cluster:
+    with scheduler.cluster(mixed, [fake_scheduler_extender.entry(fake_extender.url)]) as cluster:
         outcome = cluster.submit(kubernetes_objects.pod("web", cpu="2"))["web"]
     assert outcome.message == (
         f"0/2 nodes are available: 1 Insufficient cpu, 1 {HOT}. {CLAIMS}preemption: 0/2 nodes are available: "

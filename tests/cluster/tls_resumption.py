@@ -6,9 +6,9 @@ import ssl
 import subprocess
 from urllib.parse import urlsplit
 
-from tests.cluster import skip_conditions, steady_load
+from tests.cluster import skip_conditions, steady_filter_calls
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.steady_load import ClientIdentity
+from tests.cluster.steady_filter_calls import ClientIdentity
 
 RESUMED, SERVED, REFUSED = "resumed", "a whole new handshake", "refused"
 
@@ -69,9 +69,9 @@ REQUEST = b"\r\n".join(
         b"Host: nodewise",
         b"Connection: close",
         b"Content-Type: application/json",
-        b"Content-Length: %d" % len(steady_load.CALL),
+        b"Content-Length: %d" % len(steady_filter_calls.CALL),
         b"",
-        steady_load.CALL,
+        steady_filter_calls.CALL,
     ]
 )
 

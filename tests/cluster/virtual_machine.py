@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from tests.cluster.processes import Process
+from tests.cluster.child_processes import Process
 
 NETWORK = (
     "virtio_ring",

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from nodewise.kube.resource_kinds import NODES, PODS
-from nodewise.simulate import in_memory_api_server
+from nodewise.simulate import in_memory_api_http_server
 from nodewise.simulate.in_memory_api import FakeApi
-from nodewise.simulate.in_memory_api_server import ApiServer
+from nodewise.simulate.in_memory_api_http_server import ApiServer
 from tests import forked_commands
-from tests.conformance.test_commands import NODEWISE
-from tests.unit.annotator.annotator_objects import Object, node, pod
+from tests.conformance.test_command_output_and_exit_codes import NODEWISE
+from tests.unit.annotator.annotator_node_and_pod_builders import Object, node, pod
 
 USES = {"rack1-a": ("1500m", "4Gi"), "rack1-b": ("250m", "2Gi"), "rack2-a": ("1", "1Gi")}
 
@@ -66,7 +66,7 @@ def shell(tmp_path: Path) -> Iterator[AnnotateShell]:
         api.put(NODES, node(name, ready="False" if name == "rack2-a" else "True"))
     api.put(PODS, pod("web", "rack1-a", {"cpu": "500m", "memory": "1.5Gi"}))
     api.put(PODS, pod("done", "rack1-a", {"cpu": "1"}, phase="Succeeded"))
-    with in_memory_api_server.serving(api) as server:
+    with in_memory_api_http_server.serving(api) as server:
         yield AnnotateShell(server, tmp_path)
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import page_code_blocks
-from tests.cluster import processes, skip_conditions
+from tests import docs_page_code_blocks
+from tests.cluster import child_processes, skip_conditions
 from tests.cluster.extender_process import NODEWISE
-from tests.page_reader import plain_environment, reading
+from tests.docs_page_runner import plain_environment, reading
 
-PAGE = page_code_blocks.LEARN / "build-an-agent.md"
+PAGE = docs_page_code_blocks.LEARN / "build-an-agent.md"
 SERVED = "127.0.0.1:9001"
 
 
@@ -45,12 +45,12 @@ def environment(folder: Path, port: int) -> dict[str, str]:
 def test_building_an_agent(tmp_path: Path) -> None:
     if not (shutil.which("bash") and shutil.which("curl")):
         skip_conditions.not_run("the page calls bash and curl: apt-get install bash curl")
-    port = processes.free_port()
+    port = child_processes.free_port()
     served = f"127.0.0.1:{port}"
     answers = f"until curl -s -o {os.devnull} {served}; do kill -0 $! || break; sleep 0.1; done"
     instead = {SERVED: served, "--no-cluster --unsafe &\n": f"--no-cluster --unsafe &\n{answers}\n"}
     with reading(tmp_path, environment(tmp_path / "environment", port), instead) as reader:
-        reader.follows(page_code_blocks.blocks(PAGE))
+        reader.follows(docs_page_code_blocks.blocks(PAGE))
         # the page says that the entry point comes from the metadata of the installed package
         output = reader.types(
             "python -c \"from importlib.metadata import entry_points as e; print(e(name='quiet'))\""
@@ -59,8 +59,8 @@ def test_building_an_agent(tmp_path: Path) -> None:
 
 
 def test_a_first_policy_as_far_as_it_needs_no_cluster(tmp_path: Path) -> None:
-    page = page_code_blocks.LEARN / "first-policy.md"
-    blocks = page_code_blocks.section(page, "## 1. What was measured", "\n## 4. In the cluster")
+    page = docs_page_code_blocks.LEARN / "first-policy.md"
+    blocks = docs_page_code_blocks.section(page, "## 1. What was measured", "\n## 4. In the cluster")
     assert {block.language for block in blocks} == {"sh", "yaml", "console"}
     plain = plain_environment()
     with reading(tmp_path, {**plain, "PATH": f"{NODEWISE.parent}:{plain['PATH']}"}) as reader:
@@ -69,7 +69,7 @@ def test_a_first_policy_as_far_as_it_needs_no_cluster(tmp_path: Path) -> None:
 
 def test_the_page_has_all_kinds_of_blocks() -> None:
     """Otherwise the test above could pass without any blocks."""
-    blocks = page_code_blocks.blocks(PAGE)
+    blocks = docs_page_code_blocks.blocks(PAGE)
     assert {block.language for block in blocks} == {"sh", "text", "python", "yaml"}
     assert PAGE.read_text().count("```") == 2 * len(blocks)
     assert len(blocks) > 10
@@ -86,7 +86,7 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path: Path) -> None:
     }.items():
         page.write_text(wrong)
         with reading(tmp_path, plain_environment()) as reader, pytest.raises(AssertionError, match=message):
-            reader.follows(page_code_blocks.blocks(page))
+            reader.follows(docs_page_code_blocks.blocks(page))
 
 
 def test_what_may_differ_from_what_a_page_shows(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ def test_what_may_differ_from_what_a_page_shows(tmp_path: Path) -> None:
         "$ (exit 3)\n$ echo $?\n3\n```\n"
     )
     with reading(tmp_path, plain_environment()) as reader:
-        reader.follows(page_code_blocks.blocks(page))
+        reader.follows(docs_page_code_blocks.blocks(page))

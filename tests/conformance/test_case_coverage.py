@@ -21,9 +21,12 @@ ROOT = Path(__file__).parents[2]
 CONFORMANCE = "tests/conformance"
 CLUSTER_TESTS = {
     "cmk": (),
-    "gas": ("tests/cluster/test_gas_cases.py", "tests/cluster/test_gas_stories.py"),
+    "gas": (
+        "tests/cluster/test_gpu_aware_scheduling_cases.py",
+        "tests/cluster/test_gpu_aware_scheduling_stories.py",
+    ),
     "safe": (),
-    "tas": ("tests/cluster/test_tas_crd_cases.py", "tests/cluster/test_tas_stories.py"),
+    "tas": ("tests/cluster/test_taspolicy_crd_cases.py", "tests/cluster/test_telemetry_aware_stories.py"),
 }
 """The tests on a real API server that also read the tables, by folder."""
 NUMBER = r"[A-Z]{0,2}\d+"

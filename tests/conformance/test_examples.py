@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests import forked_commands
-from tests.conformance.test_commands import NODEWISE, ROOT
+from tests.conformance.test_command_output_and_exit_codes import NODEWISE, ROOT
 
 EXAMPLES = ROOT / "examples"
 

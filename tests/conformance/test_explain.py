@@ -11,7 +11,7 @@ import pytest
 
 from nodewise.cli.demo import extender_process
 from nodewise.cli.demo.extender_process import ExtenderProcess
-from tests.conformance.test_commands import EXAMPLE, ROOT, run
+from tests.conformance.test_command_output_and_exit_codes import EXAMPLE, ROOT, run
 
 Json = dict[str, Any]
 POD = "health-metric-demo/demo-app-1"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.conftest import control_plane_programs, plane, shared_control_plane
-from tests.hostile import cluster_files
+from tests.hostile import three_node_cluster_objects
 from tests.hostile.extender_process import AttackedExtender
 
 __all__ = ["control_plane_programs", "plane", "shared_control_plane"]
@@ -16,7 +16,7 @@ RING = "4Mi"
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
     folder = tmp_path_factory.mktemp("hostile")
-    options = ["--objects-from", cluster_files.write(folder), "--decisions-bytes", RING]
+    options = ["--objects-from", three_node_cluster_objects.write(folder), "--decisions-bytes", RING]
     with AttackedExtender(folder, options) as made:
         yield made
         assert made.process.is_running

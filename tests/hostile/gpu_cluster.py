@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
-from tests.hostile import cluster_files, malformed_api_server, response_checks
+from tests.hostile import malformed_metrics_api_server, response_checks, three_node_cluster_objects
 from tests.hostile.extender_process import AttackedExtender, RawResponse
-from tests.hostile.malformed_api_server import MalformedApiServer
+from tests.hostile.malformed_metrics_api_server import MalformedApiServer
 
 PREFIX = "gpu.intel.com/"
 OWN = "nodewise"
@@ -131,10 +131,10 @@ class GpuCluster(NamedTuple):
 
     def check_others(self) -> None:
         """Checks that both agents respond correctly for valid pods and nodes, and that no failure was logged."""
-        answer = self.target.filter(cluster_files.NODES)
-        assert response_checks.check_filtered(answer, cluster_files.NODES) == (
+        answer = self.target.filter(three_node_cluster_objects.NODES)
+        assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES) == (
             ["n1", "n2"],
-            {cluster_files.HOT: cluster_files.WHY},
+            {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY},
         )
         kept, failed = self.filter(one_gpu_pod("honest"), [*GOOD, "n1"])
         assert kept == list(GOOD)
@@ -146,7 +146,7 @@ class GpuCluster(NamedTuple):
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[GpuCluster]:
     """Runs an extender with the agents telemetry and gpu, and its API server."""
-    with malformed_api_server.serving() as server:
+    with malformed_metrics_api_server.serving() as server:
         for name in GOOD:
             good = node(name, {f"{PREFIX}gpu-numbers": "0.1"}, amounts(i915=2000, millicores=200_000))
             server.call(lambda api, good=good: api.put(NODES, good))  # type: ignore[misc]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import broken_agent_packages, cluster_files
+from tests.hostile import broken_agent_packages, three_node_cluster_objects
 from tests.hostile.extender_process import AttackedExtender
 
 NODEWISE = Path(sys.executable).with_name("nodewise")
@@ -94,7 +94,14 @@ def target(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Att
     names = "good,crashing,stateless,odd,telemetry"
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(site))
-        options = ["--objects-from", cluster_files.write(folder), "--agents", names, "--agent-deadline", "1s"]
+        options = [
+            "--objects-from",
+            three_node_cluster_objects.write(folder),
+            "--agents",
+            names,
+            "--agent-deadline",
+            "1s",
+        ]
         with AttackedExtender(folder, options) as made:
             yield made
             assert made.process.is_running
@@ -107,7 +114,7 @@ def ask_agents(target: AttackedExtender, verb: str, *agents: str, policy: str | 
     """The response for all nodes and a pod that these agents evaluate."""
     labels = {f"{name}/limit": "5" for name in agents} | ({"telemetry-policy": policy} if policy else {})
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
-    body = json.dumps({"Pod": pod, "NodeNames": list(cluster_files.NODES)}).encode()
+    body = json.dumps({"Pod": pod, "NodeNames": list(three_node_cluster_objects.NODES)}).encode()
     with target.line() as line:
         answer = line.ask(f"/scheduler/{verb}", body)
     assert answer.status == 200
@@ -120,11 +127,13 @@ def rejected_nodes(target: AttackedExtender, *agents: str, policy: str | None = 
 
 
 def all_for(why: str) -> dict[str, str]:
-    return dict.fromkeys(cluster_files.NODES, f"nodewise: agent {why}")
+    return dict.fromkeys(three_node_cluster_objects.NODES, f"nodewise: agent {why}")
 
 
 def test_the_good_and_our_own_decide_whatever_the_others_do(target: AttackedExtender) -> None:
-    assert rejected_nodes(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
+    assert rejected_nodes(target, "good", policy="demo") == {
+        three_node_cluster_objects.HOT: three_node_cluster_objects.WHY
+    }
     assert [priority["Score"] for priority in ask_agents(target, "prioritize", "good")] == [7, 7, 7]
 
 
@@ -151,7 +160,9 @@ def test_failures_are_counted_and_logged_once_a_minute(target: AttackedExtender)
 
 def test_an_agent_whose_state_fails_rejects_its_own_pods_only(target: AttackedExtender) -> None:
     assert rejected_nodes(target, "stateless") == all_for("stateless failed: OSError")
-    assert rejected_nodes(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
+    assert rejected_nodes(target, "good", policy="demo") == {
+        three_node_cluster_objects.HOT: three_node_cluster_objects.WHY
+    }
 
 
 def test_the_option_that_has_no_effect_is_accepted_with_a_warning(target: AttackedExtender) -> None:
@@ -190,7 +201,7 @@ def test_without_a_cluster_each_request_is_answered(site: Path, tmp_path: Path) 
 def whole(target: AttackedExtender, agent: str) -> dict[str, str]:
     """The nodes that an agent rejects in a call with whole nodes, with the reasons."""
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {f"{agent}/limit": "5"}}}
-    nodes = {"items": [{"metadata": {"name": name}} for name in cluster_files.NODES]}
+    nodes = {"items": [{"metadata": {"name": name}} for name in three_node_cluster_objects.NODES]}
     with target.line() as line:
         answer = line.ask("/scheduler/filter", json.dumps({"Pod": pod, "Nodes": nodes}).encode())
     assert answer.status == 200

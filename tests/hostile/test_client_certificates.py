@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from nodewise.agents.gpu import allocation_limits
-from nodewise.agents.gpu.demand import ContainerDemand
+from nodewise.agents.gpu import allocation_record_limits
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
 from tests.cluster import gpu_cluster, kubernetes_objects, namespace_sandboxes
 from tests.cluster.api_client import Object
 from tests.cluster.certificates import CertificatePair
@@ -147,7 +147,7 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
         waiting(sandbox, gpu_cluster.pod("b", 1)),
     )
     demand = [ContainerDemand("main", 1, {"gpu.intel.com/i915": 1})]
-    room = allocation_limits.max_record_bytes(demand, "gpu.intel.com/tiles")
+    room = allocation_record_limits.max_record_bytes(demand, "gpu.intel.com/tiles")
     _fill_record(sandbox, room)
     with serving(plane, tmp_path, certificates) as running:
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.hostile import cluster_files, extender_load, response_checks
-from tests.hostile.corpus_cases import cases, data
-from tests.hostile.extender_load import HEAD, LONG_DEADLINES, honest_calls, wait_until
+from tests.hostile import honest_client_under_load, response_checks, three_node_cluster_objects
 from tests.hostile.extender_process import AttackedExtender, RawConnection, candidates
+from tests.hostile.honest_client_under_load import HEAD, LONG_DEADLINES, honest_calls, wait_until
+from tests.hostile.hostile_input_corpus import cases, data
 
 TRIES = 5
 """Number of attempts. An allocator may return memory late; a leak occurs in each attempt."""
@@ -17,7 +17,7 @@ MARGIN_MIB = 32.0
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
-    with extender_load.extender(tmp_path_factory.mktemp("load"), LONG_DEADLINES) as made:
+    with honest_client_under_load.extender(tmp_path_factory.mktemp("load"), LONG_DEADLINES) as made:
         yield made
 
 
@@ -132,9 +132,9 @@ def _largest(target: AttackedExtender) -> None:
     assert answer is not None
     assert (answer.status, answer.field()) == (413, "body")
     with target.line() as line:
-        answer = line.ask("/scheduler/filter", candidates(cluster_files.NODES).ljust(most))
-    assert response_checks.check_filtered(answer, cluster_files.NODES)[1] == {
-        cluster_files.HOT: cluster_files.WHY
+        answer = line.ask("/scheduler/filter", candidates(three_node_cluster_objects.NODES).ljust(most))
+    assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES)[1] == {
+        three_node_cluster_objects.HOT: three_node_cluster_objects.WHY
     }
 
 
@@ -148,4 +148,4 @@ def test_large_bodies_go_one_after_another_on_all_routes_together(target: Attack
         answer = third.answer()
         assert answer is not None
         assert answer.status == 503
-        assert target.filter(cluster_files.NODES).status == 200
+        assert target.filter(three_node_cluster_objects.NODES).status == 200

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from nodewise.kube.resource_kinds import PODS
-from tests import case_counts
-from tests.hostile import cluster_files, gpu_cluster, json_strategies, response_checks
+from tests import short_and_long_case_counts
+from tests.hostile import gpu_cluster, json_strategies, response_checks, three_node_cluster_objects
 from tests.hostile.extender_process import RawConnection
 from tests.hostile.gpu_cluster import GOOD, PREFIX, GpuCluster
 from tests.hostile.json_strategies import encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
-BODIES = case_counts.of(500, 10_000)
+BODIES = short_and_long_case_counts.of(500, 10_000)
 PER_EXAMPLE = 25
 GENERATED = settings(
     max_examples=BODIES // PER_EXAMPLE,
@@ -78,7 +78,7 @@ pods = st.fixed_dictionaries(
         )
     },
 )
-names = st.sampled_from((*GOOD, *cluster_files.NODES, *json_strategies.TEXTS))
+names = st.sampled_from((*GOOD, *three_node_cluster_objects.NODES, *json_strategies.TEXTS))
 candidates = st.lists(names, max_size=5)
 victims = st.dictionaries(
     names, mostly(st.just({"Pods": [{"UID": "u"}], "NumPDBViolations": 0}), keys), max_size=4

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests import case_counts
-from tests.hostile import cluster_files, json_strategies, response_checks
+from tests import short_and_long_case_counts
+from tests.hostile import json_strategies, response_checks, three_node_cluster_objects
 from tests.hostile.extender_process import AttackedExtender, RawConnection, pod
 from tests.hostile.json_strategies import anything, encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt")
-BODIES = case_counts.of(1000, 10_000)
+BODIES = short_and_long_case_counts.of(1000, 10_000)
 PER_EXAMPLE = 25
 GENERATED = settings(
     max_examples=BODIES // 2 // PER_EXAMPLE,
@@ -33,7 +33,7 @@ keys = st.sampled_from(
     )
 )  # fmt: skip
 names = st.one_of(
-    st.sampled_from((*cluster_files.NODES, *json_strategies.TEXTS)),
+    st.sampled_from((*three_node_cluster_objects.NODES, *json_strategies.TEXTS)),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
 )
 labels = st.dictionaries(names, mostly(names, keys), max_size=2) | st.just({"telemetry-policy": "demo"})
@@ -86,11 +86,11 @@ def line(target: AttackedExtender) -> Iterator[RawConnection]:
     with target.line() as opened:
         yield opened
         answer = opened.ask(
-            "/scheduler/filter", encoded({"Pod": pod(), "NodeNames": list(cluster_files.NODES)})
+            "/scheduler/filter", encoded({"Pod": pod(), "NodeNames": list(three_node_cluster_objects.NODES)})
         )
         assert response_checks.check_filtered(answer) == (
             ["n1", "n2"],
-            {cluster_files.HOT: cluster_files.WHY},
+            {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY},
         )
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests import case_counts
+from tests import short_and_long_case_counts
 from tests.hostile import response_checks, scoring_extender
 from tests.hostile.extender_process import RawConnection
 from tests.hostile.json_strategies import anything, encoded, mostly
 from tests.hostile.scoring_inputs import AGE, AMOUNTS, RESOURCES, ROOM, STATISTICS, TEXTS, VERBS, body
 
-BODIES = case_counts.of(400, 10_000)
+BODIES = short_and_long_case_counts.of(400, 10_000)
 PER_EXAMPLE = 20
 GENERATED = settings(
     max_examples=BODIES // PER_EXAMPLE,

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from nodewise.agent import ClusterState
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
+from nodewise.agents.telemetry.taspolicy_parser import PolicyMetadata, PolicyObject
 from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import metric_value_list
-from nodewise.metrics.column import build_column
 from nodewise.metrics.custom_metrics_api import choose_version
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus import queries, query_responses
 from nodewise.metrics.series import Sample, Series, merge_newer
+from nodewise.metrics.series_arrays import build_column
 from tests.hostile import json_strategies
 from tests.hostile.json_strategies import anything, encoded, mostly
 

@@ -7,10 +7,10 @@ import pytest
 
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resource_kinds import NODES
-from tests.hostile import cluster_files, malformed_api_server, response_checks
-from tests.hostile.corpus_cases import cases
+from tests.hostile import malformed_metrics_api_server, response_checks, three_node_cluster_objects
 from tests.hostile.extender_process import AttackedExtender
-from tests.hostile.malformed_api_server import (
+from tests.hostile.hostile_input_corpus import cases
+from tests.hostile.malformed_metrics_api_server import (
     METRICS,
     MalformedApiServer,
     MalformedResponse,
@@ -40,10 +40,10 @@ class MalformedCluster(NamedTuple):
 
     def check_others(self) -> None:
         """Checks that another policy still takes effect and that no failure was logged."""
-        answer = self.target.filter(cluster_files.NODES)
-        assert response_checks.check_filtered(answer, cluster_files.NODES) == (
+        answer = self.target.filter(three_node_cluster_objects.NODES)
+        assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES) == (
             ["n1", "n2"],
-            {cluster_files.HOT: cluster_files.WHY},
+            {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY},
         )
         for event in ("task_failed", "agent_failed", "request_failed"):
             assert not self.target.events(event)
@@ -51,7 +51,7 @@ class MalformedCluster(NamedTuple):
     def failed(self, policy: str) -> dict[str, str]:
         """The nodes that a policy rejects, with the reasons."""
         return response_checks.check_filtered(
-            self.target.filter(cluster_files.NODES, policy), cluster_files.NODES
+            self.target.filter(three_node_cluster_objects.NODES, policy), three_node_cluster_objects.NODES
         )[1]
 
 
@@ -63,7 +63,7 @@ def _one_rule(**fields: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MalformedCluster]:
     folder = tmp_path_factory.mktemp("tenants")
-    with malformed_api_server.serving() as server:
+    with malformed_metrics_api_server.serving() as server:
         server.odd[METRICS + ODD] = plain_response(b"nothing yet", 404)
         server.odd[PROMETHEUS] = plain_response(b"nothing yet", 404)
         options = {
@@ -99,7 +99,7 @@ def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(cluster: Malf
     )
     for name, case in names.items():
         if case["verdict"] == "none":
-            assert set(cluster.failed(name)) == set(cluster_files.NODES), (name, case)
+            assert set(cluster.failed(name)) == set(three_node_cluster_objects.NODES), (name, case)
         for why in cluster.failed(name).values():
             assert len(why) < 1000
     cluster.check_others()
@@ -129,7 +129,7 @@ def test_nodes_of_every_wrong_shape_stop_no_other(cluster: MalformedCluster) -> 
     for shape in shapes:
         cluster.server.call(lambda api, shape=shape: api.put(NODES, {"kind": "Node"} | shape))  # type: ignore[misc]
     cluster.server.call(lambda api: api.put(NODES, {"kind": "Node", "metadata": {"name": "seen"}}))
-    many = len(cluster_files.NODES) + 1
+    many = len(three_node_cluster_objects.NODES) + 1
     cluster.target.until("the last node is seen", lambda: _objects(cluster, "Node") >= many)
     cluster.check_others()
     assert _objects(cluster, "Node") + len(cluster.target.events("object_unreadable")) >= many
@@ -137,7 +137,9 @@ def test_nodes_of_every_wrong_shape_stop_no_other(cluster: MalformedCluster) -> 
         name = shape["metadata"]["name"]
         cluster.server.call(lambda api, name=name: api.remove(NODES, name))  # type: ignore[misc]
     cluster.server.call(lambda api: api.remove(NODES, "seen"))
-    cluster.target.until("the nodes are gone", lambda: _objects(cluster, "Node") == len(cluster_files.NODES))
+    cluster.target.until(
+        "the nodes are gone", lambda: _objects(cluster, "Node") == len(three_node_cluster_objects.NODES)
+    )
     cluster.check_others()
 
 
@@ -151,7 +153,7 @@ def _objects(cluster: MalformedCluster, kind: str) -> float:
     )
 
 
-GOOD = metric_list(*(metric_item(node, 70) for node in cluster_files.NODES))
+GOOD = metric_list(*(metric_item(node, 70) for node in three_node_cluster_objects.NODES))
 ANSWERS: dict[str, tuple[MalformedResponse, str]] = {
     # a response, and its error in the log; empty if the response is partly accepted
     "HTML": (plain_response(b"<html>Login</html>", content_type="text/html"), "metric answer"),
@@ -172,9 +174,9 @@ ANSWERS: dict[str, tuple[MalformedResponse, str]] = {
     "not allowed": (plain_response(b'{"kind":"Status","message":"no"}', 403), "no"),
     "moved": (plain_response(b"", 302, location="http://127.0.0.1:1/"), "302"),
     "no content": (plain_response(b"", 204), "metric answer"),
-    "packed": (malformed_api_server.compressed_response(), "Content-Encoding"),
-    "without end": (malformed_api_server.endless_response(), "answer"),
-    "half an answer and silence": (malformed_api_server.hanging_response(), "no answer within"),
+    "packed": (malformed_metrics_api_server.compressed_response(), "Content-Encoding"),
+    "without end": (malformed_metrics_api_server.endless_response(), "answer"),
+    "half an answer and silence": (malformed_metrics_api_server.hanging_response(), "no answer within"),
 }
 VALUES: dict[str, Any] = {
     "NaN": "NaN",
@@ -260,7 +262,7 @@ def test_an_answer_of_prometheus(cluster: MalformedCluster, response: MalformedR
     before = len(cluster.target.events("metric_failed"))
     cluster.policy(name, _one_rule(metricname="asked", query="up"))
     cluster.target.until("the error is logged", lambda: cluster.target.events("metric_failed")[before:])
-    assert set(cluster.failed(name)) == set(cluster_files.NODES)
+    assert set(cluster.failed(name)) == set(three_node_cluster_objects.NODES)
     cluster.check_others()
     cluster.server.call(lambda api: api.remove(TASPOLICIES, name, "d"))
     cluster.target.until("it is gone", lambda: "does not exist" in next(iter(cluster.failed(name).values())))

@@ -8,9 +8,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from tests.hostile import cluster_files, extender_load
-from tests.hostile.extender_load import HEAD, LONG_DEADLINES, honest_calls, wait_until
+from tests.hostile import honest_client_under_load, three_node_cluster_objects
 from tests.hostile.extender_process import PATIENCE_S, AttackedExtender
+from tests.hostile.honest_client_under_load import HEAD, LONG_DEADLINES, honest_calls, wait_until
 
 SHORT_S = 2.0
 SHORT = {
@@ -24,14 +24,14 @@ DRIPPERS = 150
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
-    with extender_load.extender(tmp_path_factory.mktemp("load"), LONG_DEADLINES) as made:
+    with honest_client_under_load.extender(tmp_path_factory.mktemp("load"), LONG_DEADLINES) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedExtender]:
     """An extender with short deadlines."""
-    with extender_load.extender(tmp_path_factory.mktemp("short"), SHORT) as made:
+    with honest_client_under_load.extender(tmp_path_factory.mktemp("short"), SHORT) as made:
         yield made
 
 
@@ -110,7 +110,7 @@ def test_rubbish_in_the_handshake(target: AttackedExtender) -> None:
             line.shutdown(socket.SHUT_WR)
             _drained(line)
     wait_until("all descriptors are back", lambda: target.descriptors() <= descriptors)
-    assert target.filter(cluster_files.NODES).status == 200
+    assert target.filter(three_node_cluster_objects.NODES).status == 200
 
 
 def _drained(line: socket.socket) -> None:

@@ -91,7 +91,8 @@ def _without_times(status: Object) -> Object:
     ['up"} or victim_secret #', "victim_secret[5m])", "a/../../../api/v1/secrets", "..", "a%2fb", "a\nb"],
 )
 def test_a_metric_name_is_neither_promql_nor_a_path(cluster: TenantCluster, name: str) -> None:
-    """The API server refuses these names. nodewise also refuses a stored one (`test_policy.py`)."""
+    """The API server refuses these names. nodewise also refuses a stored one
+    (`tests/unit/agents/telemetry/test_taspolicy_parser.py`)."""
     with pytest.raises(ApiError, match="metricname"):
         cluster.attacker.policy("named", dontschedule=[HOT | {"metricname": name}])
 

@@ -15,8 +15,8 @@ from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuSta
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from tests.unit.agent_state_builds import built
-from tests.unit.agents.gpu.gpu_snapshots import lease, node, pod
+from tests.unit.agents.gpu.gpu_cluster_state_builders import lease, node, pod
+from tests.unit.incremental_agent_states import built
 
 NODES = ("n1", "n2")
 CAPACITY = 1

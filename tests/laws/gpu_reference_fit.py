@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 
 SUBDEVICES = "gpu.intel.com/tiles"
 

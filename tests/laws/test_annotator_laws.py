@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from nodewise.annotator import allocation, node_usage, patch_planning, sample_statistics
+from nodewise.annotator import node_request_totals, node_usage, patch_planning, sample_statistics
 from nodewise.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise.annotator.patch_planning import PatchRules
 from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics import load_annotations
 from nodewise.statistics.load_annotations import ANNOTATED_AT
 from nodewise.statistics.node_capacity import Capacity
-from tests.unit.annotator.annotator_objects import pod, read_pods
+from tests.unit.annotator.annotator_node_and_pod_builders import pod, read_pods
 
 NOW = 1_800_000_000.0
 RULES = PatchRules(3600)
@@ -92,8 +92,10 @@ def test_what_is_requested_and_free_are_whole_numbers(
     pod_requests: list[dict[str, object]], whole: Capacity
 ) -> None:
     pods = read_pods(*(pod(str(number), "a", requests) for number, requests in enumerate(pod_requests)))
-    allocated = run_without_pauses(allocation.allocation_by_node(pods)).get("a", allocation.Allocation())
-    for text in allocation.allocation_annotations(allocated, whole).values():
+    allocated = run_without_pauses(node_request_totals.allocation_by_node(pods)).get(
+        "a", node_request_totals.Allocation()
+    )
+    for text in node_request_totals.allocation_annotations(allocated, whole).values():
         assert text.isascii()
         assert text.isdigit()
     assert allocated.pods == len(pod_requests)

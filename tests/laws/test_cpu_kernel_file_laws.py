@@ -8,9 +8,9 @@ from typing import Final
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.configure import container_mounts
+from nodewise.configure import host_mount_detection
 from nodewise.cpu import procfs
-from nodewise.cpu.cgroups import CgroupOwner, parse_cgroup
+from nodewise.cpu.cgroup_owners import CgroupOwner, parse_cgroup
 from nodewise.cpu.cpusets import container_cpusets
 from nodewise.cpu.kernel_file_reader import read_text, split_lines
 from nodewise.cpu.node import peer_credentials, thread_affinity
@@ -104,7 +104,7 @@ def test_a_processs_name_is_no_line_of_its_status(separator: str) -> None:
 @given(SEPARATOR)
 def test_a_mount_point_is_one_field_of_one_line(separator: str) -> None:
     text = f"1 0 0:1 / / rw - overlay o rw\n2 1 0:2 / /x{separator}3 1 0:3 / /etc rw - ext4 /dev/a rw\n"
-    assert [mount.point for mount in container_mounts.parse_mountinfo(text)] == ["/", f"/x{separator}3"]
+    assert [mount.point for mount in host_mount_detection.parse_mountinfo(text)] == ["/", f"/x{separator}3"]
 
 
 @given(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])))

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from nodewise.cpu import (
     allocator,
-    core_lists,
-    cpulist,
+    core_list_option,
+    cpu_set_formats,
     ended_tasks,
     pool_allocations,
-    pools,
+    pool_planning,
     reconfiguration_plan,
     topology,
 )
 from nodewise.cpu.ended_tasks import NodeProcess
 from nodewise.cpu.pool_allocations import Allocations, Task
-from nodewise.cpu.pools import PoolOptions, PoolPlan
+from nodewise.cpu.pool_planning import PoolOptions, PoolPlan
 from nodewise.cpu.store import configmap, directory
 from nodewise.cpu.topology import Topology
 from nodewise.errors import BadInput, Refused, Unavailable
@@ -42,14 +42,14 @@ def machines(draw: st.DrawFn) -> Topology:
     isolated = draw(st.sets(st.sampled_from(sorted({*at.values()}))))
     texts = {
         f"{topology.CPUS}/present": f"0-{len(at) - 1}",
-        f"{topology.CPUS}/online": cpulist.format_ranges(online),
-        f"{topology.CPUS}/isolated": cpulist.format_ranges(cpu for cpu in at if at[cpu] in isolated),
+        f"{topology.CPUS}/online": cpu_set_formats.format_ranges(online),
+        f"{topology.CPUS}/isolated": cpu_set_formats.format_ranges(cpu for cpu in at if at[cpu] in isolated),
     }
     for cpu in online:
         folder = f"{topology.CPUS}/cpu{cpu}/topology"
         texts[f"{folder}/physical_package_id"] = str(at[cpu][0])
         texts[f"{folder}/core_id"] = str(at[cpu][1])
-        texts[f"{folder}/thread_siblings_list"] = cpulist.format_ranges(
+        texts[f"{folder}/thread_siblings_list"] = cpu_set_formats.format_ranges(
             sibling for sibling in at if at[sibling] == at[cpu]
         )
     return topology.parse(texts)
@@ -57,7 +57,7 @@ def machines(draw: st.DrawFn) -> Topology:
 
 def asks(machine: Topology) -> st.SearchStrategy[PoolOptions]:
     counts = st.integers(0, len(machine.cores))
-    off = st.just(core_lists.OFF)
+    off = st.just(core_list_option.OFF)
     return st.builds(
         PoolOptions,
         exclusive=counts,
@@ -71,7 +71,7 @@ def asks(machine: Topology) -> st.SearchStrategy[PoolOptions]:
 def planned(machine: Topology, ask: PoolOptions, fast: set[int]) -> PoolPlan | None:
     """The plan, or None if the machine cannot be divided with these options."""
     try:
-        return pools.plan(machine, ask, fast)
+        return pool_planning.plan(machine, ask, fast)
     except BadInput:
         return None
 
@@ -98,11 +98,11 @@ def test_no_core_is_in_two_pools_and_none_is_divided(data: st.DataObject, machin
         assert set(sockets) == set(machine.sockets)
         for socket, lists in sockets.items():
             for text in lists:
-                cpus = cpulist.parse_list(text)
+                cpus = cpu_set_formats.parse_list(text)
                 cores = {core_of[cpu] for cpu in cpus}
                 assert sorted(cpus) == sorted(cpu for core in cores for cpu in core.cpus)
                 assert {core.socket for core in cores} == {socket}
-                assert len(cores) == 1 or not pools.IS_EXCLUSIVE[pool]
+                assert len(cores) == 1 or not pool_planning.IS_EXCLUSIVE[pool]
                 assert not isolated or {core.core in isolated for core in cores} == {pool != "infra"}
                 seen.update(cpus)
                 sizes[pool] += len(cores)
@@ -115,17 +115,17 @@ def test_no_core_is_in_two_pools_and_none_is_divided(data: st.DataObject, machin
 def test_cores_that_are_listed_are_a_pool_of_their_own(data: st.DataObject, machine: Topology) -> None:
     isolated = {core.core for core in machine.cores if set(core.cpus) <= machine.isolated}
     listed = data.draw(st.sets(st.sampled_from(range(len(machine.cores))), min_size=1, max_size=3))
-    ask = data.draw(asks(machine))._replace(non_isolcpus=cpulist.format_ranges(listed))
+    ask = data.draw(asks(machine))._replace(non_isolcpus=cpu_set_formats.format_ranges(listed))
     plan = planned(machine, ask, set())
     if plan is None:
         return
     assert isolated.isdisjoint(listed)
-    listed_cpus = [text for lists in plan.pools[pools.NON_ISOLCPUS].values() for text in lists]
+    listed_cpus = [text for lists in plan.pools[pool_planning.NON_ISOLCPUS].values() for text in lists]
     assert sorted(listed_cpus) == sorted(machine.cores[number].text for number in listed)
     every = [text for sockets in plan.pools.values() for lists in sockets.values() for text in lists]
-    cpus = Counter(cpu for text in every for cpu in cpulist.parse_list(text))
+    cpus = Counter(cpu for text in every for cpu in cpu_set_formats.parse_list(text))
     assert set(cpus.values()) == {1}
-    assert any(plan.pools[pools.INFRA].values())
+    assert any(plan.pools[pool_planning.INFRA].values())
 
 
 @given(st.data(), machines())
@@ -175,22 +175,22 @@ def test_faster_cores_are_exclusive_first(data: st.DataObject, machine: Topology
 
 def _is_in(plan: PoolPlan, pool: str, cpus: Iterable[int]) -> bool:
     lists = (text for texts in plan.pools[pool].values() for text in texts)
-    return any(set(cpus) <= set(cpulist.parse_list(text)) for text in lists)
+    return any(set(cpus) <= set(cpu_set_formats.parse_list(text)) for text in lists)
 
 
 @given(CPUS)
 def test_a_list_of_ranges_reads_as_what_it_was_written_from(cpus: set[int]) -> None:
-    assert cpulist.parse_list(cpulist.format_ranges(cpus)) == tuple(sorted(cpus))
+    assert cpu_set_formats.parse_list(cpu_set_formats.format_ranges(cpus)) == tuple(sorted(cpus))
 
 
 @given(st.lists(st.integers(0, 300), unique=True))
 def test_a_list_keeps_its_order(cpus: list[int]) -> None:
-    assert list(cpulist.parse_list(cpulist.format_list(cpus))) == cpus
+    assert list(cpu_set_formats.parse_list(cpu_set_formats.format_list(cpus))) == cpus
 
 
 @given(CPUS)
 def test_a_mask_reads_as_what_it_was_written_from(cpus: set[int]) -> None:
-    assert cpulist.parse_mask(cpulist.format_mask(cpus)) == cpus
+    assert cpu_set_formats.parse_mask(cpu_set_formats.format_mask(cpus)) == cpus
 
 
 TASKS = st.builds(

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.agents.gpu import vendor_resource_names
-from nodewise.agents.telemetry import policy as policies
-from nodewise.doctor import examination
+from nodewise.agents.telemetry import taspolicy_parser as policies
+from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import (
     deschedulers,
+    extender_workloads,
     nodes,
-    program_workloads,
-    replicas,
     rights_and_admission_policies,
+    scheduling_program_workloads,
 )
-from nodewise.doctor.collectors import policies as policy_collectors
+from nodewise.doctor.collectors import telemetry_policies as policy_collectors
 from nodewise.doctor.facts import (
     Descheduler,
     EntryCertificates,
@@ -77,8 +77,8 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
         workloads.settings_file(container)
         workloads.find_mount(container, path)
         workloads.find_mount(container, f"/{path}")
-    program_workloads.parse_single_pod(encoded(value))
-    program_workloads.parse_pod(0.0, encoded(value))
+    scheduling_program_workloads.parse_single_pod(encoded(value))
+    scheduling_program_workloads.parse_pod(0.0, encoded(value))
     nodes.parse_node(list(vendor_resource_names.PROFILES.values()), encoded(value))
     if policy := policy_collectors.parse_policy(encoded(value)):
         policy_collectors.evaluate_policies([policy], {}, ["a"], [])
@@ -90,7 +90,7 @@ def test_texts_of_any_kind_are_read(text: bytes) -> None:
     scheduler_configuration.parse(text)
     deschedulers.parse_descheduler_policy("d", text)
     workloads.parse_settings(text)
-    replicas.parse_metrics("p", text, 0.0)
+    extender_workloads.parse_metrics("p", text, 0.0)
     certificates.parse_pem(text)
     certificates.public_key(text)
     certificates.parse_der([text])
@@ -121,7 +121,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
             *SOUND.schedulers,
         ),
         extenders=(ExtenderWorkload(deployment, workloads.parse_settings(encoded(more))),),
-        pods=tuple(filter(None, [program_workloads.parse_pod(0.0, encoded(workload))])),
+        pods=tuple(filter(None, [scheduling_program_workloads.parse_pod(0.0, encoded(workload))])),
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},
@@ -129,7 +129,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
         deschedulers=(deschedulers.read_descheduler_policy("d", more), Descheduler("e", ())),
         programs_elsewhere=(deployment.where,),
     )
-    for finding in examination.examine(facts).findings:
+    for finding in check_runner.examine(facts).findings:
         for text in finding[1:]:
             assert text
             assert text == short(text, 10_000)

@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import demand
-from nodewise.agents.gpu.demand import NOTHING
+from nodewise.agents.gpu import pod_gpu_requests
 from nodewise.agents.gpu.gpu_pod_fields import GpuPod
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pod_gpu_requests import NOTHING
 from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL, ResourceProfile
 
 RESOURCES = st.sampled_from(
@@ -34,13 +34,13 @@ CONTAINERS = st.lists(
     max_size=4,
 )
 KEYS = [
-    demand.ALLOW,
-    demand.DENY,
-    demand.SAME_GPU,
-    demand.LINKED,
-    demand.SINGLE_NUMA,
-    demand.MODELS,
-    demand.PLACEMENT,
+    pod_gpu_requests.ALLOW,
+    pod_gpu_requests.DENY,
+    pod_gpu_requests.SAME_GPU,
+    pod_gpu_requests.LINKED,
+    pod_gpu_requests.SINGLE_NUMA,
+    pod_gpu_requests.MODELS,
+    pod_gpu_requests.PLACEMENT,
 ]
 WORDS = st.sampled_from(["c0,c1", "c1,c2,c0", "card0", "pack", "", ",", "V100"]) | st.text(max_size=100)
 ANNOTATIONS = st.none() | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), WORDS, max_size=5)
@@ -66,9 +66,9 @@ def pod(containers: Any, init: Any = None, annotations: Any = None) -> GpuPod:
 def test_whatever_a_pod_says_is_a_demand_within_bounds_or_a_problem_in_few_words(
     containers: Any, init: Any, annotations: Any, profile: ResourceProfile, options: GpuOptions
 ) -> None:
-    parsed = demand.parse_demand(pod(containers, init, annotations), profile, options)
+    parsed = pod_gpu_requests.parse_demand(pod(containers, init, annotations), profile, options)
     if parsed.problem is not None:
-        assert parsed == demand.Demand(problem=parsed.problem)
+        assert parsed == pod_gpu_requests.Demand(problem=parsed.problem)
         assert parsed.problem.words
         assert parsed.problem.hint
         assert len(parsed.problem.text()) <= 256
@@ -92,7 +92,7 @@ def test_equal_pods_ask_equal_questions(
     containers: Any, init: Any, annotations: Any, profile: ResourceProfile, options: GpuOptions
 ) -> None:
     first, again = (
-        demand.parse_demand(pod(containers, init, annotations), profile, options) for _ in range(2)
+        pod_gpu_requests.parse_demand(pod(containers, init, annotations), profile, options) for _ in range(2)
     )
     assert (first, hash(first)) == (again, hash(again))
 
@@ -102,8 +102,8 @@ def test_a_pod_that_names_none_of_our_resources_has_nothing_to_do_with_us(
     containers: Any, init: Any, annotations: Any
 ) -> None:
     given_pod = pod(containers, init, annotations)
-    if not demand.requests_gpu_resources(given_pod, INTEL):
-        assert demand.parse_demand(given_pod, INTEL, GpuOptions()) == NOTHING
+    if not pod_gpu_requests.requests_gpu_resources(given_pod, INTEL):
+        assert pod_gpu_requests.parse_demand(given_pod, INTEL, GpuOptions()) == NOTHING
 
 
 @given(CONTAINERS, PROFILES)
@@ -112,8 +112,8 @@ def test_shares_times_cards_are_no_more_than_what_was_asked_for(
 ) -> None:
     given_pod = pod(containers)
     parsed, whole = (
-        demand.parse_demand(given_pod, profile, GpuOptions()),
-        demand.container_amounts(given_pod, profile),
+        pod_gpu_requests.parse_demand(given_pod, profile, GpuOptions()),
+        pod_gpu_requests.container_amounts(given_pod, profile),
     )
     assert len(whole) == len(containers)
     for container, amount in zip(parsed.containers, whole, strict=False):

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agents.gpu import gpu_arrays, subdevice_assignment
-from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
 from nodewise.agents.gpu.node_gpus import Link, NodeGpus
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from tests.laws import gpu_reference_fit as scalar
 from tests.laws.gpu_reference_fit import SUBDEVICES, NodeDoesNotFit, ReferenceUsage
-from tests.unit.agents.gpu.gpu_layouts import layout_of
+from tests.unit.agents.gpu.gpu_fragmentation_layouts import layout_of
 
 NAMES = ("card0", "card1", "card10", "card2", "card3")
 COUNT, MEMORY = "gpu.intel.com/i915", "gpu.intel.com/memory.max"

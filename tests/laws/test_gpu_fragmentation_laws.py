@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import fragmentation, placement_order
-from nodewise.agents.gpu.candidate_gpus import CandidateGpus
+from nodewise.agents.gpu import fragmentation, placement_strategies
 from nodewise.agents.gpu.fit import fit
-from nodewise.agents.gpu.placement_order import PlacementInputs
-from tests.unit.agents.gpu.gpu_layouts import COUNT, MILLI, WHOLE, board, demand, plain, share
+from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
+from nodewise.agents.gpu.placement_strategies import PlacementInputs
+from tests.unit.agents.gpu.gpu_fragmentation_layouts import COUNT, MILLI, WHOLE, board, demand, plain, share
 
 MODELS = ["A", "B", ""]
 GPU = st.tuples(st.integers(0, WHOLE), st.sampled_from(MODELS))
@@ -81,7 +81,7 @@ def test_pack_takes_the_fullest_card_that_fits_and_spread_the_emptiest(nodes, mi
         laid_out,
         np.arange(len(nodes)),
         requested,
-        placement_order.gpu_order(PlacementInputs(placement, (COUNT,)), requested),
+        placement_strategies.gpu_order(PlacementInputs(placement, (COUNT,)), requested),
     )
 
     for at, (gpus, _) in enumerate(nodes):
@@ -102,9 +102,9 @@ def test_points_are_ten_for_one_node_and_nothing_where_the_pod_does_not_fit(
     requested, rows = demand(milli), np.arange(len(nodes))
     known = fragmentation.build_fragmentation_tables(classes, (COUNT,))
     going_by = PlacementInputs(placement, (COUNT,), (MILLI,), known, np.append(cpu, 0))
-    fitted = fit(laid_out, rows, requested, placement_order.gpu_order(going_by, requested))
+    fitted = fit(laid_out, rows, requested, placement_strategies.gpu_order(going_by, requested))
 
-    points = placement_order.node_points(going_by, laid_out, rows, requested, fitted)
+    points = placement_strategies.node_points(going_by, laid_out, rows, requested, fitted)
 
     fits = int((fitted.codes == 0).sum())
     assert sorted(points.tolist(), reverse=True)[:fits] == list(range(10, 10 - fits, -1))

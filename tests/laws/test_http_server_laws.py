@@ -10,7 +10,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import responses, tls_handshake
 from nodewise.serve.application import Application, Response, Route
 from nodewise.serve.server import HttpServer
-from tests.unit.serve.raw_client import PATIENCE_S, PLAIN
+from tests.unit.serve.raw_http_client import PATIENCE_S, PLAIN
 from tests.unit.serve.test_tls_handshake import client_hello
 
 HELLO = client_hello("h2", "http/1.1")

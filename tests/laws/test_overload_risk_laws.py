@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodewise.agents.safe import beta_distribution
 from nodewise.agents.safe.risk_scores import RiskScorer
-from tests.unit.agents.safe.reference_beta import tails
+from tests.unit.agents.safe.reference_beta_function import tails
 
 SHAPE = st.floats(-8, 13).map(lambda power: 10**power)
 PLACE = st.integers(0, 2**20).map(lambda steps: steps / 2**20)

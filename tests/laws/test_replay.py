@@ -14,7 +14,7 @@ from nodewise.extender import recording_deltas
 from nodewise.extender.recording_file import Record, RequestEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from tests.unit.agents.telemetry.snapshot_notation import policy, rule
+from tests.unit.agents.telemetry.policy_snapshot_builders import policy, rule
 from tests.unit.extender.recording_extender import RecordedExtender, body, records, replay
 
 NODES = [f"n{i}" for i in range(8)]

@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
-from tests.unit.agents.telemetry.snapshot_notation import (
+from nodewise.agents.telemetry.taspolicy_parser import PolicyMetadata, PolicyObject
+from tests.unit.agents.telemetry.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
     policy,

@@ -10,15 +10,15 @@ from tests.cluster import (
     fake_custom_metrics_server,
     image_archive,
     namespace_sandboxes,
-    programs,
+    program_cache,
 )
 from tests.cluster.conftest import control_plane_programs, get_or_skip, plane, sandbox, shared_control_plane
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.node import cpu_manager, host_kubelet, installed_program, kubelet
-from tests.node.cpu_manager import CpuManagerOnNode
-from tests.node.host_kubelet import KubernetesHost
+from tests.node import cpu_manager_on_real_node, host_program_installation, host_with_kubelet, kubelet
+from tests.node.cpu_manager_on_real_node import CpuManagerOnNode
+from tests.node.host_with_kubelet import KubernetesHost
 from tests.node.kubelet import Kubelet
 
 __all__ = ["control_plane_programs", "plane", "sandbox", "shared_control_plane"]
@@ -26,7 +26,7 @@ __all__ = ["control_plane_programs", "plane", "sandbox", "shared_control_plane"]
 
 @pytest.fixture(scope="session")
 def kubelet_program(request: pytest.FixtureRequest) -> Path:
-    return get_or_skip(request, programs.kubelet)
+    return get_or_skip(request, program_cache.kubelet)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def container_programs(request: pytest.FixtureRequest) -> debian_packages.Contai
 @pytest.fixture(scope="session")
 def program() -> Path:
     """The bundle of the program that is installed on nodes; it runs in any image."""
-    return installed_program.ready()
+    return host_program_installation.ready()
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def manager(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> Iterator[CpuManagerOnNode]:
     """The node with the CPU manager installed and its pools created."""
-    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
+    with cpu_manager_on_real_node.node_with_cpu_manager(
+        sandbox, node, program, tmp_path, plane.admin
+    ) as made:
         yield made
 
 
@@ -72,7 +74,9 @@ def kube_host(
 ) -> Iterator[KubernetesHost]:
     """A control plane with a real node whose pods have full network access."""
     folder = tmp_path_factory.mktemp("whole")
-    with host_kubelet.running(control_plane_programs, kubelet_program, container_programs, folder) as running:
+    with host_with_kubelet.running(
+        control_plane_programs, kubelet_program, container_programs, folder
+    ) as running:
         yield running
 
 
@@ -88,7 +92,7 @@ def cluster_scheduler(kube_host: KubernetesHost) -> Iterator[None]:
 def host_sandbox(kube_host: KubernetesHost) -> Iterator[Sandbox]:
     """A namespace of the test on the host."""
     with namespace_sandboxes.created(kube_host.plane) as own:
-        host_kubelet.wait_admitted(own)
+        host_with_kubelet.wait_admitted(own)
         yield own
 
 

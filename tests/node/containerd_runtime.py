@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.cluster import skip_conditions
+from tests.cluster.child_processes import Process
 from tests.cluster.debian_packages import ContainerPrograms
-from tests.cluster.processes import Process
-from tests.node import busybox_image, cgroups
+from tests.node import busybox_image, temporary_cgroups
 
 SOCKET = "/run/containerd/containerd.sock"
 """The path of its socket, in the namespaces."""
@@ -144,7 +144,7 @@ def lacking() -> str:
         return "they need root; run this as root"
     if missing := [name for name in ("unshare", "nsenter", "mount", "setpriv") if not shutil.which(name)]:
         return f"there is no {' and no '.join(missing)} on the PATH; install util-linux"
-    if controllers := cgroups.lacking():
+    if controllers := temporary_cgroups.lacking():
         return (
             f"cgroup controllers {', '.join(sorted(controllers))} are not mounted as version 1; "
             "boot with systemd.unified_cgroup_hierarchy=0"

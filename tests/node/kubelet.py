@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import processes
+from tests.cluster import child_processes
 from tests.cluster.api_client import Object
 from tests.cluster.certificates import CertificatePair
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.debian_packages import ContainerPrograms
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.processes import Process
-from tests.node import cgroups, containerd_runtime
+from tests.node import containerd_runtime, temporary_cgroups
 from tests.node.containerd_runtime import Containerd
 
 KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
@@ -92,9 +92,11 @@ def running(
     `prepared` is given, which makes of the runtime's own network one to live in, before the kubelet starts there.
     """
     with (
-        cgroups.created(name) as cgroup,
+        temporary_cgroups.created(name) as cgroup,
         containerd_runtime.running(containers, folder) as containerd,
-        prepared(containerd) if prepared else contextlib.nullcontext(processes.own_address()) as address,
+        prepared(containerd)
+        if prepared
+        else contextlib.nullcontext(child_processes.own_address()) as address,
     ):
         command = _command(plane, program, folder, name, _settings(cgroup) | dict(settings or {}), address)
         words = containerd.enter(command, network=prepared is not None)
@@ -133,7 +135,7 @@ def _command(
 def _serving(plane: ControlPlane, serving: CertificatePair) -> dict[str, Any]:
     return {
         "address": "127.0.0.1",
-        "port": processes.free_port(),
+        "port": child_processes.free_port(),
         "readOnlyPort": 0,
         "healthzPort": 0,
         "tlsCertFile": str(serving.cert),

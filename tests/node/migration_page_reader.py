@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests import page_code_blocks, page_reader
+from tests import docs_page_code_blocks, docs_page_runner
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import host_kubelet
-from tests.node.host_kubelet import KubernetesHost
+from tests.docs_page_runner import PageReader
+from tests.node import host_with_kubelet
+from tests.node.host_with_kubelet import KubernetesHost
+from tests.node.kubectl_port_forward_replacement import forwarding
 from tests.node.loopback_forwarding import ForwardingTarget
-from tests.node.port_forwarding import forwarding
-from tests.page_reader import PageReader
 
 ADMIN: Final = "127.0.0.1:9002"
 """The address of a replica's admin port in the pages."""
@@ -40,7 +40,7 @@ def operator(
     home = folder / "repository"
     home.mkdir()
     for name in ("deploy", "examples"):
-        (home / name).symlink_to(page_code_blocks.ROOT / name)
+        (home / name).symlink_to(docs_page_code_blocks.ROOT / name)
     tools = folder / "bin"
     tools.mkdir()
     _script(
@@ -49,8 +49,8 @@ def operator(
     if helm:
         (tools / "helm").symlink_to(helm)
     kubeconfig = kube_host.plane.admin.kubeconfig
-    kube_host.path(f"{host_kubelet.KUBERNETES}/admin.conf").write_text(kubeconfig.read_text())
-    plain = page_reader.plain_environment()
+    kube_host.path(f"{host_with_kubelet.KUBERNETES}/admin.conf").write_text(kubeconfig.read_text())
+    plain = docs_page_runner.plain_environment()
     environment = {
         **plain,
         "PATH": f"{tools}:{NODEWISE.parent}:{plain['PATH']}",
@@ -58,15 +58,17 @@ def operator(
         "HOME": str(folder),
     }
     # doctor knows the host that it is on by its name
-    steps = f"echo {host_kubelet.NAME} > /proc/sys/kernel/hostname; cd {shlex.quote(str(home))}; exec bash"
+    steps = (
+        f"echo {host_with_kubelet.NAME} > /proc/sys/kernel/hostname; cd {shlex.quote(str(home))}; exec bash"
+    )
     shell = kube_host.node.runtime.enter(["unshare", "--uts", "sh", "-e", "-c", steps], network=True)
-    place = {NODE: host_kubelet.NAME, **(instead or {})}
+    place = {NODE: host_with_kubelet.NAME, **(instead or {})}
     with contextlib.ExitStack() as stack:
         if forwarded:
             port = stack.enter_context(forwarding(lambda: _network_of(kube_host, forwarded()), 9002))
             kube_host.network.forward(("127.0.0.1", port), lambda: ForwardingTarget(("127.0.0.1", port)))
             place[ADMIN] = f"127.0.0.1:{port}"
-        yield stack.enter_context(page_reader.reading(home, environment, place, shell))
+        yield stack.enter_context(docs_page_runner.reading(home, environment, place, shell))
 
 
 def expect_rejected(host_sandbox: Sandbox, pod: Object, words: str) -> None:

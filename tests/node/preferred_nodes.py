@@ -9,7 +9,7 @@ from tests.cluster import extender_process, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.node import cpu_workloads, host_kubelet
+from tests.node import host_with_kubelet, script_pods
 
 FAR: Final = "far"
 
@@ -20,13 +20,13 @@ def policy(host_sandbox: Sandbox, metrics_api: FakeCustomMetricsApi, hot: str) -
     taint = {"key": "nodewise.test/no-kubelet", "effect": "NoSchedule"}
     far = kubernetes_objects.node(FAR, pods=1000)
     host_sandbox.nodes(far | {"spec": {"taints": [taint]}})
-    metrics_api.set("heat", {name: 90 if name == hot else 10 for name in (host_kubelet.NAME, FAR)})
+    metrics_api.set("heat", {name: 90 if name == hot else 10 for name in (host_with_kubelet.NAME, FAR)})
     extender_process.policy(host_sandbox, dontschedule=[extender_process.HOT])
 
 
 def plain(name: str, rather: str, **spec: Any) -> Object:
     """A pod that is placed on a node unless something prevents it."""
-    return cpu_workloads.pod(name, "exec sleep 1000", affinity=_rather(rather), **spec)
+    return script_pods.pod(name, "exec sleep 1000", affinity=_rather(rather), **spec)
 
 
 def with_policy(name: str, rather: str, **spec: Any) -> Object:

@@ -17,11 +17,17 @@ from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_certs import AppliedCertificates
 from tests.cluster.test_chart import CHART, Helm, helm_program
-from tests.node import cpu_manager, cpu_workloads, host_kubelet, preferred_nodes, static_scheduler
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
-from tests.node.host_kubelet import KubernetesHost
+from tests.node import (
+    cpu_manager_on_real_node,
+    host_with_kubelet,
+    preferred_nodes,
+    script_pods,
+    static_pod_scheduler,
+)
+from tests.node.cpu_manager_on_real_node import EXCLUSIVE, ISOLATE, CpuManagerOnNode
+from tests.node.host_with_kubelet import KubernetesHost
 from tests.node.preferred_nodes import FAR
-from tests.node.static_scheduler import StaticScheduler
+from tests.node.static_pod_scheduler import StaticScheduler
 
 __all__ = ["helm_program"]
 
@@ -86,7 +92,7 @@ def helm(helm_program: Path, kube_host: KubernetesHost, tmp_path: Path) -> Helm:
 
 @pytest.fixture
 def scheduler(kube_host: KubernetesHost) -> Iterator[StaticScheduler]:
-    with static_scheduler.running(kube_host) as running:
+    with static_pod_scheduler.running(kube_host) as running:
         yield running
 
 
@@ -156,10 +162,10 @@ class PodCreator:
     def _run(self) -> None:
         while not self._over.wait(PAUSE_S):
             name = f"web-{len(self.made)}"
-            self._host_sandbox.pods(preferred_nodes.with_policy(name, host_kubelet.NAME))
+            self._host_sandbox.pods(preferred_nodes.with_policy(name, host_with_kubelet.NAME))
             self.made.append(name)
             pods = self._kube_host.pods(self._host_sandbox.namespace, **EXTENDER)
-            self.ready.append(sum(map(host_kubelet.is_ready, pods)))
+            self.ready.append(sum(map(host_with_kubelet.is_ready, pods)))
 
     def wait_for_progress(self) -> None:
         """Wait until more pods are created and bound."""
@@ -196,15 +202,15 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
     release: HelmRelease,
     tmp_path: Path,
 ) -> None:
-    preferred_nodes.policy(host_sandbox, metrics_api, hot=host_kubelet.NAME)
+    preferred_nodes.policy(host_sandbox, metrics_api, hot=host_with_kubelet.NAME)
     before = scheduler.current_state()
     configure(kube_host, host_sandbox, tmp_path)
     configured = scheduler.wait_replaced_pod(before)
     host_sandbox.pods(
-        preferred_nodes.plain("plain", host_kubelet.NAME),
-        preferred_nodes.with_policy("first", host_kubelet.NAME),
+        preferred_nodes.plain("plain", host_with_kubelet.NAME),
+        preferred_nodes.with_policy("first", host_with_kubelet.NAME),
     )
-    assert host_sandbox.expect_bound("plain") == host_kubelet.NAME
+    assert host_sandbox.expect_bound("plain") == host_with_kubelet.NAME
     assert host_sandbox.expect_bound("first", 120) == FAR
     old, serial = release.pods(2), served_serial_number(kube_host)
     with stream(kube_host, host_sandbox) as pods:
@@ -259,9 +265,9 @@ class TestCpuManager:
         values = {
             "cpu.namespace": host_sandbox.namespace,
             "cpu.createNamespace": "false",
-            "cpu.setup.hosts": f"{{{host_kubelet.NAME}}}",
+            "cpu.setup.hosts": f"{{{host_with_kubelet.NAME}}}",
             "cpu.setup.args": "{--insecure=True,--num-exclusive-cores=1,--num-shared-cores=0}",
-            "cpu.agent.args": f"{{--interval={cpu_manager.PERIOD_S:g}s}}",
+            "cpu.agent.args": f"{{--interval={cpu_manager_on_real_node.PERIOD_S:g}s}}",
         }
         with installed(kube_host, host_sandbox, helm, values, CHART / "values/values-cmk.yaml"):
             yield manager
@@ -282,9 +288,11 @@ class TestCpuManager:
             show=manager.exclusive_cores_offered,
         )
         host_sandbox.pods(
-            cpu_manager.pod("pinned", f"exec {ISOLATE} -- busybox sleep 1000", kube_host.node.name)
+            cpu_manager_on_real_node.pod(
+                "pinned", f"exec {ISOLATE} -- busybox sleep 1000", kube_host.node.name
+            )
         )
-        pod = cpu_workloads.running(host_sandbox, "pinned")
+        pod = script_pods.running(host_sandbox, "pinned")
         manager.wait_held(pod)
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
         host_sandbox.api.delete(f"/api/v1/namespaces/{host_sandbox.namespace}/pods/pinned")
@@ -299,6 +307,6 @@ class TestCpuManager:
 def seccomp_modes(kube_host: KubernetesHost, pod: Object) -> set[str]:
     """The kernel's seccomp modes of all processes of a pod's container: 2 is a filter, 0 none."""
     proc = kube_host.node.runtime.inside("/proc")
-    (pids,) = container_cpusets.list_processes(proc, [cpu_workloads.container_of(pod)]).values()
+    (pids,) = container_cpusets.list_processes(proc, [script_pods.container_of(pod)]).values()
     lines = "\n".join((proc / f"{pid}/status").read_text() for pid in pids)
     return set(re.findall(r"^Seccomp:\s*(\d)", lines, re.MULTILINE))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import debian_packages
-from tests.node import cgroups, containerd_runtime
-from tests.node.cgroups import Hierarchy
+from tests.node import containerd_runtime, temporary_cgroups
+from tests.node.temporary_cgroups import Hierarchy
 
 NEW = [Hierarchy(Path("/sys/fs/cgroup"), 2, frozenset({"rw"}))]
 """cgroups of a machine that was booted with version 2 alone."""
@@ -27,8 +27,8 @@ def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPa
 
 
 def test_cgroups_of_version_2_alone_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "hierarchies", lambda: NEW)
-    assert cgroups.lacking() == cgroups.WANTED
+    monkeypatch.setattr(temporary_cgroups, "hierarchies", lambda: NEW)
+    assert temporary_cgroups.lacking() == temporary_cgroups.WANTED
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert (
         "not mounted as version 1; boot with systemd.unified_cgroup_hierarchy=0"
@@ -52,9 +52,9 @@ def test_nothing_outlives_the_first_process(
 
 @pytest.mark.usefixtures("container_programs")
 def test_leftovers_of_a_killed_run_do_not_disturb() -> None:
-    with cgroups.created("twice") as left, cgroups.created("twice") as own:
+    with temporary_cgroups.created("twice") as left, temporary_cgroups.created("twice") as own:
         assert left != own
-        assert Path(cgroups.hierarchies()[0].place, own.lstrip("/")).is_dir()
+        assert Path(temporary_cgroups.hierarchies()[0].place, own.lstrip("/")).is_dir()
 
 
 def _settings() -> list[str]:

@@ -10,8 +10,8 @@ from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import manifest
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import busybox_image, cpu_manager, cpu_workloads
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
+from tests.node import busybox_image, cpu_manager_on_real_node, script_pods
+from tests.node.cpu_manager_on_real_node import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -44,15 +44,15 @@ def test_a_pod_that_only_requests_a_core_is_mutated_scheduled_and_pinned(
     ):
         sandbox.pods(plain("wants-one", "busybox", "sleep", "1000"), plain("waits", "busybox", "true"))
         assert sandbox.expect_bound("wants-one") == node.name
-        pod = cpu_workloads.running(sandbox, "wants-one")
+        pod = script_pods.running(sandbox, "wants-one")
         manager.wait_held(pod)
         wait("its command runs", lambda: True if len(manager.masks(pod)) == 2 else None)
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
         sandbox.expect_rejected("waits")
         # not at once: its object would go before its processes do, and the next pod come while they still run
         sandbox.api.request("DELETE", f"/api/v1/namespaces/{sandbox.namespace}/pods/wants-one")
-        pod = cpu_workloads.ended(sandbox, "waits")
-        assert cpu_workloads.exit_code(pod) == 0, node.log(pod, "main")
+        pod = script_pods.ended(sandbox, "waits")
+        assert script_pods.exit_code(pod) == 0, node.log(pod, "main")
 
 
 def traces(sandbox: Sandbox, node: Kubelet) -> Object:
@@ -81,12 +81,16 @@ def test_removal_leaves_no_traces_on_the_node(
     earlier = CpuManagerOnNode(sandbox, node, plane.admin, tmp_path)
     earlier.run("uninstall", *earlier.place, "--proc-fs=/proc")
     before = traces(sandbox, node)
-    with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as manager:
+    with cpu_manager_on_real_node.node_with_cpu_manager(
+        sandbox, node, program, tmp_path, plane.admin
+    ) as manager:
         for definition in manifest("crds/cmk-reports.yaml"):
             sandbox.api.create(definition)
         with manager.agent("--enforce=cgroup"):
-            sandbox.pods(cpu_manager.pod("holds", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-            pod = cpu_workloads.running(sandbox, "holds")
+            sandbox.pods(
+                cpu_manager_on_real_node.pod("holds", f"exec {ISOLATE} -- busybox sleep 1000", node.name)
+            )
+            pod = script_pods.running(sandbox, "holds")
             manager.wait_held(pod)
             report = f"/apis/intel.com/v1/namespaces/{sandbox.namespace}/cmk-nodereports/{node.name}"
             wait("the node's report is there", lambda: sandbox.api.find(report))

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import cmk_names
-from nodewise.cpu.cluster import setup_objects
-from nodewise.cpu.cluster.node_advertisement import OURS
+from nodewise.cpu.cluster import node_setup_objects
+from nodewise.cpu.cluster.exclusive_core_advertisement import OURS
 from tests import forked_commands
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.debian_packages import ContainerPrograms
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import busybox_image, cpu_manager, cpu_workloads
-from tests.node.cpu_manager import ISOLATE, CpuManagerOnNode
+from tests.node import busybox_image, cpu_manager_on_real_node, script_pods
+from tests.node.cpu_manager_on_real_node import ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -86,7 +86,7 @@ def test_pods_do_their_work_one_after_the_other(
     report = prepared(sandbox, node, f"--cmk-img={simulated_commands}")
     assert report["ready"], report
     remaining = pods(sandbox)
-    once = remaining.pop(setup_objects.pod_name(PREPARING, node.name))
+    once = remaining.pop(node_setup_objects.pod_name(PREPARING, node.name))
     logs = {name: node.log(once, name) for name in PREPARING}
     assert [line.split()[:2] for lines in logs.values() for line in lines] == [
         ["1000", "init"],
@@ -137,7 +137,9 @@ class TestLeaving:
         self, plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
     ) -> Iterator[CpuManagerOnNode]:
         (node.runtime.inside("/opt/bin/cmk")).unlink(missing_ok=True)
-        with cpu_manager.node_with_cpu_manager(sandbox, node, program, tmp_path, plane.admin) as made:
+        with cpu_manager_on_real_node.node_with_cpu_manager(
+            sandbox, node, program, tmp_path, plane.admin
+        ) as made:
             yield made
 
     def test_uninstall_removes_everything(
@@ -145,8 +147,10 @@ class TestLeaving:
     ) -> None:
         """While a pod runs on the core nothing is touched."""
         with manager.agent("--no-publish"):
-            sandbox.pods(cpu_manager.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-            pod = cpu_workloads.running(sandbox, "held")
+            sandbox.pods(
+                cpu_manager_on_real_node.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name)
+            )
+            pod = script_pods.running(sandbox, "held")
             manager.wait_held(pod)
             completed = manager.try_run("uninstall", *manager.place, "--proc-fs=/proc")
             assert completed.returncode == 1

@@ -6,11 +6,11 @@ import pytest
 
 from nodewise.cpu.cpusets import container_cpusets
 from nodewise.cpu.cpusets.container_cpusets import Cpuset
-from nodewise.cpu.cpusets.container_runtime import ContainerRuntime
+from nodewise.cpu.cpusets.container_runtime_client import ContainerRuntime
 from nodewise.cpu.node import thread_affinity
 from nodewise.errors import Refused
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import containerd_runtime, cpu_workloads
+from tests.node import containerd_runtime, script_pods
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -36,8 +36,8 @@ def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
 def test_a_running_container_is_held_to_its_cpus_and_let_go(
     sandbox: Sandbox, node: Kubelet, runtime_client: ContainerRuntime
 ) -> None:
-    sandbox.pods(cpu_workloads.pod("held", "sleep 1000 & sleep 1000; true", on=node.name))
-    container = cpu_workloads.container_of(cpu_workloads.running(sandbox, "held"))
+    sandbox.pods(script_pods.pod("held", "sleep 1000 & sleep 1000; true", on=node.name))
+    container = script_pods.container_of(script_pods.running(sandbox, "held"))
     assert runtime_client.version().startswith("containerd ")
     before = runtime_client.find(container)
     assert before is not None
@@ -58,8 +58,8 @@ def test_a_running_container_is_held_to_its_cpus_and_let_go(
 def test_cpus_that_are_not_there_are_refused_in_the_runtime_s_words(
     sandbox: Sandbox, node: Kubelet, runtime_client: ContainerRuntime
 ) -> None:
-    sandbox.pods(cpu_workloads.pod("held", "sleep 1000", on=node.name))
-    container = cpu_workloads.container_of(cpu_workloads.running(sandbox, "held"))
+    sandbox.pods(script_pods.pod("held", "sleep 1000", on=node.name))
+    container = script_pods.container_of(script_pods.running(sandbox, "held"))
     with pytest.raises(Refused, match=r"cpuset\.cpus"):
         runtime_client.confine(container, Cpuset(frozenset({4000})))
 
@@ -67,8 +67,8 @@ def test_cpus_that_are_not_there_are_refused_in_the_runtime_s_words(
 def test_a_container_that_ended_is_none(
     sandbox: Sandbox, node: Kubelet, runtime_client: ContainerRuntime
 ) -> None:
-    sandbox.pods(cpu_workloads.pod("short", "exit 0", on=node.name))
-    container = cpu_workloads.container_of(cpu_workloads.ended(sandbox, "short"))
+    sandbox.pods(script_pods.pod("short", "exit 0", on=node.name))
+    container = script_pods.container_of(script_pods.ended(sandbox, "short"))
     assert runtime_client.find(container) is None
     runtime_client.confine(container, Cpuset(ONE))
     assert runtime_client.find("d" * 64) is None

@@ -10,14 +10,14 @@ import pytest
 from nodewise.cpu import cmk_names
 from tests.cluster import debian_packages
 from tests.cluster.api_client import Object
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.processes import Process
-from tests.conformance.cmk import case_machines
+from tests.conformance.cmk import case_cpu_topologies
 from tests.conformance.cmk.test_node_commands import write
-from tests.node import cpu_manager, cpu_workloads
+from tests.node import cpu_manager_on_real_node, script_pods
 from tests.node import kubelet as kubelets
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
+from tests.node.cpu_manager_on_real_node import EXCLUSIVE, ISOLATE, CpuManagerOnNode
 from tests.node.kubelet import Kubelet
 
 pytestmark = pytest.mark.cluster
@@ -69,8 +69,8 @@ def test_a_child_cannot_leave_the_cpuset_until_the_task_ends(
 ) -> None:
     script = f"{PREPARED} {ISOLATE} -- sh -c '{ESCAPES}'; echo over; sleep 1000"
     with manager.agent(*ENFORCED):
-        sandbox.pods(cpu_manager.pod("escaping", script, node.name))
-        pod = cpu_workloads.running(sandbox, "escaping")
+        sandbox.pods(cpu_manager_on_real_node.pod("escaping", script, node.name))
+        pod = script_pods.running(sandbox, "escaping")
         wrapper = manager.wait_held(pod)
         lines = wait_output(node, pod, "other=1")
         assert any("Invalid argument" in line for line in lines)
@@ -88,12 +88,14 @@ def test_a_child_cannot_leave_the_cpuset_until_the_task_ends(
 def test_a_confined_pod_is_moved_to_another_core_with_its_cpuset(
     sandbox: Sandbox, node: Kubelet, manager: CpuManagerOnNode, tmp_path: Path
 ) -> None:
-    other = write(case_machines.texts("B2", "1"), tmp_path / "machine")
+    other = write(case_cpu_topologies.texts("B2", "1"), tmp_path / "machine")
     with manager.agent(*ENFORCED, f"--sysfs={other}"):
         sandbox.pods(
-            cpu_manager.pod("moved", f"{ISOLATE} -- sh -c 'sleep 1000 & sleep 1000; true'; true", node.name)
+            cpu_manager_on_real_node.pod(
+                "moved", f"{ISOLATE} -- sh -c 'sleep 1000 & sleep 1000; true'; true", node.name
+            )
         )
-        pod = cpu_workloads.running(sandbox, "moved")
+        pod = script_pods.running(sandbox, "moved")
         manager.wait_held(pod)
         wait("all of it runs", lambda: True if len(manager.masks(pod)) == 5 else None)
         wait_masks(manager, pod, EXCLUSIVE)
@@ -107,19 +109,23 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
     plane: ControlPlane, sandbox: Sandbox, static: Kubelet, program: Path, tmp_path: Path
 ) -> None:
     with (
-        cpu_manager.node_with_cpu_manager(sandbox, static, program, tmp_path, plane.admin) as manager,
+        cpu_manager_on_real_node.node_with_cpu_manager(
+            sandbox, static, program, tmp_path, plane.admin
+        ) as manager,
         manager.agent(*ENFORCED) as agent,
     ):
-        sandbox.pods(cpu_manager.pod("held", f"sleep 1000 & {ISOLATE} -- busybox sleep 1000", static.name))
-        pod = cpu_workloads.running(sandbox, "held")
+        sandbox.pods(
+            cpu_manager_on_real_node.pod("held", f"sleep 1000 & {ISOLATE} -- busybox sleep 1000", static.name)
+        )
+        pod = script_pods.running(sandbox, "held")
         manager.wait_held(pod)
         wait_masks(manager, pod, EXCLUSIVE)
         before = enforced(agent)
         static.restart()
         wait("the cpuset was narrowed again", lambda: True if enforced(agent) > before else None)
         # it admits anew what it finds, the oldest pods first, and by what the node offers then
-        sandbox.pods(cpu_manager.pod("later", "exec busybox sleep 1000", static.name, cores=0))
-        cpu_workloads.running(sandbox, "later")
+        sandbox.pods(cpu_manager_on_real_node.pod("later", "exec busybox sleep 1000", static.name, cores=0))
+        script_pods.running(sandbox, "later")
         # what a kubelet does that finds no checkpoint of devices; one of 1.36 finds its socket in their place
         nothing = {"status": {"capacity": {cmk_names.EXCLUSIVE_CORES: "0"}}}
         sandbox.api.patch(f"{static.path}/status", nothing)
@@ -138,12 +144,14 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
 def test_conflicts_with_the_kubelet_are_reported(
     plane: ControlPlane, sandbox: Sandbox, static: Kubelet, program: Path, tmp_path: Path
 ) -> None:
-    guaranteed = cpu_workloads.pod("guaranteed", "sleep 1000", on=static.name)
+    guaranteed = script_pods.pod("guaranteed", "sleep 1000", on=static.name)
     guaranteed["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1", "memory": "64Mi"}}
     sandbox.pods(guaranteed)
-    uid = cpu_workloads.running(sandbox, "guaranteed")["metadata"]["uid"]
+    uid = script_pods.running(sandbox, "guaranteed")["metadata"]["uid"]
     with (
-        cpu_manager.node_with_cpu_manager(sandbox, static, program, tmp_path, plane.admin) as manager,
+        cpu_manager_on_real_node.node_with_cpu_manager(
+            sandbox, static, program, tmp_path, plane.admin
+        ) as manager,
         manager.agent("--no-publish") as agent,
     ):
         manager.wait_sweep()

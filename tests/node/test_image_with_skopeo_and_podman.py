@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 import nodewise
-from tests import page_code_blocks
+from tests import docs_page_code_blocks
 from tests.cluster import debian_packages, image_archive
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.debian_packages import ContainerPrograms
 from tests.conformance.configure import control_plane_hosts
-from tests.node import cgroups, containerd_runtime
+from tests.node import containerd_runtime, temporary_cgroups
 from tests.node.containerd_runtime import Containerd
 
 pytestmark = pytest.mark.cluster
 
-PAGE = page_code_blocks.HOW_TO / "image.md"
+PAGE = docs_page_code_blocks.HOW_TO / "image.md"
 IN_DIST = f"dist/nodewise-{nodewise.__version__}.oci.tar"
 KUBERNETES = "/etc/kubernetes"
 
@@ -90,7 +90,10 @@ def operator(
     work = tmp_path_factory.mktemp("work")
     (work / "dist").mkdir()
     (work / IN_DIST).symlink_to(archive)
-    with cgroups.created("podman") as cgroup, containerd_runtime.running(container_programs, work) as machine:
+    with (
+        temporary_cgroups.created("podman") as cgroup,
+        containerd_runtime.running(container_programs, work) as machine,
+    ):
         made = ImageToolsUser(machine, work, cgroup)
         made.sees(f"mount -t overlay overlay -o lowerdir={tools}:/usr /usr")
         folder = machine.inside("/etc/containers")
@@ -126,8 +129,8 @@ def digest(archive: Path) -> str:
 def test_skopeo_shows_the_digest_by_the_line_of_the_how_to(operator: ImageToolsUser, digest: str) -> None:
     typed = [
         step.typed
-        for block in page_code_blocks.section(PAGE, "## Check it")
-        for step in page_code_blocks.steps(block)
+        for block in docs_page_code_blocks.section(PAGE, "## Check it")
+        for step in docs_page_code_blocks.steps(block)
     ]
     [inspect] = [line for line in typed if line.startswith("skopeo inspect")]
     assert operator.sees(inspect) == digest
@@ -197,7 +200,7 @@ def host(operator: ImageToolsUser, tmp_path: Path) -> Iterator[Path]:
 
 def test_podman_configures_a_host_by_the_lines_of_the_how_to(podman: ImageToolsUser, host: Path) -> None:
     """The restore accepts the backup as one of this host, although each container has another host name."""
-    [block] = page_code_blocks.section(PAGE, "### Configure a host with it")
+    [block] = docs_page_code_blocks.section(PAGE, "### Configure a host with it")
     line = block.text.replace("nerdctl --namespace k8s.io run", "podman run")
     manifest = host / "manifests/kube-scheduler.yaml"
     before = manifest.read_bytes()

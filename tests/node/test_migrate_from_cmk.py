@@ -13,26 +13,32 @@ import pytest
 import yaml
 
 from nodewise.cpu import cmk_names
-from tests import page_code_blocks
+from tests import docs_page_code_blocks
 from tests.cluster import admission_policy_waits
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import busybox_image, cpu_manager, cpu_workloads, host_kubelet, migration_page_reader
-from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, CpuManagerOnNode
-from tests.node.cpu_workloads import container_of
-from tests.node.host_kubelet import KubernetesHost
+from tests.node import (
+    busybox_image,
+    cpu_manager_on_real_node,
+    host_with_kubelet,
+    migration_page_reader,
+    script_pods,
+)
+from tests.node.cpu_manager_on_real_node import EXCLUSIVE, ISOLATE, CpuManagerOnNode
+from tests.node.host_with_kubelet import KubernetesHost
+from tests.node.script_pods import container_of
 
 pytestmark = pytest.mark.cluster
 
-PAGE = page_code_blocks.HOW_TO / "migrate-from-cmk.md"
+PAGE = docs_page_code_blocks.HOW_TO / "migrate-from-cmk.md"
 NAMESPACE = "cmk-namespace"
-DAEMONS = f"cmk-reconcile-nodereport-ds-{host_kubelet.NAME}"
+DAEMONS = f"cmk-reconcile-nodereport-ds-{host_with_kubelet.NAME}"
 DOES_NOTHING = {"image": busybox_image.NAME, "command": ["busybox", "sleep", "1000000000"]}
 WEBHOOK = {"app": "cmk-webhook-app"}
 INSIDE = f"/api/v1/namespaces/{NAMESPACE}"
 APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}"
 MADE_ANEW = (
-    f"{INSIDE}/pods/cmk-install-discover-pod-{host_kubelet.NAME}",
+    f"{INSIDE}/pods/cmk-install-discover-pod-{host_with_kubelet.NAME}",
     f"{APPS}/daemonsets/{DAEMONS}",
     f"{INSIDE}/secrets/cmk-webhook-certs",
     f"{INSIDE}/configmaps/cmk-webhook-configmap",
@@ -52,7 +58,7 @@ def objects() -> list[Object]:
     grace = {"terminationGracePeriodSeconds": 0, "tolerations": [{"operator": "Exists"}]}
     daemon_spec = {
         **grace,
-        "nodeName": host_kubelet.NAME,
+        "nodeName": host_with_kubelet.NAME,
         "serviceAccountName": "cmk-serviceaccount",
         "containers": daemons,
     }
@@ -106,8 +112,10 @@ def pools(task: str) -> str:
 @pytest.fixture
 def old_task(kube_host: KubernetesHost, host_sandbox: Sandbox) -> Object:
     """A pod in which CMK's `isolate` runs a command."""
-    host_sandbox.pods(cpu_manager.pod("of-before", "exec busybox sleep 1000", kube_host.node.name, cores=0))
-    return cpu_workloads.running(host_sandbox, "of-before")
+    host_sandbox.pods(
+        cpu_manager_on_real_node.pod("of-before", "exec busybox sleep 1000", kube_host.node.name, cores=0)
+    )
+    return script_pods.running(host_sandbox, "of-before")
 
 
 def pid_of(kube_host: KubernetesHost, pod: Object) -> str:
@@ -154,7 +162,7 @@ def cmk(
     clear(kube_host)
 
 
-MANIFESTS = [page_code_blocks.ROOT / "deploy" / name for name in ("cpu-agent.yaml", "cpu.yaml")]
+MANIFESTS = [docs_page_code_blocks.ROOT / "deploy" / name for name in ("cpu-agent.yaml", "cpu.yaml")]
 
 
 def clear(kube_host: KubernetesHost) -> None:
@@ -168,10 +176,10 @@ def clear(kube_host: KubernetesHost) -> None:
 
 def cmk_pod() -> Object:
     """A pod as mutated by CMK's webhook; it needs a shared core."""
-    made = cpu_workloads.pod(
+    made = script_pods.pod(
         "of-cmk",
         f"exec /opt/bin/cmk isolate --pool=infra --namespace={NAMESPACE} busybox -- sleep 1000",
-        on=host_kubelet.NAME,
+        on=host_with_kubelet.NAME,
         serviceAccountName="cmk-serviceaccount",
         automountServiceAccountToken=True,
     )
@@ -190,12 +198,16 @@ def cmk_pod() -> Object:
 
 def pending_pod(name: str) -> Object:
     """A pod as mutated by nodewise's webhook, which waits for the only core."""
-    return cpu_manager.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host_kubelet.NAME)
+    return cpu_manager_on_real_node.pod(
+        name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host_with_kubelet.NAME
+    )
 
 
 def tasks(kube_host: KubernetesHost, pool: str) -> list[str]:
     """The tasks of a pool, as CMK reads them."""
-    text = kube_host.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host_kubelet.NAME}")["data"]["config"]
+    text = kube_host.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host_with_kubelet.NAME}")["data"][
+        "config"
+    ]
     return [task for lists in yaml.safe_load(text)[pool].values() for held in lists.values() for task in held]
 
 
@@ -209,7 +221,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
     tmp_path: Path,
 ) -> None:
     api, old = kube_host.plane.api, pid_of(kube_host, old_task)
-    hold, away, install, look, let, rights = page_code_blocks.section(PAGE, "## Node by node")
+    hold, away, install, look, let, rights = docs_page_code_blocks.section(PAGE, "## Node by node")
     validate, describe = look.text.splitlines(keepends=True)
     kubeconfig = str(kube_host.plane.admin.kubeconfig)
     with migration_page_reader.operator(
@@ -231,7 +243,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         typing.follows([let])
         api.create(cmk_pod())
         host_sandbox.pods(pending_pod("new"))
-        new = cpu_workloads.running(host_sandbox, "new")
+        new = script_pods.running(host_sandbox, "new")
         wait(
             "a pod of CMK's form holds infra",
             lambda: tasks(kube_host, "infra") or None,
@@ -247,11 +259,11 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         manager = CpuManagerOnNode(host_sandbox, kube_host.node, kube_host.plane.admin, tmp_path)
         assert set(manager.masks(new).values()) == {EXCLUSIVE}
 
-        typing.follows(page_code_blocks.section(PAGE, "## Roll back"))
+        typing.follows(docs_page_code_blocks.section(PAGE, "## Roll back"))
         for path in MADE_ANEW:
             wait(f"{path} can be made anew", lambda path=path: None if api.find(path) else True)
         assert tasks(kube_host, "exclusive") == held
-        assert cpu_workloads.running(host_sandbox, "new")["metadata"]["uid"] == new["metadata"]["uid"]
+        assert script_pods.running(host_sandbox, "new")["metadata"]["uid"] == new["metadata"]["uid"]
         account = kube_host.plane.service_account("cmk-serviceaccount", NAMESPACE, RIGHTS)
         config_map = _made("v1", "ConfigMap", "cmk-webhook-configmap", data={"server.yaml": ""})
         admission_policy_waits.wait_allowed(
@@ -266,7 +278,9 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
 @pytest.mark.usefixtures("cluster_scheduler")
 def test_the_pods_that_leave_nodes_become_ready(kube_host: KubernetesHost, image: str) -> None:
     """As the undo of cpu-pools.md waits for it; here on a node that has nothing to leave."""
-    manifests = [str(page_code_blocks.ROOT / "deploy" / name) for name in ("cpu.yaml", "cpu-uninstall.yaml")]
+    manifests = [
+        str(docs_page_code_blocks.ROOT / "deploy" / name) for name in ("cpu.yaml", "cpu-uninstall.yaml")
+    ]
     files = [f"--filename={file}" for file in manifests]
     kube_host.plane.kubectl("apply", *files)
     try:

@@ -11,24 +11,30 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import page_code_blocks
+from tests import docs_page_code_blocks
 from tests.cluster import gpu_cluster
 from tests.cluster.api_client import Object
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_chart import helm_program
 from tests.conformance.configure import scheduler_manifests as kubeadm
-from tests.node import busybox_image, cpu_workloads, host_kubelet, migration_page_reader, static_scheduler
-from tests.node.host_kubelet import KubernetesHost
-from tests.node.static_scheduler import StaticScheduler
-from tests.page_code_blocks import ShellStep
-from tests.page_reader import PageReader
+from tests.docs_page_code_blocks import ShellStep
+from tests.docs_page_runner import PageReader
+from tests.node import (
+    busybox_image,
+    host_with_kubelet,
+    migration_page_reader,
+    script_pods,
+    static_pod_scheduler,
+)
+from tests.node.host_with_kubelet import KubernetesHost
+from tests.node.static_pod_scheduler import StaticScheduler
 
 __all__ = ["helm_program"]
 
 pytestmark = pytest.mark.cluster
 
-PAGE = page_code_blocks.HOW_TO / "migrate-from-gas.md"
-KUBEADM = page_code_blocks.HOW_TO / "install-on-kubeadm.md"
+PAGE = docs_page_code_blocks.HOW_TO / "migrate-from-gas.md"
+KUBEADM = docs_page_code_blocks.HOW_TO / "install-on-kubeadm.md"
 CONFIG = "/etc/kubernetes/scheduler-config.yaml"
 SERVICE = "10.0.0.9"
 """No other Service gets it: the API server itself gives away those from 10.0.0.17 on."""
@@ -108,7 +114,7 @@ roleRef: {{kind: ClusterRole, name: gas-handler, apiGroup: rbac.authorization.k8
 @pytest.fixture
 def cards(kube_host: KubernetesHost) -> Iterator[None]:
     """The host has three devices, as Intel's plugin advertises them."""
-    shape = gpu_cluster.node(host_kubelet.NAME, cards=3, millicores=1000)
+    shape = gpu_cluster.node(host_with_kubelet.NAME, cards=3, millicores=1000)
     kube_host.node.label({key: text for key, text in shape["metadata"]["labels"].items() if "intel" in key})
     extended = {key: amount for key, amount in shape["status"]["capacity"].items() if "/" in key}
     kube_host.node.advertise(extended)
@@ -127,7 +133,7 @@ def scheduler(kube_host: KubernetesHost) -> Iterator[StaticScheduler]:
     pair = kube_host.plane.authority.issue("kubernetes-ca")
     (certs / "client.crt").write_bytes(pair.cert.read_bytes())
     (certs / "client.key").write_bytes(pair.key.read_bytes())
-    with static_scheduler.running(kube_host) as running:
+    with static_pod_scheduler.running(kube_host) as running:
         before = running.current_state()
         running.write(_asking(running.manifest.read_text()))
         running.wait_replaced_pod(before)
@@ -179,7 +185,7 @@ def operator(
 ) -> Iterator[PageReader]:
     instead = {
         "my-namespace": host_sandbox.namespace,
-        "control1": host_kubelet.NAME,
+        "control1": host_with_kubelet.NAME,
         "values-gas.yaml": f"values-gas.yaml --set service.clusterIP={SERVICE}",
     }
 
@@ -197,8 +203,8 @@ def pod(name: str, card: str = "") -> Object:
     """A pod that wants most of a card; with a card one that GAS has bound."""
     limits = {f"{gpu_cluster.PREFIX}i915": "1", f"{gpu_cluster.PREFIX}millicores": "600"}
     container = {"resources": {"limits": limits}}
-    made = cpu_workloads.pod(
-        name, "exec sleep 1000", on=host_kubelet.NAME if card else "", container=container
+    made = script_pods.pod(
+        name, "exec sleep 1000", on=host_with_kubelet.NAME if card else "", container=container
     )
     if card:
         made["metadata"]["annotations"] = {gpu_cluster.CARDS: card, "gas-ts": "1700000000500000000"}
@@ -213,24 +219,24 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     operator: PageReader,
 ) -> None:
     first, switch, seen, away, back = (
-        page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
+        docs_page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
     )
     hold, stop, configure, restarted, let = switch
     restore, start = back
-    fetch, _ = page_code_blocks.section(KUBEADM, "## 2. kube-scheduler")
+    fetch, _ = docs_page_code_blocks.section(KUBEADM, "## 2. kube-scheduler")
     before = _written(kube_host, scheduler)
     host_sandbox.pods(pod("of-before", "card0"))
 
     operator.follows(first)
     host_sandbox.pods(pod("of-meanwhile", "card2"))
-    (_, curl) = page_code_blocks.steps(first[-1])
+    (_, curl) = docs_page_code_blocks.steps(first[-1])
     wait("nodewise knows both", lambda: _held(operator, curl) == {"card0", "card2"} or None)
     migration_page_reader.name_service(kube_host, "nodewise", "nodewise")
 
     operator.follows([hold])
     migration_page_reader.expect_rejected(host_sandbox, pod("too-early"), "exceeded quota: no-cards")
-    host_sandbox.pods(cpu_workloads.pod("without-cards", "exec sleep 1000"))
-    assert host_sandbox.expect_bound("without-cards") == host_kubelet.NAME
+    host_sandbox.pods(script_pods.pod("without-cards", "exec sleep 1000"))
+    assert host_sandbox.expect_bound("without-cards") == host_with_kubelet.NAME
     operator.follows([stop])
     assert kube_host.pods("default", app="gas") == []
     asked_gas = scheduler.current_state()
@@ -239,7 +245,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     asked_us = scheduler.wait_ready()
     operator.follows([restarted, let])
     host_sandbox.pods(pod("first"))
-    assert host_sandbox.expect_bound("first") == host_kubelet.NAME
+    assert host_sandbox.expect_bound("first") == host_with_kubelet.NAME
     host_sandbox.pods(pod("second"))
     host_sandbox.expect_rejected("second")
     operator.follows(seen)
@@ -249,7 +255,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     scheduler.wait_replaced_pod(asked_us)
     operator.follows([start, let])
     running = {
-        name: cpu_workloads.running(host_sandbox, name) for name in ("of-before", "of-meanwhile", "first")
+        name: script_pods.running(host_sandbox, name) for name in ("of-before", "of-meanwhile", "first")
     }
     assert [gpu_cluster.cards_of(pod) for pod in running.values()] == [["card0"], ["card2"], ["card1"]]
     operator.follows(away)

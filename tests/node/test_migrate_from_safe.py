@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests import page_code_blocks
+from tests import docs_page_code_blocks
 from tests.cluster import fake_metrics_server
 from tests.cluster.api_client import Object
 from tests.cluster.namespace_sandboxes import wait
-from tests.node import busybox_image, host_kubelet, migration_page_reader
-from tests.node.host_kubelet import KubernetesHost
-from tests.page_reader import PageReader
+from tests.docs_page_runner import PageReader
+from tests.node import busybox_image, host_with_kubelet, migration_page_reader
+from tests.node.host_with_kubelet import KubernetesHost
 
 pytestmark = pytest.mark.cluster
 
-PAGE = page_code_blocks.HOW_TO / "migrate-from-kube-safe-scheduler.md"
+PAGE = docs_page_code_blocks.HOW_TO / "migrate-from-kube-safe-scheduler.md"
 SYSTEM = "kube-system"
 OLDER = {"my-scheduler": {"app": "my-scheduler"}} | {
     name: {"daemon": name} for name in ("node-annotator", "k8s-assessor")
@@ -62,7 +62,7 @@ def safe(kube_host: KubernetesHost, cluster_scheduler: None, tmp_path: Path) -> 
         kube_host.wait_ready(SYSTEM, **labels)
     api.patch(kube_host.node.path, {"metadata": {"annotations": WRITTEN}})
     with fake_metrics_server.behind(api, folder) as metrics:
-        metrics.cpu = {host_kubelet.NAME: "500m"}
+        metrics.cpu = {host_with_kubelet.NAME: "500m"}
         yield
     for name in OLDER:
         api.delete(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{name}")
@@ -82,7 +82,7 @@ def test_annotations_and_the_scheduler_change_hands_and_change_back(
     kube_host: KubernetesHost, operator: PageReader
 ) -> None:
     look, annotator, (pair, _), seen, back = (
-        page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
+        docs_page_code_blocks.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "Roll back")
     )
     operator.follows(look)
     operator.follows(annotator)

@@ -11,8 +11,8 @@ from tests.cluster.api_client import Object
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import host_kubelet, preferred_nodes
-from tests.node.host_kubelet import KubernetesHost
+from tests.node import host_with_kubelet, preferred_nodes
+from tests.node.host_with_kubelet import KubernetesHost
 from tests.node.preferred_nodes import FAR
 
 pytestmark = pytest.mark.cluster
@@ -56,7 +56,7 @@ def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
         preferred_nodes.plain("plain", FAR), preferred_nodes.with_policy("web", FAR, schedulerName=NAME)
     )
     assert host_sandbox.expect_bound("plain") == FAR
-    assert host_sandbox.expect_bound("web") == host_kubelet.NAME
+    assert host_sandbox.expect_bound("web") == host_with_kubelet.NAME
     (pod,) = kube_host.pods(NAMESPACE, app=NAME)
     assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0, 0]
     assert pod["metadata"]["uid"] == scheduler["metadata"]["uid"]

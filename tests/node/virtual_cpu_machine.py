@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodewise.cpu import cmk_names, cpulist, sysfs
+from nodewise.cpu import cmk_names, cpu_set_formats, sysfs
 from nodewise.cpu.install import installation
 from nodewise.cpu.topology import CPUS, NODES
-from tests.cluster import processes, virtual_machine
+from tests.cluster import child_processes, virtual_machine
 from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.virtual_machine import EmulatedHardware, FileEntry
 
@@ -164,7 +164,9 @@ class VirtualCpuMachine:
         for line in self.run(script).splitlines():
             if len(words := line.split()) == len(fields.split("|")):  # else it ended meanwhile
                 comm, tgid, pid, parent, cpus, mems = words
-                where = ThreadPlacement(comm, *(frozenset(cpulist.parse_list(text)) for text in (cpus, mems)))
+                where = ThreadPlacement(
+                    comm, *(frozenset(cpu_set_formats.parse_list(text)) for text in (cpus, mems))
+                )
                 threads[int(pid)] = (int(tgid), int(parent), where)
         family = {self.pid(name)}
         while more := {tgid for tgid, parent, _ in threads.values() if parent in family} - family:
@@ -178,7 +180,7 @@ class VirtualCpuMachine:
     def cgroup(self, name: str, cpus: Iterable[int], mems: Iterable[int]) -> None:
         """Make one with a cpuset."""
         place = f"/sys/fs/cgroup/{name}"
-        lists = [cpulist.format_ranges(numbers) for numbers in (cpus, mems)]
+        lists = [cpu_set_formats.format_ranges(numbers) for numbers in (cpus, mems)]
         self.run(
             f"mkdir -p {place}; echo {lists[0]} > {place}/cpuset.cpus; echo {lists[1]} > {place}/cpuset.mems"
         )
@@ -257,7 +259,7 @@ def running(
     root: Path, entries: Mapping[str, FileEntry], folder: Path, state: bytes = b"", kernel: str = ""
 ) -> Iterator[VirtualCpuMachine]:
     """A machine of the packages below `root` with `files`, and the state of an earlier boot. Raises NotReadyError."""
-    port = processes.free_port()
+    port = child_processes.free_port()
     kube_host = {**entries, "state.tar": FileEntry(0o100644, state or _nothing())}
     hardware = HARDWARE._replace(kernel=kernel)
     with virtual_machine.running(root, folder, kube_host, hardware, ((port, _PORT),)) as process:

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 import yaml
 
-from nodewise.agents.gpu import agent, eviction_labels, node_allocations
+from nodewise.agents.gpu import agent, descheduler_pod_labels, node_allocations
 from nodewise.agents.telemetry import node_labels
 from nodewise.annotator.node_pod_fields import WrittenAnnotations
-from nodewise.extender import binding, requeueing
+from nodewise.extender import binding, pod_requeueing
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 STATISTICS = {field.encode_name for field in msgspec.structs.fields(WrittenAnnotations)}
@@ -41,7 +41,7 @@ def words(file: str, name: str, variable: str) -> set[str]:
 
 def test_the_annotations_of_nodes() -> None:
     assert words("annotator.yaml", "nodewise-annotator", "annotationKeys") == STATISTICS
-    assert words("rbac.yaml", "nodewise-nodes", "annotationKeys") == STATISTICS | {requeueing.ANNOTATION}
+    assert words("rbac.yaml", "nodewise-nodes", "annotationKeys") == STATISTICS | {pod_requeueing.ANNOTATION}
 
 
 def test_the_labels_of_nodes() -> None:
@@ -54,7 +54,7 @@ def test_the_labels_of_nodes() -> None:
 
 def test_the_labels_of_pods() -> None:
     topology = {"topology.kubernetes.io/zone", "topology.kubernetes.io/region"}
-    own = {eviction_labels.LABEL, eviction_labels.VALUE}
+    own = {descheduler_pod_labels.LABEL, descheduler_pod_labels.VALUE}
     assert words("gpu.yaml", "nodewise-pods", "otherLabels") == own | topology
 
 

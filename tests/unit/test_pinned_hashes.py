@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 from packaging.requirements import Requirement
 
-from tests import page_code_blocks
+from tests import docs_page_code_blocks
 
-BOOTSTRAP: Final = page_code_blocks.ROOT / "tools/bootstrap.txt"
-GO: Final = page_code_blocks.ROOT / "tests/cluster/go.txt"
+BOOTSTRAP: Final = docs_page_code_blocks.ROOT / "tools/bootstrap.txt"
+GO: Final = docs_page_code_blocks.ROOT / "tests/cluster/go.txt"
 HASH: Final = re.compile(r" --hash=sha256:[0-9a-f]{64}")
 
 
@@ -31,8 +31,8 @@ def test_each_requirement_has_a_version_and_hashes_and_no_address(file: Path) ->
 
 
 def test_what_pip_installs_before_the_lock_is_pinned_in_the_versions_of_the_lock() -> None:
-    project = tomllib.loads((page_code_blocks.ROOT / "pyproject.toml").read_text())
-    packages = tomllib.loads((page_code_blocks.ROOT / "uv.lock").read_text())["package"]
+    project = tomllib.loads((docs_page_code_blocks.ROOT / "pyproject.toml").read_text())
+    packages = tomllib.loads((docs_page_code_blocks.ROOT / "uv.lock").read_text())["package"]
     locked = {package["name"]: package.get("version", "") for package in packages}
     versions = dict(requirement.split("==") for requirement in pinned(BOOTSTRAP))
     assert {
@@ -44,7 +44,7 @@ def test_what_pip_installs_before_the_lock_is_pinned_in_the_versions_of_the_lock
 
 
 def test_the_containerfile_starts_from_a_digest() -> None:
-    text = (page_code_blocks.ROOT / "Containerfile").read_text()
+    text = (docs_page_code_blocks.ROOT / "Containerfile").read_text()
     (base,) = re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
     assert re.fullmatch(r"docker\.io/library/debian:13-slim@sha256:[0-9a-f]{64}", base)
     assert {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")} == {
@@ -55,9 +55,9 @@ def test_the_containerfile_starts_from_a_digest() -> None:
 
 def test_every_installation_of_this_tree_is_by_hash() -> None:
     files = [
-        page_code_blocks.ROOT / "Makefile",
-        page_code_blocks.ROOT / "Containerfile",
-        *(page_code_blocks.ROOT / ".ci").iterdir(),
+        docs_page_code_blocks.ROOT / "Makefile",
+        docs_page_code_blocks.ROOT / "Containerfile",
+        *(docs_page_code_blocks.ROOT / ".ci").iterdir(),
     ]
     lines = [
         line.strip() for file in files for line in file.read_text().splitlines() if "pip install" in line

@@ -6,12 +6,12 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from nodewise.cpu.cluster import agent_daemonset, api_versions, setup_objects
-from nodewise.cpu.cluster.setup_objects import SetupOptions
-from tests import page_code_blocks
+from nodewise.cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
+from nodewise.cpu.cluster.node_setup_objects import SetupOptions
+from tests import docs_page_code_blocks
 
-NEWEST: Final = api_versions.TABLE[-1]
-DEPLOY: Final = page_code_blocks.ROOT / "deploy"
+NEWEST: Final = api_server_features.TABLE[-1]
+DEPLOY: Final = docs_page_code_blocks.ROOT / "deploy"
 
 OWNERS = "reads whose the processes of the host are, and in which pods, from /proc"
 MOVES = "moves the processes of the host when pools change"
@@ -78,9 +78,9 @@ def shipped() -> Iterator[ShippedContainer]:
                 if made:
                     yield from containers(str(file.relative_to(DEPLOY)), made)
     for made in (
-        setup_objects.preparation_pod(setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
-        setup_objects.daemon_set(setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST),
-        setup_objects.reconfiguration_pod("n1", SetupOptions()),
+        node_setup_objects.preparation_pod(node_setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
+        node_setup_objects.daemon_set(node_setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST),
+        node_setup_objects.reconfiguration_pod("n1", SetupOptions()),
         agent_daemonset.daemon_set(SetupOptions(), NEWEST),
     ):
         yield from containers("nodewise.cpu.cluster", made)

@@ -12,9 +12,9 @@ import pytest
 from nodewise import trusted_files
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.agent import socket_file
-from nodewise.cpu.cpusets import container_cpusets, container_runtime
+from nodewise.cpu.cpusets import container_cpusets, container_runtime_client
 from nodewise.cpu.install import installation
-from nodewise.cpu.node import nfd_feature
+from nodewise.cpu.node import nfd_feature_file
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.errors import NodewiseError
 from nodewise.trusted_files import Untrusted, check_folder, resolve
@@ -144,7 +144,7 @@ def test_a_run_without_root_trusts_root_and_its_own_user(tree: Path) -> None:
 def socket_in(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(folder / "runtime.sock"))
-    container_runtime.endpoint(str(folder / "runtime.sock"))
+    container_runtime_client.endpoint(str(folder / "runtime.sock"))
 
 
 def listening(folder: Path) -> None:
@@ -161,7 +161,7 @@ USERS: dict[str, Callable[[Path], object]] = {
     "what is left of a socket": lambda folder: socket_file.clear(folder / "cpu.sock"),
     "what containers had before": lambda folder: container_cpusets.load_originals(folder / "cpusets.json"),
     "where that is kept": lambda folder: container_cpusets.save_originals(folder / "cpusets.json", {}),
-    "features of the node": lambda folder: nfd_feature.write(folder, ["power", "performance"]),
+    "features of the node": lambda folder: nfd_feature_file.write(folder, ["power", "performance"]),
     "the program's source": lambda folder: installation.install(
         folder, Path("/nonexistent"), Path("/opt"), None
     ),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import nodewise
 from nodewise.errors import NodewiseError
-from tools.image import image_assembly, image_properties
-from tools.image.errors import ImageError, say
+from tools.image import image_assembly, image_constants
+from tools.image.command_execution_and_errors import ImageError, say
 from tools.image.image_assembly import ImageInputs
 from tools.image.oci import ImageIdentity
 
@@ -21,10 +21,10 @@ def cache() -> Path:
 
 def identity(revision: str = "") -> ImageIdentity:
     """Version, time and revision of this source tree's image. ImageError if SOURCE_DATE_EPOCH is invalid."""
-    text = os.environ.get("SOURCE_DATE_EPOCH") or str(image_properties.EPOCH_S)
+    text = os.environ.get("SOURCE_DATE_EPOCH") or str(image_constants.EPOCH_S)
     if not text.isdecimal():
         raise ImageError(f"SOURCE_DATE_EPOCH: found {text!r}, expected seconds since 1970")
-    return ImageIdentity(nodewise.__version__, int(text), image_properties.architecture(), revision)
+    return ImageIdentity(nodewise.__version__, int(text), image_constants.architecture(), revision)
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def _make(arguments: argparse.Namespace, inputs: ImageInputs, wanted: ImageIdent
     if arguments.folders:
         image_assembly.folders(arguments.folders, inputs, wanted)
         return
-    file = arguments.into / f"{image_properties.NAME}-{wanted.version}.oci.tar"
+    file = arguments.into / f"{image_constants.NAME}-{wanted.version}.oci.tar"
     made = image_assembly.make(file, inputs, wanted)
     say(f"{made.size_bytes / 1e6:6.1f} MB  in all")
     print(file, made.digest)

@@ -19,8 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tools.image import digests, image_properties
-from tools.image.errors import ImageError, run, say
+from tools.image import digests, image_constants
+from tools.image.command_execution_and_errors import ImageError, run, say
 
 REQUESTED: Final = ("python3", "bash", "base-files", "ca-certificates", "libstdc++6")
 """Packages to install with their dependencies; wheels expect libstdc++6 on every machine."""
@@ -46,7 +46,8 @@ EXCLUDED_PACKAGES: Final = {
     "tar": "installs packages",
     "tzdata": "nodewise writes times as UTC",
 }
-"""Dependencies that are not in the image, with reasons. A missing library fails the build (`libraries.py`)."""
+"""Dependencies that are not in the image, with reasons. A missing library fails the build
+(`shared_library_check.py`)."""
 EXCLUDED_PATHS: Final = (
     "boot", "etc/cron*", "etc/default", "etc/dpkg", "etc/init.d", "etc/issue*", "etc/logrotate.d", "etc/motd",
     "etc/skel", "etc/update-motd.d", "usr/bin/bashbug", "usr/bin/clear_console", "usr/bin/pdb3*", "usr/bin/py3*",
@@ -67,9 +68,9 @@ _USR_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Links into `usr`, as in Debian since version 12."""
 _FILES: Final = {
     "etc/passwd": f"root:x:0:0:root:/root:/bin/bash\n"
-    f"{image_properties.NAME}:x:{image_properties.UID}:{image_properties.UID}:{image_properties.NAME}:{image_properties.HOME}:/bin/bash\n"
+    f"{image_constants.NAME}:x:{image_constants.UID}:{image_constants.UID}:{image_constants.NAME}:{image_constants.HOME}:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-    "etc/group": f"root:x:0:\n{image_properties.NAME}:x:{image_properties.UID}:\nnogroup:x:65534:\n",
+    "etc/group": f"root:x:0:\n{image_constants.NAME}:x:{image_constants.UID}:\nnogroup:x:65534:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
 }
 _BUNDLE: Final = "etc/ssl/certs/ca-certificates.crt"
@@ -302,7 +303,7 @@ def _set_up(root: Path) -> None:
         "var/tmp",
         "run",
         "opt",
-        image_properties.HOME.lstrip("/"),
+        image_constants.HOME.lstrip("/"),
     ):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for name, text in _FILES.items():

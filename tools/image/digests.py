@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from tools.image.errors import ImageError
+from tools.image.command_execution_and_errors import ImageError
 
 
 def of_file(file: Path) -> str:

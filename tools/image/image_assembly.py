@@ -15,16 +15,16 @@ from nodewise.cpu.install import bundle
 from tools.image import (
     debian_packages,
     digests,
-    image_properties,
+    image_constants,
     layers,
-    libraries,
     oci,
     python_wheels,
     sbom,
     scheduler_templates,
+    shared_library_check,
 )
+from tools.image.command_execution_and_errors import ImageError, say
 from tools.image.debian_packages import Package
-from tools.image.errors import ImageError, say
 from tools.image.layers import Layer
 from tools.image.oci import ImageIdentity
 
@@ -73,7 +73,7 @@ def make(file: Path, inputs: ImageInputs, identity: ImageIdentity) -> ImageSumma
         part = file.with_name(f".{file.name}.part")
         digest = oci.write(part, image_layers, identity)
         part.replace(file)
-        shutil.copyfile(parts[-1].folder / image_properties.SBOM.lstrip("/"), sbom_path(file))
+        shutil.copyfile(parts[-1].folder / image_constants.SBOM.lstrip("/"), sbom_path(file))
     return ImageSummary(digest, image_layers)
 
 
@@ -82,7 +82,7 @@ def folders(into: Path, inputs: ImageInputs, identity: ImageIdentity) -> None:
     with tempfile.TemporaryDirectory(prefix="nodewise-image-") as temporary:
         parts = _parts(inputs, identity, Path(temporary))
         _check_size([part.layer for part in parts])
-        for name, part in zip(image_properties.FOLDERS, parts, strict=True):
+        for name, part in zip(image_constants.FOLDERS, parts, strict=True):
             shutil.copytree(part.folder, into / name, symlinks=True)
             layers.set_modes(into / name)
 
@@ -96,9 +96,9 @@ def _check_size(image_layers: Sequence[Layer]) -> None:
     size_bytes = sum(layer.size_bytes for layer in image_layers)
     for layer in image_layers:
         say(f"{layer.size_bytes / 1e6:6.1f} MB  {layer.title}")
-    if size_bytes > image_properties.LARGEST_BYTES:
+    if size_bytes > image_constants.LARGEST_BYTES:
         raise ImageError(
-            f"{size_bytes / 1e6:.1f} MB in all, more than {image_properties.LARGEST_BYTES / 1e6:.0f} MB"
+            f"{size_bytes / 1e6:.1f} MB in all, more than {image_constants.LARGEST_BYTES / 1e6:.0f} MB"
         )
 
 
@@ -113,7 +113,7 @@ def debian_home(cache: Path) -> Path:
     release = debian_packages.release()
     return (
         cache
-        / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{image_properties.architecture()}"
+        / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{image_constants.architecture()}"
     )
 
 
@@ -125,8 +125,8 @@ def _parts(inputs: ImageInputs, identity: ImageIdentity, work: Path) -> list[Bui
     own = _own(target, work, identity)
     program = _program(inputs.program, work, identity)
     root = work / "bill"
-    sbom_file = root / image_properties.SBOM.lstrip("/")
-    ready = program.folder / image_properties.READY.lstrip("/")
+    sbom_file = root / image_constants.SBOM.lstrip("/")
+    ready = program.folder / image_constants.READY.lstrip("/")
     sbom.write(sbom_file, identity, (packages, target.root), wheels.folder, ready, debian_packages.release())
     return [system, wheels, own, program, _part("the SBOM", root, identity)]
 
@@ -149,7 +149,7 @@ def _system(
     part = tree.part(
         "Debian's packages",
         [debian_packages, python_wheels],
-        [debian_packages.key(packages), image_properties.USER, image_properties.HOME],
+        [debian_packages.key(packages), image_constants.USER, image_constants.HOME],
         fill,
     )
     return python_wheels.target(part.folder, glibc, machine), part
@@ -160,9 +160,9 @@ def _wheels(tree: "LayerCache", target: python_wheels.PythonTarget, key: str) ->
 
     def fill(root: Path) -> None:
         python_wheels.install(lines, target, root)
-        libraries.check([target.root, root])
+        shared_library_check.check([target.root, root])
 
-    return tree.part("Python's wheels", [python_wheels, libraries], [key, *lines], fill)
+    return tree.part("Python's wheels", [python_wheels, shared_library_check], [key, *lines], fill)
 
 
 def _own(target: python_wheels.PythonTarget, work: Path, identity: ImageIdentity) -> BuiltLayer:
@@ -175,7 +175,7 @@ def _own(target: python_wheels.PythonTarget, work: Path, identity: ImageIdentity
 
 def _program(ready: Path | None, work: Path, identity: ImageIdentity) -> BuiltLayer:
     root = work / "program"
-    folder = root / image_properties.READY.lstrip("/")
+    folder = root / image_constants.READY.lstrip("/")
     if ready is None:
         say("building the program that `nodewise cpu install` puts on hosts")
         bundle.build(folder, bundled_modules())

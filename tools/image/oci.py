@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tools.image import image_properties
+from tools.image import image_constants
 from tools.image.layers import Layer
 
 _MEDIA: Final = "application/vnd.oci.image"
@@ -26,7 +26,7 @@ class ImageIdentity(NamedTuple):
 
 def reference(version: str) -> str:
     """The full reference of the image, as container runtimes write it."""
-    return f"docker.io/library/{image_properties.NAME}:{version}"
+    return f"docker.io/library/{image_constants.NAME}:{version}"
 
 
 def write(file: Path, layers: Sequence[Layer], identity: ImageIdentity) -> str:
@@ -64,7 +64,7 @@ def _entry(name: str, size_bytes: int, time_s: int) -> tarfile.TarInfo:
 def labels(identity: ImageIdentity) -> Mapping[str, str]:
     """All labels of the image."""
     labels = {
-        **image_properties.LABELS,
+        **image_constants.LABELS,
         "org.opencontainers.image.version": identity.version,
         "org.opencontainers.image.created": _time(identity),
     }
@@ -78,11 +78,11 @@ def _config(layers: Sequence[Layer], identity: ImageIdentity) -> dict[str, Any]:
         "architecture": identity.architecture,
         "os": "linux",
         "config": {
-            "User": image_properties.USER,
-            "ExposedPorts": {image_properties.PORT: {}},
-            "Env": [f"{name}={value}" for name, value in image_properties.ENVIRONMENT.items()],
-            "Entrypoint": list(image_properties.ENTRYPOINT),
-            "Cmd": list(image_properties.COMMAND),
+            "User": image_constants.USER,
+            "ExposedPorts": {image_constants.PORT: {}},
+            "Env": [f"{name}={value}" for name, value in image_constants.ENVIRONMENT.items()],
+            "Entrypoint": list(image_constants.ENTRYPOINT),
+            "Cmd": list(image_constants.COMMAND),
             "WorkingDir": "/",
             "Labels": labels(identity),
         },
@@ -116,7 +116,7 @@ def _docker_manifest(layers: Sequence[Layer], config: bytes, identity: ImageIden
     return [
         {
             "Config": _blob(_digest(config)),
-            "RepoTags": [f"{image_properties.NAME}:{identity.version}"],
+            "RepoTags": [f"{image_constants.NAME}:{identity.version}"],
             "Layers": [_blob(layer.digest) for layer in layers],
         }
     ]

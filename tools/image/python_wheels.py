@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from packaging.requirements import Requirement
 
-from tools.image import image_properties
-from tools.image.errors import ImageError, run, say
+from tools.image import image_constants
+from tools.image.command_execution_and_errors import ImageError, run, say
 
 _UNUSED_FOLDERS: Final = ("tests", "__pycache__")
 """Folders of wheels that the image does not need."""
@@ -81,9 +81,9 @@ def _applicable_requirements(lock: str, environment: Mapping[str, str]) -> Itera
 def export_lock() -> str:
     """nodewise's dependencies in the lock file, in the format of requirements files."""
     uv = Path(sys.executable).with_name("uv")
-    extras = [word for extra in image_properties.EXTRAS for word in ("--extra", extra)]
+    extras = [word for extra in image_constants.EXTRAS for word in ("--extra", extra)]
     command = [uv, "export", "--quiet", "--frozen", "--no-emit-project", "--no-dev", *extras]
-    return run(command, "reading the lock file", image_properties.ROOT)
+    return run(command, "reading the lock file", image_constants.ROOT)
 
 
 def install(lines: Sequence[str], python: PythonTarget, root: Path) -> None:
@@ -116,7 +116,7 @@ def install_own(wheel: Path, python: PythonTarget, root: Path) -> None:
     (entries,) = into.glob("*.dist-info/entry_points.txt")
     for name, module, function in re.findall(r"^(\w+) = ([\w.]+):(\w+)$", entries.read_text(), re.MULTILINE):
         _script(programs / name, module, function)
-    for path, module in image_properties.SCRIPTS.items():
+    for path, module in image_constants.SCRIPTS.items():
         _script(root / path.lstrip("/"), module, "run")
     compile_modules(python, root)
 
@@ -124,9 +124,9 @@ def install_own(wheel: Path, python: PythonTarget, root: Path) -> None:
 def build_wheel(folder: Path) -> Path:
     """Build nodewise's wheel from this source tree."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(image_properties.EPOCH_S), "PYTHONPATH": ""}
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(image_constants.EPOCH_S), "PYTHONPATH": ""}
     run(
-        [*command, "--wheel-dir", folder, image_properties.ROOT],
+        [*command, "--wheel-dir", folder, image_constants.ROOT],
         "building nodewise's wheel",
         environment=environment,
     )

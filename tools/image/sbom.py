@@ -19,7 +19,7 @@ from cyclonedx.model.license import DisjunctiveLicense, License
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from tools.image import image_properties
+from tools.image import image_constants
 from tools.image.debian_packages import Package
 from tools.image.oci import ImageIdentity
 
@@ -70,10 +70,10 @@ def write(
     """Write the SBOM. `system` and `wheels` are the unpacked folders, `program` that of the program for hosts."""
     packages, root = system
     image = Component(
-        name=image_properties.NAME,
+        name=image_constants.NAME,
         version=identity.version,
         type=ComponentType.CONTAINER,
-        bom_ref=f"image:{image_properties.NAME}",
+        bom_ref=f"image:{image_constants.NAME}",
         licenses=[_license("Apache-2.0")],
     )
     bom = Bom(metadata=BomMetaData(component=image, timestamp=datetime.fromtimestamp(identity.time_s, UTC)))
@@ -161,7 +161,7 @@ def _program_component(folder: Path, identity: ImageIdentity) -> Component:
         version=identity.version,
         type=ComponentType.APPLICATION,
         bom_ref="program:cmk",
-        properties=[Property(name="nodewise:path", value=image_properties.READY)],
+        properties=[Property(name="nodewise:path", value=image_constants.READY)],
         components=[python, *map(_library_component, libraries)],
     )
 

@@ -5,9 +5,9 @@ from typing import Final
 
 from nodewise.cli import agent_selection
 from nodewise.cli.agent_selection import agent_role_in_extender_entry
-from nodewise.configure import scheduler_configuration, static_pod, yaml_editor
+from nodewise.configure import scheduler_configuration, scheduler_static_pod, yaml_editor
 from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
-from tools.image import image_properties
+from tools.image import image_constants
 
 _URL: Final = "https://nodewise.nodewise.svc:9001"
 _GPU_WEIGHT: Final = 20
@@ -28,7 +28,9 @@ def template(agents: str) -> str:
         SchedulerOptions(
             _URL,
             EntryFiles(
-                "none", f"{static_pod.CERTS_MOUNT}/client.crt", f"{static_pod.CERTS_MOUNT}/client.key"
+                "none",
+                f"{scheduler_static_pod.CERTS_MOUNT}/client.crt",
+                f"{scheduler_static_pod.CERTS_MOUNT}/client.key",
             ),
             one_entry_per_agent=several,
             weights={"gpu": _GPU_WEIGHT} if several else {},
@@ -42,7 +44,7 @@ def template(agents: str) -> str:
 
 def write(root: Path) -> None:
     """Write all templates."""
-    for path, agents in image_properties.TEMPLATES.items():
+    for path, agents in image_constants.TEMPLATES.items():
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(template(agents))

@@ -8,9 +8,9 @@ from typing import Final
 
 import click
 
-from nodewise.cli import cpu, exit_codes, main, older_flags
+from nodewise.cli import cpu, exit_codes, main, older_program_flags
 from nodewise.cli.options_from_settings import SectionedCommand, parameter_help_heading
-from tools.reference.page_text import MADE, code, entry, table
+from tools.reference.markdown_formatting import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
 _PROGRAM: Final = "nodewise"
@@ -151,7 +151,7 @@ def commands_page() -> str:
 def cmk_page() -> str:
     """The commands of the script `cmk`, and the older program's flags."""
     rows = []
-    for name, flags in older_flags.CMK.items():
+    for name, flags in older_program_flags.CMK.items():
         old = ", ".join(_older(flag, replacement) for flag, replacement in flags.items())
         rows.append((f"`cmk {name}`", f"[`nodewise cpu {name}`](cpu.md#nodewise-cpu-{name})", old))
     return "".join(
@@ -174,7 +174,7 @@ def _is_command(cell: str) -> bool:
     return cell.strip("`").removeprefix("cmk ") in cpu.COMMANDS
 
 
-def _older(name: str, flag: older_flags.FlagTranslation) -> str:
+def _older(name: str, flag: older_program_flags.FlagTranslation) -> str:
     if flag.name == f"--{name}":
         return code(f"--{name}")
     return f"{code(f'--{name}')} ({code(flag.name) or 'no meaning here'})"

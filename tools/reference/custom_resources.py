@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-from tools.reference.page_text import MADE, code, table
+from tools.reference.markdown_formatting import MADE, code, table
 
 FOLDER: Final = Path(__file__).parents[2] / "deploy/crds"
 _BOUNDS: Final = {

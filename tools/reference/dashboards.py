@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tools.reference.page_text import MADE, code, table
+from tools.reference.markdown_formatting import MADE, code, table
 
 FOLDER: Final = Path(__file__).parents[2] / "deploy/chart/nodewise/dashboards"
 _METRIC: Final = re.compile(r"\bnodewise_\w+")

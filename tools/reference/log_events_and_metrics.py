@@ -3,7 +3,7 @@
 from nodewise.observe.log_events import EVENTS
 from nodewise.observe.metric_definitions import METRICS
 from nodewise.observe.metrics_registry import PREFIX
-from tools.reference.page_text import MADE, table
+from tools.reference.markdown_formatting import MADE, table
 
 
 def observability_page() -> str:

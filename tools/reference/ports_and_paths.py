@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from nodewise import agents
 from nodewise.extender.request_handler import RequestHandler, is_named_path
 from nodewise.serve.options import AdminOptions, ServeOptions
-from tools.reference.page_text import MADE, code, table
+from tools.reference.markdown_formatting import MADE, code, table
 
 _DOES = {
     "filter": "the nodes that accept the pod",

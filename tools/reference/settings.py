@@ -8,9 +8,9 @@ import msgspec
 
 from nodewise import agents
 from nodewise.cli.extender_options import GROUPS
-from nodewise.cli.older_flags import GAS, SAFE, TAS
+from nodewise.cli.older_program_flags import GAS, SAFE, TAS
 from nodewise.cli.setting_declarations import Setting, list_settings
-from tools.reference.page_text import MADE, entry, table
+from tools.reference.markdown_formatting import MADE, entry, table
 
 _KINDS: Final = {int: "INTEGER", float: "FLOAT"}
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, cast
 import nodewise
 from nodewise.agent import AgentKind
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import result_validation
+from nodewise.extender import third_party_result_validation
 from nodewise.extender.third_party_agents import AgentError, Origin, ThirdPartyKind, raise_as_agent_error
 
 ENTRY_POINT_GROUP: Final = "nodewise.agents"
@@ -113,9 +113,13 @@ def _load_third_party(entry: EntryPoint, origin: Origin, others: tuple[AgentKind
     """Import an entry point and validate its kind. The result is cached."""
     try:
         with raise_as_agent_error(origin):
-            kind = ThirdPartyKind(result_validation.validate_kind(entry.load(), entry.name, others), origin)
+            kind = ThirdPartyKind(
+                third_party_result_validation.validate_kind(entry.load(), entry.name, others), origin
+            )
     except AgentError as error:
         cause = error.__cause__
         why = error.why if cause is None else f"{error.why}: {cause}"
-        return InstalledAgent(origin, None, result_validation.validate_text(" ".join(why.split())))
+        return InstalledAgent(
+            origin, None, third_party_result_validation.validate_text(" ".join(why.split()))
+        )
     return InstalledAgent(origin, cast("AgentKind", kind))

@@ -8,7 +8,7 @@
 | `prometheus_usage.py` | usage statistics that Prometheus computes |
 | `sampled_usage.py` | usage statistics of samples that the annotator takes |
 | `sample_statistics.py` | mean, deviation and forecast of samples |
-| `allocation.py` | pod requests of each node, and their annotations |
+| `node_request_totals.py` | pod requests of each node, and their annotations |
 | `patch_planning.py` | the annotations that have changed |
 | `patch_writer.py` | writes a burst of patches |
 | `annotator.py` | measures, plans and writes once per period |

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise import cooperative_scheduling
 from nodewise.annotator import node_pod_fields, patch_planning, patch_writer
-from nodewise.annotator.allocation import Allocation, allocation_by_node
+from nodewise.annotator.node_request_totals import Allocation, allocation_by_node
 from nodewise.annotator.node_usage import MemoryRequests, UsageMeasurement, UsageSource
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.patch_planning import NodeMeasurements, PatchPlan, PatchRules
@@ -13,14 +13,14 @@ from nodewise.annotator.patch_writer import WriteResult
 from nodewise.annotator.prometheus_usage import PrometheusUsageSource
 from nodewise.annotator.sampled_usage import SampledUsageSource
 from nodewise.clock import Clock
-from nodewise.kube.api import Api
+from nodewise.kube.api_server_interface import Api
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.statistics import node_capacity
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 QUERY_TIMEOUT_S: Final = 15.0
 """Of one metric. Prometheus' own time-out is shorter and has a better message."""

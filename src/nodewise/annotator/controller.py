@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from nodewise.agent import Snapshot, Watched
+from nodewise.agent_controller_interface import Controller, Handle
 from nodewise.annotator import annotator, node_pod_fields, options, patch_planning
 from nodewise.annotator.annotator import Annotator
 from nodewise.annotator.node_pod_fields import AnnotatedNode
 from nodewise.annotator.options import AnnotatorOptions
-from nodewise.controllers import Controller, Handle
 from nodewise.kube.resource_kinds import PODS
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.statistics import pod_requests
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 NODE_FIELDS: Final = AnnotatedNode
 """To be merged into the type of nodes in the store."""

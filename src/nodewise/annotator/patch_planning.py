@@ -8,8 +8,8 @@ from math import isnan
 from typing import Any, Final, NamedTuple
 
 from nodewise.annotator import node_pod_fields
-from nodewise.annotator.allocation import Allocation, allocation_annotations
 from nodewise.annotator.node_pod_fields import REQUESTED_MEMORY
+from nodewise.annotator.node_request_totals import Allocation, allocation_annotations
 from nodewise.annotator.node_usage import (
     REQUIRED_KEYS,
     USAGE_KEYS,

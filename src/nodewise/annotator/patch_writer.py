@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from nodewise.annotator.patch_planning import NodePlan
 from nodewise.errors import BadInput, NodewiseError, Unavailable
-from nodewise.kube.api import Api, NotFound
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.resource_kinds import NODES
 

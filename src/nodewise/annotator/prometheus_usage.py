@@ -17,8 +17,8 @@ from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Series
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.quantity import NANO
-from nodewise.statistics import load_queries
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics import prometheus_load_queries
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 ValueByNode = Mapping[str, float]
 
@@ -50,7 +50,7 @@ class PrometheusUsageSource:
         clock: clocks.Clock,
     ) -> None:
         self._selector = selector
-        self._metric_requests = load_queries.metric_requests(options)
+        self._metric_requests = prometheus_load_queries.metric_requests(options)
         self._options = options
         self._config = config
         self._sources = sources
@@ -109,11 +109,13 @@ class PrometheusUsageSource:
         return forecasts
 
     def _cpu_query(self, step_s: float) -> SampleQuery:
-        default = load_queries.cpu_usage_query(max(step_s, _MIN_RATE_S), self._options.exporter_matchers)
+        default = prometheus_load_queries.cpu_usage_query(
+            max(step_s, _MIN_RATE_S), self._options.exporter_matchers
+        )
         return SampleQuery("cpu", self._config.cpu_samples_query or default, step_s)
 
     def _memory_query(self, step_s: float) -> SampleQuery:
-        default = load_queries.memory_usage_query(self._options.exporter_matchers)
+        default = prometheus_load_queries.memory_usage_query(self._options.exporter_matchers)
         return SampleQuery("memory", self._config.memory_samples_query or default, step_s)
 
     async def _query_samples(

@@ -17,7 +17,7 @@ from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise.quantity import NANO
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 CPU: Final = "cpu_usage"
 MEMORY: Final = "memory_usage"

@@ -5,7 +5,7 @@ from typing import Any, Final, cast
 
 from nodewise import agents
 from nodewise.agent import AgentKind
-from nodewise.binder import BindPlugin
+from nodewise.bind_plugin_interface import BindPlugin
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.decide_inputs import PodPlacement
 from nodewise.cli.extender_options import GROUPS
@@ -13,7 +13,7 @@ from nodewise.cli.setting_declarations import Group, list_settings
 from nodewise.configure.scheduler_configuration import AgentRole
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import agent_chain
-from nodewise.extender.requeueing import PendingPodFields
+from nodewise.extender.pod_requeueing import PendingPodFields
 from nodewise.extender.third_party_agents import ThirdPartyKind
 from nodewise.kube.struct_type_merge import merge
 

@@ -21,10 +21,10 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run_cpu_command(words: Sequence[str]) -> NoReturn:
-    from nodewise.cli import cpu, exit_codes, main, older_flags
+    from nodewise.cli import cpu, exit_codes, main, older_program_flags
 
     try:
-        translated = older_flags.translate_cmk_command_line(words)
+        translated = older_program_flags.translate_cmk_command_line(words)
     except BadSettings as error:
         sys.exit(main.print_error(error, exit_codes.USAGE))
     main.run(translated, cpu.command, "cmk")

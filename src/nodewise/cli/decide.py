@@ -25,8 +25,8 @@ from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.extender import agent_state_rebuilds
 from nodewise.extender.agent_chain import AgentChain, assign_weights
 from nodewise.extender.score_weights import ChainOptions
-from nodewise.kube.api import Api
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_server_interface import Api
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions

@@ -14,11 +14,11 @@ import msgspec
 
 from nodewise import agents, clock, cooperative_scheduling
 from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
-from nodewise.cli import object_and_metric_sources, terminal
+from nodewise.cli import object_and_metric_sources, terminal_output
 from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.progress import Progress
-from nodewise.kube import list_all, object_files
-from nodewise.kube.api import Api, NotFound
+from nodewise.kube import object_files, object_listing
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import NODES, PODS, Resource
@@ -228,7 +228,7 @@ async def _list_kind(
     selectors = dict(watched.selectors) | ({"fieldSelector": query.fields} if query.fields else {})
     target = ReflectorTarget[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
     try:
-        store = await list_all.list_objects(api, target, MetricsRegistry(), on_progress)
+        store = await object_listing.list_objects(api, target, MetricsRegistry(), on_progress)
     except NotFound:
         return None
     return store.snapshot()
@@ -236,7 +236,7 @@ async def _list_kind(
 
 def _warn_of_missing_kind(resource: Resource) -> None:
     name = f"{resource.plural}.{resource.group}".rstrip(".")
-    terminal.print_message(f"the cluster knows no {name}: is its definition (CRD) installed?")
+    terminal_output.print_message(f"the cluster knows no {name}: is its definition (CRD) installed?")
 
 
 class LoadedMetrics:

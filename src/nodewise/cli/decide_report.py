@@ -15,8 +15,8 @@ from nodewise.cli import agent_value_format, tables
 from nodewise.cli.progress import Progress
 from nodewise.extender import decision_document
 from nodewise.extender.agent_chain import AgentChain
-from nodewise.extender.attempt_explanation import ScorePart
 from nodewise.extender.decision import Decision
+from nodewise.extender.scheduling_attempt_explanation import ScorePart
 
 _GETS: Final = "GETS"
 _DETAILS: Final = "DETAILS"

@@ -17,14 +17,14 @@ from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.clock import SystemClock
-from nodewise.doctor import examination
+from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.findings import CATALOGUE, PAGE, Finding, Report, Severity
 from nodewise.errors import BadSettings, Problem
 from nodewise.kube import client_tls, credentials, kubeconfig
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -123,10 +123,10 @@ async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Rep
     try:
         with Progress() as progress:
             session = Session(ClusterReader(api, settings.timeout_s, progress.say), target)
-            facts = await collect_facts(session, examination.fields_of_needed_facts(skip))
+            facts = await collect_facts(session, check_runner.fields_of_needed_facts(skip))
     finally:
         await api.close()
-    return examination.examine(facts, skip)
+    return check_runner.examine(facts, skip)
 
 
 def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:

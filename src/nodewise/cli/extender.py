@@ -9,12 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodewise.cli import agent_selection, extender_wiring, older_flags, options_from_settings
+from nodewise.cli import agent_selection, extender_wiring, older_program_flags, options_from_settings
 from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options_from_settings import CommandLine, SectionedCommand
 from nodewise.clock import SystemClock
-from nodewise.observe import background_tasks, logs
+from nodewise.observe import background_task_restarts, logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -22,8 +22,10 @@ class _ExtenderCommand(SectionedCommand):
     """Accepts the flags of the older programs, too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flag = older_flags.find_flag_implying_any_client(args)
-        rest = super().parse_args(ctx, older_flags.translate_older_flags(args, older_flags.EXTENDER))
+        flag = older_program_flags.find_flag_implying_any_client(args)
+        rest = super().parse_args(
+            ctx, older_program_flags.translate_older_flags(args, older_program_flags.EXTENDER)
+        )
         sources = {ctx.get_parameter_source(name) for name in ("client_name", "any_client")}
         if flag and sources == {ParameterSource.DEFAULT}:
             ctx.params["any_client"] = True
@@ -82,7 +84,7 @@ command = options_from_settings.make_command(
 async def _serve_until_signal(config: ExtenderConfig) -> None:
     running = extender_wiring.wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry()))
     signals = _termination_signal_queue()
-    tasks = [asyncio.create_task(background_tasks.keep_running(task)) for task in running.tasks]
+    tasks = [asyncio.create_task(background_task_restarts.keep_running(task)) for task in running.tasks]
     try:
         gc.collect()
         gc.freeze()  # objects of the start live until the end: collections need not visit them

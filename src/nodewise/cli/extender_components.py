@@ -8,7 +8,7 @@ import msgspec
 from nodewise.agent import AgentKind, StateBuilder
 from nodewise.cli.options_from_settings import SettingsByGroup
 from nodewise.clock import Clock
-from nodewise.extender.agent_memory import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
+from nodewise.extender.agent_memory_storage import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
 from nodewise.extender.routes import Extender
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions

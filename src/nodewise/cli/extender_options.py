@@ -11,7 +11,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.option import Option
 from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 
 class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):

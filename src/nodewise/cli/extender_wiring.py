@@ -9,32 +9,32 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from nodewise.agent import StateBuilder
+from nodewise.agent_controller_interface import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.annotator import controller as annotator
 from nodewise.annotator import patch_writer
 from nodewise.annotator.controller import AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
-from nodewise.binder import AllocationStateBuilder, BindPlugin
+from nodewise.bind_plugin_interface import AllocationStateBuilder, BindPlugin
 from nodewise.cli import extender_components, object_and_metric_sources
 from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, Readiness, Task, WiredExtender
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.cli.object_and_metric_sources import ObjectFeed, SourceDependencies
-from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import clusterless_snapshots, recording, third_party_agents
+from nodewise.extender import clusterless_snapshots, request_recorder, third_party_agents
 from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.leader_loop import LeaderLoop
+from nodewise.extender.leader_controller_loop import LeaderLoop
 from nodewise.extender.pod_events import PodEventRecorder
-from nodewise.extender.recording import FileRecorder
+from nodewise.extender.pod_requeueing import Requeuer
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.requeueing import Requeuer
-from nodewise.extender.reservations import BindContext
+from nodewise.extender.request_recorder import FileRecorder
+from nodewise.extender.reservation_writer import BindContext
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.extender.snapshot_cache import SnapshotCache
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_liveness import ApiServerLiveness
-from nodewise.kube.connection_settings import connect
 from nodewise.kube.elector import Elector
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.http_client import HttpApi
@@ -47,7 +47,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe import event_loop_lag, logs
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 LEASE: Final = "nodewise-extender"
 """The Lease of the leader election among replicas."""
@@ -63,7 +63,7 @@ class ExtenderComponents(NamedTuple):
     states: Mapping[str, StateBuilder[Any]]
     """By agent."""
     snapshot_cache: SnapshotCache
-    recorder: recording.RequestRecorder
+    recorder: request_recorder.RequestRecorder
     request_handler: RequestHandler
     extender: Extender
 
@@ -346,14 +346,16 @@ def _create_annotation_controller(
 
 def _create_request_recorder(
     config: ExtenderConfig, snapshot_cache: SnapshotCache, tools: ClockAndMetrics
-) -> recording.RequestRecorder:
+) -> request_recorder.RequestRecorder:
     own: ExtenderOptions = config.settings[ExtenderOptions]
     if not own.record:
-        return recording.NullRecorder()
+        return request_recorder.NullRecorder()
     period_s = config.settings[RefreshOptions].sync_period_s
-    general = recording.ReplaySettings(period_s, config.settings[ChainOptions])
-    header = recording.build_header(config.agents, config.agent_options, general, tools.clock.now())
-    recorder = FileRecorder(recording.create_file(Path(own.record)), header, own.record_max_bytes, *tools)
+    general = request_recorder.ReplaySettings(period_s, config.settings[ChainOptions])
+    header = request_recorder.build_header(config.agents, config.agent_options, general, tools.clock.now())
+    recorder = FileRecorder(
+        request_recorder.create_file(Path(own.record)), header, own.record_max_bytes, *tools
+    )
     snapshot_cache.subscribe(recorder.record_cluster_state)
     return recorder
 
@@ -362,7 +364,7 @@ def _create_extender(
     config: ExtenderConfig,
     request_handler: RequestHandler,
     snapshot_cache: SnapshotCache,
-    recorder: recording.RequestRecorder,
+    recorder: request_recorder.RequestRecorder,
     tools: ClockAndMetrics,
 ) -> Extender:
     ring = DecisionRing(config.settings[ExtenderOptions].decisions_bytes)

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 import click
 
 import nodewise
-from nodewise.cli import exit_codes, terminal
+from nodewise.cli import exit_codes, terminal_output
 from nodewise.errors import BadSettings, NodewiseError
 from nodewise.terminal_escaping import short
 
@@ -129,5 +129,5 @@ def run(
 
 def print_error(error: NodewiseError, code: int) -> int:
     """Print an error in one line. Returns the exit code."""
-    terminal.print_message(short(str(error), _MAX_ERROR_LENGTH))
+    terminal_output.print_message(short(str(error), _MAX_ERROR_LENGTH))
     return code

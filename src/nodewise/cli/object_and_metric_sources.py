@@ -10,10 +10,10 @@ import msgspec
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
-from nodewise.extender.requeueing import PendingPodFields
+from nodewise.extender.pod_requeueing import PendingPodFields
 from nodewise.extender.snapshot_cache import ApplyResponse, Stores
-from nodewise.kube import list_all, object_files
-from nodewise.kube.api import Api
+from nodewise.kube import object_files, object_listing
+from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import NODES, PODS
@@ -87,7 +87,9 @@ class StoreRelister:
 
     async def read(self, name: str) -> Store[Any]:
         """A separate list of one kind (`controllers.Relister`)."""
-        return await list_all.list_objects(self._api, self._targets[name], self._registry, lambda _: None)
+        return await object_listing.list_objects(
+            self._api, self._targets[name], self._registry, lambda _: None
+        )
 
     def begin(self) -> None:
         """Fill all stores from new lists."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Protocol, T
 import click
 import msgspec
 
-from nodewise.cli import older_flags, setting_declarations, settings_file
-from nodewise.cli.parameter_types import parameter_type, parameter_type_with_bounds
+from nodewise.cli import older_program_flags, setting_declarations, settings_file
+from nodewise.cli.click_parameter_types import parameter_type, parameter_type_with_bounds
 from nodewise.cli.setting_declarations import CommandOptions, Group, Setting
 from nodewise.cli.settings_file import AgentSections
 from nodewise.errors import BadSettings, Problem, shown
@@ -177,7 +177,7 @@ class _Option(click.Option):
             return None
         if value is not None or self.envvar is None or self.name is None:
             return value
-        return older_flags.translate_variable(self.name, os.environ)
+        return older_program_flags.translate_variable(self.name, os.environ)
 
 
 def _create_shared_option(setting: Setting) -> click.Option:

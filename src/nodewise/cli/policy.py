@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from nodewise import yaml_loader
+from nodewise import safe_yaml_loader
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.cli import terminal
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
+from nodewise.cli import terminal_output
 from nodewise.cli.exit_codes import DONE, NO
 from nodewise.cli.options_from_settings import output_option
 from nodewise.errors import BadInput, Problem
@@ -89,7 +89,7 @@ class _LineFinder:
         if source not in self._documents:
             text = self._stdin if source == object_files.STDIN else Path(source).read_bytes()
             try:
-                self._documents[source] = yaml_loader.compose_all(text, source)
+                self._documents[source] = safe_yaml_loader.compose_all(text, source)
             except BadInput:  # several JSON documents in a row, for example, which are no YAML together
                 self._documents[source] = []
         if document > len(self._documents[source]):
@@ -123,7 +123,9 @@ def _print_problems(checked: Sequence[LintedPolicy]) -> None:
         for line, problem in entry.problems:
             at = f"{entry.source}:{line}" if line else entry.source
             expected = f", expected {problem.expected}" if problem.expected else ""
-            terminal.print_line(f"{at}: {entry.policy}: {problem.field}: found {problem.found}{expected}")
+            terminal_output.print_line(
+                f"{at}: {entry.policy}: {problem.field}: found {problem.found}{expected}"
+            )
     bad = sum(bool(entry.problems) for entry in checked)
     counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
     click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

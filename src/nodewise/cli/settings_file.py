@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 from click.core import ParameterSource
 
-from nodewise import yaml_loader
-from nodewise.cli.parameter_types import parameter_type
+from nodewise import safe_yaml_loader
+from nodewise.cli.click_parameter_types import parameter_type
 from nodewise.cli.setting_declarations import Group, Setting, list_settings, merge_settings
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
@@ -87,7 +87,7 @@ def read_config_file(path: str, groups: Sequence[Group], kinds: "Sequence[AgentK
 
 def _load_mapping(path: str) -> dict[Any, Any]:
     try:
-        document = yaml_loader.load(Path(path).read_bytes(), path) or {}
+        document = safe_yaml_loader.load(Path(path).read_bytes(), path) or {}
     except (OSError, BadInput) as error:
         raise BadSettings("settings", [Problem("--config", str(error), "a readable YAML file")]) from error
     if not isinstance(document, dict):

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise import trusted_files
-from nodewise.configure import host_files
-from nodewise.configure.host_files import (
+from nodewise.configure import atomic_host_files
+from nodewise.configure.atomic_host_files import (
     PERMISSIONS,
     STAGED_PREFIX,
     FileChange,
@@ -79,12 +79,14 @@ def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
             name = os.path.basename(change.path)
             name = name if name not in names | {INDEX} else f"{len(names)}-{name}"
             names.add(name)
-            host_files.write(os.path.join(folder, name), change.before, change.mode_before, change.owner)
+            atomic_host_files.write(
+                os.path.join(folder, name), change.before, change.mode_before, change.owner
+            )
         digests = digest(change.before), digest(change.after)
         mode = change.mode_before & PERMISSIONS
         entries.append(SavedFile(change.path, name, mode, change.owner, *digests))
     index = BackupIndex(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
-    host_files.write(os.path.join(folder, INDEX), _encode_index(index), 0o600, None)
+    atomic_host_files.write(os.path.join(folder, INDEX), _encode_index(index), 0o600, None)
     fsync_folder(folder)
     os.rename(folder, backup.path)
     fsync_folder(backup.parent)
@@ -96,7 +98,7 @@ def mark_backup_finished(folder: str) -> None:
     if index is not None:
         path = os.path.join(folder, INDEX)
         data = _encode_index(msgspec.structs.replace(index, finished=True))
-        os.rename(host_files.write_staged(path, data, 0o600, None), path)
+        os.rename(atomic_host_files.write_staged(path, data, 0o600, None), path)
         fsync_folder(folder)
 
 
@@ -168,7 +170,7 @@ def plan_backup_restore(folder: str, places: Sequence[str]) -> list[FileChange]:
             raise BadInput(
                 f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
             )
-        return [host_files.plan_file_change(place, read_file(name)) for place, name in existing]
+        return [atomic_host_files.plan_file_change(place, read_file(name)) for place, name in existing]
     return [plan_file_restore(folder, entry) for entry in index.files]
 
 

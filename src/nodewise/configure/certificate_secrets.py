@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise.clock import Clock
-from nodewise.configure import certificate_objects
+from nodewise.configure import certificate_manifests
 from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
-from nodewise.kube.api import Api, NotFound
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import Resource
 
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
@@ -46,7 +46,7 @@ class StoredSecrets(NamedTuple):
 
     @property
     def certificates(self) -> ConnectionCertificates:
-        return ConnectionCertificates(*map(certificate_objects.parse_secret, self.secrets))
+        return ConnectionCertificates(*map(certificate_manifests.parse_secret, self.secrets))
 
     @property
     def foreign(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class StoredSecrets(NamedTuple):
         return tuple(
             secret["metadata"]["name"]
             for secret in self.secrets
-            if secret is not None and not certificate_objects.is_managed(secret)
+            if secret is not None and not certificate_manifests.is_managed(secret)
         )
 
 
@@ -91,11 +91,11 @@ async def write_secrets(
     for name, before, peer in zip(location.names, existing.secrets, after, strict=True):
         if peer == PeerCertificates() or (
             before is not None
-            and certificate_objects.is_managed(before)
-            and certificate_objects.parse_secret(before) == peer
+            and certificate_manifests.is_managed(before)
+            and certificate_manifests.parse_secret(before) == peer
         ):
             continue
-        made = certificate_objects.build_secret(name, location.namespace, peer)
+        made = certificate_manifests.build_secret(name, location.namespace, peer)
         if before is not None and before.get("type") == made["type"]:
             await api.replace(location.path(name), _build_replacement_secret(before, made))
             continue
@@ -118,7 +118,7 @@ def _build_replacement_secret(before: dict[str, Any], made: dict[str, Any]) -> d
 
 
 _DROPPED_ANNOTATIONS: Final = frozenset(
-    {certificate_objects.SIGNER_ANNOTATION, "kubectl.kubernetes.io/last-applied-configuration"}
+    {certificate_manifests.SIGNER_ANNOTATION, "kubectl.kubernetes.io/last-applied-configuration"}
 )
 """The second is a copy of the applied Secret, including its key."""
 
@@ -150,7 +150,7 @@ async def request_certificate(
     `created` is called when the request exists. Refused if the request is denied or fails; Unavailable after the
     timeout. An unsuccessful request is deleted.
     """
-    made = certificate_objects.build_signing_request(
+    made = certificate_manifests.build_signing_request(
         request.name, request.signer, request.pem, request.lifetime
     )
     await api.create(_SIGNING_REQUESTS.path(), made)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from nodewise import trusted_files
-from nodewise.configure import backups, host_files
+from nodewise.configure import atomic_host_files, backups
+from nodewise.configure.atomic_host_files import FileChange, digest, fsync_folder, read_file
 from nodewise.configure.backups import Backup, BackupIndex
-from nodewise.configure.host_files import FileChange, digest, fsync_folder, read_file
 from nodewise.errors import BadInput, Conflict, NodewiseError
 
 _LOCK_TIMEOUT_S: Final = 10.0
@@ -74,7 +74,7 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
         for change in changes:
             _make_folder(os.path.dirname(change.path), created_folders)
             if change.after is not None:
-                staged[change.path] = host_files.write_staged(
+                staged[change.path] = atomic_host_files.write_staged(
                     change.path, change.after, change.mode, change.owner
                 )
         for change in changes:
@@ -108,7 +108,7 @@ def recover_backups(parent: str, managed: Collection[str]) -> list[RecoveredBack
             continue
         if index is None:
             continue
-        host_files.remove_temporary_files([folder])
+        atomic_host_files.remove_temporary_files([folder])
         if not index.finished and not {entry.path for entry in index.files} <= {*managed}:
             recovered.append(RecoveredBackup(folder, "foreign"))
         elif not index.finished:
@@ -196,5 +196,6 @@ def _restore_file(change: FileChange) -> None:
         Path(change.path).unlink(missing_ok=True)
     else:
         os.rename(
-            host_files.write_staged(change.path, change.before, change.mode_before, change.owner), change.path
+            atomic_host_files.write_staged(change.path, change.before, change.mode_before, change.owner),
+            change.path,
         )

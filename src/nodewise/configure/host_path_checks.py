@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nodewise import trusted_files
-from nodewise.configure.host_files import read_file
+from nodewise.configure.atomic_host_files import read_file
 from nodewise.errors import BadInput
 
 CLUSTER_FILES: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")

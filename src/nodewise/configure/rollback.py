@@ -3,9 +3,10 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from nodewise.configure import backups, file_diff, static_pod, yaml_editor
+from nodewise.configure import backups, file_diff, scheduler_static_pod, yaml_editor
+from nodewise.configure.atomic_host_files import FileChange, digest, plan_file_change, read_file
 from nodewise.configure.backups import BackupIndex
-from nodewise.configure.control_plane_host import (
+from nodewise.configure.control_plane_file_plan import (
     CERTIFICATE_NAMES,
     ChangePlan,
     HostRequest,
@@ -15,15 +16,16 @@ from nodewise.configure.control_plane_host import (
     managed_files,
     read_required,
 )
-from nodewise.configure.host_files import FileChange, digest, plan_file_change, read_file
-from nodewise.configure.static_pod import Manifest, PriorState
+from nodewise.configure.scheduler_static_pod import Manifest, PriorState
 from nodewise.errors import BadInput, Problem
 
 
 def plan_uninstall(request: HostRequest) -> ChangePlan:
     """The changes that remove everything that earlier runs added."""
-    manifest = static_pod.parse_manifest(read_required(request.manifest), request.manifest, request.container)
-    value = static_pod.remove_configuration(manifest)
+    manifest = scheduler_static_pod.parse_manifest(
+        read_required(request.manifest), request.manifest, request.container
+    )
+    value = scheduler_static_pod.remove_configuration(manifest)
     pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value), 0o600)
     changes: list[FileChange] = []
     warnings: list[str] = []
@@ -85,7 +87,7 @@ def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tupl
         if change.path == request.manifest and change.before is not None and change.after is not None:
             try:
                 now, then = (
-                    static_pod.parse_manifest(data, request.manifest, request.container)
+                    scheduler_static_pod.parse_manifest(data, request.manifest, request.container)
                     for data in (change.before, change.after)
                 )
             except BadInput:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import yaml
 
-from nodewise import yaml_loader
+from nodewise import safe_yaml_loader
 from nodewise.errors import BadInput, Problem
 
 MAX_BYTES: Final = 2**20
@@ -49,9 +49,9 @@ def parse_document(data: bytes, name: str) -> Document:
     if len(data) > MAX_BYTES:
         raise _parse_error(name, f"{len(data)} bytes", f"at most {MAX_BYTES}")
     try:
-        nodes = yaml_loader.compose_all(data, name)
+        nodes = safe_yaml_loader.compose_all(data, name)
         # parsed twice, because the construction of values expands merge keys in its nodes
-        values = list(yaml_loader.load_all(data, name))
+        values = list(safe_yaml_loader.load_all(data, name))
     except BadInput as error:
         raise _parse_error(name, error.problems[0].found, "") from error
     if len(values) != 1:
@@ -318,7 +318,7 @@ def _format_flow(value: Any, *, plain: bool = False) -> str:
     """
     if plain and isinstance(value, str) and _PLAIN.fullmatch(value) and not value.endswith(":"):
         with suppress(BadInput):
-            if yaml_loader.load(f"- {value}", "") == [value]:
+            if safe_yaml_loader.load(f"- {value}", "") == [value]:
                 return value
     return json.dumps(value, default=str)
 

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu import cpulist, pool_allocations
+from nodewise.cpu import cpu_set_formats, pool_allocations
 from nodewise.cpu.pool_allocations import Task
-from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.pool_planning import PoolOptions
 from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.errors import (
     BadInput,
@@ -101,7 +101,7 @@ def encode_reconfigure_request(request: ReconfigureRequest) -> bytes:
 def encode_reconfigure_response(moves: Iterable[Move]) -> bytes:
     """The moves that were made, or with `only_check` would be made."""
     value = [
-        [move.task.pid, cpulist.format_ranges(move.before), cpulist.format_ranges(move.after)]
+        [move.task.pid, cpu_set_formats.format_ranges(move.before), cpu_set_formats.format_ranges(move.after)]
         for move in moves
     ]
     return encode({"moves": value})
@@ -149,7 +149,10 @@ def parse_reconfigure_response(fields: Mapping[str, Any]) -> tuple[Move, ...]:
     raise_response_error(fields)
     try:
         return tuple(
-            Move(Task(int(pid)), *(frozenset(cpulist.parse_list(str(cpus))) for cpus in (before, after)))
+            Move(
+                Task(int(pid)),
+                *(frozenset(cpu_set_formats.parse_list(str(cpus))) for cpus in (before, after)),
+            )
             for pid, before, after in fields["moves"]
         )
     except (BadInput, KeyError, TypeError, ValueError) as error:

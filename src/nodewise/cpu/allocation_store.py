@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from nodewise.cpu import cpulist, pool_allocations
+from nodewise.cpu import cpu_set_formats, pool_allocations
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.reconfiguration_plan import Cpus, Move
 from nodewise.errors import BadInput, Conflict, Problem, Unavailable, shown
@@ -43,12 +43,12 @@ class Intent(NamedTuple):
             "moves": [
                 {
                     "task": move.task._asdict(),
-                    "before": cpulist.format_ranges(move.before),
-                    "after": cpulist.format_ranges(move.after),
+                    "before": cpu_set_formats.format_ranges(move.before),
+                    "after": cpu_set_formats.format_ranges(move.after),
                 }
                 for move in self.moves
             ],
-            "threads": {name: cpulist.format_ranges(cpus) for name, cpus in self.threads.items()},
+            "threads": {name: cpu_set_formats.format_ranges(cpus) for name, cpus in self.threads.items()},
         }
 
 
@@ -102,7 +102,7 @@ def _parse_threads(value: object) -> Mapping[str, Cpus]:
 
 
 def _parse_cpus(value: object, field: str) -> Cpus:
-    return frozenset(cpulist.parse_list(value if isinstance(value, str) else "", field))
+    return frozenset(cpu_set_formats.parse_list(value if isinstance(value, str) else "", field))
 
 
 class StoredAllocations(NamedTuple):
@@ -125,7 +125,9 @@ class AllocationStore(Protocol):
         ...
 
     def read(self) -> StoredAllocations:
-        """The content. `kube.api.NotFound` if there is none, BadInput if it cannot be read. Takes no lock."""
+        """The content. `kube.api_server_interface.NotFound` if there is none, BadInput if it cannot be read.
+        Takes no lock.
+        """
         ...
 
     def create(self, first: Allocations) -> None:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodewise.cpu import cpulist
+from nodewise.cpu import cpu_set_formats
 from nodewise.cpu.pool_allocations import Allocations, CpuListAllocation, Pool, Task
-from nodewise.cpu.pools import INFRA, SHARED
+from nodewise.cpu.pool_planning import INFRA, SHARED
 from nodewise.errors import BadInput, Problem, Unavailable, shown
 
 COUNT_VARIABLE: Final = "CMK_NUM_CORES"
@@ -116,13 +116,13 @@ def task_environment(
     """Variables for the task's command: CPU lists without ranges, and a mask."""
     cpus = [cpu for cpu_list in allocated for cpu in cpu_list.cpus]
     environment = {
-        "CMK_CPUS_ASSIGNED": cpulist.format_list(cpus),
-        "CMK_CPUS_ASSIGNED_MASK": cpulist.format_mask(cpus),
+        "CMK_CPUS_ASSIGNED": cpu_set_formats.format_list(cpus),
+        "CMK_CPUS_ASSIGNED_MASK": cpu_set_formats.format_mask(cpus),
         TASK_VARIABLE: task.environment_mark,
     }
     for variable, name in (("CMK_CPUS_SHARED", SHARED), ("CMK_CPUS_INFRA", INFRA)):
         if name in allocations.pools:
-            environment[variable] = cpulist.format_list(
+            environment[variable] = cpu_set_formats.format_list(
                 cpu for cpu_list in allocations.pools[name].cpu_lists for cpu in cpu_list.cpus
             )
     return environment
@@ -226,5 +226,5 @@ def _too_few_lists_error(
     kind = "free" if pool.is_exclusive else "usable"
     seen = f"{available} of {len(cpu_lists)} CPU lists {kind}"
     seen += f", {held} held" if pool.is_exclusive and held else ""
-    seen += f", CPUs {cpulist.format_ranges(offline)} offline" if offline else ""
+    seen += f", CPUs {cpu_set_formats.format_ranges(offline)} offline" if offline else ""
     return Unavailable(CANNOT_CHOOSE_CPUS, [Problem(f"pool {pool.name}", seen, str(wanted))])

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu import cpulist
-from nodewise.cpu.pools import IS_EXCLUSIVE
+from nodewise.cpu import cpu_set_formats
+from nodewise.cpu.pool_planning import IS_EXCLUSIVE
 from nodewise.errors import BadInput, Problem, shown
 
 IDENTITIES: Final = "cpu.nodewise.io/tasks"
@@ -93,7 +93,7 @@ class Allocations(NamedTuple):
 
 def parse_cpu_list(text: str, field: str = "CPU list", tasks: Iterable[Task] = ()) -> CpuListAllocation:
     """A CPU list, which may have ranges. BadInput if the text is no list, or names no CPU."""
-    cpus = cpulist.parse_list(text, field)
+    cpus = cpu_set_formats.parse_list(text, field)
     if not cpus:
         raise BadInput("cannot read a CPU list", [Problem(field, shown(text), "at least one CPU")])
     return CpuListAllocation(text, cpus, tuple(tasks))
@@ -111,7 +111,7 @@ def pool(
 
 
 def from_lists(pools: Mapping[str, Mapping[int, Iterable[str]]]) -> Allocations:
-    """The allocations of a node without tasks, from the pools of a `pools.PoolPlan`."""
+    """The allocations of a node without tasks, from the pools of a `pool_planning.PoolPlan`."""
     return Allocations(
         {
             name: pool(

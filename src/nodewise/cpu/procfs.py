@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodewise.cpu import cpulist
+from nodewise.cpu import cpu_set_formats
 from nodewise.cpu.allocator import TASK_VARIABLE, parse_wrapper_name
-from nodewise.cpu.cgroups import parse_cgroup
+from nodewise.cpu.cgroup_owners import parse_cgroup
 from nodewise.cpu.ended_tasks import NodeProcess
 from nodewise.cpu.kernel_file_reader import WHITE_SPACE, read_text
 from nodewise.cpu.pool_allocations import Task
@@ -230,7 +230,7 @@ def read_allowed_cpus(proc: Path, pid: int) -> frozenset[int] | None:
         raise BadInput(
             "cannot tell where a process may run", [Problem(field, "no Cpus_allowed_list", "such a line")]
         )
-    return frozenset(cpulist.parse_list(match[1], field))
+    return frozenset(cpu_set_formats.parse_list(match[1], field))
 
 
 def unreadable_processes_of(task: Task, table: ProcessTable, proc: Path) -> tuple[int, ...]:

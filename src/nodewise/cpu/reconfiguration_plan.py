@@ -10,9 +10,9 @@ isolation holds after each move. A plan is complete, or an error tells why there
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from nodewise.cpu import cpulist
+from nodewise.cpu import cpu_set_formats
 from nodewise.cpu.pool_allocations import Allocations, CpuListAllocation, Pool, Task, from_lists
-from nodewise.cpu.pools import IS_EXCLUSIVE
+from nodewise.cpu.pool_planning import IS_EXCLUSIVE
 from nodewise.errors import BadInput, Problem, Refused
 
 Cpus = frozenset[int]
@@ -34,7 +34,7 @@ class Reconfiguration(NamedTuple):
 
 
 def plan(allocations: Allocations, lists: Mapping[str, Mapping[int, Iterable[str]]]) -> Reconfiguration:
-    """The plan for these lists (those of a `pools.PoolPlan`).
+    """The plan for these lists (those of a `pool_planning.PoolPlan`).
 
     BadInput if a pool will have fewer lists than are held, or is unknown; Refused if tasks of exclusive pools would
     have to swap lists without a free list in between.
@@ -170,7 +170,7 @@ class _MovePlanner:
         problems = [
             Problem(
                 f"task {task.pid}",
-                f"CPUs {cpulist.format_ranges(self._current[task])}",
+                f"CPUs {cpu_set_formats.format_ranges(self._current[task])}",
                 "others that are free",
             )
             for task in waiting

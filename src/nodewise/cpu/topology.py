@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu import cpulist
+from nodewise.cpu import cpu_set_formats
 from nodewise.cpu.kernel_file_reader import WHITE_SPACE
 from nodewise.errors import BadInput, Problem, shown
 
@@ -57,7 +57,7 @@ class Core(NamedTuple):
 
     @property
     def text(self) -> str:
-        return cpulist.format_list(self.cpus)
+        return cpu_set_formats.format_list(self.cpus)
 
 
 class Topology(NamedTuple):
@@ -125,7 +125,7 @@ class _MachineFiles:
 
 def _parse_cpus(path: str, text: str) -> Iterable[int]:
     is_mask = not path.endswith(("list", "present", "online", "isolated", "/cpus"))
-    return cpulist.parse_mask(text, path) if is_mask else cpulist.parse_list(text, path)
+    return cpu_set_formats.parse_mask(text, path) if is_mask else cpu_set_formats.parse_list(text, path)
 
 
 def parse(texts: Mapping[str, str]) -> Topology:
@@ -230,7 +230,7 @@ def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], S
     isolated = files.cpus(f"{CPUS}/isolated")
     if isolated is not None:
         return isolated, ()
-    return cpulist.parse_isolcpus(files.texts.get(COMMAND_LINE, ""), last)
+    return cpu_set_formats.parse_isolcpus(files.texts.get(COMMAND_LINE, ""), last)
 
 
 def _core_kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:

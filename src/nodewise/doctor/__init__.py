@@ -4,11 +4,11 @@
 |---|---|
 | `facts.py` | the facts that checks need, as typed values, and facts that could not be read |
 | `findings.py` | findings, and the catalogue of all findings |
-| `check.py` | the type of checks, and the decorator that declares their facts |
+| `check_declaration.py` | the type of checks, and the decorator that declares their facts |
 | `checks/` | the checks: facts in, findings out; no I/O |
 | `collectors/` | one collector for each fact, which reads the API server, files of this host, or a server |
 | `parsing/` | parsers of objects and files; no I/O |
-| `examination.py` | the selection of checks and facts, and the report |
+| `check_runner.py` | the selection of checks and facts, and the report |
 
 A check gets only the facts that it declares, and only facts that some check needs are collected. A fact that could not
 be read makes the checks that need it `not-looked-at`; it never counts as sound.

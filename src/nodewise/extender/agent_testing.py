@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise.extender import result_validation
+from nodewise.extender import third_party_result_validation
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.third_party_agents import Origin, ThirdPartyKind
@@ -18,7 +18,8 @@ class AgentTester:
     def __init__(self, kind: Any, options: Any = None) -> None:
         """`kind` is an `AgentKind`; without options it has its defaults. `InvalidResult` for an invalid kind."""
         tested: Any = ThirdPartyKind(
-            result_validation.validate_kind(kind, kind.name, ()), Origin(kind.name, "under test", "")
+            third_party_result_validation.validate_kind(kind, kind.name, ()),
+            Origin(kind.name, "under test", ""),
         )
         agent_options = {tested.name: tested.options() if options is None else options}
         states = {tested.name: tested.state(agent_options[tested.name], 5.0)}

@@ -1,6 +1,6 @@
 """The bind verb: write the pod's reservation, then create one Binding that sets the pod's annotations.
 
-    read the pod ─▶ write the reservation (`reservations`) ─▶ POST pods/binding ─▶ bound
+    read the pod ─▶ write the reservation (`reservation_writer`) ─▶ POST pods/binding ─▶ bound
          ▲                                                          │
          └────────────── conflict, or the result is unknown ────────┘
 
@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from nodewise.agent import ObjectKey, Reason
-from nodewise.binder import BindPlan, Refusal
+from nodewise.bind_plugin_interface import BindPlan, Refusal
 from nodewise.clock import format_rfc3339
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Unavailable
-from nodewise.extender.reservations import CALL_TIMEOUT_S, BindContext, ReservationWriter
+from nodewise.extender.reservation_writer import CALL_TIMEOUT_S, BindContext, ReservationWriter
 from nodewise.extender.wire_format import BindingArgs
-from nodewise.kube.api import NotFound
+from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Store
 from nodewise.observe import logs

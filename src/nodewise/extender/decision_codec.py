@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Details, Evidence, Joined, Names, Scores, ValueState, Verdict
-from nodewise.extender import decision_values
+from nodewise.extender import decision_values_json
 from nodewise.extender.decision import Decision, PodRef, Verb
-from nodewise.metrics.column import States
+from nodewise.metrics.series_arrays import States
 
 _STATES: Final = np.array([state.name.lower() for state in ValueState], object)
 _NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
@@ -155,12 +155,12 @@ def _details(details: Details | None, size: int, *, rejects: bool) -> Generator[
         return None
     texts: list[str] = []
     for candidate in range(size):
-        if candidate % decision_values.CANDIDATES_PER_PART == 0:
+        if candidate % decision_values_json.CANDIDATES_PER_PART == 0:
             yield
         texts.append(details.text(candidate))
     yield
     distances = _encode_to_raw_json(details.distances().tolist() if rejects else [0.0] * size)
-    numbers = yield from decision_values.encode_numbers(details, size)
+    numbers = yield from decision_values_json.encode_numbers(details, size)
     return _Details(_encode_to_raw_json(texts), distances, msgspec.Raw(numbers))
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nodewise import quantity
 from nodewise.agent import Evidence, ValueState
 from nodewise.clock import format_rfc3339
-from nodewise.extender import decision_values
+from nodewise.extender import decision_values_json
 from nodewise.extender.decision import Decision
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -108,7 +108,7 @@ def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
             b"{}",
             (
                 details(decision, some)
-                for some in _candidate_slices(every, decision_values.CANDIDATES_PER_PART)
+                for some in _candidate_slices(every, decision_values_json.CANDIDATES_PER_PART)
             ),
         )
         members += [b',"details":', texts]
@@ -123,7 +123,7 @@ def _numbers_in_parts(decision: Decision) -> Generator[None, None, list[bytes]]:
     """The member `numbers` of the JSON object; empty if there are none. Yields between parts."""
     members: list[bytes] = []
     for agent in dict.fromkeys(agent for agent, _ in decision.details()):
-        every = _candidate_slices(np.arange(len(decision.names)), decision_values.CANDIDATES_PER_PART)
+        every = _candidate_slices(np.arange(len(decision.names)), decision_values_json.CANDIDATES_PER_PART)
         numbers = yield from _concatenate_json(
             b"{}", (numbers_by_agent(decision, some, agent).get(agent, {}) for some in every)
         )
@@ -206,7 +206,9 @@ def numbers_by_agent(decision: Decision, positions: Positions | None = None, age
     every = np.arange(len(decision.names)) if positions is None else positions
     numbers: Numbers = {}
     for position in every.tolist():
-        for name, agent_numbers in decision_values.numeric_details_of_candidate(decision, position, agent):
+        for name, agent_numbers in decision_values_json.numeric_details_of_candidate(
+            decision, position, agent
+        ):
             numbers.setdefault(name, {}).setdefault(decision.names[position], {}).update(agent_numbers)
     return numbers
 

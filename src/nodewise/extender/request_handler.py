@@ -1,7 +1,7 @@
 """Handles a request of kube-scheduler: from its body to a decision and the body of the response.
 
-`routes` serves it and `simulate.replay` repeats it, so both give the same responses. The time and the snapshot are
-arguments, and nothing is stored.
+`routes` serves it and `simulate.recording_replay` repeats it, so both give the same responses. The time and the
+snapshot are arguments, and nothing is stored.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -14,15 +14,15 @@ import numpy as np
 import nodewise
 from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot, StateExporter, Verdict
-from nodewise.binder import BindPlugin
+from nodewise.bind_plugin_interface import BindPlugin
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
 from nodewise.extender import decision_endpoint, wire_format
 from nodewise.extender.binding import Bindings, BindOutcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
-from nodewise.extender.recording import NullRecorder, RequestRecorder
 from nodewise.extender.recording_file import RequestEntry
 from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_named_path
+from nodewise.extender.request_recorder import NullRecorder, RequestRecorder
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import ConcurrencyLimit, Handler, Request, Response, Route
 

@@ -1,9 +1,9 @@
 """Third-party agents: agents that an installed package brings by an entry point.
 
 They run in nodewise's process and thread, like nodewise's own agents. What they return is validated here
-(`extender.result_validation`). An exception or an invalid result is counted, logged and raised as `AgentError`: the
-chain then rejects the pods that concern the agent, and leaves the agent's scores out. A third-party agent has no
-controller, no `bind` and no `GET /state`, because these run with nodewise's rights on the API server.
+(`extender.third_party_result_validation`). An exception or an invalid result is counted, logged and raised as
+`AgentError`: the chain then rejects the pods that concern the agent, and leaves the agent's scores out. A third-party
+agent has no controller, no `bind` and no `GET /state`, because these run with nodewise's rights on the API server.
 
 A call that does not return stops the process; the kubelet's liveness probe restarts it (docs/adr/0019).
 """
@@ -34,8 +34,8 @@ from nodewise.agent import (
 )
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadInput, BadSettings, Problem
-from nodewise.extender import result_validation
-from nodewise.extender.result_validation import InvalidResult
+from nodewise.extender import third_party_result_validation
+from nodewise.extender.third_party_result_validation import InvalidResult
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -145,10 +145,10 @@ class ThirdPartyKind(AgentKind):
     """The kind of a third-party agent."""
 
     def __init__(self, kind: Any, origin: Origin) -> None:
-        """`kind` passed `result_validation.validate_kind`."""
+        """`kind` passed `third_party_result_validation.validate_kind`."""
         self.name = origin.agent
         self.origin = origin
-        self.summary: str = result_validation.validate_text(kind.summary)
+        self.summary: str = third_party_result_validation.validate_text(kind.summary)
         self.options: type[msgspec.Struct] = kind.options
         self.pod_fields: type[msgspec.Struct] = kind.pod_fields
         self.node_fields: type[msgspec.Struct] = kind.node_fields
@@ -160,22 +160,24 @@ class ThirdPartyKind(AgentKind):
 
     def watched(self, options: Any) -> Sequence[Watched]:
         with self.reporter.starting("watched"):
-            return result_validation.validate_watched(self._kind.watched(options), self.name)
+            return third_party_result_validation.validate_watched(self._kind.watched(options), self.name)
 
     def resources(self, options: Any) -> Mapping[str, bool]:
         with self.reporter.starting("resources"):
-            return result_validation.validate_resources(self._kind.resources(options))
+            return third_party_result_validation.validate_resources(self._kind.resources(options))
 
     def state(self, options: Any, sync_period_s: float) -> "ThirdPartyState":
         with self.reporter.starting("state"):
             return ThirdPartyState(
-                result_validation.validate_state(self._kind.state(options, sync_period_s)), self.reporter
+                third_party_result_validation.validate_state(self._kind.state(options, sync_period_s)),
+                self.reporter,
             )
 
     def agent(self, options: Any) -> "ThirdPartyAgent":
         with self.reporter.starting("agent"):
             return ThirdPartyAgent(
-                result_validation.validate_agent(self._kind.agent(options), self.name), self.reporter
+                third_party_result_validation.validate_agent(self._kind.agent(options), self.name),
+                self.reporter,
             )
 
     def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
@@ -209,7 +211,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         """The agent's key. If it fails, the pod gets a key that is equal to no other."""
         try:
             with self._reporter.reporting("equivalence_key"):
-                return result_validation.validate_hashable(self._agent.equivalence_key(pod))
+                return third_party_result_validation.validate_hashable(self._agent.equivalence_key(pod))
         except AgentError:
             return object()
 
@@ -230,14 +232,14 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Verdict | None:
         return self._call_agent(
-            "filter", function, result_validation.validate_verdict, pod, candidates, snapshot
+            "filter", function, third_party_result_validation.validate_verdict, pod, candidates, snapshot
         )
 
     def _scores(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Scores | None:
         return self._call_agent(
-            "score", function, result_validation.validate_scores, pod, candidates, snapshot
+            "score", function, third_party_result_validation.validate_scores, pod, candidates, snapshot
         )
 
     def _call_agent(
@@ -274,12 +276,16 @@ class ThirdPartyDetails:
 
     def text(self, candidate: int) -> str:
         """Empty if the agent fails."""
-        return self._read_details(lambda: result_validation.validate_text(self._details.text(candidate)), "")
+        return self._read_details(
+            lambda: third_party_result_validation.validate_text(self._details.text(candidate)), ""
+        )
 
     def distances(self) -> NDArray[np.float64]:
         """The largest distances if the agent fails."""
         return self._read_details(
-            lambda: result_validation.validate_numbers(self._details.distances(), self._size, "distances"),
+            lambda: third_party_result_validation.validate_numbers(
+                self._details.distances(), self._size, "distances"
+            ),
             np.ones(self._size),
         )
 
@@ -288,7 +294,7 @@ class ThirdPartyDetails:
         if not hasattr(self._details, "numbers"):
             return {}
         return self._read_details(
-            lambda: result_validation.validate_json_object(self._details.numbers(candidate)), {}
+            lambda: third_party_result_validation.validate_json_object(self._details.numbers(candidate)), {}
         )
 
     def _read_details(self, read: Callable[[], T], default: T) -> T:
@@ -314,7 +320,7 @@ class ThirdPartyState(StateBuilder[Any]):
     def metric_requests(self, objects: Mapping[str, Any]) -> frozenset[MetricRequest]:
         """The metrics that the agent names; if it fails, those of the previous call."""
         with suppress(AgentError), self._reporter.reporting("metric_requests"):
-            self._metric_requests = result_validation.validate_metric_requests(
+            self._metric_requests = third_party_result_validation.validate_metric_requests(
                 self._state.metric_requests(objects)
             )
         return self._metric_requests
@@ -323,7 +329,7 @@ class ThirdPartyState(StateBuilder[Any]):
         """Empty if the agent fails."""
         try:
             with self._reporter.reporting("problems"):
-                return result_validation.validate_problems(self._state.problems(objects))
+                return third_party_result_validation.validate_problems(self._state.problems(objects))
         except AgentError:
             return {}
 
@@ -354,7 +360,7 @@ class ThirdPartyState(StateBuilder[Any]):
     def keep(self, kept: bytes | None) -> bytes | None:
         try:
             with self._reporter.reporting("keep"):
-                return result_validation.validate_memory(self._state.keep(kept))
+                return third_party_result_validation.validate_memory(self._state.keep(kept))
         except AgentError:
             return None
 

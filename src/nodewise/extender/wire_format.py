@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.errors import UNREADABLE, BadInput, Problem
-from nodewise.extender import lenient_decoder, node_name_json, request_limits
+from nodewise.extender import lenient_request_decoder, node_name_json, request_limits
 from nodewise.extender.decision import Decision
 from nodewise.metrics.node_index import Names, NodeIndex
 
@@ -175,14 +175,16 @@ class NodeDecoder(Generic[PodT]):
             return None if args.node_names != _NULL else []
         raw = args.nodes.items or []
         request_limits.check_nodes(len(raw))
-        complete = [lenient_decoder.is_complete(node) for node in raw]
+        complete = [lenient_request_decoder.is_complete(node) for node in raw]
         _check_odd_node_count(len(complete) - sum(complete))
         return [self._node(number, node, complete[number]) for number, node in enumerate(raw)]
 
     def _node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
         try:
             return self._decode(
-                raw if is_complete else lenient_decoder.rename_keys(bytes(raw), lenient_decoder.NODE)
+                raw
+                if is_complete
+                else lenient_request_decoder.rename_keys(bytes(raw), lenient_request_decoder.NODE)
             )
         except UNREADABLE as error:
             raise BadInput(
@@ -193,7 +195,7 @@ class NodeDecoder(Generic[PodT]):
 def decode_binding(body: bytes) -> BindingArgs:
     """A bind request. `BadInput` names each field that is wrong."""
     args: BindingArgs = _decode(_read_binding, body, _lacks_binding_fields, "an ExtenderBindingArgs object")
-    values = dict(zip(lenient_decoder.BINDING, msgspec.structs.astuple(args), strict=True))
+    values = dict(zip(lenient_request_decoder.BINDING, msgspec.structs.astuple(args), strict=True))
     problems = [Problem(field, "empty or absent", "a name") for field, value in values.items() if not value]
     if problems:
         raise BadInput("request", problems)
@@ -241,7 +243,9 @@ def _node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
 
 def _decode_odd_name(number: int, node: msgspec.Raw) -> str:
     try:
-        return _read_node(lenient_decoder.rename_keys(bytes(node), lenient_decoder.NODE_NAME)).metadata.name
+        return _read_node(
+            lenient_request_decoder.rename_keys(bytes(node), lenient_request_decoder.NODE_NAME)
+        ).metadata.name
     except UNREADABLE as error:
         raise BadInput(
             "request", [_problem_of_msgspec_error(error, f"Nodes.items[{number}]", "a Node")]
@@ -249,9 +253,11 @@ def _decode_odd_name(number: int, node: msgspec.Raw) -> str:
 
 
 def _check_odd_node_count(count: int) -> None:
-    if count > lenient_decoder.MOST_NODES:
+    if count > lenient_request_decoder.MOST_NODES:
         text = f"{count} nodes without the keys of a Node in their right case"
-        raise BadInput("request", [Problem("Nodes.items", text, f"at most {lenient_decoder.MOST_NODES}")])
+        raise BadInput(
+            "request", [Problem("Nodes.items", text, f"at most {lenient_request_decoder.MOST_NODES}")]
+        )
 
 
 def _problem_of_msgspec_error(error: Exception, at: str, wanted: str) -> Problem:
@@ -269,13 +275,13 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
         end = request_limits.find_end_of_value(error, body)
         if end is not None:
             return _decode(decoder, body[:end], incomplete, wanted)
-        rewritten = lenient_decoder.normalize_request_json(body)
+        rewritten = lenient_request_decoder.normalize_request_json(body)
         if rewritten is None:
             raise BadInput("request", [_problem_of_msgspec_error(error, "", wanted)]) from error
     else:
         if not incomplete(args):
             return args
-        rewritten = lenient_decoder.normalize_request_json(body)
+        rewritten = lenient_request_decoder.normalize_request_json(body)
         if rewritten is None:
             return args
     try:

@@ -8,7 +8,7 @@ import httpx2
 
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem, Refused
-from nodewise.kube.exec_plugin import ExecPlugin, Flow, SetClientCertificate
+from nodewise.kube.exec_credential_plugin import ExecPlugin, Flow, SetClientCertificate
 from nodewise.kube.kubeconfig import KubeconfigContext
 
 REREAD_S: Final = 60.0

@@ -10,7 +10,7 @@ import msgspec
 from nodewise.clock import Clock
 from nodewise.errors import Conflict, NodewiseError, Problem, Unavailable
 from nodewise.kube import leader_election_rules
-from nodewise.kube.api import Api, NotFound
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.leader_election_rules import LeaseLock, LeaseSpec, ObservedLease
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe import logs

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
-from nodewise.kube.api import Expired, NotAllowed, NotFound
+from nodewise.kube.api_server_interface import Expired, NotAllowed, NotFound
 
 KINDS: Final[Mapping[int, type[NodewiseError]]] = {
     400: BadInput,

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from nodewise.clock import Clock, format_micro_time
 from nodewise.errors import NodewiseError, Unavailable
-from nodewise.kube.api import Api, NotFound
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.kube.resource_kinds import EVENTS, Resource
 from nodewise.observe import logs

@@ -1,4 +1,4 @@
-"""HTTP client of the API server: implements `api.Api` with httpx2 and translates its exceptions."""
+"""HTTP client of the API server: implements `api_server_interface.Api` with httpx2 and translates its exceptions."""
 
 import asyncio
 import ssl
@@ -13,7 +13,7 @@ from nodewise.clock import Clock
 from nodewise.cooperative_scheduling import Pacer
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube import connection_renewal, error_responses
-from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
+from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.error_responses import ApiCall
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nodewise import yaml_loader
+from nodewise import safe_yaml_loader
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -97,7 +97,7 @@ def _read_kubeconfig(path: Path) -> dict[str, Any]:
     """One file, with absolute paths: relative ones are relative to the folder of the file."""
     what = f"kubeconfig {path}"
     try:
-        document = yaml_loader.load(path.read_bytes(), str(path))
+        document = safe_yaml_loader.load(path.read_bytes(), str(path))
     except (OSError, BadInput) as error:
         actual = " ".join(str(error).split())
         raise BadSettings(what, [Problem("", actual, "YAML of kind Config")], remedy=_REMEDY) from error

@@ -9,7 +9,7 @@ from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.kube import list_watch
-from nodewise.kube.api import Api, Expired
+from nodewise.kube.api_server_interface import Api, Expired
 from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchState
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.rate_limit import Backoff

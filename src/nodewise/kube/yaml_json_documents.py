@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from nodewise import yaml_loader
+from nodewise import safe_yaml_loader
 from nodewise.errors import BadInput, Problem, shown
 
 _TYPES: Final = (
@@ -34,7 +34,7 @@ _INDEX: Final = re.compile(r"\[(\d+)\]")
 _JSON_START: Final = (b"{", b"[")
 
 
-class _Loader(yaml_loader.Loader):
+class _Loader(safe_yaml_loader.Loader):
     """Loader with the YAML semantics of Kubernetes for plain scalars and keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's way; its own would be PyYAML's types
@@ -102,7 +102,7 @@ def _parse_flow_yaml(text: bytes, source: str, problem: Problem) -> Iterator[tup
 
 
 def _split_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
-    for number, document in enumerate(yaml_loader.load_all(text, source, _Loader), 1):
+    for number, document in enumerate(safe_yaml_loader.load_all(text, source, _Loader), 1):
         if document is None:
             continue
         try:

@@ -10,7 +10,7 @@ import msgspec
 
 from nodewise import cooperative_scheduling
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
-from nodewise.kube.api import Api, NotFound
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import escape_path
 from nodewise.metrics import metric_value_list
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest

@@ -13,7 +13,7 @@ import msgspec
 
 from nodewise import clock, cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
-from nodewise.kube.api import Api, NotFound
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder, parse_timestamp
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes, NodeLookup

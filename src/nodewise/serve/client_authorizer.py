@@ -18,7 +18,7 @@ from nodewise.errors import Problem, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import responses
-from nodewise.serve.close_reasons import CloseReasons
+from nodewise.serve.connection_close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.responses import Response
 from nodewise.serve.server_tls_context import ServerCertificates

@@ -21,7 +21,7 @@ from nodewise.errors import Problem, shown
 from nodewise.serve import responses, tls_handshake
 from nodewise.serve.application import Application, HttpExchange, RemotePeer, RequestHeader
 from nodewise.serve.client_authorizer import Authorization
-from nodewise.serve.close_reasons import CloseReasons
+from nodewise.serve.connection_close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.responses import Response
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
-from nodewise.serve import close_reasons, tls_handshake
-from nodewise.serve.close_reasons import CloseReasons
+from nodewise.serve import connection_close_reasons, tls_handshake
+from nodewise.serve.connection_close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.server_tls_context import ServerCertificates
 
@@ -158,7 +158,7 @@ class Listener:
             else:
                 await self._start_tls(accepted, peer, self._tls)
         except OSError as error:
-            self._close_reasons.record(close_reasons.reason_of(error), peer, str(error))
+            self._close_reasons.record(connection_close_reasons.reason_of(error), peer, str(error))
 
     async def _start_tls(self, accepted: socket.socket, peer: str, tls: ServerCertificates) -> None:
         deadline = self._loop.time() + self._options.handshake_timeout_s
@@ -175,7 +175,9 @@ class Listener:
                     ssl_shutdown_timeout=self._options.answer_timeout_s,
                 )
             except tls_handshake.HandshakeFailed as failed:
-                self._close_reasons.record(close_reasons.reason_of(failed.cause), peer, str(failed.cause))
+                self._close_reasons.record(
+                    connection_close_reasons.reason_of(failed.cause), peer, str(failed.cause)
+                )
                 _send_and_shut_down(copy, failed.alert)
 
     async def _speaks_tls(self, accepted: socket.socket, peer: str) -> bool:

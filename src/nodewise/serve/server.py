@@ -13,7 +13,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import listener
 from nodewise.serve.application import Application
 from nodewise.serve.client_authorizer import ClientAuthorizer
-from nodewise.serve.close_reasons import CloseReasons
+from nodewise.serve.connection_close_reasons import CloseReasons
 from nodewise.serve.http_connection import HttpConnection, OpenConnections
 from nodewise.serve.listener import Listener
 from nodewise.serve.options import ServeOptions, is_loopback

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nodewise.serve.close_reasons import ProtocolNotOffered
+from nodewise.serve.connection_close_reasons import ProtocolNotOffered
 
 PROTOCOL: Final = "http/1.1"
 

@@ -2,8 +2,8 @@
 
 The package contains the parts of a simulated cluster: nodes and pods, the queue, plugins, the client of the extender
 protocol, preemption and messages. The simulated scheduler imports no extender; it calls one, in the same process or
-over the network. Only `replay` and `in_process_extender` run the extender's request handler, and `gpu_trace` runs
-the gpu agent. Plots, measurements and output belong to `cli.simulate` and the benchmarks.
+over the network. Only `recording_replay` and `in_process_extender` run the extender's request handler, and
+`gpu_trace_replay` runs the gpu agent. Plots, measurements and output belong to `cli.simulate` and the benchmarks.
 
 The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests, `tests/cluster/test_scheduler_*.py`.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nodewise import cooperative_scheduling
 from nodewise.annotator import node_pod_fields
-from nodewise.annotator.allocation import allocation_by_node
+from nodewise.annotator.node_request_totals import allocation_by_node
 from nodewise.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.patch_planning import NodeMeasurements, PatchRules, plan_patches
@@ -22,7 +22,7 @@ from nodewise.annotator.sample_statistics import summarize
 from nodewise.kube.struct_type_merge import merge
 from nodewise.simulate.bursts_workload import CPU_MILLI, MEMORY_BYTES, MINUTE_S
 from nodewise.statistics.load_annotations import CONGESTION_FACTOR
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 Object = dict[str, Any]
 UsageArray = NDArray[np.float64]

@@ -8,7 +8,7 @@ and pkg/scheduler/apis/config/v1/default_plugins.go for the order.
 from collections.abc import Callable, Collection
 from typing import Final, Literal, NamedTuple
 
-from nodewise.simulate import node_selectors
+from nodewise.simulate import node_affinity_and_taints
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.parsed_nodes_and_pods import Node, Pod, Taint
 from nodewise.simulate.resource_requests import PODS
@@ -92,7 +92,8 @@ def _reject_cordoned(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
 
 def _tolerates_cordon(pod: Pod) -> bool:
     return any(
-        node_selectors.tolerates(toleration, _CORDON) for toleration in pod.spec.get("tolerations") or ()
+        node_affinity_and_taints.tolerates(toleration, _CORDON)
+        for toleration in pod.spec.get("tolerations") or ()
     )
 
 
@@ -102,13 +103,13 @@ def _reject_untolerated_taint(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
 
 
 def _is_tainted(pod: Pod, node: Node) -> bool:
-    return bool(node_selectors.untolerated(pod, node, node_selectors.NOT_SCHEDULED))
+    return bool(node_affinity_and_taints.untolerated(pod, node, node_affinity_and_taints.NOT_SCHEDULED))
 
 
 def _reject_unmatched_affinity(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
     return (
         ()
-        if node_selectors.matches(pod, info.node)
+        if node_affinity_and_taints.matches(pod, info.node)
         else ("node(s) didn't match Pod's node affinity/selector",)
     )
 
@@ -137,7 +138,7 @@ def _has_other_taints(event: ClusterEvent) -> bool:
 
 
 def _may_match_now(pod: Pod, event: ClusterEvent) -> bool:
-    return _has_other_taints(event) or _newly_satisfied_hint(node_selectors.matches)(pod, event)
+    return _has_other_taints(event) or _newly_satisfied_hint(node_affinity_and_taints.matches)(pod, event)
 
 
 _BY_NODE: Final[SimulatedFilterPlugins] = (

@@ -1,5 +1,6 @@
 # ruff: noqa: ARG002, PLR2004 - the deadlines of the interface mean nothing in memory; paths have few parts
-"""An API server in memory: a `nodewise.kube.api.Api` with paged lists, watches, bookmarks, 410 and conflicts.
+"""An API server in memory: a `nodewise.kube.api_server_interface.Api` with paged lists, watches, bookmarks,
+410 and conflicts.
 
 It passes `tests/unit/kube/api_suite.py`, as the real API server does. It has no admission and no validation of kinds;
 `server_side_apply` is its subset of server-side apply.
@@ -19,7 +20,7 @@ import msgspec
 from nodewise import clock
 from nodewise.errors import NodewiseError
 from nodewise.kube import error_responses
-from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
+from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.simulate import server_side_apply

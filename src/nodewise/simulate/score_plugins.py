@@ -10,7 +10,7 @@ balanced_allocation,resource_allocation}.go, helper/normalize_score.go.
 from collections.abc import Sequence
 from typing import Final
 
-from nodewise.simulate import node_selectors, resource_requests
+from nodewise.simulate import node_affinity_and_taints, resource_requests
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.parsed_nodes_and_pods import Pod
 from nodewise.simulate.resource_requests import CPU, MEMORY
@@ -23,8 +23,11 @@ _AFFINITY_WEIGHT: Final = 2
 
 def total_scores(pod: Pod, infos: Sequence[NodeInfo]) -> list[int]:
     """Total scores of the nodes, in their order."""
-    taints = [len(node_selectors.untolerated(pod, info.node, node_selectors.NOT_PREFERRED)) for info in infos]
-    preferences = [node_selectors.preference(pod, info.node) for info in infos]
+    taints = [
+        len(node_affinity_and_taints.untolerated(pod, info.node, node_affinity_and_taints.NOT_PREFERRED))
+        for info in infos
+    ]
+    preferences = [node_affinity_and_taints.preference(pod, info.node) for info in infos]
     fewer_taints = [MAX_SCORE - share for share in _percent_of_largest(taints)]
     requested = resource_requests.scored_by_containers(pod.spec)
     return [

@@ -6,7 +6,7 @@
 | `integer_quantities.py` | quantities as whole milli-units or whole units |
 | `node_capacity.py` | the allocatable resources of nodes |
 | `pod_requests.py` | the requests of pods, and which pods hold them |
-| `load_queries.py` | Prometheus queries and the settings of statistics |
+| `prometheus_load_queries.py` | Prometheus queries and the settings of statistics |
 | `node_usage_reader.py` | the usage of all nodes, from annotations or from metrics |
 | `missing_statistics.py` | the treatment of nodes without statistics |
 

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, MetricRequest, NodeIndex
-from nodewise.metrics import column as columns
-from nodewise.metrics.column import Column
+from nodewise.metrics import series_arrays as columns
 from nodewise.metrics.series import Series, ValueState
+from nodewise.metrics.series_arrays import Column
 from nodewise.quantity import NANO
-from nodewise.statistics import load_annotations, load_queries, node_capacity
+from nodewise.statistics import load_annotations, node_capacity, prometheus_load_queries
 from nodewise.statistics.load_annotations import UsageAnnotations
-from nodewise.statistics.load_queries import StatisticsOptions, UsageRequests
 from nodewise.statistics.missing_statistics import StatisticStatus
 from nodewise.statistics.node_capacity import NodeStatus
+from nodewise.statistics.prometheus_load_queries import StatisticsOptions, UsageRequests
 
 RESOURCES: Final = ("cpu", "memory")
 """The first axis of the arrays: CPU in milli, memory in bytes."""
@@ -59,7 +59,7 @@ class LoadReader:
     def __init__(self, options: StatisticsOptions) -> None:
         self._max_age_s = options.max_age_s
         self._metric_requests = (
-            load_queries.metric_requests(options) if options.statistics == "metrics" else None
+            prometheus_load_queries.metric_requests(options) if options.statistics == "metrics" else None
         )
         self._nodes = _NodeRows()
         self._columns: dict[str, tuple[Series, NodeIndex, Column]] = {}

@@ -1,7 +1,7 @@
 //go:build tools
 
 // Package bin names the programs that the cluster tests run, so that go.mod and go.sum pin them and all they need.
-// tests/cluster/programs.py builds each of them by its import path.
+// tests/cluster/program_cache.py builds each of them by its import path.
 package bin
 
 import (

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from nodewise.cpu import ended_tasks, pool_allocations
 from nodewise.cpu.allocation_store import AllocationStore
-from nodewise.cpu.node import garbage_collection
+from nodewise.cpu.node import task_garbage_collection
 from nodewise.cpu.pool_allocations import Allocations
 from tests.conformance.cmk.isolate_process import clean, wait_until
 
@@ -79,7 +79,7 @@ class ConcurrentIsolates:
             self.sweep()
 
     def sweep(self) -> None:
-        collection = garbage_collection.collect_garbage(
+        collection = task_garbage_collection.collect_garbage(
             self._node.store, Path("/proc"), self._known, lambda number: time.sleep(0.01)
         )
         self._known = collection.known

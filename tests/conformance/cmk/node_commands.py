@@ -12,7 +12,7 @@ from nodewise.cpu import pool_allocations
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.store import directory
 from tests import forked_commands
-from tests.conformance.cmk import table_rows
+from tests.conformance.cmk import case_table_rows
 from tests.conformance.cmk.minimal_api_server import MinimalApiServer, serving
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -49,7 +49,7 @@ def write(files: Mapping[str, str | None], at: Path) -> Path:
     return at
 
 
-def allocations_of(pools: table_rows.Pools) -> Allocations:
+def allocations_of(pools: case_table_rows.Pools) -> Allocations:
     """The allocations of a node with these CPU lists and no tasks."""
     return pool_allocations.from_lists(
         {name: {at: text.split() for at, text in pool.items()} for name, pool in pools.items()}

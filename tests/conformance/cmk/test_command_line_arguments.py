@@ -8,8 +8,8 @@ import pytest
 
 import nodewise
 from tests import forked_commands
-from tests.conformance.cmk import case_machines, table_rows
-from tests.conformance.cmk.table_rows import ArgumentsRow
+from tests.conformance.cmk import case_cpu_topologies, case_table_rows
+from tests.conformance.cmk.case_table_rows import ArgumentsRow
 
 CMK = Path(sys.executable).parent / "cmk"
 
@@ -18,7 +18,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return forked_commands.run([CMK, *words])
 
 
-@pytest.mark.parametrize("row", table_rows.read("arguments", ArgumentsRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("arguments", ArgumentsRow), ids=lambda row: row.id)
 def test_command_lines(row: ArgumentsRow, tmp_path: Path) -> None:
     for line in row.runs:
         words = line.words
@@ -32,7 +32,7 @@ def test_command_lines(row: ArgumentsRow, tmp_path: Path) -> None:
 
 def machine(folder: Path) -> Path:
     root = folder / "machine"
-    for name, text in case_machines.texts("T4").items():
+    for name, text in case_cpu_topologies.texts("T4").items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root

@@ -4,45 +4,45 @@ from collections.abc import Mapping
 
 import pytest
 
-from nodewise.cpu import cpulist, pools, topology
-from nodewise.cpu.pools import PoolOptions, PoolPlan
+from nodewise.cpu import cpu_set_formats, pool_planning, topology
+from nodewise.cpu.pool_planning import PoolOptions, PoolPlan
 from nodewise.errors import BadInput
-from tests.conformance.cmk import case_machines, table_rows
-from tests.conformance.cmk.table_rows import LineRow, ListRow, MaskRow, PoolsRow
+from tests.conformance.cmk import case_cpu_topologies, case_table_rows
+from tests.conformance.cmk.case_table_rows import LineRow, ListRow, MaskRow, PoolsRow
 
 
-@pytest.mark.parametrize("row", table_rows.read("lists", ListRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("lists", ListRow), ids=lambda row: row.id)
 def test_lists(row: ListRow) -> None:
     with pytest.raises(BadInput) as caught:
-        cpulist.parse_list(row.text)
+        cpu_set_formats.parse_list(row.text)
     assert [part for part in row.error if part not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize("row", table_rows.read("masks", MaskRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("masks", MaskRow), ids=lambda row: row.id)
 def test_masks(row: MaskRow) -> None:
-    assert cpulist.format_mask(row.cpus) == row.mask
+    assert cpu_set_formats.format_mask(row.cpus) == row.mask
 
 
-@pytest.mark.parametrize("row", table_rows.read("lines", LineRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("lines", LineRow), ids=lambda row: row.id)
 def test_command_lines(row: LineRow) -> None:
-    isolated, problems = cpulist.parse_isolcpus(row.line, last=63)
-    assert (isolated, bool(problems)) == (set(cpulist.parse_list(row.isolated)), row.warns)
+    isolated, problems = cpu_set_formats.parse_isolcpus(row.line, last=63)
+    assert (isolated, bool(problems)) == (set(cpu_set_formats.parse_list(row.isolated)), row.warns)
 
 
 def planned(row: PoolsRow) -> PoolPlan:
-    machine = topology.parse(case_machines.texts(row.machine, row.isolated))
+    machine = topology.parse(case_cpu_topologies.texts(row.machine, row.isolated))
     exclusive_mode, shared_mode = row.modes.split("/")
     ask = PoolOptions(row.exclusive, row.shared, exclusive_mode, shared_mode, row.listed)
-    fast = cpulist.parse_list(row.fast or "")
+    fast = cpu_set_formats.parse_list(row.fast or "")
     if row.preferences is None:
-        return pools.plan(machine, ask, fast)
+        return pool_planning.plan(machine, ask, fast)
     wishes = {
         cpu: preference
         for preference, cores in row.preferences.items()
-        for core in cpulist.parse_list(cores)
+        for core in cpu_set_formats.parse_list(cores)
         for cpu in machine.cores[core].cpus
     }
-    return pools.plan(machine, ask, fast, wishes)
+    return pool_planning.plan(machine, ask, fast, wishes)
 
 
 def brief(plan: PoolPlan) -> Mapping[str, Mapping[int, str]]:
@@ -53,7 +53,7 @@ def brief(plan: PoolPlan) -> Mapping[str, Mapping[int, str]]:
     }
 
 
-@pytest.mark.parametrize("row", table_rows.read("pools", PoolsRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("pools", PoolsRow), ids=lambda row: row.id)
 def test_pools(row: PoolsRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:
@@ -68,7 +68,7 @@ def test_pools(row: PoolsRow) -> None:
 
 
 def test_every_pool_has_every_socket() -> None:
-    row = next(row for row in table_rows.read("pools", PoolsRow) if row.number == 52)
+    row = next(row for row in case_table_rows.read("pools", PoolsRow) if row.number == 52)
     assert {pool: set(sockets) for pool, sockets in planned(row).pools.items()} == {
         "exclusive": {0, 1},
         "shared": {0, 1},
@@ -77,12 +77,12 @@ def test_every_pool_has_every_socket() -> None:
 
 
 def test_28_a_socket_that_the_kernel_does_not_tell_is_socket_0() -> None:
-    complete = case_machines.texts("T4")
+    complete = case_cpu_topologies.texts("T4")
     files = {path: text for path, text in complete.items() if not path.endswith("physical_package_id")}
     assert topology.parse(files).sockets == (0,)
 
 
 def test_30_a_xeon_d() -> None:
-    machine = topology.parse(case_machines.texts("T8"))
+    machine = topology.parse(case_cpu_topologies.texts("T8"))
     assert [core.cpus for core in machine.cores] == [(cpu, cpu + 8) for cpu in range(8)]
     assert machine.sockets == (0,)

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from tests.conformance import differences_page
-from tests.conformance.cmk import table_rows
-from tests.conformance.cmk.table_rows import (
+from tests.conformance.cmk import case_table_rows
+from tests.conformance.cmk.case_table_rows import (
     ArgumentsRow,
     ClaimRow,
     ClusterRow,
@@ -66,24 +66,24 @@ ELSEWHERE = {28, 30, 96, 98, 100, 101, 104, 134, 143, 145, 225}
 FAULTS = {"B": 76}
 """The number of faults by letter."""
 SHOWN = {
-    18: "conformance/cmk/test_isolate_trouble.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
-    22: "conformance/cmk/test_isolate_trouble.py::test_isolate_waits_for_a_free_list_and_ends_at_a_signal",
-    34: "conformance/cmk/test_isolate_trouble.py::test_a_list_that_names_a_cpu_that_is_offline_is_an_error",
+    18: "conformance/cmk/test_isolate_errors_and_signals.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
+    22: "conformance/cmk/test_isolate_errors_and_signals.py::test_isolate_waits_for_a_free_list_and_ends_at_a_signal",
+    34: "conformance/cmk/test_isolate_errors_and_signals.py::test_a_list_that_names_a_cpu_that_is_offline_is_an_error",
     38: "unit/cpu/store/test_configmap.py::test_keys_and_annotations_of_others_are_kept",
     43: "conformance/cmk/test_node_commands.py::test_a_full_disk_frees_no_cpu_list",
     45: "unit/cli/test_cpu_common_options.py::test_is_never_guessed",
     50: "unit/cpu/webhook/test_manifests.py::test_options_are_applied",
-    51: "cluster/test_cpu_nodes.py::test_all_that_is_made_is_what_the_api_server_knows",
-    55: "cluster/test_cpu_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
-    56: "unit/cpu/cluster/test_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
+    51: "cluster/test_cpu_node_setup_and_removal.py::test_all_that_is_made_is_what_the_api_server_knows",
+    55: "cluster/test_cpu_node_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
+    56: "unit/cpu/cluster/test_node_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
     65: "conformance/cmk/test_webhook.py::test_silent_clients_delay_no_others",
     75: "unit/cpu/webhook/test_manifests.py::"
     "test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems",
-    76: "unit/test_docs.py::",
+    76: "unit/test_docs_match_code.py::",
 }
 """The tests of faults without a row, if they are not in `test_known_cmk_bugs.py`."""
 HERE = Path(__file__).parent
-TESTS = [*HERE.glob("test_*.py"), HERE.parents[1] / "node" / "test_installed.py"]
+TESTS = [*HERE.glob("test_*.py"), HERE.parents[1] / "node" / "test_program_in_minimal_images.py"]
 TABLES: dict[str, type[CmkRow]] = {
     "arguments": ArgumentsRow,
     "lists": ListRow,
@@ -110,7 +110,7 @@ TABLES: dict[str, type[CmkRow]] = {
 
 
 def tables() -> list[CmkRow]:
-    return [row for table, kind in TABLES.items() for row in table_rows.read(table, kind)]
+    return [row for table, kind in TABLES.items() for row in case_table_rows.read(table, kind)]
 
 
 def test_every_table_is_asked() -> None:

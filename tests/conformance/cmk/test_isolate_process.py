@@ -14,9 +14,10 @@ import yaml
 
 from nodewise.cpu import ended_tasks, pool_allocations
 from nodewise.cpu.cmk_names import LOCK_TIMEOUT
-from nodewise.cpu.node import garbage_collection
+from nodewise.cpu.node import task_garbage_collection
 from nodewise.cpu.store.file_transaction import TransactionalDirectory
-from tests.conformance.cmk import isolate_process, table_rows
+from tests.conformance.cmk import case_table_rows, isolate_process
+from tests.conformance.cmk.case_table_rows import ClaimRow, StoryRow, WordsRow
 from tests.conformance.cmk.isolate_process import (
     DirectoryNode,
     clean,
@@ -28,8 +29,7 @@ from tests.conformance.cmk.isolate_process import (
     texts,
     wait_until,
 )
-from tests.conformance.cmk.table_rows import ClaimRow, StoryRow, WordsRow
-from tests.conformance.cmk.test_tasks import node as state_of_row
+from tests.conformance.cmk.test_task_cpus_and_ended_tasks import node as state_of_row
 
 FAILED = 125
 STAY = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
@@ -50,10 +50,10 @@ def wait(number: int) -> None:
 
 
 def swept(node: DirectoryNode, known: ended_tasks.KnownProcesses | None = None) -> ended_tasks.KnownProcesses:
-    return garbage_collection.collect_garbage(node.store, Path("/proc"), known, wait).known
+    return task_garbage_collection.collect_garbage(node.store, Path("/proc"), known, wait).known
 
 
-@pytest.mark.parametrize("row", table_rows.read("isolate", ClaimRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("isolate", ClaimRow), ids=lambda row: row.id)
 def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
     """The machine of the rows has other CPUs than ours, so no affinity is set."""
     node = isolate_process.create_node(tmp_path, state_of_row(row))
@@ -84,7 +84,7 @@ def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
     assert node.holders() == before
 
 
-@pytest.mark.parametrize("row", table_rows.read("words", WordsRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("words", WordsRow), ids=lambda row: row.id)
 def test_words(row: WordsRow, two_cpu_node: DirectoryNode, tmp_path: Path) -> None:
     for name in ("sleep", "cmk.py", "cmd", "echo"):
         program = tmp_path / "bin" / name
@@ -246,7 +246,7 @@ STORIES: dict[str, Callable[[DirectoryNode], None]] = {
     "row",
     [
         pytest.param(row, id=row.id, marks=[pytest.mark.root] * (row.story == "no_proc_fs"))
-        for row in table_rows.read("isolate_process", StoryRow)
+        for row in case_table_rows.read("isolate_process", StoryRow)
     ],
 )
 def test_stories(row: StoryRow, two_cpu_node: DirectoryNode) -> None:

@@ -9,9 +9,9 @@ import pytest
 from cryptography import x509
 
 from nodewise.cpu import cmk_names, procfs, sysfs
-from nodewise.cpu.cluster import api_versions, setup_objects
-from nodewise.cpu.cluster.setup_objects import SetupOptions
-from nodewise.cpu.node import machine, nfd_feature
+from nodewise.cpu.cluster import api_server_features, node_setup_objects
+from nodewise.cpu.cluster.node_setup_objects import SetupOptions
+from nodewise.cpu.node import machine_features, nfd_feature_file
 from nodewise.cpu.pool_allocations import IDENTITIES, Task
 from nodewise.cpu.speed_select import fast_cpus, preferences
 from nodewise.cpu.store import configmap
@@ -31,7 +31,7 @@ from tests.conformance.cmk.node_commands import (
 
 CMK = Path(sys.executable).parent / "cmk"
 PROC = Path("/proc")
-NEWEST = api_versions.TABLE[-1]
+NEWEST = api_server_features.TABLE[-1]
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["as CMK writes tasks", "with its start"])
@@ -116,8 +116,8 @@ def test_b49_a_certificate_is_valid_east_of_greenwich_too() -> None:
 
 @pytest.mark.parametrize(("word", "is_on"), [("true", True), ("True", True), ("false", False), ("", False)])
 def test_b67_a_label_that_says_false_means_false(word: str, is_on: bool) -> None:
-    assert machine.is_enabled({cmk_names.SST_BF: word}, cmk_names.SST_BF) == is_on
-    assert not machine.is_enabled({}, cmk_names.SST_BF)
+    assert machine_features.is_enabled({cmk_names.SST_BF: word}, cmk_names.SST_BF) == is_on
+    assert not machine_features.is_enabled({}, cmk_names.SST_BF)
 
 
 @pytest.mark.parametrize("option", ["--version", "--help", "-h"])
@@ -141,9 +141,11 @@ def test_b70_any_word_is_a_level_of_the_log(word: str, two_cpu_node: DirectoryNo
 
 def test_b72_pods_that_run_once_are_not_evicted() -> None:
     for pod in (
-        setup_objects.preparation_pod(setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
-        setup_objects.reconfiguration_pod("n1", SetupOptions()),
-        setup_objects.daemon_set(setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST)["spec"]["template"],
+        node_setup_objects.preparation_pod(node_setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
+        node_setup_objects.reconfiguration_pod("n1", SetupOptions()),
+        node_setup_objects.daemon_set(node_setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST)["spec"][
+            "template"
+        ],
     ):
         assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
 
@@ -167,5 +169,5 @@ def test_b74_a_preference_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert result == {0: "power", 1: "performance"}
     features = tmp_path / "features.d"
     write({"cpu": "other=true\n"}, features)
-    assert nfd_feature.write(features, result.values())
+    assert nfd_feature_file.write(features, result.values())
     assert (features / "cpu").read_text() == "other=true\n"

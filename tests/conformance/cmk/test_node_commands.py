@@ -12,7 +12,7 @@ import yaml
 
 from nodewise.cpu import cmk_names, pool_allocations, procfs
 from nodewise.cpu.allocation_store import Intent
-from nodewise.cpu.cluster import api_versions
+from nodewise.cpu.cluster import api_server_features
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.store import configmap
 from nodewise.cpu.store.configmap import ConfigMapTexts
@@ -20,7 +20,14 @@ from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.errors import BadInput
 from nodewise.kube.resource_kinds import NODES
 from tests.cluster import skip_conditions
-from tests.conformance.cmk import case_machines, table_rows
+from tests.conformance.cmk import case_cpu_topologies, case_table_rows
+from tests.conformance.cmk.case_table_rows import (
+    ContainerRow,
+    DiscoverRow,
+    InitRow,
+    SweepRow,
+    VersionRow,
+)
 from tests.conformance.cmk.minimal_api_server import MinimalApiServer, RequestRefusal
 from tests.conformance.cmk.node_commands import (
     BOOT,
@@ -34,32 +41,25 @@ from tests.conformance.cmk.node_commands import (
     run,
     write,
 )
-from tests.conformance.cmk.table_rows import (
-    ContainerRow,
-    DiscoverRow,
-    InitRow,
-    SweepRow,
-    VersionRow,
-)
 
 
 @pytest.mark.parametrize(
-    "row", table_rows.read("versions", VersionRow), ids=lambda row: f"{row.id} {row.text}"
+    "row", case_table_rows.read("versions", VersionRow), ids=lambda row: f"{row.id} {row.text}"
 )
 def test_versions(row: VersionRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:
-            api_versions.parse(row.text)
+            api_server_features.parse(row.text)
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
-    version = api_versions.parse(row.text)
-    assert not row.same or version == api_versions.parse(row.same)
-    assert not row.older or version > api_versions.parse(row.older)
+    version = api_server_features.parse(row.text)
+    assert not row.same or version == api_server_features.parse(row.same)
+    assert not row.older or version > api_server_features.parse(row.older)
 
 
-@pytest.mark.parametrize("row", table_rows.read("init", InitRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("init", InitRow), ids=lambda row: row.id)
 def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
-    machine = write(case_machines.texts("T8"), tmp_path / "machine")
+    machine = write(case_cpu_topologies.texts("T8"), tmp_path / "machine")
     options = ["--sysfs", machine, "--num-exclusive-cores", row.asked[0], "--num-shared-cores", row.asked[1]]
     first = _planned(row.before, machine).mapped(
         lambda _, cpu_list: [Task(row.held[cpu_list.text], 5, BOOT)] if cpu_list.text in row.held else []
@@ -111,11 +111,11 @@ def _stored(server: MinimalApiServer) -> Allocations:
 
 
 @pytest.mark.parametrize(
-    "row", table_rows.read("discover", DiscoverRow), ids=lambda row: f"{row.id}-{row.version}"
+    "row", case_table_rows.read("discover", DiscoverRow), ids=lambda row: f"{row.id}-{row.version}"
 )
 def test_a_node_advertises_its_cores(row: DiscoverRow, tmp_path: Path) -> None:
     conf = directory_of(allocations_of(row.pools), tmp_path / "conf")
-    is_old = api_versions.parse(row.version) < (1, 7)
+    is_old = api_server_features.parse(row.version) < (1, 7)
     with cluster(row.version, tmp_path) as (server, leading):
         node = server.objects[NODES.path(name="n1")]
         if row.taints:
@@ -138,7 +138,7 @@ def test_a_node_advertises_its_cores(row: DiscoverRow, tmp_path: Path) -> None:
 _TAINTS = "scheduler.alpha.kubernetes.io/taints"
 
 
-@pytest.mark.parametrize("row", table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
     allocations = configmap.parse_texts(
         ConfigMapTexts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()}))
@@ -178,7 +178,7 @@ def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -
     assert (stored.intent, stored.allocations) == (None, allocations_of({"exclusive": {0: "0"}}))
 
 
-@pytest.mark.parametrize("row", table_rows.read("container", ContainerRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("container", ContainerRow), ids=lambda row: row.id)
 def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_path: Path) -> None:
     unshare = shutil.which("unshare") or skip_conditions.not_run(
         "there is no program unshare: install util-linux"
@@ -225,7 +225,7 @@ def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
 
 def test_the_same_machine_gets_the_same_pools_to_the_letter(tmp_path: Path) -> None:
     """The result does not depend on the order of Python's sets."""
-    isolated = write(case_machines.texts("D24", "0-4,24-28,12-16,36-40"), tmp_path / "machine")
+    isolated = write(case_cpu_topologies.texts("D24", "0-4,24-28,12-16,36-40"), tmp_path / "machine")
     options = ["--num-exclusive-cores", 8, "--num-shared-cores", 1, "--exclusive-mode", "spread"]
     made = []
     for seed in ("1", "2", "3"):
@@ -250,7 +250,7 @@ class TestFullDisk:
             "--conf-dir",
             tmp_path / "conf",
             "--sysfs",
-            write(case_machines.texts("T8"), tmp_path / "m"),
+            write(case_cpu_topologies.texts("T8"), tmp_path / "m"),
         ]
         done = run("init", *options, before=self.FULL)
         assert done.returncode == 1

@@ -5,17 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu.cluster import reports
+from nodewise.cpu.cluster import report_custom_resources
 from nodewise.kube.resource_kinds import NODES
-from tests.conformance.cmk import case_machines, table_rows
+from tests.conformance.cmk import case_cpu_topologies, case_table_rows
+from tests.conformance.cmk.case_table_rows import NameRow, PublishRow
 from tests.conformance.cmk.minimal_api_server import RequestRefusal, serving
 from tests.conformance.cmk.node_commands import allocations_of, cluster, directory_of, json_output, run, write
-from tests.conformance.cmk.table_rows import NameRow, PublishRow
 
 REPORT = "/apis/intel.com/v1/namespaces/default/cmk-nodereports/n1"
 
 
-@pytest.mark.parametrize("row", table_rows.read("names", NameRow), ids=lambda row: f"{row.id} {row.node}")
+@pytest.mark.parametrize(
+    "row", case_table_rows.read("names", NameRow), ids=lambda row: f"{row.id} {row.node}"
+)
 def test_names_of_reports(row: NameRow, tmp_path: Path) -> None:
     """By the report that `--publish` makes."""
     write({"conf": None}, tmp_path)
@@ -31,7 +33,7 @@ def test_names_of_reports(row: NameRow, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", table_rows.read("publish", PublishRow), ids=lambda row: f"{row.id}-{row.answers}"
+    "row", case_table_rows.read("publish", PublishRow), ids=lambda row: f"{row.id}-{row.answers}"
 )
 def test_reports_are_published(row: PublishRow, tmp_path: Path) -> None:
     conf = directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf")
@@ -84,7 +86,11 @@ class TestNodeReport:
     def test_143_lists_that_overlap(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "0"}, "shared": {0: "0"}}), tmp_path / "conf")
         report = json_output(
-            "node-report", "--conf-dir", conf, "--sysfs", write(case_machines.texts("T8"), tmp_path / "m")
+            "node-report",
+            "--conf-dir",
+            conf,
+            "--sysfs",
+            write(case_cpu_topologies.texts("T8"), tmp_path / "m"),
         )
         overlap = "exclusive:0 and shared:0 (in both: [0])"
         assert report["checks"]["configDirectory"] == {"errors": [overlap], "ok": False}
@@ -94,7 +100,7 @@ class TestNodeReport:
         assert socket["cores"][1]["cpus"] == [{"id": 1, "isolated": False}, {"id": 9, "isolated": False}]
 
     def test_145_a_node_without_pools(self, tmp_path: Path) -> None:
-        machine = write(case_machines.texts("T8"), tmp_path / "m")
+        machine = write(case_cpu_topologies.texts("T8"), tmp_path / "m")
         report = json_output("node-report", "--conf-dir", tmp_path / "nothing", "--sysfs", machine)
         (error,) = report["checks"]["configDirectory"]["errors"]
         assert "unable to read" in error
@@ -105,7 +111,11 @@ class TestNodeReport:
     def test_lists_whose_cpus_went(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "1,9 63"}}), tmp_path / "conf")
         report = json_output(
-            "node-report", "--conf-dir", conf, "--sysfs", write(case_machines.texts("T8"), tmp_path / "m")
+            "node-report",
+            "--conf-dir",
+            conf,
+            "--sysfs",
+            write(case_cpu_topologies.texts("T8"), tmp_path / "m"),
         )
         assert report["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
 
@@ -118,7 +128,7 @@ class TestNodeReport:
             "checksum": 1,
         }
         kubelet = write({"cpu_manager_state": json.dumps(state_file)}, tmp_path / "kubelet")
-        machine = write(case_machines.texts("T8"), tmp_path / "m")
+        machine = write(case_cpu_topologies.texts("T8"), tmp_path / "m")
         report = json_output("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
         check = report["checks"]["kubelet"]
         assert (check["ok"], check["policy"]) == (False, "static")
@@ -147,4 +157,7 @@ def test_an_old_cluster_is_validated_by_its_own_words(version: str, tmp_path: Pa
 
 
 def test_kinds_of_reports_have_names_that_kubectl_knows() -> None:
-    assert {kind.resource.plural for kind in reports.KINDS} == {"cmk-nodereports", "cmk-reconcilereports"}
+    assert {kind.resource.plural for kind in report_custom_resources.KINDS} == {
+        "cmk-nodereports",
+        "cmk-reconcilereports",
+    }

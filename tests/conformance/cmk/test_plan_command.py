@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import cpulist
+from nodewise.cpu import cpu_set_formats
 from tests import forked_commands
-from tests.conformance.cmk import case_machines as made_up
-from tests.conformance.cmk import table_rows
+from tests.conformance.cmk import case_cpu_topologies as made_up
+from tests.conformance.cmk import case_table_rows
+from tests.conformance.cmk.case_table_rows import PoolsRow
 from tests.conformance.cmk.node_commands import json_output
-from tests.conformance.cmk.table_rows import PoolsRow
-from tests.unit.cpu import real_machines
+from tests.unit.cpu import recorded_machine_files
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
@@ -32,11 +32,11 @@ def folder(texts: dict[str, str], at: Path) -> Path:
     return at
 
 
-@pytest.mark.parametrize("name", real_machines.NAMES)
+@pytest.mark.parametrize("name", recorded_machine_files.NAMES)
 def test_real_machines(name: str, tmp_path: Path) -> None:
-    root = real_machines.unpack(name, tmp_path)
+    root = recorded_machine_files.unpack(name, tmp_path)
     document = json_output("topology", "--sysfs", root, "-o", "json")
-    machine = real_machines.machine(name)
+    machine = recorded_machine_files.machine(name)
     assert (document["sockets"], document["cores"]) == (len(machine.sockets), len(machine.cores))
     assert [cpu["cpu"] for cpu in document["cpus"]] == [cpu.cpu for cpu in machine.cpus]
     assert all(
@@ -49,14 +49,18 @@ def test_real_machines(name: str, tmp_path: Path) -> None:
         modes = (f"--exclusive-mode={mode}", f"--shared-mode={mode}")
         plan = json_output("plan", "--sysfs", root, *counts, *modes, "-o", "json")["pools"]
         lists = chain.from_iterable(lists for sockets in plan.values() for lists in sockets.values())
-        cpus = list(chain.from_iterable(map(cpulist.parse_list, lists)))
+        cpus = list(chain.from_iterable(map(cpu_set_formats.parse_list, lists)))
         assert len(cpus) == len(set(cpus))
         assert set(cpus) == online
 
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in table_rows.read("pools", PoolsRow) if row.number in {41, 46, 57, 64, 66, 70, 79, 85, 87}],
+    [
+        row
+        for row in case_table_rows.read("pools", PoolsRow)
+        if row.number in {41, 46, 57, 64, 66, 70, 79, 85, 87}
+    ],
     ids=lambda row: row.id,
 )
 def test_cases(row: PoolsRow, tmp_path: Path) -> None:
@@ -67,9 +71,10 @@ def test_cases(row: PoolsRow, tmp_path: Path) -> None:
     options |= {"--sst-bf": row.fast} if row.fast else {}
     if row.preferences:
         threads = 8
-        cores = {name: cpulist.parse_list(text) for name, text in row.preferences.items()}
+        cores = {name: cpu_set_formats.parse_list(text) for name, text in row.preferences.items()}
         lists = {
-            name: cpulist.format_list([*ids, *(cpu + threads for cpu in ids)]) for name, ids in cores.items()
+            name: cpu_set_formats.format_list([*ids, *(cpu + threads for cpu in ids)])
+            for name, ids in cores.items()
         }
         options["--sst-cp"] = ";".join(f"{name}={text}" for name, text in lists.items())
     done = run("plan", "--sysfs", root, "-o", "json", *(f"{name}={value}" for name, value in options.items()))
@@ -143,7 +148,7 @@ def test_forms_for_people(tmp_path: Path) -> None:
 
 
 def test_the_picture_in_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
-    root = real_machines.unpack("64amd64-4s2n4ca2co", tmp_path)
+    root = recorded_machine_files.unpack("64amd64-4s2n4ca2co", tmp_path)
     counts = (
         "--num-exclusive-cores=12",
         "--num-shared-cores=4",

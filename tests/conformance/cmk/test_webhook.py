@@ -20,8 +20,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests import forked_commands
-from tests.conformance.cmk import table_rows, webhook_process
-from tests.conformance.cmk.table_rows import StoryRow, WebhookHttpRow, WebhookRow
+from tests.conformance.cmk import case_table_rows, webhook_process
+from tests.conformance.cmk.case_table_rows import StoryRow, WebhookHttpRow, WebhookRow
 from tests.conformance.cmk.webhook_process import CMK, NODEWISE, Object, Webhook, WebhookCertificateFiles
 from tests.unit.cpu.webhook.json_patch import applied
 
@@ -102,7 +102,7 @@ def by_name(entries: list[Object] | None, key: str, value: str) -> dict[str, Any
     return values
 
 
-@pytest.mark.parametrize("row", table_rows.read("webhook", WebhookRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("webhook", WebhookRow), ids=lambda row: row.id)
 def test_pods(row: WebhookRow, own: Webhook, older: Webhook) -> None:
     mutations = {"own": own, "older": older}[row.mutations]
     pod = pod_of(row.pod)
@@ -151,7 +151,7 @@ def content(row: WebhookHttpRow) -> bytes:
     return text.replace(b"{", b'{"pad": "%s", ' % (b"x" * padding), 1) if row.pad else text
 
 
-@pytest.mark.parametrize("row", table_rows.read("webhook_http", WebhookHttpRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("webhook_http", WebhookHttpRow), ids=lambda row: row.id)
 def test_requests(row: WebhookHttpRow, own: Webhook) -> None:
     sent = content(row)
     assert len(sent) == (row.pad or len(sent))
@@ -351,6 +351,6 @@ STORIES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("row", table_rows.read("webhook_process", StoryRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("webhook_process", StoryRow), ids=lambda row: row.id)
 def test_stories(row: StoryRow, tmp_path: Path) -> None:
     STORIES[row.story](tmp_path)

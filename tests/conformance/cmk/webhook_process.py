@@ -16,7 +16,7 @@ import yaml
 
 from nodewise.cpu.webhook import pod_mutation
 from tests.cluster.certificates import CertificateAuthority
-from tests.cluster.processes import Process, number
+from tests.cluster.child_processes import Process, number
 from tests.forked_commands import ForkedProcess
 
 Object = dict[str, Any]

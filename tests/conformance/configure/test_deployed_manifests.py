@@ -11,10 +11,10 @@ import yaml
 from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from tests.conformance.configure.case_numbers import case
-from tests.unit.agents.telemetry.snapshot_notation import (
+from tests.unit.agents.telemetry.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
     policy,
@@ -88,7 +88,7 @@ def rule_schema() -> tuple[dict[str, Any], dict[str, Any]]:
 @case(117)
 @case(118)
 def test_the_definition_of_policies() -> None:
-    """tests/cluster/test_tas_crd_cases.py checks them with a real API server."""
+    """tests/cluster/test_taspolicy_crd_cases.py checks them with a real API server."""
     strategy, rule = rule_schema()
     fields = rule["properties"]
     assert "operator" in rule["required"]

@@ -11,8 +11,8 @@ from tests.conformance.configure import (
     test_configure_runs,
     test_deployed_manifests,
     test_host_and_certificate_problems,
-    test_manifest_forms,
     test_other_platforms,
+    test_scheduler_manifest_variants,
 )
 from tests.conformance.configure.case_numbers import CASES
 
@@ -36,7 +36,7 @@ MODULES = (
     test_other_platforms,
     test_host_and_certificate_problems,
     test_configure_runs,
-    test_manifest_forms,
+    test_scheduler_manifest_variants,
 )
 """The import of these modules fills the list of cases."""
 

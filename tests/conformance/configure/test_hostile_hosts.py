@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.configure import file_transaction, host_files
+from nodewise.configure import atomic_host_files, file_transaction
+from nodewise.configure.atomic_host_files import FileChange
 from nodewise.configure.backups import Backup
-from nodewise.configure.host_files import FileChange
 from nodewise.errors import BadInput, Conflict
 from tests.conformance.configure import fault_injection, scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import AUTHORITY, ControlPlaneHost
@@ -184,7 +184,7 @@ def planned_changes(tmp_path: Path) -> list[FileChange]:
 
 def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monkeypatch):
     changes = planned_changes(tmp_path)
-    real = host_files.write_staged
+    real = atomic_host_files.write_staged
 
     def write_staged(path, *more):
         result = real(path, *more)
@@ -192,7 +192,7 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
             Path(path).write_bytes(b"theirs")
         return result
 
-    monkeypatch.setattr(host_files, "write_staged", write_staged)
+    monkeypatch.setattr(atomic_host_files, "write_staged", write_staged)
     with pytest.raises(Conflict, match="changed by somebody else"):
         file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
@@ -439,4 +439,4 @@ def test_content_has_a_limit(tmp_path):
     with path.open("wb") as file:
         file.truncate(2**34)
     with pytest.raises(BadInput, match="at most"):
-        host_files.read_file(str(path))
+        atomic_host_files.read_file(str(path))

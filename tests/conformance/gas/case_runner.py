@@ -8,12 +8,12 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from tests.conformance.gas import expectation_checks, story_environment, table_rows
+from tests.conformance.gas import case_table_rows, expectation_checks, story_environment
+from tests.conformance.gas.case_table_rows import GasHttpRow, PlacementCase
 from tests.conformance.gas.story_environment import GasApiServer, GasEnvironment
-from tests.conformance.gas.table_rows import GasHttpRow, PlacementCase
 
-CASES: Final = sorted(table_rows.placing(), key=lambda case: case.row.flags)
-REQUESTS: Final = table_rows.http()
+CASES: Final = sorted(case_table_rows.placing(), key=lambda case: case.row.flags)
+REQUESTS: Final = case_table_rows.http()
 NODE: Final = "http-n1"
 ORDINARY: Final = REQUESTS[0]
 

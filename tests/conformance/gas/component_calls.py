@@ -7,11 +7,11 @@ import msgspec
 
 from nodewise.agents.gpu import (
     allocation_record,
-    amounts,
-    demand,
+    extended_resource_amounts,
+    gpu_node_label_parsers,
     node_allocations,
     node_gpus,
-    node_labels,
+    pod_gpu_requests,
     subdevice_assignment,
 )
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
@@ -20,8 +20,8 @@ from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.cluster.api_client import Object
-from tests.conformance.gas import table_notation
-from tests.conformance.gas.table_rows import GasPartRow
+from tests.conformance.gas import node_and_pod_notation
+from tests.conformance.gas.case_table_rows import GasPartRow
 
 
 def call_component(row: GasPartRow) -> Any:
@@ -35,20 +35,20 @@ def call_component(row: GasPartRow) -> Any:
 
 
 def _demand(text: str, annotations: Mapping[str, str]) -> None:
-    pod = msgspec.convert(table_notation.pod("p", text, annotations), GpuPod)
-    problem = demand.parse_demand(pod, INTEL, GpuOptions()).problem
+    pod = msgspec.convert(node_and_pod_notation.pod("p", text, annotations), GpuPod)
+    problem = pod_gpu_requests.parse_demand(pod, INTEL, GpuOptions()).problem
     if problem is not None:
         raise ValueError(problem.text())
 
 
 def _joined(labels: dict[str, str]) -> str:
-    return node_labels.join_split_label(labels, min(labels))
+    return gpu_node_label_parsers.join_split_label(labels, min(labels))
 
 
 def _groups(arguments: list[Any]) -> list[frozenset[str]]:
     tags, *names = arguments
-    groups = node_labels.parse_groups(node_labels.join_split_label(tags, min(tags)))
-    return [node_labels.expand_groups([name], groups) for name in names]
+    groups = gpu_node_label_parsers.parse_groups(gpu_node_label_parsers.join_split_label(tags, min(tags)))
+    return [gpu_node_label_parsers.expand_groups([name], groups) for name in names]
 
 
 def _cards(text: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _cards(text: str) -> dict[str, Any]:
 
 
 def _node(text: str) -> GpuNode:
-    return msgspec.json.decode(msgspec.json.encode(table_notation.node("n", text)), type=GpuNode)
+    return msgspec.json.decode(msgspec.json.encode(node_and_pod_notation.node("n", text)), type=GpuNode)
 
 
 def _books(pod_texts: list[str]) -> list[Any]:
@@ -75,8 +75,8 @@ def _held(pods: list[AllocatedPod]) -> Any:
 
 
 def _running(name: str, text: str) -> AllocatedPod:
-    running = table_notation.running(text)
-    made = table_notation.pod(name, running.containers, running.annotations)
+    running = node_and_pod_notation.running(text)
+    made = node_and_pod_notation.pod(name, running.containers, running.annotations)
     made["metadata"]["uid"] = name
     made["spec"]["nodeName"] = running.node
     return msgspec.convert(made, AllocatedPod)
@@ -89,7 +89,7 @@ def _ended(fields: dict[str, str]) -> bool:
 
 
 def _short(held: Mapping[str, int]) -> dict[str, int]:
-    return {table_notation.short(resource): amount for resource, amount in held.items()}
+    return {node_and_pod_notation.short(resource): amount for resource, amount in held.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -110,18 +110,18 @@ _FIELDS_OF_TABLES: Final = {
 """The field names of the tables that differ from those of `NodeGpus`."""
 
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "amount": amounts.parse_amount,
+    "amount": extended_resource_amounts.parse_amount,
     "books": _books,
     "cards": _cards,
-    "devices": node_labels.parse_device_indices,
-    "divided": lambda arguments: amounts.divide(*arguments),
+    "devices": gpu_node_label_parsers.parse_device_indices,
+    "divided": lambda arguments: extended_resource_amounts.divide(*arguments),
     "ended": _ended,
     "groups": _groups,
     "joined": _joined,
-    "links": lambda arguments: node_labels.parse_links(
-        arguments[0], node_labels.parse_device_indices(arguments[1])
+    "links": lambda arguments: gpu_node_label_parsers.parse_links(
+        arguments[0], gpu_node_label_parsers.parse_device_indices(arguments[1])
     )[0],
     "reordered": lambda arguments: subdevice_assignment.move_preferred_first(*arguments),
     "tiles": allocation_record.parse_subdevices,
-    "total": amounts.sum_amounts,
+    "total": extended_resource_amounts.sum_amounts,
 }

@@ -6,8 +6,8 @@ from typing import Final
 import httpx2
 
 from tests.cluster.api_client import Object
-from tests.conformance.gas import table_notation
-from tests.conformance.gas.table_rows import PlacementCase
+from tests.conformance.gas import node_and_pod_notation
+from tests.conformance.gas.case_table_rows import PlacementCase
 
 PREFIX: Final = "Not enough GPU-resources for deployment: "
 REASONS: Final = {
@@ -52,8 +52,8 @@ def check_bound(case: PlacementCase, answer: httpx2.Response, pod: Object) -> No
     assert pod["spec"]["nodeName"] == f"{case.tag}-{case.row.kept[0]}"
     annotations = pod["metadata"].get("annotations", {})
     assert annotations.items() >= case.row.annotations.items()
-    assert annotations.get(table_notation.CARDS) == expect.cards
-    check_tiles(annotations.get(table_notation.TILES), expect.tiles)
+    assert annotations.get(node_and_pod_notation.CARDS) == expect.cards
+    check_tiles(annotations.get(node_and_pod_notation.TILES), expect.tiles)
     assert bool(re.fullmatch(r"\d{19}", annotations.get("gas-ts", ""))) == (expect.cards is not None)
     names = [container["name"] for container in pod["spec"]["containers"]]
     for name, cards in zip(names, (expect.cards or "|" * (len(names) - 1)).split("|"), strict=True):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import httpx2
 
-from nodewise.simulate import in_memory_api_server
+from nodewise.simulate import in_memory_api_http_server
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.cluster import asgi_server_thread, extender_process, gpu_cluster, namespace_sandboxes
 from tests.cluster.api_client import ClusterApi, Object, path_of
@@ -21,9 +21,9 @@ from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.namespace_sandboxes import wait
-from tests.conformance.gas import faulty_proxy, table_notation
+from tests.conformance.gas import faulty_proxy, node_and_pod_notation
+from tests.conformance.gas.case_table_rows import Books, Flags, GasHttpRow, PlacementCase
 from tests.conformance.gas.faulty_proxy import PODS
-from tests.conformance.gas.table_rows import Books, Flags, GasHttpRow, PlacementCase
 
 BELONGS: Final = "conformance"
 """The key of the label on every node of the tests."""
@@ -96,7 +96,7 @@ class GasEnvironment:
         ]
 
     def node(self, name: str, text: str, driver: str = "i915") -> None:
-        made = table_notation.node(name, text, driver)
+        made = node_and_pod_notation.node(name, text, driver)
         made["metadata"]["labels"][BELONGS] = "gas"
         self.api.create(made)
 
@@ -104,7 +104,7 @@ class GasEnvironment:
         self, name: str, text: str, driver: str = "i915", *, node: str = "", **annotations: str
     ) -> Object:
         """Create a pod, on `node` if it is not empty. Returns the pod as the API server stores it."""
-        made = table_notation.pod(name, text, annotations, driver)
+        made = node_and_pod_notation.pod(name, text, annotations, driver)
         made["metadata"]["namespace"] = self.namespace
         made["spec"] |= {"schedulerName": NOBODYS_SCHEDULER} | ({"nodeName": node} if node else {})
         return self.api.create(made)
@@ -122,7 +122,7 @@ class GasEnvironment:
             for name, text in case.row.nodes.items():
                 self.node(f"{case.tag}-{name}", text, case.driver)
             for number, text in enumerate(case.row.running):
-                running = table_notation.running(text)
+                running = node_and_pod_notation.running(text)
                 node, name = f"{case.tag}-{running.node}", f"{case.tag}-running-{number}"
                 pod = self.pod(name, running.containers, case.driver, node=node, **running.annotations)
                 self.set_phase(pod, "Running")
@@ -210,7 +210,7 @@ class FaultyGasEnvironment(GasEnvironment):
         """Create one more pod on a beacon node, and return its name."""
         self._lit[node] += 1
         name = f"{node}-{self._lit[node]}"
-        self.pod(name, "[i915=1]", node=node, **{table_notation.CARDS: "card0"})
+        self.pod(name, "[i915=1]", node=node, **{node_and_pod_notation.CARDS: "card0"})
         return name
 
     @contextlib.contextmanager
@@ -231,7 +231,7 @@ def is_marked(pod: Object) -> bool:
 def with_full_names(books: Books, driver: str = "i915") -> Books:
     """Allocations with the full names of resources."""
     return {
-        card: {table_notation.resource(name, driver): amount for name, amount in held.items()}
+        card: {node_and_pod_notation.resource(name, driver): amount for name, amount in held.items()}
         for card, held in books.items()
     }
 
@@ -249,7 +249,7 @@ def on_control_plane(plane: ControlPlane) -> Iterator[GasApiServer]:
 def running_in_memory(folder: Path) -> Iterator[GasApiServer]:
     """An in-memory API server."""
     with (
-        in_memory_api_server.serving(FakeApi()) as server,
+        in_memory_api_http_server.serving(FakeApi()) as server,
         ClusterApi(server.url, ssl.create_default_context()) as api,
     ):
         yield GasApiServer(api, "default", server.kubeconfig(folder))

@@ -4,9 +4,9 @@ import contextlib
 from typing import Final
 
 from tests.cluster.namespace_sandboxes import wait
-from tests.conformance.gas import story_environment, table_notation
+from tests.conformance.gas import node_and_pod_notation, story_environment
+from tests.conformance.gas.case_table_rows import BindRequestRow, Books, GasStep, GasStory
 from tests.conformance.gas.story_environment import FaultyGasEnvironment
-from tests.conformance.gas.table_rows import BindRequestRow, Books, GasStep, GasStory
 
 DEADLINE_S: Final = 30.0
 """The timeout of each wait. It is generous, because no test measures speed."""
@@ -56,7 +56,7 @@ class GasStoryRun:
         for name, phase in step.phase.items():
             self._environment.api.patch(f"{self._path(name)}/status", {"status": {"phase": phase}})
         for name, annotation_text in step.annotate.items():
-            self._patch(name, {"annotations": table_notation.annotations(annotation_text)})
+            self._patch(name, {"annotations": node_and_pod_notation.annotations(annotation_text)})
         for number, name in enumerate(step.touch):
             self._patch(name, {"annotations": {"touched": str(number)}})
 
@@ -69,15 +69,17 @@ class GasStoryRun:
         elif now is None:
             self._environment.node(self._name(name), text)
         else:
-            wanted = table_notation.node(name, text)["metadata"]["labels"]
+            wanted = node_and_pod_notation.node(name, text)["metadata"]["labels"]
             gone = {
-                key: None for key in now["metadata"]["labels"] if key.startswith(table_notation.TELEMETRY)
+                key: None
+                for key in now["metadata"]["labels"]
+                if key.startswith(node_and_pod_notation.TELEMETRY)
             }
             self._environment.api.patch(path, {"metadata": {"labels": gone | wanted}})
 
     def _make(self, name: str, text: str) -> None:
         phase, _, rest = text.partition(" ")
-        running = table_notation.running(rest)
+        running = node_and_pod_notation.running(rest)
         on = "" if running.node == "-" else self._name(running.node)
         made = self._environment.pod(self._name(name), running.containers, node=on, **running.annotations)
         self._environment.set_phase(made, phase)
@@ -98,8 +100,8 @@ class GasStoryRun:
             wait("the books", lambda: self._books() == wanted or None, DEADLINE_S, self._books)
         for name, cards in step.cards.items():
             annotations = self._environment.find(self._name(name))["metadata"].get("annotations", {})
-            assert annotations.get(table_notation.CARDS) == cards
-            assert (table_notation.TILES in annotations) == (cards is not None and "|" in cards)
+            assert annotations.get(node_and_pod_notation.CARDS) == cards
+            assert (node_and_pod_notation.TILES in annotations) == (cards is not None and "|" in cards)
         if step.told is not None:
             self._check_labelled(sorted(step.told))
 

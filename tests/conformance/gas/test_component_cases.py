@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.conformance.gas import component_calls, table_rows
-from tests.conformance.gas.table_rows import GasPartRow
+from tests.conformance.gas import case_table_rows, component_calls
+from tests.conformance.gas.case_table_rows import GasPartRow
 
 
-@pytest.mark.parametrize("row", table_rows.parts(), ids=str)
+@pytest.mark.parametrize("row", case_table_rows.parts(), ids=str)
 def test_parts(row: GasPartRow) -> None:
     if row.refuses:
         with pytest.raises((ValueError, OverflowError)) as caught:

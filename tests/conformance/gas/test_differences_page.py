@@ -4,7 +4,7 @@ The numbers are those of the cases that were written down when the older system 
 """
 
 from tests.conformance import differences_page
-from tests.conformance.gas import table_rows
+from tests.conformance.gas import case_table_rows
 
 HEADING = "GPU Aware Scheduling"
 NUMBERS = {
@@ -30,10 +30,16 @@ FAULTS = {"B": 55}
 
 def rows_of_tables() -> list[tuple[int, str]]:
     """The number of every row, and its difference from the older system."""
-    rows = [(row.number, row.differs) for table in table_rows.STORIES for row in table_rows.stories(table)]
-    placements = [(case.row.number, case.row.differs) for case in table_rows.placing()]
+    rows = [
+        (row.number, row.differs)
+        for table in case_table_rows.STORIES
+        for row in case_table_rows.stories(table)
+    ]
+    placements = [(case.row.number, case.row.differs) for case in case_table_rows.placing()]
     return (
-        placements + rows + [(row.number, row.differs) for row in (*table_rows.parts(), *table_rows.http())]
+        placements
+        + rows
+        + [(row.number, row.differs) for row in (*case_table_rows.parts(), *case_table_rows.http())]
     )
 
 

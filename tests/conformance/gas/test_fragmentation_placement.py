@@ -14,7 +14,7 @@ import pytest
 from tests import forked_commands
 from tests.cluster.api_client import Object, path_of
 from tests.cluster.namespace_sandboxes import wait
-from tests.conformance.gas import story_environment, table_notation
+from tests.conformance.gas import node_and_pod_notation, story_environment
 from tests.conformance.gas.story_environment import PATIENCE_S, GasEnvironment
 
 TYPICAL = "pods,cpu,gpu.intel.com/i915,gpu.intel.com/millicores\n10,4,1,500\n"
@@ -86,9 +86,12 @@ def test_one_node_alone_is_the_best(environment: GasEnvironment) -> None:
 
 @pytest.mark.parametrize("node", NODES)
 def test_decide_goes_by_the_cpu_of_files(tmp_path: Path, flags: list[str], node: str) -> None:
-    requesting, plain = table_notation.pod("asked", ASKED, {}), table_notation.pod("plain", "[cpu=6]", {})
+    requesting, plain = (
+        node_and_pod_notation.pod("asked", ASKED, {}),
+        node_and_pod_notation.pod("plain", "[cpu=6]", {}),
+    )
     plain["spec"]["nodeName"] = node
-    listed = [*(table_notation.node(name, NODE) for name in NODES), requesting, plain]
+    listed = [*(node_and_pod_notation.node(name, NODE) for name in NODES), requesting, plain]
     file = tmp_path / "world.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
     done = forked_commands.run([forked_commands.NODEWISE, "decide", file, *flags, "-o", "json"], check=True)

@@ -8,21 +8,21 @@ import numpy as np
 
 from nodewise import quantity
 from nodewise.agents.learned.pod_types import PendingPod, pending_pod_type
-from nodewise.agents.pigeon import demand_statistics, mean_covariance, resource_units
-from nodewise.agents.pigeon.demand_statistics import DemandStatistics
-from nodewise.agents.pigeon.objectives import LAYOUTS, NodeTable, Objective
+from nodewise.agents.pigeon import mean_covariance, pod_request_statistics, resource_units
+from nodewise.agents.pigeon.placement_objectives import LAYOUTS, NodeTable, Objective
+from nodewise.agents.pigeon.pod_request_statistics import DemandStatistics
 from nodewise.agents.safe import beta_distribution
 from nodewise.annotator import sample_statistics
-from nodewise.annotator.allocation import allocation_by_node
+from nodewise.annotator.node_request_totals import allocation_by_node
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.patch_planning import NodeMeasurements, PatchRules, plan_patches
 from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.statistics.load_annotations import AllocationAnnotations
-from tests.conformance.safe import promtool
-from tests.conformance.safe.table_rows import SafePartRow
+from tests.conformance.safe import promtool_query_evaluation
+from tests.conformance.safe.case_table_rows import SafePartRow
 from tests.unit.agents.learned import pod_histories
-from tests.unit.annotator import annotator_objects
-from tests.unit.annotator.annotator_objects import Object
+from tests.unit.annotator import annotator_node_and_pod_builders
+from tests.unit.annotator.annotator_node_and_pod_builders import Object
 
 
 def call_component(row: SafePartRow) -> Any:
@@ -81,11 +81,11 @@ def _variability(arguments: Mapping[str, Any]) -> float:
 
 
 def _demands(stretches: list[dict[str, Any]]) -> dict[str, Any]:
-    statistics: DemandStatistics = demand_statistics.NO_DEMAND
+    statistics: DemandStatistics = pod_request_statistics.NO_DEMAND
     for stretch in stretches:
         for number in range(stretch["pods"]):
             cpu, memory = np.array(stretch["first"]) + number * np.array(stretch["growth"])
-            statistics = demand_statistics.add_pod(statistics, np.array([cpu, memory, 0, 0, 0], float))
+            statistics = pod_request_statistics.add_pod(statistics, np.array([cpu, memory, 0, 0, 0], float))
     return {
         "mean": statistics.mean[:2].tolist(),
         "second_moments": statistics.second_moments[:2, :2].tolist(),
@@ -157,20 +157,22 @@ def _phases(phases: list[str]) -> list[float]:
 
 def _allocation(arguments: Mapping[str, Any]) -> Mapping[str, str | None] | None:
     """The planned annotations of a node that has none, without the time; None if nothing is to be written."""
-    pods = annotator_objects.read_pods(
+    pods = annotator_node_and_pod_builders.read_pods(
         *(pod(number, pod_arguments) for number, pod_arguments in enumerate(arguments["pods"]))
     )
     measurements = NodeMeasurements(None, run_without_pauses(allocation_by_node(pods)), now=0.0)
     config, rules = AnnotatorConfig(usage=False, allocation=True), PatchRules(max_age_s=3600)
     plans = run_without_pauses(
-        plan_patches([annotator_objects.read_node(node(arguments))], measurements, config, rules)
+        plan_patches(
+            [annotator_node_and_pod_builders.read_node(node(arguments))], measurements, config, rules
+        )
     )
     return plans.nodes[0].desired if plans.nodes else None
 
 
 def node(arguments: Mapping[str, Any]) -> Object:
     """The node `n1` of a row."""
-    made = annotator_objects.node("n1", ready=str(arguments.get("ready", True)))
+    made = annotator_node_and_pod_builders.node("n1", ready=str(arguments.get("ready", True)))
     made["status"]["allocatable"] = arguments["node"]
     return made
 
@@ -179,7 +181,7 @@ def pod(number: int, arguments: Mapping[str, Any]) -> Object:
     """A pod of a row, named by its number."""
     init = ({"name": "i", "resources": {"requests": arguments["init"]}},) if "init" in arguments else ()
     on = "n1" if arguments.get("bound", True) else ""
-    return annotator_objects.pod(
+    return annotator_node_and_pod_builders.pod(
         f"p{number}", on, *arguments["requests"], phase=arguments.get("phase", "Running"), init=init
     )
 
@@ -222,7 +224,7 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "chunks": _chunks,
     "containers": _containers,
     "demands": _demands,
-    "deviation": promtool.deviation,
+    "deviation": promtool_query_evaluation.deviation,
     "distribution": _distribution,
     "exists": lambda arguments: [bool(beta_distribution.is_valid(*shapes)) for shapes in arguments],
     "line": lambda arguments: beta_distribution.format_distribution(*arguments),

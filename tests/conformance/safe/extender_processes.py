@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx2
 
+from tests.cluster.child_processes import Process
 from tests.cluster.extender_process import NODEWISE
-from tests.cluster.processes import Process
 from tests.forked_commands import ForkedProcess
 
 Object = dict[str, Any]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.safe import component_calls, table_rows
-from tests.conformance.safe.table_rows import PARTS, SafePartRow
+from tests.conformance.safe import case_table_rows, component_calls
+from tests.conformance.safe.case_table_rows import PARTS, SafePartRow
 
-ROWS = [row for table in PARTS for row in table_rows.read(table, SafePartRow)]
+ROWS = [row for table in PARTS for row in case_table_rows.read(table, SafePartRow)]
 PROGRAMS = {"deviation": pytest.mark.cluster}
 """Parts that a real program computes: Prometheus's own engine."""
 

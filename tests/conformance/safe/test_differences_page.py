@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from tests.conformance import differences_page
-from tests.conformance.safe import table_rows
-from tests.conformance.safe.table_rows import (
+from tests.conformance.safe import case_table_rows
+from tests.conformance.safe.case_table_rows import (
     PARTS,
     CongestionRow,
     NodeRow,
@@ -47,17 +47,17 @@ FAULTS = {"H": 7, "S": 14, "B": 5, "C": 2, "P": 15, "K": 10, "A": 10, "D": 4}
 
 
 def tables() -> list[NumberedRow]:
-    rows: list[NumberedRow] = [ask for story in table_rows.stories() for ask in story.asks]
-    parts = [row for table in PARTS for row in table_rows.read(table, SafePartRow)]
-    risks, nodes = table_rows.read("risk", RiskRow), table_rows.read("endtoend", NodeRow)
+    rows: list[NumberedRow] = [ask for story in case_table_rows.stories() for ask in story.asks]
+    parts = [row for table in PARTS for row in case_table_rows.read(table, SafePartRow)]
+    risks, nodes = case_table_rows.read("risk", RiskRow), case_table_rows.read("endtoend", NodeRow)
     return [
         *rows,
         *parts,
         *risks,
         *nodes,
-        *table_rows.read("congestion", CongestionRow),
-        *table_rows.read("kept", StoredRewardsRow),
-        *table_rows.http(),
+        *case_table_rows.read("congestion", CongestionRow),
+        *case_table_rows.read("kept", StoredRewardsRow),
+        *case_table_rows.http(),
     ]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.namespace_sandboxes import wait
-from tests.conformance.safe import extender_processes, table_rows
+from tests.conformance.safe import case_table_rows, extender_processes
+from tests.conformance.safe.case_table_rows import StoredRewardsRow
 from tests.conformance.safe.extender_processes import RunningExtender
-from tests.conformance.safe.table_rows import StoredRewardsRow
 
 NODES = ["n1", "n2", "n3"]
 PATIENCE_S = 60
@@ -25,7 +25,7 @@ def write(folder: Path, row: StoredRewardsRow) -> None:
     (folder / "memory.json").write_text(json.dumps({"learned": kept}))
 
 
-@pytest.mark.parametrize("row", table_rows.read("kept", StoredRewardsRow), ids=lambda row: row.id)
+@pytest.mark.parametrize("row", case_table_rows.read("kept", StoredRewardsRow), ids=lambda row: row.id)
 def test_rewards_that_were_kept(tmp_path: Path, row: StoredRewardsRow) -> None:
     write(tmp_path, row)
     flags = [

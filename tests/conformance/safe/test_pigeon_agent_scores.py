@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.safe import extender_processes, table_notation, table_rows
+from tests.conformance.safe import case_table_rows, extender_processes, node_and_pod_notation
+from tests.conformance.safe.case_table_rows import PigeonRequest, PigeonStory
 from tests.conformance.safe.extender_processes import Object, RunningExtender
-from tests.conformance.safe.table_rows import PigeonRequest, PigeonStory
 
 Start = Callable[[PigeonStory], RunningExtender]
 CLIENTS, TIMES = 6, 60
@@ -33,9 +33,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def pod(ask: PigeonRequest) -> Object:
-    init = [{"name": "i", "resources": {"requests": table_notation.amounts(ask.init)}}] if ask.init else []
+    init = (
+        [{"name": "i", "resources": {"requests": node_and_pod_notation.amounts(ask.init)}}]
+        if ask.init
+        else []
+    )
     metadata = {"uid": ask.uid} if ask.uid else {}
-    return extender_processes.pod(table_notation.amounts(ask.pod), metadata=metadata, initContainers=init)
+    return extender_processes.pod(
+        node_and_pod_notation.amounts(ask.pod), metadata=metadata, initContainers=init
+    )
 
 
 def node_numbers(extender: RunningExtender, requesting: Object, nodes: list[Object]) -> list[Object]:
@@ -50,11 +56,11 @@ def near(value: float | None, within: float) -> Any:
     return value if value is None else pytest.approx(value, abs=within, rel=0)
 
 
-@pytest.mark.parametrize("story", table_rows.stories(), ids=lambda story: story.id)
+@pytest.mark.parametrize("story", case_table_rows.stories(), ids=lambda story: story.id)
 def test_pods_one_after_another(start: Start, story: PigeonStory) -> None:
     extender = start(story)
     for ask in story.asks:
-        nodes = table_notation.nodes(story.nodes if ask.nodes is None else ask.nodes)
+        nodes = node_and_pod_notation.nodes(story.nodes if ask.nodes is None else ask.nodes)
         decisions = node_numbers(extender, pod(ask), nodes)
         assert [decision["score"] for decision in decisions] == ask.scores, (ask.number, decisions)
         close = [near(objective, ask.within) for objective in ask.objectives]
@@ -69,7 +75,7 @@ PLAIN = PigeonStory(nodes="n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6
 
 def test_248_many_clients_at_once_have_whole_answers(start: Start) -> None:
     extender = start(PLAIN)
-    nodes = table_notation.nodes(PLAIN.nodes)
+    nodes = node_and_pod_notation.nodes(PLAIN.nodes)
 
     def client(number: int) -> list[int]:
         pods = [extender_processes.pod({"cpu": f"{100 + number}m", "memory": "1Gi"}) for _ in range(TIMES)]
@@ -90,7 +96,9 @@ def test_248_many_clients_at_once_have_whole_answers(start: Start) -> None:
 
 def test_249_a_pod_among_400_nodes_is_logged_in_few_words(start: Start) -> None:
     extender = start(PLAIN)
-    nodes = table_notation.nodes(" ".join(f"n{number}(4,8Gi;{number},{number}Mi)" for number in range(400)))
+    nodes = node_and_pod_notation.nodes(
+        " ".join(f"n{number}(4,8Gi;{number},{number}Mi)" for number in range(400))
+    )
     before = extender.process.log.stat().st_size
     extender.ask(
         "/scheduler/priorities/pigeon-holing",

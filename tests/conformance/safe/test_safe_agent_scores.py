@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.safe import extender_processes, table_rows
+from tests.conformance.safe import case_table_rows, extender_processes
+from tests.conformance.safe.case_table_rows import CongestionRow, NodeRow, NumberedRow, RiskRow
 from tests.conformance.safe.extender_processes import ExtenderPool, Object, RunningExtender
-from tests.conformance.safe.table_rows import CongestionRow, NodeRow, NumberedRow, RiskRow
 
-RISKS = table_rows.read("risk", RiskRow)
-NODES = table_rows.read("endtoend", NodeRow)
-CONGESTION = table_rows.read("congestion", CongestionRow)
+RISKS = case_table_rows.read("risk", RiskRow)
+NODES = case_table_rows.read("endtoend", NodeRow)
+CONGESTION = case_table_rows.read("congestion", CongestionRow)
 PREDICATE = "/scheduler/predicates/safe-overload"
 
 

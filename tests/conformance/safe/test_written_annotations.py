@@ -9,15 +9,15 @@ from tests import forked_commands
 from tests.cluster.api_client import ClusterApi, Object
 from tests.cluster.extender_process import NODEWISE
 from tests.conformance.gas import story_environment as gas
-from tests.conformance.safe import component_calls, table_rows
-from tests.conformance.safe.table_rows import SafePartRow
+from tests.conformance.safe import case_table_rows, component_calls
+from tests.conformance.safe.case_table_rows import SafePartRow
 
 NODES = "/api/v1/nodes"
 ANNOTATED_AT = "nodewise.io/annotated-at"
 MEMORY_ROW = {"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": "1.5Gi"}]}]}
 CASES = {
     f"n{at}-{row.number}": row
-    for at, row in enumerate(table_rows.read("annotator", SafePartRow))
+    for at, row in enumerate(case_table_rows.read("annotator", SafePartRow))
     if row.part in {"allocation", "memory"}
 }
 

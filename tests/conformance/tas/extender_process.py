@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import trustme
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tests.conformance.tas.table_rows import ClientConnection, HttpCall
+from tests.conformance.tas.case_table_rows import ClientConnection, HttpCall
 from tests.forked_commands import NODEWISE, ForkedProcess
 from tests.unit.serve.certificate_files import NAMES, ServerCertificateFiles
 

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from tests.conformance.tas import table_rows
-from tests.conformance.tas.table_rows import ExpectedLogLine
+from tests.conformance.tas import case_table_rows
+from tests.conformance.tas.case_table_rows import ExpectedLogLine
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,8 +115,8 @@ class ProcessTable(msgspec.Struct):
 def all_rows() -> list[AnswerRow | ObjectRow | DefinitionRow | ProcessRow]:
     """The rows of all these tables."""
     return [
-        *table_rows.read("metrics", AnswerTable).answers,
-        *table_rows.read("controller", ObjectTable).objects,
-        *table_rows.read("crd", DefinitionTable).rows,
-        *table_rows.read("process", ProcessTable).rows,
+        *case_table_rows.read("metrics", AnswerTable).answers,
+        *case_table_rows.read("controller", ObjectTable).objects,
+        *case_table_rows.read("crd", DefinitionTable).rows,
+        *case_table_rows.read("process", ProcessTable).rows,
     ]

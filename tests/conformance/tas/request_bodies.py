@@ -4,8 +4,8 @@ import json
 
 from msgspec import UNSET
 
+from tests.conformance.tas.case_table_rows import ExtenderRequestRow
 from tests.conformance.tas.request_cases import TasCase
-from tests.conformance.tas.table_rows import ExtenderRequestRow
 
 _NODE = """{ "metadata" : {"name": %s,  "labels": {"zone":"\\u0061", "a":"<&>"}, "uid": "u" },
   "spec": {"unknownField": 1.50e0}, "status":{"capacity":{"pods":"110","memory":"1048576Ki"}} }"""

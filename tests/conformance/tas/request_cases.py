@@ -7,8 +7,8 @@ that cases do not affect each other. `own` replaces both in a response.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tests.conformance.tas import table_rows
-from tests.conformance.tas.table_rows import (
+from tests.conformance.tas import case_table_rows
+from tests.conformance.tas.case_table_rows import (
     ExpectedResponse,
     ExtenderRequestRow,
     Form,
@@ -54,12 +54,12 @@ def http() -> list[TasCase]:
 
 
 def operators() -> list[TasCase]:
-    table = table_rows.read("operators", OperatorTable)
+    table = case_table_rows.read("operators", OperatorTable)
     return list(_numbered((made for row in table.rows for made in _operator_rows(row)), HttpCall().path))
 
 
 def violations() -> list[TasCase]:
-    table = table_rows.read("violations", ViolationTable)
+    table = case_table_rows.read("violations", ViolationTable)
     return list(_numbered((made for row in table.rows for made in _violation_rows(row)), HttpCall().path))
 
 
@@ -68,7 +68,7 @@ def all_cases() -> list[TasCase]:
 
 
 def _cases(name: str) -> list[TasCase]:
-    table = table_rows.read(name, RequestTable)
+    table = case_table_rows.read(name, RequestTable)
     return list(_numbered(table.rows, table.path))
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tests.conformance.tas import table_rows
-from tests.conformance.tas.table_rows import ExpectedLogLine
+from tests.conformance.tas import case_table_rows
+from tests.conformance.tas.case_table_rows import ExpectedLogLine
 
 TABLES = ("metrics", "controller", "deschedule", "labeling", "endtoend", "process")
 PREFIX = "telemetry.aware.scheduling."
@@ -103,7 +103,7 @@ class _Table(msgspec.Struct):
 
 def all_stories() -> list[TasStory]:
     """The stories of all tables."""
-    return [story for name in TABLES for story in table_rows.read(name, _Table).stories]
+    return [story for name in TABLES for story in case_table_rows.read(name, _Table).stories]
 
 
 class StoryNames:

@@ -11,12 +11,12 @@ import httpx2
 from tests.cluster import (
     api_user_kubeconfigs,
     asgi_server_thread,
+    child_processes,
     extender_process,
     fake_custom_metrics_server,
     kubernetes_objects,
     label_watch,
     namespace_sandboxes,
-    processes,
 )
 from tests.cluster.api_client import JSON_PATCH, ApiError, Object, path_of
 from tests.cluster.controlplane import ControlPlane
@@ -48,7 +48,7 @@ class TasEnvironment:
         self.api = sandbox.api
         self._folder = folder
         self._certificates = CertificateFiles(folder)
-        self._port = processes.free_port()
+        self._port = child_processes.free_port()
         self._plane = plane
         self._running = contextlib.ExitStack()
         self._open = contextlib.ExitStack()

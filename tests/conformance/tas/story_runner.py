@@ -11,7 +11,7 @@ from tests.cluster import kubernetes_objects, namespace_sandboxes
 from tests.cluster.api_client import JSON_PATCH, Object
 from tests.cluster.extender_process import LIMITS
 from tests.cluster.fake_custom_metrics_server import NodeSample
-from tests.conformance.tas import cluster_files
+from tests.conformance.tas import case_cluster_objects
 from tests.conformance.tas.faulty_proxy import NODES
 from tests.conformance.tas.story_definitions import (
     ExpectedDecision,
@@ -83,7 +83,7 @@ class TasStoryRun:
         for metric, behaviour in step.metrics.items():
             self._measure(names.metric(metric), behaviour)
         for policy, strategies in step.policies.items():
-            whole = None if strategies is None else cluster_files.strategies(names.tag, strategies)
+            whole = None if strategies is None else case_cluster_objects.strategies(names.tag, strategies)
             environment.policy(*names.policy(policy), whole)
         for policy in step.touch:
             self._touch(policy)
@@ -98,7 +98,9 @@ class TasStoryRun:
         elif isinstance(behaviour, int):
             metrics.fail(metric, behaviour)
         elif isinstance(behaviour, list):
-            items = [cluster_files.value(metric, self.names.node(node), value) for node, value in behaviour]
+            items = [
+                case_cluster_objects.value(metric, self.names.node(node), value) for node, value in behaviour
+            ]
             metrics.say(metric, msgspec.json.encode({"kind": "MetricValueList", "items": items}))
         else:
             metrics.set(metric, {self.names.node(node): _sample(value) for node, value in behaviour.items()})

@@ -12,18 +12,18 @@ import msgspec
 import pytest
 
 from nodewise import clock, quantity
-from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
+from nodewise.agents.telemetry.taspolicy_parser import PolicyMetadata, PolicyObject
 from nodewise.errors import NodewiseError
-from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
+from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.conformance.tas import cluster_files, table_rows
+from tests.conformance.tas import case_cluster_objects, case_table_rows
 from tests.conformance.tas.faulty_proxy import METRICS
 from tests.conformance.tas.non_request_rows import (
     AnswerRow,
@@ -67,7 +67,8 @@ def _group(offered: tuple[str, ...]) -> bytes:
 
 def _listed(look: MetricsApiResponse) -> bytes:
     items = [
-        cluster_files.value("m", item["node"], item["value"]) | {k: v for k, v in item.items() if k != "node"}
+        case_cluster_objects.value("m", item["node"], item["value"])
+        | {k: v for k, v in item.items() if k != "node"}
         for item in look.items
     ]
     return json.dumps({"kind": "MetricValueList", "items": items}).encode()
@@ -121,7 +122,7 @@ def read_of(series: Series, look: MetricsApiResponse) -> dict[str, dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "row", table_rows.read("metrics", AnswerTable).answers, ids=lambda row: f"{row.number} {row.name}"
+    "row", case_table_rows.read("metrics", AnswerTable).answers, ids=lambda row: f"{row.number} {row.name}"
 )
 def test_answers(row: AnswerRow) -> None:
     metric_requests, problems = requests_of(row)
@@ -132,7 +133,7 @@ def test_answers(row: AnswerRow) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", table_rows.read("controller", ObjectTable).objects, ids=lambda row: f"{row.number} {row.name}"
+    "row", case_table_rows.read("controller", ObjectTable).objects, ids=lambda row: f"{row.number} {row.name}"
 )
 def test_objects(row: ObjectRow, capsys: pytest.CaptureFixture[str]) -> None:
     decoder: ObjectDecoder[PolicyObject] = ObjectDecoder("TASPolicy", PolicyObject, MetricsRegistry())

@@ -11,10 +11,10 @@ from tests import forked_commands
 from tests.cluster import asgi_server_thread, extender_process
 from tests.cluster.extender_process import NODEWISE, CertificateFiles, ExtenderProcess
 from tests.cluster.namespace_sandboxes import wait
-from tests.conformance.tas import table_rows
+from tests.conformance.tas import case_table_rows
 from tests.conformance.tas.non_request_rows import ProcessRow, ProcessTable
 
-ROWS = table_rows.read("process", ProcessTable).rows
+ROWS = case_table_rows.read("process", ProcessTable).rows
 DEADLINE_S = 60
 NOBODY = "http://127.0.0.1:1"
 """Where no API server answers."""

@@ -10,7 +10,7 @@ from nodewise.annotator.annotator import Annotator
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.clock import ManualClock, format_rfc3339, parse_rfc3339
 from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube.api import NONE, Params, Patch
+from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Sample, Series
@@ -18,8 +18,8 @@ from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.statistics.load_annotations import ANNOTATED_AT
-from nodewise.statistics.load_queries import WindowOptions
-from tests.unit.annotator.annotator_objects import Object, node, pod, read_node, read_pods
+from nodewise.statistics.prometheus_load_queries import WindowOptions
+from tests.unit.annotator.annotator_node_and_pod_builders import Object, node, pod, read_node, read_pods
 
 pytestmark = pytest.mark.anyio
 START = 1_800_000_000.0

@@ -14,9 +14,9 @@ from nodewise.clock import ManualClock
 from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.store import StoreWriter
 from nodewise.simulate.in_memory_api import FakeApi
-from nodewise.statistics.load_queries import WindowOptions
-from tests.unit.agents.fake_handle import build_handle
-from tests.unit.annotator.annotator_objects import node, pod, read_node, read_pods
+from nodewise.statistics.prometheus_load_queries import WindowOptions
+from tests.unit.agents.fake_controller_handle import build_handle
+from tests.unit.annotator.annotator_node_and_pod_builders import node, pod, read_node, read_pods
 from tests.unit.annotator.test_annotator import GIB, START, Meter
 
 pytestmark = pytest.mark.anyio

@@ -6,14 +6,14 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.annotator import node_usage, patch_planning
-from nodewise.annotator.allocation import Allocation
+from nodewise.annotator.node_request_totals import Allocation
 from nodewise.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise.annotator.options import AnnotatorConfig
 from nodewise.annotator.patch_planning import NodeMeasurements, PatchRules
 from nodewise.clock import format_rfc3339
 from nodewise.statistics.load_annotations import ANNOTATED_AT
 from nodewise.statistics.node_capacity import Capacity
-from tests.unit.annotator import annotator_objects
+from tests.unit.annotator import annotator_node_and_pod_builders
 
 NOW = 1_800_000_000.0
 RULES = PatchRules(max_age_s=3600)
@@ -103,7 +103,9 @@ def test_a_node_that_was_never_measured_has_its_allocation_with_the_time() -> No
 def test_allocation_alone_makes_no_statistics_of_use_look_newer(
     stands: dict[str, str], time: dict[str, str], *, is_timed: bool
 ) -> None:
-    node = annotator_objects.read_node(annotator_objects.node("n1", {**stands, **time}))
+    node = annotator_node_and_pod_builders.read_node(
+        annotator_node_and_pod_builders.node("n1", {**stands, **time})
+    )
     known = NodeMeasurements(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
     (plan,) = cooperative_scheduling.run_without_pauses(
         patch_planning.plan_patches([node], known, AnnotatorConfig(usage=False, allocation=True), RULES)

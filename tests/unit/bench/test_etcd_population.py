@@ -2,9 +2,9 @@
 
 import json
 
-from bench import cluster_data, etcd_population
+from bench import etcd_population, generated_cluster_objects
 
-NAMES = cluster_data.names(10)
+NAMES = generated_cluster_objects.names(10)
 
 
 def test_nodes_have_some_ten_kilobytes():
@@ -31,7 +31,9 @@ def test_a_transaction_takes_so_many_keys_and_bytes():
 
 
 def test_whole_nodes_are_sent_in_the_order_of_names():
-    names = [json.loads(body)["NodeNames"] for body in cluster_data.requests(NAMES, 2)]
-    whole = [json.loads(body)["Nodes"]["items"] for body in cluster_data.whole_requests(NAMES, 2)]
+    names = [json.loads(body)["NodeNames"] for body in generated_cluster_objects.requests(NAMES, 2)]
+    whole = [
+        json.loads(body)["Nodes"]["items"] for body in generated_cluster_objects.whole_requests(NAMES, 2)
+    ]
     assert [[node["metadata"]["name"] for node in items] for items in whole] == names
     assert all("kind" not in node for items in whole for node in items)

@@ -1,7 +1,7 @@
 """The calculation of the figures about `isolate`."""
 
 import pytest
-from bench import cpu_spin, isolate_times
+from bench import isolate_startup_and_jitter, timed_busy_loop
 from bench.results import ISOLATED, PLAIN
 
 
@@ -10,17 +10,19 @@ def test_the_overhead_is_the_difference_of_rounds_that_belong_together() -> None
         ISOLATED: [{"p50_ms": 60.0}, {"p50_ms": 90.0}, {"p50_ms": 61.0}],
         PLAIN: [{"p50_ms": 1.0}, {"p50_ms": 30.0}, {"p50_ms": 1.5}],
     }
-    assert isolate_times.overhead(starts) == {"isolate_overhead_ms": 59.5}
+    assert isolate_startup_and_jitter.overhead(starts) == {"isolate_overhead_ms": 59.5}
 
 
 def test_a_tail_is_what_the_slowest_turn_in_a_thousand_takes_longer() -> None:
-    summary = isolate_times.iteration_summary([50.0] * 1998 + [80.0, 900.0])
+    summary = isolate_startup_and_jitter.iteration_summary([50.0] * 1998 + [80.0, 900.0])
     assert summary == {"p50_us": 50.0, "p999_us": 50.0, "max_us": 900.0, "turns": 2000}
-    summary = isolate_times.iteration_summary([50.0] * 1997 + [80.0, 90.0, 900.0])
-    tails = isolate_times.tails({isolate_times.PINNED: [summary, summary | {"p999_us": 85.0}, summary]})
+    summary = isolate_startup_and_jitter.iteration_summary([50.0] * 1997 + [80.0, 90.0, 900.0])
+    tails = isolate_startup_and_jitter.tails(
+        {isolate_startup_and_jitter.PINNED: [summary, summary | {"p999_us": 85.0}, summary]}
+    )
     assert tails == {"jitter_exclusive_p999_us": 30.0}
 
 
 def test_turns_are_all_of_the_time() -> None:
-    micros = cpu_spin.main(0.05)
+    micros = timed_busy_loop.main(0.05)
     assert sum(micros) == pytest.approx(0.05e6, rel=0.5)

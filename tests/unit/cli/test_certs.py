@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from nodewise.cli import certs
-from nodewise.configure import certificate_files
+from nodewise.configure import certificate_folder
 from nodewise.errors import BadInput, BadSettings, Unavailable
 
 NAMES = {"tls.crt", "tls.key", "ca.crt", "client.crt", "client.key"}
@@ -186,11 +186,11 @@ def test_two_runs_at_once_make_one_set(tmp_path: Path) -> None:
 
 def test_what_is_over_is_made_anew_and_it_is_told_what_to_do_now(tmp_path: Path) -> None:
     run("--host", tmp_path, "--lifetime", "1m")
-    before = certificate_files.read_certificates(tmp_path).certificates
+    before = certificate_folder.read_certificates(tmp_path).certificates
     over = before._replace(
         server=before.server._replace(cert=before.server.cert[:-40] + before.server.cert[-30:])
     )
-    certificate_files.write_certificates(tmp_path, over._replace(client=over.client._replace(key=b"")))
+    certificate_folder.write_certificates(tmp_path, over._replace(client=over.client._replace(key=b"")))
     code, output = run_check("--host", tmp_path)
     assert (code, output.splitlines()[0]) == (3, "due: the first certificates")
     completed = run("--host", tmp_path)
@@ -232,7 +232,7 @@ def test_a_run_that_is_ended_at_any_write_leaves_pairs_that_match_and_the_next_o
             number, ["--host", copy, "--settle", "0s", *filter(None, [step])], monkeypatch
         ):
             break
-        contents = certificate_files.read_certificates(copy)
+        contents = certificate_folder.read_certificates(copy)
         assert contents.foreign == ()
         for side in contents.certificates:
             if not step and not (side.cert and side.key):

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 
 from nodewise.cli.cpu import machine_svg
-from nodewise.cpu import pools, topology
-from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu import pool_planning, topology
+from nodewise.cpu.pool_planning import PoolOptions
 from nodewise.cpu.topology import Topology
-from tests.conformance.cmk import case_machines as made_up
+from tests.conformance.cmk import case_cpu_topologies as made_up
 from tests.laws.test_cpu_pool_laws import machines as any_machine
-from tests.unit.cpu import real_machines
+from tests.unit.cpu import recorded_machine_files
 
 SVG = "{http://www.w3.org/2000/svg}"
 Rectangle = tuple[float, float, float, float, str]
@@ -35,10 +35,10 @@ def texts(drawn: ET.Element) -> Counter[str]:
     return Counter(element.text or "" for element in drawn.iter(f"{SVG}text"))
 
 
-@pytest.mark.parametrize("name", real_machines.NAMES)
+@pytest.mark.parametrize("name", recorded_machine_files.NAMES)
 def test_every_cpu_of_a_real_machine_is_drawn_once(name: str) -> None:
-    machine = real_machines.machine(name)
-    plan = pools.plan(machine, PoolOptions(1, 0))
+    machine = recorded_machine_files.machine(name)
+    plan = pool_planning.plan(machine, PoolOptions(1, 0))
     drawn = ET.fromstring(machine_svg.draw_machine_svg(machine, plan))
     shapes = Counter(name for *_, name in rectangles(drawn))
     assert shapes["cell"] == len(machine.online)
@@ -53,7 +53,9 @@ def test_every_cpu_of_a_real_machine_is_drawn_once(name: str) -> None:
 
 def test_the_legend_counts_the_cores_of_each_pool() -> None:
     machine = topology.parse(made_up.texts("T8", "0-2,8-10"))
-    drawn = ET.fromstring(machine_svg.draw_machine_svg(machine, pools.plan(machine, PoolOptions(1, 1))))
+    drawn = ET.fromstring(
+        machine_svg.draw_machine_svg(machine, pool_planning.plan(machine, PoolOptions(1, 1)))
+    )
     assert {"exclusive: 1 core", "shared: 1 core", "infra: 5 cores", "unused: 1 core"} <= set(texts(drawn))
     assert "isolated by the kernel" in texts(drawn)
     shapes = Counter(name for *_, name in rectangles(drawn))
@@ -65,7 +67,7 @@ def test_the_legend_counts_the_cores_of_each_pool() -> None:
 
 def test_kinds_of_cores_are_distinguished() -> None:
     drawn = ET.fromstring(
-        machine_svg.draw_machine_svg(real_machines.machine("20em64t-hybrid-1p6c2t+2ca4co1t"))
+        machine_svg.draw_machine_svg(recorded_machine_files.machine("20em64t-hybrid-1p6c2t+2ca4co1t"))
     )
     assert {"NUMA node 0, performance cores", "NUMA node 0, efficiency cores"} <= set(texts(drawn))
 
@@ -84,6 +86,6 @@ def test_nothing_overlaps_and_all_is_inside(machine: Topology) -> None:
 
 
 def test_the_picture_has_dark_colours() -> None:
-    text = machine_svg.draw_machine_svg(real_machines.machine("rv64-visionfive2"))
+    text = machine_svg.draw_machine_svg(recorded_machine_files.machine("rv64-visionfive2"))
     assert "@media (prefers-color-scheme: dark)" in text
     assert "<script" not in text

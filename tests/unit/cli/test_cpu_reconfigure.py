@@ -13,7 +13,7 @@ from nodewise.cli import main
 from nodewise.cpu import agent_messages
 from nodewise.cpu.agent_messages import ReconfigureRequest
 from nodewise.cpu.pool_allocations import Task
-from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.pool_planning import PoolOptions
 from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.errors import Refused
 

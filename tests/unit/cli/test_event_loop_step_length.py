@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Final
 
 import msgspec
-from bench import cluster_data
+from bench import generated_cluster_objects
 
 import nodewise
 from nodewise import agents, cooperative_scheduling
@@ -23,9 +23,9 @@ from nodewise.cli import object_and_metric_sources
 from nodewise.clock import SystemClock
 from nodewise.extender.agent_chain import AgentChain
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.leader_loop import LeaderLoop
+from nodewise.extender.leader_controller_loop import LeaderLoop
+from nodewise.extender.pod_requeueing import Requeuer
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.requeueing import Requeuer
 from nodewise.extender.routes import Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
@@ -34,12 +34,16 @@ from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.unit.agents.fake_handle import build_handle
+from tests.unit.agents.fake_controller_handle import build_handle
 
 COUNT: Final = 5000
 MAX_LINES: Final = 4 * COUNT
-METRICS: Final = (cluster_data.TEMPERATURE, cluster_data.ERRORS, cluster_data.POWER)
-NAMES: Final = cluster_data.names(COUNT)
+METRICS: Final = (
+    generated_cluster_objects.TEMPERATURE,
+    generated_cluster_objects.ERRORS,
+    generated_cluster_objects.POWER,
+)
+NAMES: Final = generated_cluster_objects.names(COUNT)
 PERIOD_S: Final = 0.5
 OURS: Final = str(Path(nodewise.__file__).parent)
 NOT_MEASURED: Final = str(Path(OURS, "simulate"))
@@ -48,7 +52,12 @@ TASPOLICIES: Final = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", 
 KIND: Final = agents.load("telemetry")
 OPTIONS: Final = {"telemetry": KIND.options()}
 LABELLED: Final = [
-    {"metricname": cluster_data.TEMPERATURE, "operator": "GreaterThan", "target": 80, "labels": ["heat=high"]}
+    {
+        "metricname": generated_cluster_objects.TEMPERATURE,
+        "operator": "GreaterThan",
+        "target": 80,
+        "labels": ["heat=high"],
+    }
 ]
 
 
@@ -109,11 +118,14 @@ def cluster() -> FakeApi:
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
         api.put(NODES, {"metadata": metadata, "status": {"addresses": []}})
     labels = {"nodewise.io/trusted": "true"}
-    api.put(NAMESPACES, {"metadata": {"name": cluster_data.NAMESPACE, "labels": labels}})
-    for policy in [cluster_data.policies()[0], cluster_data.policy("hot", {"labeling": {"rules": LABELLED}})]:
+    api.put(NAMESPACES, {"metadata": {"name": generated_cluster_objects.NAMESPACE, "labels": labels}})
+    for policy in [
+        generated_cluster_objects.policies()[0],
+        generated_cluster_objects.policy("hot", {"labeling": {"rules": LABELLED}}),
+    ]:
         api.put(TASPOLICIES, policy)
     for number in range(10):
-        api.put(PODS, cluster_data.pod(number))
+        api.put(PODS, generated_cluster_objects.pod(number))
     api.raw["/apis/custom.metrics.k8s.io"] = msgspec.json.encode({"preferredVersion": {"version": "v1beta2"}})
     put_metrics(api, 0)
     return api
@@ -123,7 +135,9 @@ def put_metrics(api: FakeApi, seed: int) -> None:
     """Set other values for all nodes."""
     now = clocks.format_rfc3339(SystemClock().now()).encode()
     for metric in METRICS:
-        body = cluster_data.answer(metric, NAMES, seed).replace(cluster_data.TIMESTAMP_PLACEHOLDER, now)
+        body = generated_cluster_objects.answer(metric, NAMES, seed).replace(
+            generated_cluster_objects.TIMESTAMP_PLACEHOLDER, now
+        )
         api.raw[f"/apis/custom.metrics.k8s.io/v1beta2/nodes/%2A/{metric}"] = body
 
 
@@ -172,7 +186,7 @@ class ExtenderWithoutSockets:
 
     async def send_requests(self) -> None:
         """Send a filter and a prioritize request."""
-        bodies = cluster_data.requests(NAMES, 2)
+        bodies = generated_cluster_objects.requests(NAMES, 2)
         routes = {route.path: route for route in self.extender.routes()}
         for path, body in zip(("/scheduler/filter", "/scheduler/prioritize"), bodies, strict=True):
             request = Request("POST", path, {}, body, "application/json", "")

@@ -17,7 +17,7 @@ from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.simulate import in_memory_api_server
+from nodewise.simulate import in_memory_api_http_server
 from nodewise.simulate.in_memory_api import FakeApi
 
 NAMESPACE = "nodewise"
@@ -92,7 +92,7 @@ def test_a_pod_is_filtered_and_bound(tmp_path: Path) -> None:
         async with running(extender_wiring.wire_extender(config(kubeconfig), tools)) as url:
             return await filter_and_bind(url)
 
-    with in_memory_api_server.serving(api) as server:
+    with in_memory_api_http_server.serving(api) as server:
         filtered, bound = asyncio.run(main(server.kubeconfig(tmp_path)))
         assert filtered["NodeNames"] == ["n1"]
         assert bound == {"Error": ""}

@@ -10,8 +10,8 @@ from tools.reference.commands import every, help_and_default, summary
 from nodewise import agents
 from nodewise.cli import cmk
 from nodewise.cli.main import run
-from tests import page_code_blocks
-from tests.unit.test_page_commands import problem
+from tests import docs_page_code_blocks
+from tests.unit.test_docs_page_commands import problem
 
 COMMANDS = every()
 COLUMNS = 80
@@ -55,7 +55,7 @@ def test_it_begins_with_what_the_command_does_in_a_sentence(typed: str) -> None:
 
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_it_has_examples_that_the_command_line_understands(typed: str) -> None:
-    lines = list(page_code_blocks.commands(help_block(typed, "Examples?")))
+    lines = list(docs_page_code_blocks.commands(help_block(typed, "Examples?")))
     assert lines
     ours = [words for words in lines if words[0] == "nodewise"]
     assert ours

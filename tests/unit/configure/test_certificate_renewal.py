@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import DNSName
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from nodewise.configure import certificate_objects, certificate_renewal, x509_certificates
+from nodewise.configure import certificate_manifests, certificate_renewal, x509_certificates
 from nodewise.configure.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
 from nodewise.errors import BadSettings, Unavailable
 from nodewise.serve.certificate_issuer import CertificateIssuer
@@ -308,20 +308,20 @@ def test_a_wish_that_cannot_be_is_told(changed: dict, words: str) -> None:
 
 def test_secrets_hold_both_sides_and_are_read_back() -> None:
     for certificates in (issue_certificates(), announce_authority()):
-        manifests = certificate_objects.build_secrets(certificates, "web", ("nodewise-tls", "client"))
-        assert ConnectionCertificates(*map(certificate_objects.parse_secret, manifests)) == certificates
-        assert all(map(certificate_objects.is_managed, manifests))
+        manifests = certificate_manifests.build_secrets(certificates, "web", ("nodewise-tls", "client"))
+        assert ConnectionCertificates(*map(certificate_manifests.parse_secret, manifests)) == certificates
+        assert all(map(certificate_manifests.is_managed, manifests))
         assert [secret["type"] for secret in manifests] == ["kubernetes.io/tls"] * 2
         assert set(manifests[0]["data"]) >= {"tls.crt", "tls.key", "ca.crt"}
 
 
 @pytest.mark.parametrize("data", [None, {}, {"tls.crt": "!", "tls.key": 5}])
 def test_a_secret_that_cannot_be_read_holds_nothing(data: dict | None) -> None:
-    assert certificate_objects.parse_secret({"metadata": {}, "data": data}) == PeerCertificates()
+    assert certificate_manifests.parse_secret({"metadata": {}, "data": data}) == PeerCertificates()
 
 
 def test_the_request_is_for_a_client_only() -> None:
-    spec = certificate_objects.build_signing_request("x", "example.com/clients", b"request", DAY)["spec"]
+    spec = certificate_manifests.build_signing_request("x", "example.com/clients", b"request", DAY)["spec"]
     assert spec == {
         "request": base64.b64encode(b"request").decode(),
         "signerName": "example.com/clients",
@@ -331,7 +331,7 @@ def test_the_request_is_for_a_client_only() -> None:
 
 
 def test_cert_manager_is_told_the_same_names_and_uses() -> None:
-    manifests = certificate_objects.build_cert_manager_objects(
+    manifests = certificate_manifests.build_cert_manager_objects(
         SPEC._replace(names=(*NAMES, "10.0.0.1")), "web", ("nodewise-tls", "client")
     )
     specs = {
@@ -349,7 +349,7 @@ def test_cert_manager_is_told_the_same_names_and_uses() -> None:
 
 
 def test_words_of_a_unit_are_quoted() -> None:
-    text = certificate_objects.render_systemd_units(
+    text = certificate_manifests.render_systemd_units(
         ["/usr/bin/nodewise", "certs", "--name", "a b", "--host", "/x/%n$"], "/x/%n$"
     )
     assert 'ExecStart=/usr/bin/nodewise certs --name "a b" --host /x/%%n$$\n' in text

@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.configure import static_pod, yaml_editor
-from nodewise.configure.static_pod import DesiredState, PriorState
+from nodewise.configure import scheduler_static_pod, yaml_editor
+from nodewise.configure.scheduler_static_pod import DesiredState, PriorState
 from nodewise.errors import BadInput
 from tests.conformance.configure import scheduler_manifests
 
@@ -68,9 +68,16 @@ def test_whatever_is_read_is_read_or_refused(data):
 @pytest.mark.parametrize("minor", range(19, 38))
 def test_all_that_is_put_in_can_be_taken_out_to_the_byte(minor, style):
     old = style(scheduler_manifests.kubeadm_pod(minor)).encode()
-    manifest = static_pod.parse_manifest(old, "m")
+    manifest = scheduler_static_pod.parse_manifest(old, "m")
     wanted = DesiredState("/k/config.yaml", "/k/certs", "hash", PriorState())
-    new = yaml_editor.rewrite_document(manifest.document, static_pod.add_configuration(manifest, wanted))
-    again = static_pod.parse_manifest(new, "m")
-    assert yaml_editor.rewrite_document(again.document, static_pod.add_configuration(again, wanted)) == new
-    assert yaml_editor.rewrite_document(again.document, static_pod.remove_configuration(again)) == old
+    new = yaml_editor.rewrite_document(
+        manifest.document, scheduler_static_pod.add_configuration(manifest, wanted)
+    )
+    again = scheduler_static_pod.parse_manifest(new, "m")
+    assert (
+        yaml_editor.rewrite_document(again.document, scheduler_static_pod.add_configuration(again, wanted))
+        == new
+    )
+    assert (
+        yaml_editor.rewrite_document(again.document, scheduler_static_pod.remove_configuration(again)) == old
+    )

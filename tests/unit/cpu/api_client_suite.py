@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.cpu.api_client import ApiClient
+from nodewise.cpu.api_client_interface import ApiClient
 from nodewise.errors import Conflict
-from nodewise.kube.api import NotFound
+from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import Resource
 
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")

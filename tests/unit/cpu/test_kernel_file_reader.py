@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 import nodewise.cpu
-from nodewise.cpu import cpulist
+from nodewise.cpu import cpu_set_formats
 from nodewise.cpu.kernel_file_reader import split_lines
 from nodewise.errors import BadInput
 
@@ -16,7 +16,7 @@ FOLDER: Final = Path(nodewise.cpu.__file__).parent
 OTHER_FILES: Final = {
     "cluster/pod_progress.py": "messages of pods",
     "install/bundle.py": "what PyInstaller prints",
-    "node/nfd_feature.py": "a file that nodewise wrote",
+    "node/nfd_feature_file.py": "a file that nodewise wrote",
     "workload/service_account_client.py": "the token and namespace of the service account",
 }
 """Modules of the CPU manager that split or read other texts than the kernel's."""
@@ -50,4 +50,4 @@ def test_lines_end_at_a_line_feed(text: str, lines: list[str]) -> None:
 @pytest.mark.parametrize("text", ["0\u20281", "0,\x0b1", "\u0661", "0\x85"])
 def test_white_space_and_digits_of_other_scripts_are_no_cpus(text: str) -> None:
     with pytest.raises(BadInput):
-        cpulist.parse_list(text)
+        cpu_set_formats.parse_list(text)

@@ -4,8 +4,8 @@ import pytest
 
 from nodewise.cpu import speed_select, topology
 from nodewise.cpu.topology import CPUS
-from tests.conformance.cmk.case_machines import texts
-from tests.unit.cpu import real_machines
+from tests.conformance.cmk.case_cpu_topologies import texts
+from tests.unit.cpu import recorded_machine_files
 
 
 def frequencies(*khz: str) -> dict[str, str]:
@@ -43,6 +43,6 @@ def test_a_core_whose_cpus_differ_is_in_no_class() -> None:
 
 
 def test_a_real_machine_of_one_preference() -> None:
-    wishes = speed_select.preferences(real_machines.texts("20em64t-hybrid-1p6c2t+2ca4co1t"))
+    wishes = speed_select.preferences(recorded_machine_files.texts("20em64t-hybrid-1p6c2t+2ca4co1t"))
     assert set(wishes.values()) == {"balance_performance"}
     assert len(wishes) == 20

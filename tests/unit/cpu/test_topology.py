@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.cpu import sysfs, topology
 from nodewise.errors import BadInput
-from tests.unit.cpu import real_machines
+from tests.unit.cpu import recorded_machine_files
 
 CPUS = topology.CPUS
 
@@ -48,7 +48,7 @@ def test_real_machines(
     threads: set[int],
     numa: set[int | None],
 ) -> None:
-    machine = real_machines.machine(name)
+    machine = recorded_machine_files.machine(name)
     assert (len(machine.sockets), len(machine.cores), len(machine.cpus)) == (sockets, cores, present)
     assert {cpu.cpu for cpu in machine.cpus if not cpu.online} == offline
     assert {len(core.cpus) for core in machine.cores} == threads
@@ -58,40 +58,42 @@ def test_real_machines(
 
 def test_every_machine_there_is_has_a_row() -> None:
     rows = test_real_machines.pytestmark[0].args[1]
-    assert [row[0] for row in rows] == real_machines.NAMES
+    assert [row[0] for row in rows] == recorded_machine_files.NAMES
 
 
-@pytest.mark.parametrize("name", sorted(set(real_machines.LSCPU) - {"arm-A510-A710-A715-X3"}))
+@pytest.mark.parametrize("name", sorted(set(recorded_machine_files.LSCPU) - {"arm-A510-A710-A715-X3"}))
 def test_numbers_are_those_of_lscpu(name: str) -> None:
     ours = [
-        (cpu.cpu, cpu.core, cpu.socket, cpu.numa) for cpu in real_machines.machine(name).cpus if cpu.online
+        (cpu.cpu, cpu.core, cpu.socket, cpu.numa)
+        for cpu in recorded_machine_files.machine(name).cpus
+        if cpu.online
     ]
-    assert ours == real_machines.lscpu(name)
+    assert ours == recorded_machine_files.lscpu(name)
 
 
 def test_core_numbers_differ_from_lscpu_on_hybrid_machines() -> None:
     name = "arm-A510-A710-A715-X3"
-    assert Counter(core for _, core, _, _ in real_machines.lscpu(name)) == {0: 4, 1: 3, 2: 1}
-    assert [cpu.core for cpu in real_machines.machine(name).cpus] == list(range(8))
+    assert Counter(core for _, core, _, _ in recorded_machine_files.lscpu(name)) == {0: 4, 1: 3, 2: 1}
+    assert [cpu.core for cpu in recorded_machine_files.machine(name).cpus] == list(range(8))
 
 
 @pytest.mark.parametrize("name", ["x86_64-64cpu", "16em64t-4s2c2t-offlines", "s390-lpar"])
 def test_the_reader_finds_the_files(name: str, tmp_path: Path) -> None:
-    assert sysfs.read(real_machines.unpack(name, tmp_path)) == real_machines.texts(name)
+    assert sysfs.read(recorded_machine_files.unpack(name, tmp_path)) == recorded_machine_files.texts(name)
 
 
 def test_a_copy_made_by_tar_is_read_as_well(tmp_path: Path) -> None:
-    root = real_machines.unpack("x86_64-64cpu", tmp_path)
+    root = recorded_machine_files.unpack("x86_64-64cpu", tmp_path)
     for path in root.rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes().ljust(4096, b"\0"))
-    assert sysfs.read(root) == real_machines.texts("x86_64-64cpu")
+    assert sysfs.read(root) == recorded_machine_files.texts("x86_64-64cpu")
 
 
 def test_kinds_of_hybrid_machines() -> None:
-    hybrid = real_machines.machine("20em64t-hybrid-1p6c2t+2ca4co1t")
+    hybrid = recorded_machine_files.machine("20em64t-hybrid-1p6c2t+2ca4co1t")
     assert Counter(cpu.kind for cpu in hybrid.cpus) == {"performance": 12, "efficiency": 8}
-    arm = real_machines.machine("arm-A510-A710-A715-X3")
+    arm = recorded_machine_files.machine("arm-A510-A710-A715-X3")
     assert Counter(cpu.kind for cpu in arm.cpus) == {"efficiency": 3, "middle": 4, "performance": 1}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.doctor import examination
+from nodewise.doctor import check_runner
 from nodewise.doctor.facts import (
     AccessRight,
     AdmissionPolicy,
@@ -398,7 +398,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
 
 @pytest.mark.parametrize(("facts", "expected"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
 def test_what_is_found(facts: Facts, expected: set[str]) -> None:
-    report = examination.examine(facts)
+    report = check_runner.examine(facts)
     grave = {finding.id for finding in report.findings if finding.severity != "note"}
     assert grave == expected, report.findings
     assert report.is_sound == (not expected)
@@ -409,7 +409,7 @@ def test_what_is_found(facts: Facts, expected: set[str]) -> None:
 
 
 def test_the_remedy_for_values_that_differ_is_an_aggregation() -> None:
-    report = examination.examine(SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER)}))
+    report = check_runner.examine(SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER)}))
     (finding,) = (finding for finding in report.findings if finding.id == "metric-missing")
     assert DIFFER in finding.found
     assert finding.remedy.startswith("set aggregate in the rule")
@@ -423,7 +423,7 @@ def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
     facts = SOUND._replace(
         node_count=FORBIDDEN, node_resources=FORBIDDEN, gpu_nodes=FORBIDDEN, kubelets=FORBIDDEN
     )
-    report = examination.examine(facts)
+    report = check_runner.examine(facts)
     (finding,) = report.findings
     assert (finding.object, finding.expected) == ("nodes", "the right to list nodes")
     names = [id_ for id_, _ in report.not_checked]
@@ -438,7 +438,7 @@ def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
 
 def test_what_is_skipped_is_neither_told_nor_missed() -> None:
     facts = entry(httpTimeout=None)._replace(gpu_nodes=FORBIDDEN)
-    report = examination.examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})
+    report = check_runner.examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})
     assert report.is_sound
     assert not report.findings
     assert not {"http-timeout-missing", "gpu-node-without-labels"} & {
@@ -449,7 +449,7 @@ def test_what_is_skipped_is_neither_told_nor_missed() -> None:
 
 def test_the_gravest_come_first() -> None:
     facts = entry(httpTimeout=None, ignorable=True)._replace(programs_elsewhere=("Pod/web/scheduler",))
-    assert [finding.severity for finding in examination.examine(facts).findings] == [
+    assert [finding.severity for finding in check_runner.examine(facts).findings] == [
         "error",
         "warning",
         "note",
@@ -457,7 +457,7 @@ def test_the_gravest_come_first() -> None:
 
 
 def test_programs_of_other_namespaces_are_a_note() -> None:
-    report = examination.examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
+    report = check_runner.examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
     (finding,) = report.findings
     assert (finding.id, finding.severity, report.is_sound) == ("not-looked-at", "note", True)
     assert "-n web" in finding.remedy
@@ -465,7 +465,7 @@ def test_programs_of_other_namespaces_are_a_note() -> None:
 
 def test_of_very_many_only_some_are_told() -> None:
     many = tuple(POD._replace(policy=f"ghost-{at}") for at in range(100))
-    report = examination.examine(SOUND._replace(pods=many))
+    report = check_runner.examine(SOUND._replace(pods=many))
     assert len(report.findings) == 11
     assert report.findings[-1].object == "90 more"
 
@@ -479,7 +479,7 @@ def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() ->
         facts = SOUND._replace(
             schedulers=(local._replace(services={}),), extenders=(clusterless,), policies=(), pods=()
         )
-        assert {finding.id for finding in examination.examine(facts).findings} == expected
+        assert {finding.id for finding in check_runner.examine(facts).findings} == expected
 
 
 def test_what_two_entries_ask_together_is_asked() -> None:
@@ -497,7 +497,7 @@ def test_what_two_entries_ask_together_is_asked() -> None:
         servers=dict.fromkeys((0, 1), base.servers[0]),
         services=dict.fromkeys((0, 1), base.services[0]),
     )
-    report = examination.examine(SOUND._replace(schedulers=(both,)))
+    report = check_runner.examine(SOUND._replace(schedulers=(both,)))
     assert report.findings == []
 
 
@@ -515,7 +515,7 @@ def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
     facts = SOUND._replace(
         schedulers=(scheduler(), mine._replace(services={})), extenders=(*SOUND.extenders, clusterless)
     )
-    assert examination.examine(facts).findings == []
+    assert check_runner.examine(facts).findings == []
 
 
 def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> None:
@@ -523,7 +523,7 @@ def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> Non
         "/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-b", "it lies on host b"
     )
     other = SchedulerInfo("Pod/b", hidden, STATIC._replace(where="Pod/b"))
-    report = examination.examine(SOUND._replace(schedulers=(scheduler(), other)))
+    report = check_runner.examine(SOUND._replace(schedulers=(scheduler(), other)))
     assert [(finding.id, finding.severity) for finding in report.findings] == [("not-looked-at", "note")]
     assert "no-ca-file" in dict(report.not_checked)
 
@@ -532,7 +532,7 @@ def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}
     sending = scheduler({**CONFIGURATION, "extenders": [fields]}, beside)
-    report = examination.examine(SOUND._replace(schedulers=(sending._replace(services={}),)))
+    report = check_runner.examine(SOUND._replace(schedulers=(sending._replace(services={}),)))
     assert "extender-not-reached" in {finding.id for finding in report.findings}
 
 
@@ -543,14 +543,14 @@ def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None
         (STRANGE, {"unknown-ca"}),
     ):
         facts = away._replace(extenders=(EXTENDER._replace(serving=chain),))
-        assert {finding.id for finding in examination.examine(facts).findings} == expected
+        assert {finding.id for finding in check_runner.examine(facts).findings} == expected
 
 
 def test_a_client_ca_in_the_replicas_secret_stands_for_a_call() -> None:
     facts = server(response="")._replace(
         extenders=(EXTENDER._replace(client_ca=certificates.parse_pem(STRANGER.cert)),)
     )
-    (finding,) = examination.examine(facts).findings
+    (finding,) = check_runner.examine(facts).findings
     assert (finding.id, "--client-ca" in finding.remedy) == ("unknown-ca", True)
 
 
@@ -558,6 +558,6 @@ def test_a_configuration_that_cannot_be_read_is_not_sound() -> None:
     hidden = UnavailableFact(
         "/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-a", "it lies on host a"
     )
-    report = examination.examine(SOUND._replace(schedulers=(SchedulerInfo("Pod/a", hidden, STATIC),)))
+    report = check_runner.examine(SOUND._replace(schedulers=(SchedulerInfo("Pod/a", hidden, STATIC),)))
     assert not report.is_sound
     assert "extender-not-registered" in dict(report.not_checked)

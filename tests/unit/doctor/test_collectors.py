@@ -15,19 +15,19 @@ from click.testing import CliRunner
 from nodewise import errors
 from nodewise.cli.doctor import command, print_json, print_table
 from nodewise.clock import SystemClock
-from nodewise.doctor import examination
-from nodewise.doctor.collectors import COLLECTORS, collect_facts, policies
+from nodewise.doctor import check_runner
+from nodewise.doctor.collectors import COLLECTORS, collect_facts, telemetry_policies
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
-from nodewise.doctor.collectors.program_workloads import ReplicaPod
-from nodewise.doctor.collectors.replicas import read_metrics
+from nodewise.doctor.collectors.extender_workloads import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
+from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
 from nodewise.doctor.facts import ExtenderWorkload, Facts, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.errors import BadSettings, Problem, Refused
-from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
+from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.series import Sample, Series
 from tests.unit.doctor.facts_factory import AUTHORITY, CONFIGURATION, ENTRY, OWN, SOUND, entry
@@ -87,7 +87,7 @@ def facts(objects: Mapping[str, Any], forbidden: tuple[str, ...] = (), *files: s
 
 
 async def _collect(api: Any, target: ExaminationTarget, *skip: str) -> Facts:
-    return await collect_facts(Session(reader(api), target), examination.fields_of_needed_facts(skip))
+    return await collect_facts(Session(reader(api), target), check_runner.fields_of_needed_facts(skip))
 
 
 def reader(api: Any) -> ClusterReader:
@@ -160,7 +160,7 @@ def test_a_second_scheduler_by_its_config_map() -> None:
 
 
 def test_a_config_map_that_may_not_be_read_is_said_with_its_right() -> None:
-    report = examination.examine(facts(SECOND, ("configmaps",)))
+    report = check_runner.examine(facts(SECOND, ("configmaps",)))
     rights = [finding.expected for finding in report.findings if finding.id == "not-looked-at"]
     assert "the right to get configmaps second in namespace nodewise" in rights
 
@@ -168,7 +168,7 @@ def test_a_config_map_that_may_not_be_read_is_said_with_its_right() -> None:
 @pytest.mark.parametrize("data", ["{", "kind: Pod", "a: &a [*a]", "", "- 1\n- 2", "\x00"])
 def test_a_config_map_that_holds_no_configuration_is_not_sound(data: str) -> None:
     held = {"/api/v1/namespaces/nodewise/configmaps/second": {"data": {"scheduler.yaml": data}}}
-    report = examination.examine(facts({**SECOND, **held}))
+    report = check_runner.examine(facts({**SECOND, **held}))
     assert not report.is_sound
     assert "extender-not-registered" in dict(report.not_checked)
 
@@ -177,7 +177,7 @@ def test_a_config_map_that_holds_no_configuration_is_not_sound(data: str) -> Non
 def test_a_volume_whose_name_is_a_path_is_not_looked_up(name: str) -> None:
     scheduler = second_scheduler()
     scheduler["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] = name
-    report = examination.examine(facts({DEPLOYMENTS: [scheduler]}))
+    report = check_runner.examine(facts({DEPLOYMENTS: [scheduler]}))
     assert not report.is_sound
     assert any("segment: " in f.found for f in report.findings if f.id == "not-looked-at")
 
@@ -199,13 +199,13 @@ def test_a_tenants_scheduler_is_named_and_not_looked_into() -> None:
 
 
 def test_a_static_pod_without_config_has_no_extender() -> None:
-    report = examination.examine(facts({"/api/v1/pods": [static_scheduler("")]}))
+    report = check_runner.examine(facts({"/api/v1/pods": [static_scheduler("")]}))
     assert "extender-not-registered" in {finding.id for finding in report.findings}
 
 
 def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> None:
     cluster = {"/api/v1/pods": [static_scheduler()]}
-    hidden = examination.examine(facts(cluster))
+    hidden = check_runner.examine(facts(cluster))
     assert "--scheduler-config" in " ".join(finding.remedy for finding in hidden.findings)
     file = tmp_path / "copy.yaml"
     file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
@@ -216,7 +216,7 @@ def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> N
         str(file),
         "Pod/kube-system/kube-scheduler-cp",
     )
-    assert "extender-not-registered" in {finding.id for finding in examination.examine(named).findings}
+    assert "extender-not-registered" in {finding.id for finding in check_runner.examine(named).findings}
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goe
     assert certificates.client
     assert certificates.client[0].public_key == certificates.key
     for printer in (print_table, print_json):
-        assert "PRIVATE" not in capture_report(examination.examine(cluster), capsys, printer)
+        assert "PRIVATE" not in capture_report(check_runner.examine(cluster), capsys, printer)
     assert b"PRIVATE" not in repr(cluster).encode()
 
 
@@ -314,7 +314,7 @@ def test_facts_that_no_check_needs_are_not_read() -> None:
 
 def test_each_fact_has_a_collector() -> None:
     assert COLLECTORS.keys() == set(Facts._fields) - {"now", "namespaces"}
-    assert examination.fields_of_needed_facts() == set(Facts._fields)
+    assert check_runner.fields_of_needed_facts() == set(Facts._fields)
 
 
 @pytest.mark.parametrize(
@@ -325,12 +325,12 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     age_s: int, settings: dict[str, str], rejected: int
 ) -> None:
     spec = {"strategies": {"dontschedule": {"rules": [HOT]}}}
-    policy = policies.parse_policy(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}))
+    policy = telemetry_policies.parse_policy(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}))
     assert policy is not None
     now = SystemClock().now()
     samples = {"a": Sample(90 * 10**9, now - age_s), "b": Sample(10 * 10**9, now)}
     extender = ExtenderWorkload(Workload("Deployment/nodewise/nodewise"), settings)
-    (slot,) = policies.evaluate_policies(
+    (slot,) = telemetry_policies.evaluate_policies(
         [policy], {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
     ).values()
     assert slot.verdict is not None
@@ -338,7 +338,7 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
 
 
 def test_who_may_read_nothing_is_told_each_right() -> None:
-    report = examination.examine(facts({}, ("/api", "/apis")))
+    report = check_runner.examine(facts({}, ("/api", "/apis")))
     assert not report.is_sound
     rights = " ".join(finding.expected for finding in report.findings)
     for right in ("list nodes", "list pods", "list taspolicies.telemetry.intel.com", "list deployments.apps"):
@@ -394,7 +394,7 @@ def capture_report(
 
 
 def test_a_sound_cluster_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = capture_report(examination.examine(SOUND), capsys).splitlines()
+    lines = capture_report(check_runner.examine(SOUND), capsys).splitlines()
     assert lines[0].startswith("Nothing is wrong. Looked at: 1 configuration of kube-scheduler")
     assert len(lines) <= 3
 
@@ -404,7 +404,7 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     sick = entry(ignorable=True, httpTimeout=None)._replace(programs_elsewhere=("Pod/web/x",))
-    lines = capture_report(examination.examine(sick), capsys).splitlines()
+    lines = capture_report(check_runner.examine(sick), capsys).splitlines()
     heads = [line for line in lines if line and not line.startswith(" ")]
     assert heads[:3] == ["Error", "Warning", "Note"]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
@@ -413,7 +413,7 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
 
 def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
     report = msgspec.json.decode(
-        capture_report(examination.examine(entry(ignorable=True)), capsys, print_json)
+        capture_report(check_runner.examine(entry(ignorable=True)), capsys, print_json)
     )
     assert report["sound"] is False
     (document,) = report["findings"]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from nodewise.doctor.findings import CATALOGUE, FindingKind, finding
-from tests.cluster import rbac_rights
+from tests.cluster import rbac_rights_comparison
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/how-to/doctor.md"
@@ -51,7 +51,7 @@ def test_findings_name_their_section() -> None:
 def test_the_table_of_rights_has_a_row_for_each() -> None:
     shipped = [manifest for manifest in yaml.safe_load_all(MANIFEST.read_text()) if manifest]
     assert {
-        (right.verb, right.resource, right.group) for right in rbac_rights.granted(shipped)
+        (right.verb, right.resource, right.group) for right in rbac_rights_comparison.granted(shipped)
     } == parse_rights_table()
 
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import yaml
 
-from nodewise.doctor.checks.policies import feasible_nodes_to_find
+from nodewise.doctor.checks.telemetry_policies import feasible_nodes_to_find
 from nodewise.doctor.collectors.deschedulers import parse_descheduler_policy
-from nodewise.doctor.collectors.replicas import parse_metrics
+from nodewise.doctor.collectors.extender_workloads import parse_metrics
 from nodewise.doctor.collectors.rights_and_admission_policies import enforced_policies, needed_rights
 from nodewise.doctor.facts import AdmissionPolicy, UnavailableFact
 from nodewise.doctor.parsing import scheduler_configuration, workloads

@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from nodewise.cli.configure import command as configure
-from nodewise.doctor import examination
+from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.facts import ProbedServer
 from nodewise.doctor.findings import Finding
@@ -71,7 +71,7 @@ def run_configure(*arguments: str) -> str:
 
 
 def find_problems(text: str, *files: str) -> list[Finding]:
-    report = examination.examine(facts(parse_manifest(text), (), *files))
+    report = check_runner.examine(facts(parse_manifest(text), (), *files))
     return [finding for finding in report.findings if finding.severity != "note"]
 
 

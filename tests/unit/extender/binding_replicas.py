@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from nodewise.agent import ClusterState, Inputs, Snapshot, Watched
-from nodewise.binder import (
+from nodewise.bind_plugin_interface import (
     ALLOCATION_RECORD_LABEL,
     RESERVATIONS_ANNOTATION,
     AllocationRecordLease,
@@ -24,10 +24,10 @@ from nodewise.binder import (
 )
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.extender.binding import Bindings, BindOutcome
-from nodewise.extender.reservations import BindContext
+from nodewise.extender.reservation_writer import BindContext
 from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.extender.wire_format import BindingArgs
-from nodewise.kube.api import DEADLINE_S, NONE, Params
+from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from nodewise.kube.struct_type_merge import merge

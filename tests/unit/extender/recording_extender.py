@@ -11,19 +11,19 @@ from nodewise.agents.telemetry import TelemetryKind
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
-from nodewise.extender import recording, recording_file
+from nodewise.extender import recording_file, request_recorder
 from nodewise.extender.agent_state_rebuilds import AgentStates
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.recording import FileRecorder
 from nodewise.extender.recording_file import Record
 from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.request_recorder import FileRecorder
 from nodewise.extender.routes import Extender
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
-from nodewise.simulate.replay import Player, ReplayAgents
+from nodewise.simulate.recording_replay import Player, ReplayAgents
 from nodewise.simulate.response_differences import Difference
-from tests.unit.agent_state_builds import changed
+from tests.unit.incremental_agent_states import changed
 
 KIND = agents.load("telemetry")
 PERIOD_S = 5.0
@@ -51,8 +51,8 @@ class RecordedExtender:
         self.disk = disk or Disk()
         self.metrics_registry = MetricsRegistry()
         self.clock = ManualClock(1000.0)
-        header = recording.build_header(
-            [KIND], self.options, recording.ReplaySettings(PERIOD_S, ChainOptions()), self.clock.now()
+        header = request_recorder.build_header(
+            [KIND], self.options, request_recorder.ReplaySettings(PERIOD_S, ChainOptions()), self.clock.now()
         )
         self.recording = FileRecorder(self.disk, header, max_bytes, self.clock, self.metrics_registry)
         self.snapshot = Snapshot(NodeIndex(), {}, 0.0)

@@ -10,7 +10,7 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState
-from nodewise.binder import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
+from nodewise.bind_plugin_interface import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
 from nodewise.extender.binding import RESERVATION_DROPPED_ANNOTATION, BindOutcome
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS

@@ -9,13 +9,12 @@ from nodewise.agent import ClusterState
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
-from nodewise.binder import AllocationRecordLease
+from nodewise.bind_plugin_interface import AllocationRecordLease
 from nodewise.extender import recording_deltas
 from nodewise.extender.recording_deltas import ClusterStateRebuilder
 from nodewise.kube.struct_type_merge import merge
 from nodewise.state import NODES
-from tests.unit.agent_state_builds import changed
-from tests.unit.agents.gpu.gpu_snapshots import (
+from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     charged_amounts,
     cluster_state,
@@ -25,6 +24,7 @@ from tests.unit.agents.gpu.gpu_snapshots import (
     node,
     pod,
 )
+from tests.unit.incremental_agent_states import changed
 
 
 def rebuild(cluster_states: Sequence[ClusterState]) -> list[ClusterState]:

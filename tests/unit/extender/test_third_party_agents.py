@@ -12,13 +12,13 @@ from structlog.testing import capture_logs
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import Evidence, Inputs, MetricRequest, Scores, ValueState, Verdict
-from nodewise.controllers import ControllerKind
+from nodewise.agent_controller_interface import ControllerKind
 from nodewise.errors import BadSettings
-from nodewise.extender import result_validation
+from nodewise.extender import third_party_result_validation
 from nodewise.extender.agent_chain import AgentChain, AgentFailed
 from nodewise.extender.decision import Decision
-from nodewise.extender.result_validation import InvalidResult
 from nodewise.extender.third_party_agents import NoState, ThirdPartyKind
+from nodewise.extender.third_party_result_validation import InvalidResult
 from tests.unit.extender import replaceable_agent
 from tests.unit.extender.replaceable_agent import ORIGIN, STRANGER, No, OddKind, OddSetup, pod
 
@@ -191,7 +191,10 @@ class TestShapes:
 
     def test_of_evidence(self) -> None:
         good = Evidence("m", "LessThan", 3, np.array([1, 2, 3]), np.zeros(3, np.uint8), np.full(3, np.nan))
-        assert result_validation.validate_scores(Scores(np.ones(3, np.int64), (good,)), 3) is not None
+        assert (
+            third_party_result_validation.validate_scores(Scores(np.ones(3, np.int64), (good,)), 3)
+            is not None
+        )
         for bad in (
             replace(good, operator="Near"),
             replace(good, metric=7),
@@ -202,7 +205,7 @@ class TestShapes:
             replace(good, ages_s=None),
         ):
             with pytest.raises(InvalidResult):
-                result_validation.validate_scores(Scores(np.ones(3, np.int64), (bad,)), 3)
+                third_party_result_validation.validate_scores(Scores(np.ones(3, np.int64), (bad,)), 3)
 
     def test_no_answer_about_no_candidates(self) -> None:
         setup = OddSetup()
@@ -211,8 +214,8 @@ class TestShapes:
         assert setup.agent.score(pod(), none, setup.snapshot).points.tolist() == []
 
     def test_words_that_cannot_be_written_are_mended(self) -> None:
-        assert result_validation.validate_text("a\ud800b") == "a?b"
-        assert len(result_validation.validate_text("x" * 10_000)) == 500
+        assert third_party_result_validation.validate_text("a\ud800b") == "a?b"
+        assert len(third_party_result_validation.validate_text("x" * 10_000)) == 500
 
 
 class TestDetails:
@@ -289,9 +292,11 @@ class TestSlots:
 
     def test_a_want_is_taken_whole(self) -> None:
         metric_request = MetricRequest("m", "m > 0", 60.0, "max", empty_is_healthy=True)
-        assert result_validation.validate_metric_requests(frozenset({metric_request})) == {metric_request}
+        assert third_party_result_validation.validate_metric_requests(frozenset({metric_request})) == {
+            metric_request
+        }
         with pytest.raises(InvalidResult, match="aggregate 'median', expected one of max, min, sum, avg"):
-            result_validation.validate_metric_requests(
+            third_party_result_validation.validate_metric_requests(
                 frozenset({metric_request._replace(aggregate="median")})
             )
 
@@ -385,7 +390,7 @@ class Mistaken(OddKind):
 )
 def test_a_kind_of_the_wrong_shape(kind: Any, words: str) -> None:
     with pytest.raises(InvalidResult, match=re.escape(words)):
-        result_validation.validate_kind(kind, "odd", [OddKind()])
+        third_party_result_validation.validate_kind(kind, "odd", [OddKind()])
 
 
 class TestTold:

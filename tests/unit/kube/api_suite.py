@@ -15,7 +15,7 @@ import pytest
 from nodewise.clock import SystemClock
 from nodewise.errors import BadInput, Conflict
 from nodewise.kube import struct_type_merge
-from nodewise.kube.api import Api, Expired, NotFound
+from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.elector import Elector
 from nodewise.kube.event_recorder import EventRecorder, EventReporter, ObjectReference
 from nodewise.kube.leader_election_rules import LeaseLock, LeaseTimings

@@ -4,7 +4,7 @@ from structlog.testing import capture_logs
 from nodewise.clock import ManualClock
 from nodewise.kube.api_server_liveness import ApiServerLiveness
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.serve.raw_client import metric_value
+from tests.unit.serve.raw_http_client import metric_value
 
 
 class LivenessFixture:

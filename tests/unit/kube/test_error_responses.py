@@ -5,7 +5,7 @@ import pytest
 
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import error_responses
-from nodewise.kube.api import Expired, NotAllowed, NotFound
+from nodewise.kube.api_server_interface import Expired, NotAllowed, NotFound
 from nodewise.kube.error_responses import ApiCall
 
 CALL = ApiCall("list", "https://host/api/v1/nodes")

@@ -13,7 +13,7 @@ import pytest
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import http_client
-from nodewise.kube.api import Patch
+from nodewise.kube.api_server_interface import Patch
 from nodewise.kube.error_responses import ApiCall
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
 from nodewise.kube.rate_limit import TokenBucket

@@ -1,6 +1,6 @@
 """Tests of the Prometheus source that run with the double and with a real Prometheus.
 
-A subclass defines the fixture `prometheus`: a function from series (`prometheus_double.SeriesSamples`) to the URL of a
+A subclass defines the fixture `prometheus`: a function from series (`fake_prometheus.SeriesSamples`) to the URL of a
 Prometheus that has exactly these series.
 """
 
@@ -18,7 +18,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
 from nodewise.metrics.series import Series
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.metrics.prometheus_double import SeriesSamples
+from tests.unit.metrics.fake_prometheus import SeriesSamples
 
 NANO = 10**9
 PATIENCE_S = 60.0

@@ -17,7 +17,7 @@ from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus import client as clients
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Series
-from tests.unit.metrics.prometheus_double import PrometheusDouble, SeriesSamples, run_prometheus
+from tests.unit.metrics.fake_prometheus import PrometheusDouble, SeriesSamples, run_prometheus
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 from tests.unit.serve.certificate_files import ServerCertificateFiles
 

@@ -8,7 +8,7 @@ import pytest
 
 from nodewise import clock
 from nodewise.errors import BadInput, NodewiseError, Unavailable
-from nodewise.kube.api import NotFound
+from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.resource_metrics_api import METRICS, ResourceMetricsSource

@@ -5,7 +5,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.admin_port import admin_routes, admin_server, loopback_only
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions
-from tests.unit.serve.raw_client import open_client
+from tests.unit.serve.raw_http_client import open_client
 
 pytestmark = pytest.mark.anyio
 

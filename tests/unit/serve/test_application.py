@@ -17,7 +17,7 @@ from nodewise.serve.application import (
     Response,
     Route,
 )
-from tests.unit.serve.raw_client import ECHO, JSON, ParsedResponse, metric_value
+from tests.unit.serve.raw_http_client import ECHO, JSON, ParsedResponse, metric_value
 
 pytestmark = pytest.mark.anyio
 

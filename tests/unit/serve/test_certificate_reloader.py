@@ -10,7 +10,7 @@ from nodewise.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
 from nodewise.serve.certificate_reloader import ReloadableFiles
-from tests.unit.serve.raw_client import metric_value
+from tests.unit.serve.raw_http_client import metric_value
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 NOW_S = NOW.timestamp()

@@ -16,10 +16,10 @@ from nodewise.serve.client_authorizer import (
     ClientAuthorizer,
     parse_client_certificate,
 )
-from nodewise.serve.close_reasons import CloseReasons
+from nodewise.serve.connection_close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.server_tls_context import ServerCertificates
-from tests.unit.serve.raw_client import (
+from tests.unit.serve.raw_http_client import (
     ECHO,
     RefusedError,
     counted_close_reasons,

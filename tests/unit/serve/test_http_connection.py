@@ -8,7 +8,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request, Response, Route
 from nodewise.serve.options import ServeOptions
 from tests.unit.serve import virtual_time_loop
-from tests.unit.serve.raw_client import (
+from tests.unit.serve.raw_http_client import (
     ECHO,
     PLAIN,
     BlockingHandler,

@@ -12,7 +12,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import HttpServer
-from tests.unit.serve.raw_client import (
+from tests.unit.serve.raw_http_client import (
     ECHO,
     PATIENCE_S,
     PLAIN,

@@ -17,7 +17,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import server_tls_context
 from nodewise.serve.server_tls_context import ServerCertificates
 from tests.unit.serve.certificate_files import NAMES, issue
-from tests.unit.serve.raw_client import (
+from tests.unit.serve.raw_http_client import (
     ECHO,
     BlockingHandler,
     RefusedError,

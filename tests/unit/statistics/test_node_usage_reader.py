@@ -11,11 +11,11 @@ from nodewise.agent import ClusterState, NodeIndex
 from nodewise.kube import struct_type_merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from nodewise.statistics import load_queries
+from nodewise.statistics import prometheus_load_queries
 from nodewise.statistics.load_annotations import ANNOTATED_AT
-from nodewise.statistics.load_queries import StatisticsOptions
 from nodewise.statistics.missing_statistics import StatisticStatus
 from nodewise.statistics.node_usage_reader import LoadReader, UsageNode
+from nodewise.statistics.prometheus_load_queries import StatisticsOptions
 
 NODE = struct_type_merge.merge("Node", UsageNode)
 GIB = 2**30
@@ -129,7 +129,7 @@ def test_a_node_that_went_and_came_back_without_annotations_has_none():
 
 
 def measured(now=NOW, at=None, **by_metric):
-    metric_requests = load_queries.metric_requests(StatisticsOptions(statistics="metrics"))
+    metric_requests = prometheus_load_queries.metric_requests(StatisticsOptions(statistics="metrics"))
     keys = {metric_request.metric: metric_request.key for metric_request in metric_requests}
     series = {
         keys[metric]: Series(keys[metric], "prometheus", now, {n: Sample(v, at) for n, v in values.items()})

@@ -4,21 +4,22 @@
 |---|---|
 | `options.py` | settings |
 | `vendor_resource_names.py` | resource names of a GPU vendor, and how a node describes its GPUs |
-| `amounts.py` | amounts of resources, exact or an error |
-| `node_labels.py` | parsers of node labels |
-| `policy_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
+| `extended_resource_amounts.py` | amounts of resources, exact or an error |
+| `gpu_node_label_parsers.py` | parsers of node labels |
+| `telemetry_policy_gpu_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
 | `node_gpus.py` | the GPUs of a node |
 | `gpu_pod_fields.py` | the fields of a pod that are read |
-| `demand.py` | what a pod requests of GPUs |
+| `pod_gpu_requests.py` | what a pod requests of GPUs |
 | `allocation_record.py` | the reservations in the Lease of a node |
-| `allocation_limits.py` | limits of pods and allocation records, shared by filter and bind |
+| `allocation_record_limits.py` | limits of pods and allocation records, shared by filter and bind |
 | `node_allocations.py` | which pod holds which GPUs of a node |
 | `free_cpu.py` | the CPU of nodes that no pod requests |
-| `gpu_arrays.py`, `node_gpu_column.py` | the GPUs of all nodes as arrays, and of one node as a column of these |
-| `resource_name_limit.py` | the most resources in the arrays |
+| `gpu_arrays.py`, `gpu_array_node_column.py` | the GPUs of all nodes as arrays, and of one node as a column of these |
+| `gpu_resource_count_limit.py` | the most resources in the arrays |
 | `fit.py` | whether a pod fits, and on which GPUs |
-| `gpu_selection.py`, `candidate_gpus.py`, `linked_gpu_selection.py`, `rejection_collector.py` | the parts of a fit |
-| `placement_order.py`, `fragmentation.py` | the order of GPUs and nodes |
+| `gpu_selection.py`, `linked_gpu_selection.py` | the GPUs for each container of a pod |
+| `free_gpus_of_candidate_nodes.py`, `rejection_collector.py` | other parts of a fit |
+| `placement_strategies.py`, `fragmentation.py` | the order of GPUs and nodes |
 | `typical_pods.py` | the pods of a typical workload |
 | `subdevice_assignment.py` | assignment of sub-devices at bind |
 | `fit_details.py` | the GPUs that a pod would get on a node, or what it lacks there |
@@ -26,10 +27,10 @@
 | `state.py` | builds the agent state from nodes, pods and allocation records |
 | `state_export.py`, `allocation_metrics.py` | the allocations at `/state/gpu`, and as metrics |
 | `agent.py` | answers requests, and plans binds |
-| `eviction_labels.py` | labels of pods for the descheduler |
-| `garbage_collection.py` | reservations to remove |
-| `demand_histogram.py` | the histogram of pods in a ConfigMap |
-| `allocation_consistency.py` | compares the allocations with a fresh list |
+| `descheduler_pod_labels.py` | labels of pods for the descheduler |
+| `stale_reservations.py` | reservations to remove |
+| `gpu_request_histogram.py` | the histogram of pods in a ConfigMap |
+| `allocation_cache_comparison.py` | compares the allocations with a fresh list |
 | `controller` | calls the API server for the four above |
 
 Replaces GPU Aware Scheduling 0.5.6.
@@ -39,16 +40,22 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nodewise.agent import Resource, Watched
-from nodewise.agents.gpu import demand, demand_histogram, free_cpu, node_gpus, vendor_resource_names
+from nodewise.agent_controller_interface import ControllerKind, Handle
+from nodewise.agents.gpu import (
+    free_cpu,
+    gpu_request_histogram,
+    node_gpus,
+    pod_gpu_requests,
+    vendor_resource_names,
+)
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.controller import GpuController
-from nodewise.agents.gpu.demand_histogram import DemandConfigMap
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
+from nodewise.agents.gpu.gpu_request_histogram import DemandConfigMap
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, NAME, PODS, GpuStateBuilder
-from nodewise.binder import ALLOCATION_RECORD_LABEL, AllocationRecordLease
-from nodewise.controllers import ControllerKind, Handle
+from nodewise.bind_plugin_interface import ALLOCATION_RECORD_LABEL, AllocationRecordLease
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
@@ -83,10 +90,10 @@ class GpuKind(ControllerKind):
                 _CONFIGMAPS,
                 DemandConfigMap,
                 keep=lambda configmap: (
-                    configmap if configmap.metadata.name == demand_histogram.NAME else None
+                    configmap if configmap.metadata.name == gpu_request_histogram.NAME else None
                 ),
                 own_namespace=True,
-                selectors={"fieldSelector": f"metadata.name={demand_histogram.NAME}"},
+                selectors={"fieldSelector": f"metadata.name={gpu_request_histogram.NAME}"},
             ),
         )
 
@@ -97,7 +104,7 @@ class GpuKind(ControllerKind):
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has GPUs, or any pod requests one."""
         chosen = vendor_resource_names.load_profile(options.gpu_profile)
-        requested = any(demand.requests_gpu_resources(pod, chosen) for pod in pods)
+        requested = any(pod_gpu_requests.requests_gpu_resources(pod, chosen) for pod in pods)
         return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)
 
     def state(self, options: GpuOptions, sync_period_s: float) -> GpuStateBuilder:  # noqa: ARG002

@@ -35,21 +35,21 @@ from nodewise.agents.gpu import (
     subdevice_assignment,
     typical_pods,
 )
-from nodewise.agents.gpu import demand as demands
-from nodewise.agents.gpu import placement_order as placements
+from nodewise.agents.gpu import placement_strategies as placements
+from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.allocation_record import GpuNames, Reservation
-from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.placement_order import PlacementInputs
+from nodewise.agents.gpu.placement_strategies import PlacementInputs
+from nodewise.agents.gpu.pod_gpu_requests import Demand
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, NAME, PODS, GpuState, NodeState
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.binder import BindPlan, BindPlugin, Refusal
+from nodewise.bind_plugin_interface import BindPlan, BindPlugin, Refusal
 
 _T = TypeVar("_T")
 

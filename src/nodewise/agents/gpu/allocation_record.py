@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.binder import RESERVATIONS_ANNOTATION, AllocationRecordLease
+from nodewise.bind_plugin_interface import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.errors import UNREADABLE, shown
 
 MAX_SUBDEVICE_NUMBER: Final = 1024

@@ -12,13 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Reason
-from nodewise.agents.gpu import allocation_limits, gpu_rejection_reasons, gpu_selection, linked_gpu_selection
-from nodewise.agents.gpu.candidate_gpus import CandidateGpus
-from nodewise.agents.gpu.demand import ContainerDemand, Demand
+from nodewise.agents.gpu import (
+    allocation_record_limits,
+    gpu_rejection_reasons,
+    gpu_selection,
+    linked_gpu_selection,
+)
+from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
+from nodewise.agents.gpu.gpu_array_node_column import BROKEN, GROUPED, MAX_AMOUNT
 from nodewise.agents.gpu.gpu_arrays import GpuLayout, Mask
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, NumaGroup
-from nodewise.agents.gpu.node_gpu_column import BROKEN, GROUPED, MAX_AMOUNT
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from nodewise.agents.gpu.rejection_collector import Rejections, Shortfalls, explain_failure
 
 __all__ = ["Balanced", "FirstFit", "FitResult", "GpuChoice", "GpuOrder", "Shortfalls", "fit"]
@@ -119,7 +124,7 @@ def _fit_containers(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrd
         return _fit_result(
             rejections, [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
         )
-    room = allocation_limits.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
+    room = allocation_record_limits.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
     rejections.reject(
         candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room,
         gpu_rejection_reasons.RecordFull(),

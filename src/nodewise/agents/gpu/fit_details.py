@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import FitResult
+from nodewise.agents.gpu.gpu_array_node_column import Codes
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
-from nodewise.agents.gpu.node_gpu_column import Codes
+from nodewise.agents.gpu.pod_gpu_requests import Demand
 
 
 class FitDetails(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import cooperative_scheduling
-from nodewise.agents.gpu.candidate_gpus import CandidateGpus
+from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.typical_pods import PodClass

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import cooperative_scheduling
-from nodewise.agents.gpu.node_gpu_column import (
+from nodewise.agents.gpu.gpu_array_node_column import (
     ABSENT,
     ONE_GROUP,
     Codes,

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from nodewise.agents.gpu import allocation_limits, amounts
+from nodewise.agents.gpu import allocation_record_limits, extended_resource_amounts
 from nodewise.errors import truncate
 
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
@@ -99,7 +99,7 @@ class TooLittle(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         gpus = _count_cards_with_verb(self.count, "has", "have")
-        amount = amounts.format_amount(self.amount)
+        amount = extended_resource_amounts.format_amount(self.amount)
         return _format_reason(self.kind, f"container {self.container}: {gpus} {amount} {self.resource} left")
 
     def remedy(self) -> str:
@@ -163,8 +163,8 @@ class RecordFull(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return _format_reason(
             self.kind,
-            f"no room in the node's allocation record: at most {allocation_limits.RECORD_BYTES} bytes,"
-            f" and {allocation_limits.LONGEST_NODE} characters of the node's name",
+            f"no room in the node's allocation record: at most {allocation_record_limits.RECORD_BYTES} bytes,"
+            f" and {allocation_record_limits.LONGEST_NODE} characters of the node's name",
         )
 
     def remedy(self) -> str:
@@ -230,7 +230,9 @@ class Shortfall(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         free = max(self.free, 0)
-        free_text, wanted, short = map(amounts.format_amount, (free, self.wanted, self.wanted - free))
+        free_text, wanted, short = map(
+            extended_resource_amounts.format_amount, (free, self.wanted, self.wanted - free)
+        )
         return f"{self.gpu} has {free_text} {self.resource} left, {wanted} wanted: {short} too little"
 
 

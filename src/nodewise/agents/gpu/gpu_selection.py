@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.candidate_gpus import CandidateGpus
-from nodewise.agents.gpu.demand import ContainerDemand
+from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
 from nodewise.agents.gpu.gpu_arrays import Bits, Mask
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
 
 Positions = NDArray[np.int8]
 Keys = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int8]
@@ -35,7 +35,7 @@ class GpuOrder(Protocol):
         """By GPU and candidate (C, M), smaller first, equal ones by position; None for the order of positions.
 
         Called once per container, and again for each GPU if the order is not steady; amounts that were taken
-        before are no longer free in `candidate_gpus`.
+        before are no longer free in `free_gpus_of_candidate_nodes`.
         """
         ...
 

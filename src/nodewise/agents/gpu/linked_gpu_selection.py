@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu import node_gpu_column
-from nodewise.agents.gpu.candidate_gpus import CandidateGpus
-from nodewise.agents.gpu.demand import ContainerDemand
+from nodewise.agents.gpu import gpu_array_node_column
+from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
+from nodewise.agents.gpu.gpu_array_node_column import Codes
 from nodewise.agents.gpu.gpu_arrays import Bits, Mask
 from nodewise.agents.gpu.gpu_selection import (
     GpuChoice,
@@ -21,7 +21,7 @@ from nodewise.agents.gpu.gpu_selection import (
     after_choice,
     first_position,
 )
-from nodewise.agents.gpu.node_gpu_column import Codes
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
 
 Numbers = NDArray[np.intp] | Codes
 
@@ -45,7 +45,7 @@ class LinkAllocator:
     def __init__(self, candidate_gpus: CandidateGpus) -> None:
         packed = candidate_gpus.layout.links[:, candidate_gpus.columns]
         at = np.nonzero(packed >= 0)
-        self._links = CandidateLinks(at[1], *node_gpu_column.unpack_links(packed[at]))
+        self._links = CandidateLinks(at[1], *gpu_array_node_column.unpack_links(packed[at]))
         self._free = candidate_gpus.layout.free_subdevices[:, candidate_gpus.columns]
         self._existing = np.ones(self._free.shape, bool)
 

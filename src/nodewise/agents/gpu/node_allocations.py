@@ -18,8 +18,8 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.gpu import allocation_record, demand
-from nodewise.agents.gpu import amounts as quantities
+from nodewise.agents.gpu import allocation_record, pod_gpu_requests
+from nodewise.agents.gpu import extended_resource_amounts as quantities
 from nodewise.agents.gpu.allocation_record import AllocationRecord, GpuNames, Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_gpus import NodeGpus
@@ -186,7 +186,7 @@ def _allocation_by_reservation(
     gpus = allocation_record.parse_gpus(entry.gpus)
     pod = pods.by_key.get(entry.key)
     known = pod is not None and pod.metadata.uid == uid
-    requests = demand.container_amounts(pod, profile) if pod is not None and known else ()
+    requests = pod_gpu_requests.container_amounts(pod, profile) if pod is not None and known else ()
     if len(requests) != len(gpus):  # a reservation lists containers with GPUs only; older ones list all
         requests = tuple(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
@@ -206,7 +206,7 @@ def _allocation_by_annotations(
     pod: AllocatedPod, profile: ResourceProfile, problems: list[str]
 ) -> PodAllocation | None:
     """The allocation in the annotations of the older system; None if there is no GPU, or it is unknown."""
-    requests = demand.container_amounts(pod, profile)
+    requests = pod_gpu_requests.container_amounts(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
         return None
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import amounts, node_labels, policy_labels
-from nodewise.agents.gpu.node_labels import LONGEST_NAME, Link
+from nodewise.agents.gpu import extended_resource_amounts, gpu_node_label_parsers, telemetry_policy_gpu_labels
+from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME, Link
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import UNREADABLE, shown, truncate
 
@@ -98,7 +98,7 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
         by_name, capacity = {}, {}
     gpus = tuple(by_name)
     subdevices = dict(zip(gpus, capacity.get(profile.subdevices, (0,) * len(gpus)), strict=True))
-    marked = policy_labels.parse_policy_labels(
+    marked = telemetry_policy_gpu_labels.parse_policy_labels(
         tags, _parse_bus_groups(tags, profile, notes), subdevices, notes.add
     )
     numa, numa_problem = _parse_numa_nodes(tags, profile, subdevices, notes)
@@ -157,7 +157,7 @@ def _positive_amounts(
     result = {}
     for resource in sorted(filter(profile.has, quantities)):
         try:
-            amount = amounts.parse_amount(quantities[resource])
+            amount = extended_resource_amounts.parse_amount(quantities[resource])
         except ValueError as error:
             notes.add(f"{where} {truncate(resource, LONGEST_NAME)}: {error}; it counts as absent")
             continue
@@ -184,7 +184,7 @@ def _find_gpus(
         notes.add(
             f"{truncate(min(allocatable), LONGEST_NAME)} is allocatable, and nothing says which GPUs the node has"
         )
-    share = _Gpu(amounts.divide(allocatable, max(len(names), 1)))
+    share = _Gpu(extended_resource_amounts.divide(allocatable, max(len(names), 1)))
     return dict.fromkeys(sorted(names), share)
 
 
@@ -192,14 +192,14 @@ def _labelled_names(tags: Mapping[str, str], profile: ResourceProfile, notes: _N
     """The names of GPUs from labels: from their numbers, or else from the older label with names."""
     key, old = f"{profile.prefix}gpu-numbers", f"{profile.prefix}cards"
     try:
-        text = node_labels.join_split_label(tags, key)
+        text = gpu_node_label_parsers.join_split_label(tags, key)
     except ValueError as error:
         notes.add(str(error))
         text = ""
-    candidates = [number and f"card{number}" for number in node_labels.split_numbers(text)]
+    candidates = [number and f"card{number}" for number in gpu_node_label_parsers.split_numbers(text)]
     if not text and old in tags:
         key, candidates = old, tags[old].split(".")
-    names = set(filter(node_labels.is_gpu_name, candidates))
+    names = set(filter(gpu_node_label_parsers.is_gpu_name, candidates))
     if len(names) < len(candidates):
         notes.add(f"label {key}: empty, double or odd names in {shown(text or tags[key])} do not count")
     return names
@@ -214,7 +214,7 @@ def _counted_names(
         count = (
             next((allocatable[resource] for resource in profile.counts if resource in allocatable), 0)
             if text is None
-            else amounts.parse_amount(text)
+            else extended_resource_amounts.parse_amount(text)
         )
     except ValueError as error:
         notes.add(f"label {profile.count_label}: {error}")
@@ -237,11 +237,11 @@ def _annotated_gpus(
     if not isinstance(elements, list) or len(elements) > MOST_GPUS:
         notes.add(f"annotation {GPUS}: {shown(elements)}; expected a list of at most {MOST_GPUS} GPUs")
         return {}
-    share = amounts.divide(allocatable, max(len(elements), 1))
+    share = extended_resource_amounts.divide(allocatable, max(len(elements), 1))
     by_name: dict[str, _Gpu] = {}
     for element in elements:
         name = element.get("name") if isinstance(element, dict) else None
-        if not isinstance(name, str) or not node_labels.is_gpu_name(name) or name in by_name:
+        if not isinstance(name, str) or not gpu_node_label_parsers.is_gpu_name(name) or name in by_name:
             notes.add(f"annotation {GPUS}: {shown(element)}; expected a GPU with a name of its own")
             continue
         by_name[name] = _parse_annotated_gpu(element, f"annotation {GPUS}: {name}:", share, profile, notes)
@@ -286,7 +286,9 @@ def _parse_bus_groups(
     tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, frozenset[str]]:
     try:
-        return node_labels.parse_groups(node_labels.join_split_label(tags, f"{profile.prefix}pci-groups"))
+        return gpu_node_label_parsers.parse_groups(
+            gpu_node_label_parsers.join_split_label(tags, f"{profile.prefix}pci-groups")
+        )
     except ValueError as error:
         notes.add(str(error))
         return {}
@@ -298,7 +300,7 @@ def _parse_numa_nodes(
     """The NUMA nodes, or the problem of their label."""
     key = f"{profile.prefix}numa-gpu-map"
     try:
-        groups = node_labels.parse_numa_map(node_labels.join_split_label(tags, key))
+        groups = gpu_node_label_parsers.parse_numa_map(gpu_node_label_parsers.join_split_label(tags, key))
     except ValueError as error:
         notes.add(f"label {key}: {error}")
         return (), str(error)
@@ -313,10 +315,10 @@ def _parse_node_links(
     """The links between the node's GPUs. If sub-devices are counted, only between existing ones."""
     key = f"{profile.prefix}xe-links"
     try:
-        text = node_labels.join_split_label(tags, key)
+        text = gpu_node_label_parsers.join_split_label(tags, key)
         by_index = (
-            node_labels.parse_device_indices(
-                node_labels.join_split_label(tags, f"{profile.prefix}gpu-numbers")
+            gpu_node_label_parsers.parse_device_indices(
+                gpu_node_label_parsers.join_split_label(tags, f"{profile.prefix}gpu-numbers")
             )
             if text
             else ()
@@ -324,7 +326,7 @@ def _parse_node_links(
     except ValueError as error:
         notes.add(f"label {key}: {error}")
         return ()
-    parsed, stopped = node_labels.parse_links(text, by_index)
+    parsed, stopped = gpu_node_label_parsers.parse_links(text, by_index)
     if stopped:
         notes.add(f"label {key}: {stopped}")
     existing = [link for link in parsed if _ends_exist(link, subdevices)]

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from nodewise.agent import Reason
 from nodewise.agents.gpu import gpu_rejection_reasons
-from nodewise.agents.gpu.candidate_gpus import CandidateGpus
-from nodewise.agents.gpu.demand import ContainerDemand
+from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
 from nodewise.agents.gpu.gpu_arrays import Mask
 from nodewise.agents.gpu.gpu_rejection_reasons import Shortfall
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
 
 _NEVER: Final = np.iinfo(np.int16).max
 """More than any container can lack."""

@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
 from nodewise.agents.gpu import (
-    allocation_limits,
     allocation_record,
-    demand_histogram,
+    allocation_record_limits,
     fragmentation,
     free_cpu,
     gpu_arrays,
+    gpu_request_histogram,
     node_allocations,
     node_gpus,
     typical_pods,
 )
 from nodewise.agents.gpu.allocation_record import AllocationRecord
-from nodewise.agents.gpu.demand_histogram import DemandConfigMap
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD, WorkloadTables
 from nodewise.agents.gpu.free_cpu import FreeCpu
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
+from nodewise.agents.gpu.gpu_request_histogram import DemandConfigMap
+from nodewise.agents.gpu.gpu_resource_count_limit import ResourceCap
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import NodeGpus
-from nodewise.agents.gpu.resource_name_limit import ResourceCap
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.binder import AllocationRecordLease, AllocationStateBuilder
+from nodewise.bind_plugin_interface import AllocationRecordLease, AllocationStateBuilder
 from nodewise.state import NODES, Change
 
 NAME: Final = "gpu"
@@ -207,7 +207,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         only = next(iter(configmaps.values()), None)
         if self._seen_histogram == (only, today):
             return
-        counted = yield from demand_histogram.parse_histogram(only)
+        counted = yield from gpu_request_histogram.parse_histogram(only)
         classes = typical_pods.class_counts(counted.history, today)
         if classes != self._classes:
             self._workload = yield from fragmentation.build_fragmentation_tables_stepwise(
@@ -262,7 +262,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         pods: PodIndex,
     ) -> NodeState:
         allocations = node_allocations.allocations_of_node(node, record[1], bound, pods, self._profile)
-        allocations = allocations._replace(record_bytes=allocation_limits.record_bytes(node, record[0]))
+        allocations = allocations._replace(
+            record_bytes=allocation_record_limits.record_bytes(node, record[0])
+        )
         problems = (*gpus.problems, *allocations.problems, *node_allocations.conflicts(allocations, gpus))
         return NodeState(
             gpus, allocations, record[0], bound, problems, free_cpu.cpu_of_gpu_pods(allocations, bound, pods)

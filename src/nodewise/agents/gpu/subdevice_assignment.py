@@ -7,7 +7,7 @@ that the same pod on the same node gets the same ones.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nodewise.agents.gpu.node_gpu_column import GpuUsage
+from nodewise.agents.gpu.gpu_array_node_column import GpuUsage
 from nodewise.agents.gpu.node_gpus import MOST_SUBDEVICES, NodeGpus
 
 Tiles = tuple[int, ...]

@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import yaml_loader
-from nodewise.agents.gpu import demand as demands
-from nodewise.agents.gpu.amounts import LARGEST, Amounts
-from nodewise.agents.gpu.demand import Demand
+from nodewise import safe_yaml_loader
+from nodewise.agents.gpu import pod_gpu_requests as demands
+from nodewise.agents.gpu.extended_resource_amounts import LARGEST, Amounts
 from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
 from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pod_gpu_requests import Demand
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
@@ -169,7 +169,9 @@ def load_typical_pods(path: str, profile: ResourceProfile, options: GpuOptions) 
 def _read_file_entries(path: str) -> list[Any]:
     try:
         data = Path(path).read_bytes()
-        entries = _parse_csv_entries(data.decode()) if path.endswith(".csv") else yaml_loader.load(data, path)
+        entries = (
+            _parse_csv_entries(data.decode()) if path.endswith(".csv") else safe_yaml_loader.load(data, path)
+        )
     except (OSError, ValueError, BadInput, csv.Error) as error:
         problem = Problem("--gpu-typical-pods", f"{path}: {error}", "a readable YAML, JSON or CSV file")
         raise _invalid_entry_error(problem) from error

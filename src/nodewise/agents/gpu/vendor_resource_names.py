@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import yaml_loader
+from nodewise import safe_yaml_loader
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 
@@ -134,7 +134,7 @@ def load_profile(name: str) -> ResourceProfile:
 def _read_profile_document(path: str) -> Any:
     expected = f"{', '.join(PROFILES)} or a readable YAML file"
     try:
-        return yaml_loader.load(Path(path).read_bytes(), path)
+        return safe_yaml_loader.load(Path(path).read_bytes(), path)
     except OSError as error:
         raise _invalid_profile_error(Problem("--gpu-profile", f"{path}: {error}", expected)) from error
     except BadInput as error:

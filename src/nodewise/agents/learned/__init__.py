@@ -6,7 +6,7 @@
 | `pod_types.py` | the fields of pods that are read, and the type of a pod |
 | `pod_outcomes.py` | what happened to a pod between two versions, as a reward |
 | `learning_rule.py` | the learning rule |
-| `reward_memory.py` | what is known of each type on each node, bounded, and its stored form |
+| `pod_type_rewards.py` | what is known of each type on each node, bounded, and its stored form |
 | `state.py` | learns from the changes of pods |
 | `agent.py` | answers requests by look-up, with expected rewards, details and `/state/learned` |
 

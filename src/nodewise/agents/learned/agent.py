@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from nodewise.agent import MAX_SCORE, Names, ScorePlugin, Scores, Snapshot, StateExporter
 from nodewise.agents.learned.learning_rule import Floats, LearningRule
 from nodewise.agents.learned.options import LearnedOptions
+from nodewise.agents.learned.pod_type_rewards import TypeRewards
 from nodewise.agents.learned.pod_types import PendingPod, pending_pod_type, pod_type_key
-from nodewise.agents.learned.reward_memory import TypeRewards
 from nodewise.agents.learned.state import LearnedState
 
 PRIORITY: Final = "rl-priority"

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agents.learned import pod_outcomes
-from nodewise.agents.learned import reward_memory as memories
+from nodewise.agents.learned import pod_type_rewards as memories
 from nodewise.agents.learned.learning_rule import LearningRule
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pod_outcomes import PodOutcome
+from nodewise.agents.learned.pod_type_rewards import RewardMemory, TypeRewards
 from nodewise.agents.learned.pod_types import ObservedPod, observed_pod_type, pod_type_key
-from nodewise.agents.learned.reward_memory import RewardMemory, TypeRewards
 from nodewise.errors import BadInput
 from nodewise.state import Change, Changes, difference
 

@@ -3,13 +3,13 @@
 | module | content |
 |---|---|
 | `options.py` | settings |
-| `config.py` | the older system's file, and the configuration of both |
+| `pigeon_cfg_file.py` | the older system's file, and the configuration of both |
 | `resource_units.py` | requests, capacity and requested amounts in the same units |
-| `node_requests.py` | the sum of pod requests on each node |
+| `node_request_sums.py` | the sum of pod requests on each node |
 | `mean_covariance.py` | mean and covariance over nodes, without and with a pod |
-| `objectives.py` | the three objectives |
-| `demand_statistics.py` | mean and covariance of pod requests |
-| `demand_memory.py` | the counted pods, and the stored form |
+| `placement_objectives.py` | the three objectives |
+| `pod_request_statistics.py` | mean and covariance of pod requests |
+| `scored_pod_statistics.py` | the counted pods, and the stored form |
 | `score_scaling.py` | values of the objective as scores |
 | `objective_details.py` | the value of the objective on each node, as numbers and text |
 | `state.py` | computes the agent's state from nodes and pods |
@@ -22,9 +22,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
-from nodewise.agents.pigeon import config, node_requests
+from nodewise.agents.pigeon import node_request_sums, pigeon_cfg_file
 from nodewise.agents.pigeon.agent import PigeonAgent
-from nodewise.agents.pigeon.node_requests import HoldingPod
+from nodewise.agents.pigeon.node_request_sums import HoldingPod
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonStateBuilder
 from nodewise.statistics.pod_requests import HOLDING_SELECTORS
@@ -47,7 +47,7 @@ class PigeonKind(AgentKind):
         """Pods on nodes, if their requests are counted instead of read from annotations."""
         if options.pigeon_usage == "annotations":
             return ()
-        keep = node_requests.pod_request_reducer(options.pigeon_gpu_resource)
+        keep = node_request_sums.pod_request_reducer(options.pigeon_gpu_resource)
         return (Watched(PODS, _PODS, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
@@ -58,11 +58,11 @@ class PigeonKind(AgentKind):
     def state(self, options: PigeonOptions, sync_period_s: float) -> PigeonStateBuilder:  # noqa: ARG002
         from_pods = options.pigeon_usage == "pods"
         return PigeonStateBuilder(
-            config.load_config(options), options.pigeon_gpu_resource, from_pods=from_pods
+            pigeon_cfg_file.load_config(options), options.pigeon_gpu_resource, from_pods=from_pods
         )
 
     def agent(self, options: PigeonOptions) -> PigeonAgent:
-        return PigeonAgent(options, config.load_config(options))
+        return PigeonAgent(options, pigeon_cfg_file.load_config(options))
 
 
 KIND: Final = PigeonKind()

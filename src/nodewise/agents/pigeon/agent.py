@@ -15,11 +15,11 @@ from nodewise.agent import (
     StateExporter,
     Verdict,
 )
-from nodewise.agents.pigeon import demand_statistics as demands
+from nodewise.agents.pigeon import pod_request_statistics as demands
 from nodewise.agents.pigeon import resource_units, score_scaling
-from nodewise.agents.pigeon.config import PigeonConfig
 from nodewise.agents.pigeon.objective_details import PigeonDetails, pack_resource_bits
 from nodewise.agents.pigeon.options import PigeonOptions
+from nodewise.agents.pigeon.pigeon_cfg_file import PigeonConfig
 from nodewise.agents.pigeon.resource_units import NAMES, UNIT_NAMES, Row
 from nodewise.agents.pigeon.state import PigeonPod, PigeonState
 from nodewise.statistics.missing_statistics import NoStatistics, StatisticsNotReady

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agents.pigeon.mean_covariance import Floats
-from nodewise.agents.pigeon.objectives import Objective
+from nodewise.agents.pigeon.placement_objectives import Objective
 from nodewise.agents.pigeon.resource_units import NAMES
 
 Bits = NDArray[np.uint8]

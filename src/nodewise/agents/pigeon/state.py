@@ -9,13 +9,13 @@ import numpy as np
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agents.pigeon import resource_units
-from nodewise.agents.pigeon.config import DEFAULT, PigeonConfig
-from nodewise.agents.pigeon.demand_memory import DemandMemory
 from nodewise.agents.pigeon.mean_covariance import Floats
-from nodewise.agents.pigeon.node_requests import NodeRequests
+from nodewise.agents.pigeon.node_request_sums import NodeRequests
 from nodewise.agents.pigeon.objective_details import Bits, pack_resource_bits
-from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, NodeTable, ObjectiveLayout
+from nodewise.agents.pigeon.pigeon_cfg_file import DEFAULT, PigeonConfig
+from nodewise.agents.pigeon.placement_objectives import A_BINPACK, LAYOUTS, NodeTable, ObjectiveLayout
 from nodewise.agents.pigeon.resource_units import Amounts, Row
+from nodewise.agents.pigeon.scored_pod_statistics import DemandMemory
 from nodewise.state import NODES
 from nodewise.statistics.load_annotations import AllocationAnnotations
 from nodewise.statistics.node_capacity import NodeStatus

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from nodewise.statistics.load_queries import StatisticsOptions
 from nodewise.statistics.missing_statistics import MissingRules, Score, When
+from nodewise.statistics.prometheus_load_queries import StatisticsOptions
 
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 

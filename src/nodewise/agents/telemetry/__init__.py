@@ -3,10 +3,10 @@
 | module | content |
 |---|---|
 | `rule_operators.py` | the operators LessThan, GreaterThan and Equals |
-| `policy.py` | parses a TASPolicy and collects its problems |
+| `taspolicy_parser.py` | parses a TASPolicy and collects its problems |
 | `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |
-| `namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
+| `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
 | `rule_evaluation.py` | evaluates rules over all nodes |
 | `rank_scores.py` | scores nodes by the rank of their values |
 | `policy_rejection_reasons.py` | the reasons why a node is rejected |
@@ -14,8 +14,8 @@
 | `agent.py` | answers requests by look-up |
 | `rule_suspension.py` | suspends a rule that loses the values of most nodes at once |
 | `node_labels.py` | the node labels that policies require |
-| `label_ownership.py` | the owners of node labels (managedFields) |
-| `status.py` | the status of a policy |
+| `node_label_ownership.py` | the owners of node labels (managedFields) |
+| `taspolicy_status.py` | the status of a policy |
 | `controller.py` | writes labels, status and events in the leader |
 | `options.py` | settings |
 
@@ -28,13 +28,13 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.agent import Resource, Watched
+from nodewise.agent_controller_interface import ControllerKind, Handle
 from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE, PodFields, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
-from nodewise.agents.telemetry.namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
-from nodewise.agents.telemetry.policy import PolicyObject
+from nodewise.agents.telemetry.policy_namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
-from nodewise.controllers import ControllerKind, Handle
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):

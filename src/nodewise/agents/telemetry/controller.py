@@ -1,6 +1,6 @@
 """Writes node labels, the status of policies, and events. This runs in the leader only.
 
-The values to write are computed elsewhere (`node_labels`, `label_ownership`, `status`).
+The values to write are computed elsewhere (`node_labels`, `node_label_ownership`, `taspolicy_status`).
 """
 
 import asyncio
@@ -12,17 +12,17 @@ import msgspec
 
 from nodewise import cooperative_scheduling, quantity
 from nodewise.agent import ObjectKey, Resource, Snapshot
-from nodewise.agents.telemetry import label_ownership, node_labels, status
-from nodewise.agents.telemetry.label_ownership import FIELD_MANAGER
+from nodewise.agent_controller_interface import Controller, Handle
+from nodewise.agents.telemetry import node_label_ownership, node_labels, taspolicy_status
+from nodewise.agents.telemetry.node_label_ownership import FIELD_MANAGER
 from nodewise.agents.telemetry.node_labels import Labels
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryState
-from nodewise.agents.telemetry.status import PolicyStatus
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
+from nodewise.agents.telemetry.taspolicy_status import PolicyStatus
 from nodewise.clock import format_rfc3339
-from nodewise.controllers import Controller, Handle
 from nodewise.errors import Conflict, Refused, Unavailable
-from nodewise.kube.api import NotFound
+from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.event_recorder import ObjectReference
 from nodewise.kube.resource_kinds import NODES
@@ -158,7 +158,7 @@ class LabelWriter:
             ours = {
                 key: value
                 for key, value in labels.items()
-                if key in owned or label_ownership.may_be_managed_label(key, value)
+                if key in owned or node_label_ownership.may_be_managed_label(key, value)
             }
             if ours != owned:
                 self._unconfirmed.add(name)
@@ -224,9 +224,9 @@ class LabelWriter:
         path = NODES.path(name=name)
         try:
             metadata = msgspec.json.decode(await self._handle.api.get(path))["metadata"]
-            inherited = label_ownership.inheritable_label_keys(metadata, keys)
+            inherited = node_label_ownership.inheritable_label_keys(metadata, keys)
             if inherited:
-                entries = label_ownership.transfer_ownership(metadata, inherited, NODES.api_version)
+                entries = node_label_ownership.transfer_ownership(metadata, inherited, NODES.api_version)
                 patch = [
                     {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
                     {"op": "replace", "path": "/metadata/managedFields", "value": entries},
@@ -236,7 +236,7 @@ class LabelWriter:
                 metadata = {**metadata, "managedFields": entries}
         except NotFound:
             return {}
-        return label_ownership.owned_labels(metadata)
+        return node_label_ownership.owned_labels(metadata)
 
 
 class StatusWriter:
@@ -272,10 +272,14 @@ class StatusWriter:
         policy_object: PolicyObject | None = self._handle.objects[POLICIES].get(*key)
         if policy_object is None:
             return
-        before, written_s = self._written.get(key, (status.parse_status(policy_object.status), float("-inf")))
+        before, written_s = self._written.get(
+            key, (taspolicy_status.parse_status(policy_object.status), float("-inf"))
+        )
         now_s = self._handle.clock.monotonic()
         now = format_rfc3339(self._handle.clock.now())
-        wanted = status.desired_status(state, policy_object.metadata.generation, conflict, before, now)
+        wanted = taspolicy_status.desired_status(
+            state, policy_object.metadata.generation, conflict, before, now
+        )
         only_counts = wanted.conditions == before.conditions and (
             wanted.observed_generation == before.observed_generation
         )
@@ -296,7 +300,7 @@ class StatusWriter:
         about = ObjectReference(self._taspolicies, metadata.namespace, metadata.name, metadata.uid)
         for condition in wanted.conditions:
             old = known.get(condition.type)
-            good = status.GOOD[condition.type]
+            good = taspolicy_status.GOOD[condition.type]
             if condition.status != good and (
                 old is None or old.status == good or old.message != condition.message
             ):
@@ -312,7 +316,7 @@ class StatusWriter:
         path = self._taspolicies.path(metadata.namespace, metadata.name, "status")
         identity = {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid}
         resource = self._taspolicies
-        body = status.status_apply_body(resource.api_version, resource.kind, identity, wanted)
+        body = taspolicy_status.status_apply_body(resource.api_version, resource.kind, identity, wanted)
         try:
             await self._handle.api.patch(path, body, "apply", {**_APPLY, "force": "true"})
         except (Conflict, Refused) as error:

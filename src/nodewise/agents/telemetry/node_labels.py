@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry.policy import Policy, is_valid_label_part
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
+from nodewise.agents.telemetry.taspolicy_parser import Policy, is_valid_label_part
 
 PREFIX: Final = "telemetry.aware.scheduling."
 VIOLATING: Final = "violating"

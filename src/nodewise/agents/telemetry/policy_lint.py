@@ -1,8 +1,8 @@
 """The checks of `policy lint`: everything in a TASPolicy that the API server refuses or that would have no effect.
 
 `taspolicies.yaml` beside this module is a copy of the CRD (made by `make chart`), so there is one source. The rules in
-CEL about the names of strategies and fields are those of `policy.py`. `tests/cluster/test_policy_lint.py` compares
-the verdicts with a real API server's.
+CEL about the names of strategies and fields are those of `taspolicy_parser.py`. `tests/cluster/test_policy_lint.py`
+compares the verdicts with a real API server's.
 """
 
 import re
@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise import yaml_loader
-from nodewise.agents.telemetry import policy as policies
-from nodewise.agents.telemetry.policy import PolicyObject, is_valid_label_part
+from nodewise import safe_yaml_loader
+from nodewise.agents.telemetry import taspolicy_parser as policies
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject, is_valid_label_part
 from nodewise.errors import Problem, did_you_mean, shown
 
 API_VERSION: Final = "telemetry.intel.com/v1alpha1"
@@ -43,7 +43,7 @@ _INTEGER_OR_STRING: Final = "an integer of 64 bits, or a string"
 def spec() -> Mapping[str, Any]:
     """The schema of `spec` in the shipped definition."""
     text = resources.files(__package__).joinpath("taspolicies.yaml").read_bytes()
-    [version] = yaml_loader.load(text, "taspolicies.yaml")["spec"]["versions"]
+    [version] = safe_yaml_loader.load(text, "taspolicies.yaml")["spec"]["versions"]
     schema: Mapping[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     return schema
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from nodewise import quantity
-from nodewise.agents.telemetry.policy import Rule
+from nodewise.agents.telemetry.taspolicy_parser import Rule
 
 _MAX_LENGTH: Final = 512
 """Characters of the text of several rules, which the response contains once for every node."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE
 from nodewise.agents.telemetry import rule_operators
-from nodewise.metrics.column import Column, States
 from nodewise.metrics.series import ValueState
+from nodewise.metrics.series_arrays import Column, States
 
 _STEPWISE: Final = MAX_SCORE + 1
 """With up to this many candidates, each rank costs one point."""

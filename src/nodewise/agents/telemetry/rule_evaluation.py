@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from nodewise.agent import Evidence, Joined, Names, Reason
 from nodewise.agents.telemetry import policy_rejection_reasons, rule_operators
-from nodewise.agents.telemetry.policy import Rule
-from nodewise.metrics.column import Column, States
+from nodewise.agents.telemetry.taspolicy_parser import Rule
 from nodewise.metrics.series import ValueState
+from nodewise.metrics.series_arrays import Column, States
 
 Codes = NDArray[np.int16]
 

@@ -11,16 +11,16 @@ from nodewise.agents.telemetry import (
     rule_evaluation,
     rule_suspension,
 )
-from nodewise.agents.telemetry import policy as policies
-from nodewise.agents.telemetry.namespace_trust import NAMESPACES, NamespaceTrust
+from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy import Policy, PolicyObject, Rule
+from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceTrust
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation, StrategyVerdict
-from nodewise.metrics import column as columns
-from nodewise.metrics.column import Column
+from nodewise.agents.telemetry.taspolicy_parser import Policy, PolicyObject, Rule
+from nodewise.metrics import series_arrays as columns
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Series, ValueState
+from nodewise.metrics.series_arrays import Column
 
 POLICIES = "taspolicies"
 """The key of the policies in `ClusterState.objects`."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from nodewise import agents
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender.result_validation import MAX_NAME_LENGTH, NAME
+from nodewise.extender.third_party_result_validation import MAX_NAME_LENGTH, NAME
 
 TEMPLATE: Final = Path(agents.__file__).parent / "template"
 RESERVED: Final = frozenset(

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal
 import click
 
 from nodewise import agents
-from nodewise.cli import exit_codes, extender_options, options_from_settings, terminal
-from nodewise.cli.annotate import older_variables, report, runner
+from nodewise.cli import exit_codes, extender_options, options_from_settings, terminal_output
+from nodewise.cli.annotate import older_environment_variables, report, runner
 from nodewise.cli.annotate.runner import AnnotateOptions, AnnotationResult
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, SectionedCommand
 from nodewise.cli.setting_declarations import CommandOptions
@@ -16,7 +16,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
 from nodewise.option import Option
 from nodewise.serve.options import AdminOptions
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 GROUPS: Final = (AnnotateOptions, WindowOptions, PrometheusOptions, AdminOptions)
 
@@ -39,7 +39,7 @@ class _AnnotateCommand(SectionedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(
-            ctx, [*older_variables.translate_annotator_variables(os.environ, args), *args]
+            ctx, [*older_environment_variables.translate_annotator_variables(os.environ, args), *args]
         )
 
 
@@ -78,7 +78,7 @@ def _print_result(result: AnnotationResult, output: str) -> int:
     """Print the result of one run. Returns the exit code."""
     plan, written, is_sampled = result
     for note in report.list_failure_notes(plan, one_sample=is_sampled):
-        terminal.print_message(note)
+        terminal_output.print_message(note)
     if output == "json":
         click.echo(report.encode_annotation_plan(plan, written))
     elif written is None:
@@ -86,7 +86,7 @@ def _print_result(result: AnnotationResult, output: str) -> int:
     else:
         click.echo(report.format_patch_summary(plan, written))
     if written is not None and written.error:
-        terminal.print_message(written.error)
+        terminal_output.print_message(written.error)
     return exit_codes.DONE if result.is_complete else exit_codes.FAILED
 
 

@@ -20,8 +20,8 @@ from nodewise.cli.options_from_settings import SettingsByGroup
 from nodewise.cli.progress import Progress
 from nodewise.clock import SystemClock
 from nodewise.errors import BadSettings, Problem
-from nodewise.kube import list_all
-from nodewise.kube.connection_settings import connect
+from nodewise.kube import object_listing
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, ReflectorTarget
@@ -39,7 +39,7 @@ from nodewise.serve.admin_port import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
 from nodewise.statistics import pod_requests
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 _NODE: Final[Any] = merge("Node", NodeAttributeFields, AnnotatedNode)
 _TICK_S: Final = 1.0
@@ -116,7 +116,9 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
         stores = []
         for target in _annotation_targets(_create_annotator_config(settings)):
             progress.say(f"reading {target.resource.plural}")
-            stores.append(await list_all.list_objects(access.api, target, access.registry, lambda _: None))
+            stores.append(
+                await object_listing.list_objects(access.api, target, access.registry, lambda _: None)
+            )
         components = _create_components(settings, stores, access)
         for close in components.closers:
             stack.push_async_callback(close)

@@ -10,14 +10,14 @@ from typing import Final
 
 import click
 
-from nodewise.cli import terminal
+from nodewise.cli import terminal_output
 from nodewise.cli.certs import output
 from nodewise.cli.certs.options import CertsOptions, check_options
 from nodewise.cli.options_from_settings import CommandLine, click_parameters, make_command
 from nodewise.clock import SystemClock
 from nodewise.configure import (
-    certificate_files,
-    certificate_objects,
+    certificate_folder,
+    certificate_manifests,
     certificate_renewal,
     certificate_secrets,
     x509_certificates,
@@ -30,8 +30,8 @@ from nodewise.configure.certificate_renewal import (
 )
 from nodewise.configure.certificate_secrets import SecretLocation, SigningRequest, StoredSecrets
 from nodewise.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
-from nodewise.kube.api import Api
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_server_interface import Api
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import certificate_issuer
@@ -70,15 +70,17 @@ def run(command_line: CommandLine) -> None:
     check_options(options)
     if options.cert_manager:
         output.print_objects(
-            certificate_objects.build_cert_manager_objects(
+            certificate_manifests.build_cert_manager_objects(
                 spec, options.namespace, _secret_location(options).names
             ),
             options.output,
         )
     elif options.systemd:
         folder = str(Path(options.host_dir).absolute())
-        certificate_files.check_folder(Path(folder))
-        click.echo(certificate_objects.render_systemd_units(_daily_renewal_command(folder), folder), nl=False)
+        certificate_folder.check_folder(Path(folder))
+        click.echo(
+            certificate_manifests.render_systemd_units(_daily_renewal_command(folder), folder), nl=False
+        )
     elif options.signer_name:
         asyncio.run(_sign_client_certificate(options, spec))
     elif options.host_dir:
@@ -90,7 +92,7 @@ def run(command_line: CommandLine) -> None:
             ConnectionCertificates(), "make", spec, datetime.now(UTC)
         )
         output.print_objects(
-            certificate_objects.build_secrets(made, options.namespace, _secret_location(options).names),
+            certificate_manifests.build_secrets(made, options.namespace, _secret_location(options).names),
             options.output,
         )
 
@@ -134,24 +136,24 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
     folder = Path(options.host_dir).absolute()
     now = datetime.now(UTC)
     try:
-        certificate_files.check_folder(folder)
+        certificate_folder.check_folder(folder)
         if options.check:
             output.print_next_step_and_exit(
                 options,
                 certificate_renewal.plan_renewal(
-                    certificate_files.read_certificates(folder).certificates, spec, now
+                    certificate_folder.read_certificates(folder).certificates, spec, now
                 ),
             )
-        with certificate_files.lock_folder(folder):
-            existing = certificate_files.read_certificates(folder)
+        with certificate_folder.lock_folder(folder):
+            existing = certificate_folder.read_certificates(folder)
             if not options.replace:
-                certificate_files.check_ownership(folder, existing)
+                certificate_folder.check_ownership(folder, existing)
             elif existing.foreign:
                 spec = spec._replace(is_forced=True)
             plan = _plan_next_step(options, existing.certificates, spec, now)
             after = certificate_renewal.apply_renewal_step(existing.certificates, plan.step, spec, now)
             if after != existing.certificates:
-                certificate_files.write_certificates(folder, after)
+                certificate_folder.write_certificates(folder, after)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
     output.print_result(
@@ -223,12 +225,12 @@ async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec)
         else:
             client = PeerCertificates(leaf.cert, leaf.key, signer=signer)
             output.print_objects(
-                [certificate_objects.build_secret(location.names[1], location.namespace, client)],
+                [certificate_manifests.build_secret(location.names[1], location.namespace, client)],
                 options.output,
             )
     finally:
         await api.close()
-    terminal.print_message(
+    terminal_output.print_message(
         f"{signer} also issues certificates to others: start nodewise with --client-name {spec.client_name}"
     )
 
@@ -281,7 +283,7 @@ async def _write_signed_certificate(
         api, location, existing, ConnectionCertificates(server._replace(trusted=trusted), client)
     )
     if client.cert and trusted != server.trusted:
-        terminal.print_message(
+        terminal_output.print_message(
             f"waiting {spec.settle} until nodewise trusts {options.signer_name} (--settle)"
         )
         await asyncio.sleep(spec.settle.total_seconds())

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 import click
 
-from nodewise.cli.parameter_types import Duration
+from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.configure import certificate_renewal, certificate_secrets
 from nodewise.errors import BadSettings, Problem

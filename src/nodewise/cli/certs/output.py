@@ -7,7 +7,7 @@ import click
 import msgspec
 import yaml
 
-from nodewise.cli import exit_codes, terminal
+from nodewise.cli import exit_codes, terminal_output
 from nodewise.cli.certs.options import CertsOptions
 from nodewise.configure.certificate_renewal import CertificateSummary, RenewalPlan
 from nodewise.configure.certificate_secrets import SigningRequest
@@ -22,7 +22,7 @@ def print_objects(made: list[dict[str, Any]], output: str | None) -> None:
 
 
 def print_approval_command(request: SigningRequest, timeout_s: float) -> None:
-    terminal.print_message(
+    terminal_output.print_message(
         f"waiting up to {timeout_s:g} s for the approval of CertificateSigningRequest {request.name}: "
         f"kubectl certificate approve {request.name}"
     )
@@ -87,12 +87,12 @@ def print_result(options: CertsOptions, done: RenewalPlan, after: RenewalPlan, w
     for reason in done.reasons if done.step in {"announce", "make"} else ():
         click.echo(f"  {reason}")
     if done.step == "make":
-        terminal.print_message(
+        terminal_output.print_message(
             "if kube-scheduler runs with another caFile, restart all replicas now: it reads its caFile once, and every "
             "call fails until then. nodewise needs no restart"
         )
     if after.step == "wait":
-        terminal.print_message(
+        terminal_output.print_message(
             f"restart all replicas of kube-scheduler before {format_time(after.at)}: it reads its caFile once, and "
             "would refuse the new certificate. Then run this command with --restarted. nodewise needs no restart"
         )

@@ -7,7 +7,7 @@ from typing import Final
 import click
 import msgspec
 
-from nodewise.cli import agent_selection, older_flags
+from nodewise.cli import agent_selection, older_program_flags
 from nodewise.cli.configure import host, platform_modes
 from nodewise.cli.configure.options import HOST, ConfigureOptions, check_options_of_mode
 from nodewise.cli.main import CommandTable
@@ -33,7 +33,9 @@ class _ConfigureCommand(CommandTable, SectionedCommand):
         for flag, word in itertools.pairwise(args):
             if flag in {"-dry-run", "--dry-run"} and word.lower() in {"true", "false", "t", "f", "0", "1"}:
                 raise click.UsageError(f"{flag} {word}: write {flag}={word}", ctx)
-        return super().parse_args(ctx, older_flags.translate_older_flags(args, older_flags.CONFIGURATOR))
+        return super().parse_args(
+            ctx, older_program_flags.translate_older_flags(args, older_program_flags.CONFIGURATOR)
+        )
 
 
 def run(command_line: CommandLine) -> None:

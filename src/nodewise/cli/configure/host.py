@@ -20,20 +20,20 @@ from nodewise.cli.configure.options import (
     repeated_flags,
 )
 from nodewise.configure import (
+    atomic_host_files,
     backups,
-    container_mounts,
-    control_plane_host,
+    control_plane_file_plan,
     file_transaction,
-    host_files,
+    host_mount_detection,
     host_path_checks,
-    other_hosts,
+    other_control_plane_hosts,
     rollback,
     scheduler_configuration,
-    static_pod,
+    scheduler_static_pod,
 )
 from nodewise.configure.backups import Backup
-from nodewise.configure.control_plane_host import ChangePlan, HostRequest
-from nodewise.configure.other_hosts import OtherHostRun
+from nodewise.configure.control_plane_file_plan import ChangePlan, HostRequest
+from nodewise.configure.other_control_plane_hosts import OtherHostRun
 from nodewise.configure.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.errors import BadInput, NodewiseError, Problem
 
@@ -103,9 +103,9 @@ def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
     )
     is_json = options.output == "json"
     click.echo(
-        msgspec.json.encode(other_hosts.encode_repeat_document(run_elsewhere))
+        msgspec.json.encode(other_control_plane_hosts.encode_repeat_document(run_elsewhere))
         if is_json
-        else other_hosts.render_repeat_script(run_elsewhere),
+        else other_control_plane_hosts.render_repeat_script(run_elsewhere),
         nl=is_json,
     )
     return exit_codes.DONE
@@ -132,7 +132,7 @@ def _plan_changes(options: ConfigureOptions, request: HostRequest, backup: Backu
         return rollback.plan_uninstall(request)
     if options.restore is not None:
         return rollback.plan_restore(request, _backup_to_restore(options, request))
-    return control_plane_host.plan_configuration(request, backup)
+    return control_plane_file_plan.plan_configuration(request, backup)
 
 
 def _backup_to_restore(options: ConfigureOptions, request: HostRequest) -> str:
@@ -155,7 +155,7 @@ def _new_backup(request: HostRequest) -> Backup | None:
         request.backup_dir,
         backups.new_backup_name(),
         request.manifest,
-        control_plane_host.cluster_digest(request),
+        control_plane_file_plan.cluster_digest(request),
     )
 
 
@@ -163,7 +163,7 @@ def _recover_interrupted_run(request: HostRequest) -> None:
     """Restore the files that an interrupted run changed, and remove its temporary files."""
     if request.backup_dir and os.path.isdir(request.backup_dir):
         for recovered in file_transaction.recover_backups(
-            request.backup_dir, control_plane_host.managed_files(request)
+            request.backup_dir, control_plane_file_plan.managed_files(request)
         ):
             report.print_message(_RECOVERY_MESSAGES[recovered.outcome].format(recovered.folder))
     folders = [
@@ -172,7 +172,7 @@ def _recover_interrupted_run(request: HostRequest) -> None:
         os.path.dirname(request.manifest),
         *map(os.path.dirname, request.deployments),
     ]
-    host_files.remove_temporary_files([os.path.realpath(folder) for folder in folders])
+    atomic_host_files.remove_temporary_files([os.path.realpath(folder) for folder in folders])
 
 
 _RECOVERY_MESSAGES: Final = {
@@ -243,7 +243,7 @@ def _builtin_configuration(
     url = options.extender_url or f"https://nodewise.{options.service_namespace}.svc:9001"
     files = EntryFiles()
     if not url.startswith("http:"):
-        folder = static_pod.CERTS_MOUNT
+        folder = scheduler_static_pod.CERTS_MOUNT
         files = EntryFiles(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
     configuration = scheduler_configuration.build_configuration(
         roles,
@@ -270,11 +270,11 @@ def check_container_mounts(options: ConfigureOptions) -> None:
     """
     if not os.environ.get(_IN_IMAGE):
         return
-    mounts = container_mounts.parse_mountinfo(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
+    mounts = host_mount_detection.parse_mountinfo(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
     folders = {flag: os.path.realpath(folder) for flag, folder in _written_folders(options).items()}
-    if problems := container_mounts.container_folder_problems(folders, mounts):
+    if problems := host_mount_detection.container_folder_problems(folders, mounts):
         raise BadInput("file check error", problems)
-    for mount in container_mounts.uncertain_mounts(folders.values(), mounts):
+    for mount in host_mount_detection.uncertain_mounts(folders.values(), mounts):
         text = f"{mount.point} is {mount.root} of its file system; the host has to have it as {mount.point}"
         click.echo(f"warning: {text}", err=True)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from nodewise.cli.setting_declarations import CommandOptions, Setting, list_settings
-from nodewise.configure.platform_files import PLATFORMS
+from nodewise.configure.kubernetes_distribution_files import PLATFORMS
 from nodewise.errors import BadSettings, Problem
 from nodewise.option import Option
 

@@ -12,17 +12,17 @@ import msgspec
 import nodewise
 from nodewise.cli.configure.options import SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
 from nodewise.configure import (
-    platform_files,
+    kubernetes_distribution_files,
     scheduler_configuration,
     scheduler_versions,
     second_scheduler,
     yaml_editor,
 )
-from nodewise.configure.platform_files import PLATFORMS, Platform
+from nodewise.configure.kubernetes_distribution_files import PLATFORMS, Platform
 from nodewise.configure.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -117,7 +117,9 @@ def _print_platform_files(
     for entry in configuration["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
-    _print_or_write_files(options, platform_files.render_platform_files(platform, configuration))
+    _print_or_write_files(
+        options, kubernetes_distribution_files.render_platform_files(platform, configuration)
+    )
     click.echo(_INSTRUCTIONS[options.mode].format(platform), err=True)
 
 

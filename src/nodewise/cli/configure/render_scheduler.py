@@ -6,7 +6,7 @@ import click
 import msgspec
 import yaml
 
-from nodewise.cli import agent_selection, options_from_settings, terminal
+from nodewise.cli import agent_selection, options_from_settings, terminal_output
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
@@ -103,7 +103,7 @@ def run(command_line: CommandLine) -> None:
     configuration = scheduler_configuration.build_configuration(roles, scheduler_options)
     for agent in scheduler_configuration.agents_without_filter(roles, scheduler_options):
         why = "no resource marks its pods; --filter-all-pods calls it for all pods"
-        terminal.print_message(f"the filter of {agent} is not called: {why}")
+        terminal_output.print_message(f"the filter of {agent} is not called: {why}")
     if render_options.output == "json":
         click.echo(msgspec.json.encode(configuration))
         return

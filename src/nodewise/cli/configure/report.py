@@ -10,10 +10,10 @@ import msgspec
 
 from nodewise.cli import exit_codes
 from nodewise.cli.configure.options import ConfigureOptions
-from nodewise.configure import control_plane_host, file_diff
+from nodewise.configure import control_plane_file_plan, file_diff
+from nodewise.configure.atomic_host_files import FileChange
 from nodewise.configure.backups import Backup
-from nodewise.configure.control_plane_host import ChangePlan, HostRequest
-from nodewise.configure.host_files import FileChange
+from nodewise.configure.control_plane_file_plan import ChangePlan, HostRequest
 from nodewise.errors import BadInput
 from nodewise.terminal_escaping import visible
 
@@ -38,7 +38,9 @@ def print_plan(request: HostRequest, plan: ChangePlan) -> None:
     print_message(f'Manifest file is located at: "{request.manifest}"')
     if plan.version is not None:
         print_message(f'Scheduler config file is located at: "{request.template or "the built-in template"}"')
-        print_message(f'Scheduler config destination will be: "{control_plane_host.config_path(request)}"')
+        print_message(
+            f'Scheduler config destination will be: "{control_plane_file_plan.config_path(request)}"'
+        )
         print_message(f"kube-scheduler {plan.version}, configuration {plan.version.api_version}")
     for text in plan.warnings:
         print_message(f"warning: {text}")
@@ -83,7 +85,7 @@ def _describe_file_kind(request: HostRequest, change: FileChange) -> str:
         return "Deployment"
     return (
         "Certs"
-        if os.path.basename(change.path) in control_plane_host.CERTIFICATE_FILES
+        if os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
         else "Scheduler config"
     )
 
@@ -155,7 +157,7 @@ def print_summary(
 
 
 def _file_summary(change: FileChange) -> dict[str, Any]:
-    is_secret = os.path.basename(change.path) in control_plane_host.CERTIFICATE_FILES
+    is_secret = os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
     what = "none" if change.is_unchanged else "remove" if change.after is None else "write"
     text = "" if is_secret else file_diff.unified_diff(change.path, change.before, change.after)
     return {"path": change.path, "change": what, "diff": text}

@@ -12,22 +12,22 @@ from typing import Final
 import click
 
 from nodewise.cli import options_from_settings as cli_options
+from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.cpu import common_options
-from nodewise.cli.parameter_types import Duration
 from nodewise.cpu import cmk_names, procfs
-from nodewise.cpu.agent import publishers
+from nodewise.cpu.agent import node_state_publishers
 from nodewise.cpu.agent.agent import NodeAgent, Publisher, serve_admin_port
 from nodewise.cpu.agent.allocation_service import AgentNode, AllocationService
-from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector
-from nodewise.cpu.agent.pod_requests import PodRequests
-from nodewise.cpu.agent.publishers import ClusterNode
+from nodewise.cpu.agent.node_state_publishers import ClusterNode
+from nodewise.cpu.agent.pod_core_requests import PodRequests
 from nodewise.cpu.agent.reconfiguration_service import ReconfigurationAuthorizer, ReconfigurationService
 from nodewise.cpu.agent.socket_server import ConnectionLimits
+from nodewise.cpu.agent.task_garbage_collector import TaskGarbageCollector
 from nodewise.cpu.allocation_store import AllocationStore
-from nodewise.cpu.cpusets import container_runtime
+from nodewise.cpu.cpusets import container_runtime_client
 from nodewise.cpu.cpusets.enforcer import CpusetEnforcer
-from nodewise.cpu.node import kubelet_state, machine, nfd_feature, thread_affinity
-from nodewise.cpu.node.machine import PoolInputs
+from nodewise.cpu.node import kubelet_cpu_manager_state, machine_features, nfd_feature_file, thread_affinity
+from nodewise.cpu.node.machine_features import PoolInputs
 from nodewise.cpu.reconfiguration import execution
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
@@ -163,8 +163,10 @@ def _create_cluster_node(options: AgentOptions) -> ClusterNode | None:
 
 
 def _read_machine(options: AgentOptions, cluster: ClusterNode | None) -> PoolInputs:
-    labels = machine.fetch_labels(cluster.api, cluster.node) if cluster else machine.NO_LABELS
-    return machine.read(Path(options.sysfs), labels)
+    labels = (
+        machine_features.fetch_labels(cluster.api, cluster.node) if cluster else machine_features.NO_LABELS
+    )
+    return machine_features.read(Path(options.sysfs), labels)
 
 
 def _create_cpu_enforcer(
@@ -172,7 +174,9 @@ def _create_cpu_enforcer(
 ) -> CpusetEnforcer | None:
     if options.enforce == "none":
         return None
-    runtime = container_runtime.ContainerRuntime(container_runtime.endpoint(options.runtime_endpoint), proc)
+    runtime = container_runtime_client.ContainerRuntime(
+        container_runtime_client.endpoint(options.runtime_endpoint), proc
+    )
     stack.callback(runtime.close)
     return CpusetEnforcer(runtime, node_machine.topology, proc)
 
@@ -184,23 +188,23 @@ def _create_report_publishers(
     cluster: ClusterNode | None,
     enforcer: CpusetEnforcer | None,
 ) -> Sequence[Publisher]:
-    active: list[Publisher] = [publishers.CpusetPublisher(enforcer, store)] if enforcer else []
+    active: list[Publisher] = [node_state_publishers.CpusetPublisher(enforcer, store)] if enforcer else []
     # the root of the first process is the host's, so no mount is needed
     checkpoints = Path(options.kubelet_dir) if options.kubelet_dir else proc / _HOST_KUBELET
-    active.append(publishers.KubeletConflictPublisher(checkpoints))
-    active.append(publishers.FeaturePublisher(Path(options.nfd_dir), Path(options.sysfs)))
+    active.append(node_state_publishers.KubeletConflictPublisher(checkpoints))
+    active.append(node_state_publishers.FeaturePublisher(Path(options.nfd_dir), Path(options.sysfs)))
     if cluster is None:
         return active
-    active.append(publishers.NodeAdvertiser(cluster, taint=not options.no_taint))
+    active.append(node_state_publishers.NodeAdvertiser(cluster, taint=not options.no_taint))
     if options.publish:
         active += [
-            publishers.ReconcileReportPublisher(cluster),
-            publishers.NodeReportPublisher(cluster, store, Path(options.sysfs)),
+            node_state_publishers.ReconcileReportPublisher(cluster),
+            node_state_publishers.NodeReportPublisher(cluster, store, Path(options.sysfs)),
         ]
     return active
 
 
-_HOST_KUBELET: Final = f"1/root{kubelet_state.DEFAULT_FOLDER}"
+_HOST_KUBELET: Final = f"1/root{kubelet_cpu_manager_state.DEFAULT_FOLDER}"
 
 _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(
@@ -234,7 +238,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
         ["--kubelet-dir"],
         default="",
         metavar="DIR",
-        help=f"Folder of the kubelet's checkpoints. Default: the host's {kubelet_state.DEFAULT_FOLDER}.",
+        help=f"Folder of the kubelet's checkpoints. Default: the host's {kubelet_cpu_manager_state.DEFAULT_FOLDER}.",
     ),
     click.Option(
         ["--allow-unrequested"],
@@ -244,7 +248,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
     click.Option(
         ["--nfd-dir"],
-        default=str(nfd_feature.FOLDER),
+        default=str(nfd_feature_file.FOLDER),
         show_default=True,
         metavar="DIR",
         help="Folder of Node Feature Discovery's feature files; ignored if it does not exist.",

@@ -8,16 +8,22 @@ from typing import Final
 
 import click
 
-from nodewise.cli import exit_codes, tables, terminal
-from nodewise.cli.cpu import common_options, setup_options
+from nodewise.cli import exit_codes, tables, terminal_output
+from nodewise.cli.cpu import common_options, node_setup_options
 from nodewise.cli.cpu.webhook import is_set, parse_boolean_word
-from nodewise.cpu.api_client import ApiClient, Object
-from nodewise.cpu.cluster import agent_daemonset, api_versions, object_writer, removal, setup
-from nodewise.cpu.cluster import setup_objects as pods
-from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.api_client_interface import ApiClient, Object
+from nodewise.cpu.cluster import (
+    agent_daemonset,
+    api_server_features,
+    cpu_manager_removal,
+    node_setup,
+    object_writer,
+)
+from nodewise.cpu.cluster import node_setup_objects as pods
+from nodewise.cpu.cluster.api_server_features import ApiFeatures
+from nodewise.cpu.cluster.node_setup import PreparedNode, SetupPlan, SetupReport
+from nodewise.cpu.cluster.node_setup_objects import SetupOptions
 from nodewise.cpu.cluster.object_writer import Deadline
-from nodewise.cpu.cluster.setup import PreparedNode, SetupPlan, SetupReport
-from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.webhook import manifests
 from nodewise.cpu.webhook.manifests import WebhookInstallation
 from nodewise.errors import BadSettings, Problem
@@ -33,7 +39,7 @@ _NO_AGENT: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterInitOptions(setup_options.SetupParameters):
+class ClusterInitOptions(node_setup_options.SetupParameters):
     """Options of `cluster-init`."""
 
     host_list: str
@@ -70,11 +76,13 @@ def run(options: ClusterInitOptions) -> None:
     """
     common_options.start_cmk_logging()
     commands = pods.parse_commands(options.cmk_cmd_list)
-    pods_options = setup_options.build(options, pull_secret=options.pull_secret, taint=not options.no_taint)
+    pods_options = node_setup_options.build(
+        options, pull_secret=options.pull_secret, taint=not options.no_taint
+    )
     if bool(options.host_list) == options.all_hosts:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
     api = common_options.open_api_client(options)
-    features = api_versions.fetch_features(api)
+    features = api_server_features.fetch_features(api)
     plan = SetupPlan(
         selected_nodes(options, api),
         commands,
@@ -82,19 +90,21 @@ def run(options: ClusterInitOptions) -> None:
         build_agent_daemonset(options, pods_options, features),
         build_webhook_objects(options, pods_options, api, features),
     )
-    with setup_options.progress_reporter() as report_progress:
-        report = setup.execute_setup_plan(api, plan, features, Deadline(options.timeout_s), report_progress)
+    with node_setup_options.progress_reporter() as report_progress:
+        report = node_setup.execute_setup_plan(
+            api, plan, features, Deadline(options.timeout_s), report_progress
+        )
     print_report(report, options.output)
     if plan.shared and plan.agent is None:
-        terminal.print_message(_NO_AGENT)
+        terminal_output.print_message(_NO_AGENT)
     click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
 def selected_nodes(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
     """The selected nodes; BadSettings if there are none, or one does not exist."""
     if not options.all_hosts:
-        return setup.check_node_names(api, [name.strip() for name in options.host_list.split(",")])
-    nodes = setup.schedulable_nodes(api)
+        return node_setup.check_node_names(api, [name.strip() for name in options.host_list.split(",")])
+    nodes = node_setup.schedulable_nodes(api)
     if not nodes:
         raise BadSettings("settings", [Problem("--all-hosts", "no node is schedulable", "one at least")])
     return nodes
@@ -119,7 +129,7 @@ def build_webhook_objects(
         return ()
     mutual = not parse_boolean_word(options.insecure, "--insecure") and is_set("insecure", "cafile")
     if not mutual:
-        terminal.print_message(_ANYBODY)
+        terminal_output.print_message(_ANYBODY)
     installation = WebhookInstallation(
         namespace=pods_options.namespace,
         image=pods_options.image,
@@ -130,7 +140,7 @@ def build_webhook_objects(
         version=features.webhooks,
     )
     registration, secret, *_ = map(
-        object_writer.path, removal.webhook_references(options.namespace, features)
+        object_writer.path, cpu_manager_removal.webhook_references(options.namespace, features)
     )
     hook, certs = object_writer.find(api, registration), object_writer.find(api, secret)
     certificate = manifests.valid_certificate(certs, hook, options.namespace, datetime.now(UTC))
@@ -194,6 +204,6 @@ command = common_options.make_command(
             metavar="True|False",
             help="Whether clients need no certificate of that CA.",
         ),
-        *setup_options.click_parameters(TIMEOUT_S),
+        *node_setup_options.click_parameters(TIMEOUT_S),
     ],
 )

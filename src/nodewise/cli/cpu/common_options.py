@@ -20,11 +20,11 @@ import click
 from nodewise.cli import options_from_settings as cli_options
 from nodewise.cpu import cmk_names, sysfs, topology
 from nodewise.cpu.allocation_store import AllocationStore
-from nodewise.cpu.api_client import ApiClient
-from nodewise.cpu.cluster import reports
+from nodewise.cpu.api_client_interface import ApiClient
+from nodewise.cpu.cluster import report_custom_resources
 from nodewise.cpu.cluster.blocking_client import BlockingApiClient
-from nodewise.cpu.node.machine import NO_LABELS, fetch_labels
-from nodewise.cpu.pools import PoolOptions
+from nodewise.cpu.node.machine_features import NO_LABELS, fetch_labels
+from nodewise.cpu.pool_planning import PoolOptions
 from nodewise.cpu.store.configmap import ConfigMapStore
 from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.cpu.topology import Topology
@@ -233,10 +233,14 @@ def open_store(options: StoreOptions) -> AllocationStore:
     return ConfigMapStore(client, options.namespace, resolve_node_name(options, client))
 
 
-def publish_report(options: NodeOptions, kind: reports.ReportKind, report: Mapping[str, Any]) -> None:
+def publish_report(
+    options: NodeOptions, kind: report_custom_resources.ReportKind, report: Mapping[str, Any]
+) -> None:
     """Store a report of this node in the API server."""
     client = open_api_client(options)
-    reports.publish(client, kind, resolve_node_name(options, client), options.namespace, report)
+    report_custom_resources.publish(
+        client, kind, resolve_node_name(options, client), options.namespace, report
+    )
 
 
 def lock_timeout_from_environment(environ: Mapping[str, str] = os.environ) -> float:

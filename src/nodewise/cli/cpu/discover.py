@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import click
 
 from nodewise.cli.cpu import common_options
-from nodewise.cpu.cluster import node_advertisement
+from nodewise.cpu.cluster import exclusive_core_advertisement
 from nodewise.observe import logs
 
 
@@ -34,10 +34,12 @@ def run(options: DiscoverOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    counts = node_advertisement.resource_counts(common_options.open_store(options).read().allocations)
+    counts = exclusive_core_advertisement.resource_counts(
+        common_options.open_store(options).read().allocations
+    )
     api = common_options.open_api_client(options)
     node = common_options.resolve_node_name(options, api)
-    if not node_advertisement.advertise(api, node, counts, taint=not options.no_taint):
+    if not exclusive_core_advertisement.advertise(api, node, counts, taint=not options.no_taint):
         logs.emit("cpu_advertised", node=node)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from nodewise.cli.cpu import common_options
-from nodewise.cpu.node import bootstrap, machine
+from nodewise.cpu.node import machine_features, pool_creation
 from nodewise.observe import logs
 
 
@@ -34,13 +34,13 @@ def run(options: InitOptions) -> None:
     """
     common_options.start_cmk_logging()
     root = Path(options.sysfs)
-    machine.log_huge_pages(root)
+    machine_features.log_huge_pages(root)
     logs.emit("cpu_cores_asked", exclusive=options.pools.exclusive, shared=options.pools.shared)
-    node_machine = machine.read(root, common_options.fetch_node_labels(options))
+    node_machine = machine_features.read(root, common_options.fetch_node_labels(options))
     plan = node_machine.plan(options.pools)
-    machine.log_plan(node_machine, plan)
+    machine_features.log_plan(node_machine, plan)
     store = common_options.open_store(options)
-    if not bootstrap.create_pools(store, plan):
+    if not pool_creation.create_pools(store, plan):
         logs.emit("cpu_pools_kept", place=store.location)
 
 

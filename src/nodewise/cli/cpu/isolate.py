@@ -2,20 +2,21 @@
 
 import click
 
-from nodewise.cpu.workload import arguments, isolate
+from nodewise.cpu.workload import isolate, isolate_arguments
 
-_EXAMPLES = "\n".join(f"  nodewise cpu {example}" for example in arguments.EXAMPLES)
-_CODES = "\n".join(f"  {code:<5}  {meaning}" for code, meaning in arguments.EXIT_CODES.items())
+_EXAMPLES = "\n".join(f"  nodewise cpu {example}" for example in isolate_arguments.EXAMPLES)
+_CODES = "\n".join(f"  {code:<5}  {meaning}" for code, meaning in isolate_arguments.EXIT_CODES.items())
 _HELP = (
-    f"{arguments.SUMMARY}\n\n{arguments.DETAILS}\n\n\b\nExamples:\n{_EXAMPLES}\n\n\b\nExit codes:\n{_CODES}\n"
+    f"{isolate_arguments.SUMMARY}\n\n{isolate_arguments.DETAILS}\n\n"
+    f"\b\nExamples:\n{_EXAMPLES}\n\n\b\nExit codes:\n{_CODES}\n"
 )
 
 
 class _IsolateCommand(click.Command):
-    """Leaves the arguments to `cpu/workload/arguments.py`, because some belong to the command."""
+    """Leaves the arguments to `cpu/workload/isolate_arguments.py`, because some belong to the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if arguments.help_or_version(args) == "--help":
+        if isolate_arguments.help_or_version(args) == "--help":
             return super().parse_args(ctx, ["--help"])
         ctx.args = args
         return args
@@ -39,7 +40,7 @@ command = _IsolateCommand(
         click.Option(
             [option.name], is_flag=not option.metavar, metavar=option.metavar or None, help=option.help
         )
-        for option in arguments.OPTIONS
+        for option in isolate_arguments.OPTIONS
         if option.name != "--help"
     ],
 )

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodewise.cpu import cpulist, pools
-from nodewise.cpu.pools import PoolPlan
+from nodewise.cpu import cpu_set_formats, pool_planning
+from nodewise.cpu.pool_planning import PoolPlan
 from nodewise.cpu.topology import Core, Topology
 
 _CPU_W: Final = 34
@@ -26,10 +26,10 @@ _SHAPE: Final = 1.6
 
 _UNUSED: Final = "unused"
 _POOL_CLASSES: Final = {
-    pools.EXCLUSIVE: "ex",
-    pools.SHARED: "sh",
-    pools.NON_ISOLCPUS: "xn",
-    pools.INFRA: "in",
+    pool_planning.EXCLUSIVE: "ex",
+    pool_planning.SHARED: "sh",
+    pool_planning.NON_ISOLCPUS: "xn",
+    pool_planning.INFRA: "in",
     _UNUSED: "un",
 }
 _PAINT: Final = {
@@ -97,7 +97,7 @@ def _pool_by_core(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
         for pool, sockets in plan.pools.items()
         for lists in sockets.values()
         for text in lists
-        for cpu in cpulist.parse_list(text)
+        for cpu in cpu_set_formats.parse_list(text)
     }
     return {core.core: pool_of_cpu.get(core.cpus[0], _UNUSED) for core in machine.cores}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from nodewise.cli.cpu import common_options
-from nodewise.cpu.cluster import reports
-from nodewise.cpu.node import kubelet_state, machine, node_report
+from nodewise.cpu.cluster import report_custom_resources
+from nodewise.cpu.node import kubelet_cpu_manager_state, machine_features, node_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ def run(options: NodeReportOptions) -> None:
     store = common_options.open_store(options)
 
     def once() -> None:
-        node_machine = machine.read(Path(options.sysfs), common_options.fetch_node_labels(options))
+        node_machine = machine_features.read(Path(options.sysfs), common_options.fetch_node_labels(options))
         report = node_report.make_report(store, node_machine, Path(options.kubelet_dir))
         common_options.print_json(report)
         if options.publish:
-            common_options.publish_report(options, reports.NODE_REPORT, report)
+            common_options.publish_report(options, report_custom_resources.NODE_REPORT, report)
 
     common_options.run_at_interval(once, options.interval)
 
@@ -59,7 +59,7 @@ command = common_options.make_command(
         *common_options.interval_options(),
         click.Option(
             ["--kubelet-dir"],
-            default=str(kubelet_state.DEFAULT_FOLDER),
+            default=str(kubelet_cpu_manager_state.DEFAULT_FOLDER),
             metavar="DIR",
             show_default=True,
             help="Folder of the kubelet's checkpoints.",

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import tables, terminal
+from nodewise.cli import tables, terminal_output
 from nodewise.cli.cpu import common_options, machine_svg
 from nodewise.cli.cpu.common_options import MachineOptions, PoolCounts
 from nodewise.cli.cpu.topology import OUTPUT
-from nodewise.cpu import cpulist, pools, speed_select
-from nodewise.cpu.pools import PoolPlan
+from nodewise.cpu import cpu_set_formats, pool_planning, speed_select
+from nodewise.cpu.pool_planning import PoolPlan
 from nodewise.cpu.topology import Topology
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
@@ -56,14 +56,14 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
     common_options.start_cmk_logging()
     machine = common_options.read_machine(MachineOptions(sysfs=sysfs))
     fast = _parse_online_cpu_list("--sst-bf", sst_bf, machine)
-    pool_plan = pools.plan(
+    pool_plan = pool_planning.plan(
         machine,
         PoolCounts(**counts).pools,
         fast,
         _energy_preferences_by_cpu(sst_cp, machine) if sst_cp else None,
     )
     for problem in pool_plan.warnings:
-        terminal.print_message(str(problem))
+        terminal_output.print_message(str(problem))
     if output == "json":
         click.echo(json.dumps(pool_plan.as_dict()))
     elif output == "svg":
@@ -74,7 +74,7 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
 
 def _pool_plan_rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
     return [
-        (pool, str(socket), str(len(cpulist.parse_list(",".join(lists)))), " ".join(lists) or "-")
+        (pool, str(socket), str(len(cpu_set_formats.parse_list(",".join(lists)))), " ".join(lists) or "-")
         for pool, sockets in pool_plan.pools.items()
         for socket, lists in sockets.items()
     ]
@@ -83,12 +83,14 @@ def _pool_plan_rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
 def _parse_online_cpu_list(option: str, text: str, machine: Topology) -> frozenset[int]:
     """The CPUs of a list; BadSettings if it is invalid, or names CPUs that are not online."""
     try:
-        cpus = frozenset(cpulist.parse_list(text, option, max(machine.online)))
+        cpus = frozenset(cpu_set_formats.parse_list(text, option, max(machine.online)))
     except BadInput as error:
         raise BadSettings(error.what, error.problems) from error
     if missing := cpus - machine.online:
-        wanted = f"CPUs that are online: {cpulist.format_ranges(machine.online)}"
-        raise BadSettings("cannot plan", [Problem(option, f"CPUs {cpulist.format_ranges(missing)}", wanted)])
+        wanted = f"CPUs that are online: {cpu_set_formats.format_ranges(machine.online)}"
+        raise BadSettings(
+            "cannot plan", [Problem(option, f"CPUs {cpu_set_formats.format_ranges(missing)}", wanted)]
+        )
     return cpus
 
 

@@ -2,7 +2,7 @@
 
 import click
 
-from nodewise.cli import terminal
+from nodewise.cli import terminal_output
 
 
 def run() -> None:
@@ -19,7 +19,7 @@ def run() -> None:
     Exit codes:
       0  nothing was done
     """
-    terminal.print_message(
+    terminal_output.print_message(
         "nothing to do: `nodewise cpu reconfigure`, or the node agent, moves all processes of a node"
     )
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from nodewise.cli.cpu import common_options
 from nodewise.cpu.allocation_store import AllocationStore, Intent
-from nodewise.cpu.cluster import reports
+from nodewise.cpu.cluster import report_custom_resources
 from nodewise.cpu.ended_tasks import KnownProcesses
-from nodewise.cpu.node import garbage_collection
-from nodewise.cpu.node.garbage_collection import CollectionLog
+from nodewise.cpu.node import task_garbage_collection
+from nodewise.cpu.node.task_garbage_collection import CollectionLog
 from nodewise.cpu.reconfiguration import execution
 from nodewise.errors import NodewiseError
 from nodewise.observe import logs
@@ -47,7 +47,7 @@ def run(options: ReconcileOptions) -> None:
 
     def once() -> None:
         nonlocal known
-        collection = garbage_collection.collect_garbage(
+        collection = task_garbage_collection.collect_garbage(
             store, proc, known, common_options.sleep_before_store_retry
         )
         known = collection.known
@@ -56,7 +56,9 @@ def run(options: ReconcileOptions) -> None:
         log.log(collection)
         common_options.print_json(collection.as_report())
         if options.publish:
-            common_options.publish_report(options, reports.RECONCILE_REPORT, collection.as_report())
+            common_options.publish_report(
+                options, report_custom_resources.RECONCILE_REPORT, collection.as_report()
+            )
 
     common_options.run_at_interval(once, options.interval)
 

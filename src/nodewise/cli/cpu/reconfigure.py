@@ -9,12 +9,12 @@ from typing import Final
 
 import click
 
-from nodewise.cli import terminal
+from nodewise.cli import terminal_output
 from nodewise.cli.cpu import common_options
-from nodewise.cpu import agent_messages, cmk_names, cpulist
+from nodewise.cpu import agent_messages, cmk_names, cpu_set_formats
 from nodewise.cpu.agent_messages import ReconfigureRequest
-from nodewise.cpu.cluster import api_versions, node_advertisement
-from nodewise.cpu.node import machine
+from nodewise.cpu.cluster import api_server_features, exclusive_core_advertisement
+from nodewise.cpu.node import machine_features
 from nodewise.cpu.reconfiguration import execution
 from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.errors import Problem, Unavailable
@@ -66,8 +66,8 @@ def run(options: ReconfigureOptions) -> None:
     values = [
         {
             "pid": move.task.pid,
-            "from": cpulist.format_ranges(move.before),
-            "to": cpulist.format_ranges(move.after),
+            "from": cpu_set_formats.format_ranges(move.before),
+            "to": cpu_set_formats.format_ranges(move.after),
         }
         for move in moves
     ]
@@ -81,7 +81,7 @@ def _reconfigure_by_agent(path: Path, request: ReconfigureRequest) -> Sequence[M
         try:
             connected.connect(str(path))
         except ConnectionRefusedError:
-            terminal.print_message(f"no node agent listens at {path}: reconfiguring without it")
+            terminal_output.print_message(f"no node agent listens at {path}: reconfiguring without it")
             return None
         except OSError as error:
             raise _no_agent_response_error(path, str(error)) from error
@@ -105,18 +105,18 @@ def _reconfigure_without_agent(request: ReconfigureRequest, options: Reconfigure
     proc = common_options.host_proc(options)
     store = common_options.open_store(options)
     if options.is_in_cluster:
-        api_versions.check(api_versions.fetch_features(common_options.open_api_client(options)))
-    node_machine = machine.read(Path(options.sysfs), common_options.fetch_node_labels(options))
+        api_server_features.check(api_server_features.fetch_features(common_options.open_api_client(options)))
+    node_machine = machine_features.read(Path(options.sysfs), common_options.fetch_node_labels(options))
     plan = node_machine.plan(request.pools)
-    machine.log_plan(node_machine, plan)
+    machine_features.log_plan(node_machine, plan)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reconfiguration = execution.reconfigure(store, plan.pools, proc, only_check=request.only_check)
     if options.is_in_cluster and not request.only_check:
         api = common_options.open_api_client(options)
-        node_advertisement.advertise(
+        exclusive_core_advertisement.advertise(
             api,
             common_options.resolve_node_name(options, api),
-            node_advertisement.resource_counts(reconfiguration.allocations),
+            exclusive_core_advertisement.resource_counts(reconfiguration.allocations),
             taint=False,
         )
     return reconfiguration.moves

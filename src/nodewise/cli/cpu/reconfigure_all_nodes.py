@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from nodewise.cli import exit_codes, tables
-from nodewise.cli.cpu import common_options, setup_options
+from nodewise.cli.cpu import common_options, node_setup_options
 from nodewise.cpu.cluster import cluster_reconfiguration
 from nodewise.cpu.cluster.object_writer import Deadline
 
@@ -15,7 +15,7 @@ TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReconfigureSetupOptions(setup_options.SetupParameters):
+class ReconfigureSetupOptions(node_setup_options.SetupParameters):
     """Options of `reconfigure_setup`."""
 
     check: bool
@@ -40,13 +40,13 @@ def run(options: ReconfigureSetupOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    pods_options = setup_options.build(options)
+    pods_options = node_setup_options.build(options)
     api = common_options.open_api_client(options)
 
     def deadline() -> Deadline:
         return Deadline(options.timeout_s)
 
-    with setup_options.progress_reporter() as report_progress:
+    with node_setup_options.progress_reporter() as report_progress:
         names = cluster_reconfiguration.nodes(api)
         report = cluster_reconfiguration.reconfigure(
             api, names, pods_options, deadline, report_progress, only_check=options.check
@@ -67,6 +67,6 @@ command = common_options.make_command(
     "Give all nodes other pools while tasks run.",
     [
         click.Option(["--check"], is_flag=True, help="Only check whether it is possible; change nothing."),
-        *setup_options.click_parameters(TIMEOUT_S),
+        *node_setup_options.click_parameters(TIMEOUT_S),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from nodewise.cli import tables, terminal
+from nodewise.cli import tables, terminal_output
 from nodewise.cli.cpu import common_options, machine_svg
 from nodewise.cli.cpu.common_options import MachineOptions
 from nodewise.cli.options_from_settings import output_option
@@ -35,7 +35,7 @@ def command(output: str, sysfs: str) -> None:
     common_options.start_cmk_logging()
     machine = common_options.read_machine(MachineOptions(sysfs=sysfs))
     for problem in machine.unread:
-        terminal.print_message(str(problem))
+        terminal_output.print_message(str(problem))
     if output == "json":
         click.echo(json.dumps(machine.as_dict()))
     elif output == "svg":

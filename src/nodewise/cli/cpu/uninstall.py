@@ -10,20 +10,20 @@ from typing import Final
 
 import click
 
-from nodewise.cli import tables, terminal
+from nodewise.cli import tables, terminal_output
 from nodewise.cli.cpu import common_options
 from nodewise.cli.options_from_settings import output_option
 from nodewise.cpu import procfs
 from nodewise.cpu.agent import socket_file
-from nodewise.cpu.api_client import ApiClient
-from nodewise.cpu.cluster import api_versions, removal
-from nodewise.cpu.cluster.api_versions import ApiFeatures
+from nodewise.cpu.api_client_interface import ApiClient
+from nodewise.cpu.cluster import api_server_features, cpu_manager_removal
+from nodewise.cpu.cluster.api_server_features import ApiFeatures
+from nodewise.cpu.cluster.cpu_manager_removal import RemovalStep, RemovedNode
 from nodewise.cpu.cluster.object_writer import Deadline
-from nodewise.cpu.cluster.removal import RemovalStep, RemovedNode
 from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET
 from nodewise.cpu.cpusets import enforcer
 from nodewise.cpu.install import installation
-from nodewise.cpu.node import garbage_collection, nfd_feature
+from nodewise.cpu.node import nfd_feature_file, task_garbage_collection
 from nodewise.errors import NodewiseError
 
 TIMEOUT_S: Final = 120.0
@@ -63,7 +63,7 @@ def run(options: UninstallOptions) -> None:
     """
     common_options.start_cmk_logging()
     api = common_options.open_api_client(options)
-    features = api_versions.fetch_features(api)
+    features = api_server_features.fetch_features(api)
     steps: list[RemovalStep] = []
     try:
         if options.scope != "cluster":
@@ -83,15 +83,15 @@ def _uninstall_from_node(
     name = common_options.resolve_node_name(options, api)
     store = common_options.open_store(dataclasses.replace(options, node_name=name))
     proc = common_options.host_proc(options)
-    is_here = removal.boot_id_of(api, name) in {"", procfs.read_boot_id(proc)}
+    is_here = cpu_manager_removal.boot_id_of(api, name) in {"", procfs.read_boot_id(proc)}
     if not is_here:
-        terminal.print_message(f"not on node {name}: tasks that are over are not known as such")
+        terminal_output.print_message(f"not on node {name}: tasks that are over are not known as such")
 
     def collect() -> None:
-        garbage_collection.collect_garbage(store, proc, None, common_options.sleep_before_store_retry)
+        task_garbage_collection.collect_garbage(store, proc, None, common_options.sleep_before_store_retry)
 
     node = RemovedNode(name, options.namespace, store, collect if is_here else None)
-    removal.remove_from_node(api, node, features, Deadline(options.timeout_s), report_progress)
+    cpu_manager_removal.remove_from_node(api, node, features, Deadline(options.timeout_s), report_progress)
     program = f"program in {options.install_dir}"
     if not is_here:
         report_progress(RemovalStep(program, f"not looked for: this is not node {name}"))
@@ -101,10 +101,11 @@ def _uninstall_from_node(
     )
     socket = Path(DEFAULT_SOCKET)
     report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _remove_agent_socket(socket)))
-    file = nfd_feature.FOLDER / nfd_feature.FILE
+    file = nfd_feature_file.FOLDER / nfd_feature_file.FILE
     report_progress(
         RemovalStep(
-            f"feature file {file}", _removal_result(was_there=nfd_feature.write(nfd_feature.FOLDER, ()))
+            f"feature file {file}",
+            _removal_result(was_there=nfd_feature_file.write(nfd_feature_file.FOLDER, ())),
         )
     )
 
@@ -128,11 +129,11 @@ def _uninstall_from_cluster(
 ) -> None:
     namespace = options.namespace
     shared_objects = [
-        *removal.webhook_references(namespace, features),
-        *removal.agent_references(api, namespace, features, report_progress),
-        *(removal.definition_references(features) if options.crds else ()),
+        *cpu_manager_removal.webhook_references(namespace, features),
+        *cpu_manager_removal.agent_references(api, namespace, features, report_progress),
+        *(cpu_manager_removal.definition_references(features) if options.crds else ()),
     ]
-    removal.remove_from_cluster(
+    cpu_manager_removal.remove_from_cluster(
         api, namespace, shared_objects, features, Deadline(options.timeout_s), report_progress
     )
 

@@ -12,9 +12,9 @@ from nodewise.cli import exit_codes, tables
 from nodewise.cli.cpu import common_options
 from nodewise.cli.cpu.common_options import StoreOptions
 from nodewise.cpu import procfs
-from nodewise.cpu.api_client import ApiClient
-from nodewise.cpu.cluster import api_versions, removal, validation
-from nodewise.cpu.cluster.dry_run import ValidationCheck, ValidationTarget
+from nodewise.cpu.api_client_interface import ApiClient
+from nodewise.cpu.cluster import api_server_features, cpu_manager_removal, node_validation
+from nodewise.cpu.cluster.pod_dry_run import ValidationCheck, ValidationTarget
 from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
 from nodewise.errors import NodewiseError
 
@@ -59,7 +59,9 @@ def run(options: ValidateOptions) -> None:
     )
     api, store = common_options.open_api_client(options), common_options.open_store(store_options)
     target = ValidationTarget(name, options.namespace, not options.no_taint, options.pod_namespace)
-    checks = [*validation.validate_node_setup(api, store, target, api_versions.fetch_features(api))]
+    checks = [
+        *node_validation.validate_node_setup(api, store, target, api_server_features.fetch_features(api))
+    ]
     if len(checks) > 1:
         checks.append(_check_installed_program(api, name, options))
     is_well = all(check.ok is not False for check in checks)
@@ -79,7 +81,9 @@ def _check_installed_program(api: ApiClient, name: str, options: ValidateOptions
     """Whether the program is installed, if this is the node."""
     file = Path(options.install_dir) / "cmk"
     try:
-        is_here = removal.boot_id_of(api, name) == procfs.read_boot_id(Path(options.proc_fs or "/proc"))
+        is_here = cpu_manager_removal.boot_id_of(api, name) == procfs.read_boot_id(
+            Path(options.proc_fs or "/proc")
+        )
     except NodewiseError:
         is_here = False
     if not is_here:

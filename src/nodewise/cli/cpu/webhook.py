@@ -11,8 +11,8 @@ from typing import Final, Literal
 import click
 
 from nodewise.cli import options_from_settings as cli_options
+from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.cpu import common_options
-from nodewise.cli.parameter_types import Duration
 from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
 from nodewise.cpu.webhook import certificates, https_server, manifests, webhook_config_files
 from nodewise.cpu.webhook.certificates import ApiServerCertificate

@@ -24,7 +24,7 @@ from nodewise.cli.demo import extender_process
 from nodewise.cli.demo.cluster import LABEL, NAMESPACE, DemoCluster, create_example_pod, demo_cluster, example
 from nodewise.cli.demo.extender_process import ExtenderProcess
 from nodewise.errors import NodewiseError, Unavailable
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.simulated_cluster import Cluster

@@ -10,12 +10,12 @@ import msgspec
 
 import nodewise
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.extender.requeueing import ANNOTATION
+from nodewise.extender.pod_requeueing import ANNOTATION
 from nodewise.kube import object_files
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
-from nodewise.simulate import in_memory_api_server
+from nodewise.simulate import in_memory_api_http_server
 from nodewise.simulate.in_memory_api import FakeApi
-from nodewise.simulate.in_memory_api_server import ApiServer
+from nodewise.simulate.in_memory_api_http_server import ApiServer
 
 NAMESPACE: Final = "health-metric-demo"
 LABEL: Final = "demo-policy"
@@ -116,5 +116,5 @@ def _labels(node: Object) -> Object:
 @contextlib.contextmanager
 def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
     """Run the cluster of the demo until the block ends."""
-    with in_memory_api_server.serving(FakeApi(TASPOLICIES)) as server:
+    with in_memory_api_http_server.serving(FakeApi(TASPOLICIES)) as server:
         yield DemoCluster(server, folder)

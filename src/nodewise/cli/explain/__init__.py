@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 import click
 
 from nodewise import clock
-from nodewise.cli import exit_codes, options_from_settings, terminal
+from nodewise.cli import exit_codes, options_from_settings, terminal_output
 from nodewise.cli.explain import pod_state, rendering, replica_queries
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
@@ -21,8 +21,8 @@ from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
-from nodewise.extender import attempt_explanation
-from nodewise.kube.connection_settings import connect
+from nodewise.extender import scheduling_attempt_explanation
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
@@ -167,8 +167,10 @@ async def _query_and_explain(query: ExplainRequest, api: HttpApi | None) -> PodE
     _print_replica_failures(responses, lookup)
     known = [decision for response in responses for decision in response.decisions]
     uid = lookup.state.uid if lookup.state else ""
-    attempt = attempt_explanation.last_attempt(known, uid) or attempt_explanation.last_attempt(known)
-    explanation = attempt_explanation.explain(attempt) if attempt else None
+    attempt = scheduling_attempt_explanation.last_attempt(
+        known, uid
+    ) or scheduling_attempt_explanation.last_attempt(known)
+    explanation = scheduling_attempt_explanation.explain(attempt) if attempt else None
     return PodExplanation(
         f"{namespace}/{query.pod}", lookup, responses, explanation, clock.SystemClock().now()
     )
@@ -215,9 +217,9 @@ def _print_replica_failures(responses: Sequence[ReplicaResponse], lookup: PodRea
         problems = [Problem(response.replica.url, response.error, "") for response in silent]
         raise Unavailable("no replica of nodewise answers", problems)
     for response in silent:
-        terminal.print_message(f"{response.replica.url} is left out: {response.error}")
+        terminal_output.print_message(f"{response.replica.url} is left out: {response.error}")
     if lookup.error:
-        terminal.print_message(f"the pod's own state is not known: {lookup.error}")
+        terminal_output.print_message(f"the pod's own state is not known: {lookup.error}")
 
 
 command = options_from_settings.make_command(

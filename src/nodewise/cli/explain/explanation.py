@@ -8,15 +8,15 @@ from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.extender import decision_document
-from nodewise.extender.attempt_explanation import (
+from nodewise.extender.counterfactuals import RuleChange
+from nodewise.extender.decision import Decision
+from nodewise.extender.scheduling_attempt_explanation import (
     Explanation,
     MeasuredRule,
     NodeExplanation,
     RejectionGroup,
     ScorePart,
 )
-from nodewise.extender.counterfactuals import RuleChange
-from nodewise.extender.decision import Decision
 
 
 class PodExplanation(NamedTuple):

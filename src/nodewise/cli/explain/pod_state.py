@@ -6,7 +6,7 @@ import msgspec
 
 from nodewise.agents.telemetry.agent import POLICY_LABEL, misspelt_label
 from nodewise.errors import UNREADABLE, BadInput, Problem
-from nodewise.kube.api import Api, NotFound
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import PODS
 
 DEFAULT_SCHEDULER = "default-scheduler"

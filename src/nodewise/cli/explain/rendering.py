@@ -6,14 +6,14 @@ from typing import Final
 import click
 
 from nodewise import clock, quantity
-from nodewise.cli import agent_value_format, tables, terminal
+from nodewise.cli import agent_value_format, tables, terminal_output
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.extender import decision_document
-from nodewise.extender.attempt_explanation import Explanation, MeasuredRule, NodeExplanation
 from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision import Decision
+from nodewise.extender.scheduling_attempt_explanation import Explanation, MeasuredRule, NodeExplanation
 
 MAX_LISTED: Final = 20
 """If there are more nodes, only the most relevant ones are shown."""
@@ -28,7 +28,7 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print the result, the nodes or groups of nodes, and what would have changed the result."""
     if pod_explanation.explanation is None:
         replicas = _format_count(len(pod_explanation.responses), "replica")
-        terminal.print_line(f"{pod_explanation.pod}: {replicas} asked, none knows a decision")
+        terminal_output.print_line(f"{pod_explanation.pod}: {replicas} asked, none knows a decision")
         _print_lines(
             f"  {reason}"
             for reason in missing_decision.find_missing_decision_causes(
@@ -86,12 +86,12 @@ def _is_failure_of_all_nodes(explanation: Explanation) -> bool:
 def _print_warning(pod_explanation: PodExplanation) -> None:
     warning = explanations.label_warning(pod_explanation)
     if warning:
-        terminal.print_line(f"Warning: {warning}")
+        terminal_output.print_line(f"Warning: {warning}")
 
 
 def _print_lines(lines: Iterator[str]) -> None:
     for line in lines:
-        terminal.print_line(line)
+        terminal_output.print_line(line)
 
 
 def _heading_lines(pod_explanation: PodExplanation) -> Iterator[str]:

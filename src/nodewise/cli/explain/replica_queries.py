@@ -13,7 +13,7 @@ from nodewise.errors import UNREADABLE, BadInput, BadSettings, NodewiseError, Pr
 from nodewise.extender import decision_endpoint
 from nodewise.extender.decision import Decision
 from nodewise.extender.decision_endpoint import DecisionPage
-from nodewise.kube.api import Api
+from nodewise.kube.api_server_interface import Api
 from nodewise.kube.resource_kinds import Resource, selector
 
 SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")

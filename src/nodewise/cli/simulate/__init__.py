@@ -25,7 +25,7 @@ from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube import object_files
 from nodewise.observe import logs
 from nodewise.option import Argument, Option
-from nodewise.simulate.replay import Player, ReplayAgents
+from nodewise.simulate.recording_replay import Player, ReplayAgents
 from nodewise.simulate.response_differences import Difference
 
 T = TypeVar("T", bound=msgspec.Struct)

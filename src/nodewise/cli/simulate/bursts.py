@@ -29,7 +29,7 @@ from nodewise.simulate import bursts_simulation
 from nodewise.simulate.bursts_simulation import BurstsResult
 from nodewise.simulate.bursts_workload import Scenario
 from nodewise.simulate.in_process_extender import URL, AgentGroup
-from nodewise.statistics.load_queries import WindowOptions
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 NONE: Final = "none"
 PODS: Final = "pods"

@@ -8,9 +8,9 @@ import msgspec
 
 import nodewise
 from nodewise import clock
-from nodewise.cli import tables, terminal
+from nodewise.cli import tables, terminal_output
 from nodewise.extender.recording_file import Header
-from nodewise.simulate.replay import Tally
+from nodewise.simulate.recording_replay import Tally
 from nodewise.simulate.response_differences import Difference, NodeResult
 
 _MAX_NAMED_NODES: Final = 3
@@ -82,9 +82,9 @@ def _print_text(replayed: Replayed) -> None:
         f" {tally.cluster_states} snapshots, {tally.requests} requests"
     )
     for setting in replayed.changed:
-        terminal.print_line(f"changed: {setting}")
+        terminal_output.print_line(f"changed: {setting}")
     for note in _replay_completeness_notes(replayed):
-        terminal.print_line(f"note: {note}")
+        terminal_output.print_line(f"note: {note}")
     if not tally.different:
         click.echo(f"all {tally.same} responses are equal, byte for byte")
         return
@@ -94,7 +94,7 @@ def _print_text(replayed: Replayed) -> None:
     for difference in replayed.differences:
         click.echo()
         for line in _difference_lines(difference):
-            terminal.print_line(line)
+            terminal_output.print_line(line)
     if len(replayed.differences) < tally.different:
         click.echo(f"\n{tally.different - len(replayed.differences)} more: --limit")
 

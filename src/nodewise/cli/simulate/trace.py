@@ -19,8 +19,8 @@ from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.simulate import plots
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 from nodewise.option import Argument, Option
-from nodewise.simulate import gpu_trace, gpu_trace_files
-from nodewise.simulate.gpu_trace import Trace, TraceResult
+from nodewise.simulate import gpu_trace_files, gpu_trace_replay
+from nodewise.simulate.gpu_trace_replay import Trace, TraceResult
 
 _PUBLISHED_PCT: Final = (50, 80, 90, 100, 130)
 """Shares of requested GPUs, in per cent, for which results are published."""
@@ -93,7 +93,7 @@ def run(command_line: CommandLine) -> None:
         own, Trace(gpu_trace_files.nodes(own.nodes_file), gpu_trace_files.pods(own.pods_file))
     )
     means: dict[str, Any] = {
-        name: gpu_trace.mean([run for run in runs if run.placement == name]) for name in own.placements
+        name: gpu_trace_replay.mean([run for run in runs if run.placement == name]) for name in own.placements
     }
     if own.svg is not None:
         plots.draw_allocation(
@@ -112,7 +112,7 @@ def _execute_trace_runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
         total = len(placements) * own.seeds * round(own.arrivals * 100)
         bar = progress.add_task("placing", total=total)
         return [
-            gpu_trace.run(pods, placement, seed, own.arrivals, lambda _: progress.advance(bar))
+            gpu_trace_replay.run(pods, placement, seed, own.arrivals, lambda _: progress.advance(bar))
             for placement in placements
             for seed in range(own.seed, own.seed + own.seeds)
         ]

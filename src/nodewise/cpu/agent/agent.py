@@ -11,12 +11,12 @@ from pathlib import Path
 from socket import socket
 from typing import Final, Protocol
 
-from nodewise.cpu.agent import garbage_collector, socket_file
+from nodewise.cpu.agent import socket_file, task_garbage_collector
 from nodewise.cpu.agent.allocation_service import AllocationService
 from nodewise.cpu.agent.socket_server import ConnectionLimits, SocketServer
 from nodewise.cpu.node import peer_credentials
-from nodewise.cpu.node.garbage_collection import CollectionRound
 from nodewise.cpu.node.peer_credentials import PeerProcess
+from nodewise.cpu.node.task_garbage_collection import CollectionRound
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.observe import logs
@@ -129,7 +129,7 @@ class NodeAgent:
             disconnected, self._disconnected = self._disconnected, set()
         for task in disconnected:
             patience_s = _END_OF_PROCESS_S / len(disconnected)
-            garbage_collector.wait_for_end(self._service.node.proc, task, patience_s)
+            task_garbage_collector.wait_for_end(self._service.node.proc, task, patience_s)
 
     def _collect_and_publish(self) -> None:
         collections: list[CollectionRound] = []

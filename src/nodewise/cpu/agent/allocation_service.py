@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from nodewise.cpu import agent_messages, allocation_store, allocator, cpulist, pool_allocations
-from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector, pause
+from nodewise.cpu import agent_messages, allocation_store, allocator, cpu_set_formats, pool_allocations
 from nodewise.cpu.agent.socket_server import SocketResponse
+from nodewise.cpu.agent.task_garbage_collector import TaskGarbageCollector, pause
 from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.allocator import CANNOT_CHOOSE_CPUS, AllocationRequest, AllocationResult
@@ -23,14 +23,14 @@ from nodewise.cpu.topology import CPUS
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.close_reasons import LOG_EVERY_S
+from nodewise.serve.connection_close_reasons import LOG_EVERY_S
 
 _MAX_LISTED: Final = 10
 """How many processes a response names."""
 
 
 class ResourceRequests(Protocol):
-    """The extended resources that pods request, which limit their exclusive CPUs (`pod_requests.PodRequests`)."""
+    """The extended resources that pods request, which limit their exclusive CPUs (`pod_core_requests.PodRequests`)."""
 
     def allowed(self, pool: str, task: Task, wanted: int) -> int:
         """The number of lists of a pool that the task's container requests, or `wanted` if it requests at least that.
@@ -281,7 +281,7 @@ def online_cpus(root: Path) -> frozenset[int]:
     """The CPUs that are online. Unavailable if the kernel's file cannot be read."""
     path = root / CPUS / "online"
     try:
-        return frozenset(cpulist.parse_list(read_text(path), str(path)))
+        return frozenset(cpu_set_formats.parse_list(read_text(path), str(path)))
     except OSError as error:
         problem = Problem(str(path), str(error), "the kernel's list of CPUs")
         raise Unavailable("cannot tell which CPUs are online", [problem]) from error

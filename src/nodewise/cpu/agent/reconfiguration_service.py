@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from nodewise.cpu import agent_messages
-from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector
+from nodewise.cpu.agent.task_garbage_collector import TaskGarbageCollector
 from nodewise.cpu.allocation_store import AllocationStore
-from nodewise.cpu.api_client import Object
+from nodewise.cpu.api_client_interface import Object
 from nodewise.cpu.cpusets.enforcer import StoreReader
-from nodewise.cpu.node.machine import PoolInputs
+from nodewise.cpu.node.machine_features import PoolInputs
 from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.reconfiguration import execution
@@ -26,7 +26,7 @@ class CpusetWidener(Protocol):
 
 
 class NodePodReader(Protocol):
-    """The part of `pod_requests.PodRequests` that is used here."""
+    """The part of `pod_core_requests.PodRequests` that is used here."""
 
     def pod(self, uid: str) -> Object | None: ...
 

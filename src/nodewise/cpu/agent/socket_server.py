@@ -24,7 +24,7 @@ from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.close_reasons import CloseReasons
+from nodewise.serve.connection_close_reasons import CloseReasons
 
 REASONS: Final[dict[str, str]] = {
     "peer": "The process that connected cannot be identified. It may have ended; otherwise set hostPID: true.",

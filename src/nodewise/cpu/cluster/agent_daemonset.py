@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from nodewise.cpu.api_client import Object
-from nodewise.cpu.cluster import setup_objects
-from nodewise.cpu.cluster.api_versions import ApiFeatures
-from nodewise.cpu.cluster.setup_objects import SetupOptions
+from nodewise.cpu.api_client_interface import Object
+from nodewise.cpu.cluster import node_setup_objects
+from nodewise.cpu.cluster.api_server_features import ApiFeatures
+from nodewise.cpu.cluster.node_setup_objects import SetupOptions
 from nodewise.cpu.cmk_names import DEFAULT_SOCKET, LABEL, NODE_NAME, PROC_FS
 
 NAME: Final = "cmk-agent"
@@ -110,12 +110,12 @@ def is_customized(daemon_set: Object, wanted: Object) -> bool:
     A difference in the image and in how it is pulled does not count as a change.
     """
     about = daemon_set["metadata"]
-    if setup_objects.MADE_FROM in (about.get("annotations") or {}):
+    if node_setup_objects.MADE_FROM in (about.get("annotations") or {}):
         return False
     current_spec, other = (_without_image(made["spec"]) for made in (daemon_set, wanted))
-    is_same = setup_objects.matches_common_keys(current_spec, other) and setup_objects.matches_common_keys(
-        other, current_spec
-    )
+    is_same = node_setup_objects.matches_common_keys(
+        current_spec, other
+    ) and node_setup_objects.matches_common_keys(other, current_spec)
     return _MANAGED in (about.get("labels") or {}) or not is_same
 
 
@@ -134,7 +134,7 @@ def pods_of(pods: Iterable[Object], daemon_set: Object, node: str) -> list[Objec
     return [
         pod
         for pod in pods
-        if _node_of_pod(pod) == node and setup_objects.matches_common_keys(pod["spec"], template)
+        if _node_of_pod(pod) == node and node_setup_objects.matches_common_keys(pod["spec"], template)
     ]
 
 

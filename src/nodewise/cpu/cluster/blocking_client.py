@@ -11,10 +11,10 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from nodewise.cpu.api_client import NO_PARAMS, Object
+from nodewise.cpu.api_client_interface import NO_PARAMS, Object
 from nodewise.errors import UNREADABLE, Problem, Unavailable, shown
-from nodewise.kube.api import DEADLINE_S, Api, Patch
-from nodewise.kube.connection_settings import connect
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_server_interface import DEADLINE_S, Api, Patch
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 

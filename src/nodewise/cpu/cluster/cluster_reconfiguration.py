@@ -7,12 +7,12 @@ the nodes after it are not touched. A repeated run continues: nothing happens on
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu.api_client import ApiClient, Object
-from nodewise.cpu.cluster import object_writer, pod_progress, setup, setup_objects
+from nodewise.cpu.api_client_interface import ApiClient, Object
+from nodewise.cpu.cluster import node_setup, node_setup_objects, object_writer, pod_progress
+from nodewise.cpu.cluster.node_setup import ProgressReporter
+from nodewise.cpu.cluster.node_setup_objects import SetupOptions
 from nodewise.cpu.cluster.object_writer import Deadline
 from nodewise.cpu.cluster.pod_progress import PodProgress
-from nodewise.cpu.cluster.setup import ProgressReporter
-from nodewise.cpu.cluster.setup_objects import SetupOptions
 from nodewise.cpu.cmk_names import LABEL
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused, Unavailable
 
@@ -48,7 +48,7 @@ class ReconfigurationReport(NamedTuple):
 
 def nodes(api: ApiClient) -> list[str]:
     """The schedulable nodes that have pools, in the API server's order. Refused if there is none."""
-    labelled = setup.list_node_objects(api, f"{LABEL}=true")
+    labelled = node_setup.list_node_objects(api, f"{LABEL}=true")
     nodes = [node["metadata"]["name"] for node in labelled if not node["spec"].get("unschedulable")]
     if not nodes:
         problem = Problem("nodes", "none that is schedulable", f"at least one with the label {LABEL}=true")
@@ -115,12 +115,12 @@ class _Pods:
 
     def _create_pod(self, node: str) -> Object:
         """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
-        wanted = setup_objects.reconfiguration_pod(node, self._options, checks=self._checks)
+        wanted = node_setup_objects.reconfiguration_pod(node, self._options, checks=self._checks)
         existing = object_writer.find(self._api, object_writer.path(wanted))
         if (
             existing
             and not object_writer.has_ended(existing)
-            and not setup_objects.is_current(existing, wanted)
+            and not node_setup_objects.is_current(existing, wanted)
         ):
             seen = f"{object_writer.title(wanted)} is at work, with other options"
             raise Conflict("the node is being reconfigured already", [Problem(f"node {node}", seen, "")])

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
-from nodewise.cpu.api_client import ApiClient, Object
-from nodewise.cpu.cluster import setup_objects
+from nodewise.cpu.api_client_interface import ApiClient, Object
+from nodewise.cpu.cluster import node_setup_objects
 from nodewise.errors import Conflict, Problem, Unavailable
-from nodewise.kube.api import NotFound
+from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import Resource
 
 Outcome = Literal["created", "replaced", "unchanged"]
@@ -124,7 +124,7 @@ def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     A failed pod is replaced; one that succeeded stays, and is not run again. Conflict if others keep changing it;
     raises any other error of the API server.
     """
-    wanted = wanted if _has_template_digest(wanted) else setup_objects.with_template_digest(wanted)
+    wanted = wanted if _has_template_digest(wanted) else node_setup_objects.with_template_digest(wanted)
     for _ in range(_TRIES - 1):
         try:
             return _create_or_replace_object(api, wanted, deadline)
@@ -134,7 +134,7 @@ def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
 
 
 def _has_template_digest(wanted: Object) -> bool:
-    return setup_objects.MADE_FROM in wanted["metadata"].get("annotations", {})
+    return node_setup_objects.MADE_FROM in wanted["metadata"].get("annotations", {})
 
 
 def _create_or_replace_object(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
@@ -142,7 +142,7 @@ def _create_or_replace_object(api: ApiClient, wanted: Object, deadline: Deadline
     current = find(api, at)
     if current is None:
         return EnsureResult(_create_object(api, wanted), "created")
-    if _is_usable(current) and setup_objects.is_current(current, wanted):
+    if _is_usable(current) and node_setup_objects.is_current(current, wanted):
         return EnsureResult(current, "unchanged")
     if wanted["kind"] == "Pod":
         remove(api, wanted, deadline, current=current)

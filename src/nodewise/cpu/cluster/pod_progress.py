@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu.api_client import Object
+from nodewise.cpu.api_client_interface import Object
+from nodewise.cpu.cluster.node_setup_objects import MADE_FROM
 from nodewise.cpu.cluster.object_writer import phase
-from nodewise.cpu.cluster.setup_objects import MADE_FROM
 
 SETTLED_S: Final = 3.0
 """A container that has run for this long without a restart counts as running. One that cannot start ends sooner."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from nodewise import trusted_files
-from nodewise.cpu import cpulist, procfs
-from nodewise.cpu.cgroups import parse_cgroup
+from nodewise.cpu import cpu_set_formats, procfs
+from nodewise.cpu.cgroup_owners import parse_cgroup
 from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.errors import BadInput, Problem, Unavailable, shown
 
@@ -25,8 +25,8 @@ class Cpuset(NamedTuple):
     mems: Cpus = frozenset()
 
     def __str__(self) -> str:
-        mems = f", NUMA nodes {cpulist.format_ranges(self.mems)}" if self.mems else ""
-        return f"CPUs {cpulist.format_ranges(self.cpus)}{mems}"
+        mems = f", NUMA nodes {cpu_set_formats.format_ranges(self.mems)}" if self.mems else ""
+        return f"CPUs {cpu_set_formats.format_ranges(self.cpus)}{mems}"
 
 
 class ContainerCpuset(NamedTuple):
@@ -56,7 +56,7 @@ class CpusetRuntime(Protocol):
 
 def parse_cpuset(cpus: str, mems: str, field: str) -> Cpuset:
     """A cpuset from two lists in the kernel's form. BadInput names `field`."""
-    return Cpuset(*(frozenset(cpulist.parse_list(text, field)) for text in (cpus, mems)))
+    return Cpuset(*(frozenset(cpu_set_formats.parse_list(text, field)) for text in (cpus, mems)))
 
 
 def read_cpuset(proc: Path, pid: int) -> Cpuset:
@@ -105,7 +105,10 @@ def load_originals(file: Path) -> dict[str, Cpuset]:
 def save_originals(file: Path, originals: Mapping[str, Cpuset]) -> None:
     """Replace the file atomically. Unavailable if it cannot be written."""
     value = {
-        container: {"cpus": cpulist.format_ranges(cpuset.cpus), "mems": cpulist.format_ranges(cpuset.mems)}
+        container: {
+            "cpus": cpu_set_formats.format_ranges(cpuset.cpus),
+            "mems": cpu_set_formats.format_ranges(cpuset.mems),
+        }
         for container, cpuset in originals.items()
     }
     new = file.with_suffix(".new")

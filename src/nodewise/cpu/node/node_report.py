@@ -6,8 +6,8 @@ from typing import Any
 
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
-from nodewise.cpu.node import kubelet_state
-from nodewise.cpu.node.machine import PoolInputs
+from nodewise.cpu.node import kubelet_cpu_manager_state
+from nodewise.cpu.node.machine_features import PoolInputs
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.topology import Cpu, Topology
 from nodewise.errors import NodewiseError
@@ -17,7 +17,7 @@ Check = Mapping[str, Any]
 
 
 def make_report(
-    store: AllocationStore, machine: PoolInputs, kubelet_dir: Path = kubelet_state.DEFAULT_FOLDER
+    store: AllocationStore, machine: PoolInputs, kubelet_dir: Path = kubelet_cpu_manager_state.DEFAULT_FOLDER
 ) -> dict[str, Any]:
     """The report that `node-report` prints. Errors are part of it.
 
@@ -50,13 +50,15 @@ def check_kubelet(folder: Path, allocations: Allocations) -> dict[str, Check]:
     With the static policy it names the features of the kubelet that could replace each pool.
     """
     try:
-        kubelet = kubelet_state.read(folder)
+        kubelet = kubelet_cpu_manager_state.read(folder)
     except NodewiseError as error:
         return {"kubelet": check([str(error)])}
     if kubelet is None:
         return {}
-    conflicts = check([str(problem) for problem in kubelet_state.conflicts(kubelet, allocations)])
-    more = {"instead": kubelet_state.kubelet_alternatives(allocations)} if kubelet.is_static else {}
+    conflicts = check([str(problem) for problem in kubelet_cpu_manager_state.conflicts(kubelet, allocations)])
+    more = (
+        {"instead": kubelet_cpu_manager_state.kubelet_alternatives(allocations)} if kubelet.is_static else {}
+    )
     return {"kubelet": {**conflicts, "policy": kubelet.policy, **more}}
 
 

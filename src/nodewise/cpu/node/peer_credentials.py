@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.cpu import procfs
-from nodewise.cpu.cgroups import parse_cgroup
+from nodewise.cpu.cgroup_owners import parse_cgroup
 from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import Problem, Refused, Unavailable

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from nodewise.cpu import cpulist, procfs
+from nodewise.cpu import cpu_set_formats, procfs
 from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.errors import BadSettings, Problem, Refused
 
@@ -58,7 +58,7 @@ def read(proc: Path, pid: int) -> Iterator[Thread]:
         except OSError:
             continue
         if allowed and not stat.has_ended:
-            cpus = frozenset(cpulist.parse_list(allowed[1], str(folder / "status")))
+            cpus = frozenset(cpu_set_formats.parse_list(allowed[1], str(folder / "status")))
             yield Thread(pid, tid, stat.start, cpus)
 
 
@@ -78,13 +78,13 @@ def set_affinity(thread: Thread, cpus: frozenset[int]) -> None:
             "none of them is online and in its cpuset" if error.errno == errno.EINVAL else str(error.strerror)
         )
         raise _affinity_refused_error(
-            thread, f"cannot use CPUs {cpulist.format_ranges(cpus)}: {why}", ""
+            thread, f"cannot use CPUs {cpu_set_formats.format_ranges(cpus)}: {why}", ""
         ) from error
     if actual != cpus:
         with suppress(OSError):
             os.sched_setaffinity(thread.tid, thread.cpus)
-        seen = f"may use CPUs {cpulist.format_ranges(actual) or 'none'} only"
-        raise _affinity_refused_error(thread, seen, cpulist.format_ranges(cpus))
+        seen = f"may use CPUs {cpu_set_formats.format_ranges(actual) or 'none'} only"
+        raise _affinity_refused_error(thread, seen, cpu_set_formats.format_ranges(cpus))
 
 
 def _affinity_refused_error(thread: Thread, seen: str, wanted: str) -> Refused:

@@ -20,7 +20,7 @@ from nodewise.cpu.allocation_store import AllocationStore, Intent, StoredAllocat
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.node import thread_affinity
 from nodewise.cpu.pool_allocations import Allocations, Task
-from nodewise.cpu.reconfiguration.process_trees import ProcessTrees, TaskMover
+from nodewise.cpu.reconfiguration.process_tree_moves import ProcessTrees, TaskMover
 from nodewise.cpu.reconfiguration_plan import Cpus, Reconfiguration
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused, Unavailable
 

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from nodewise import yaml_loader
+from nodewise import safe_yaml_loader
 from nodewise.cpu import allocation_store, cmk_names, pool_allocations
 from nodewise.cpu.allocation_store import Intent, StoredAllocations
-from nodewise.cpu.api_client import ApiClient
+from nodewise.cpu.api_client_interface import ApiClient
 from nodewise.cpu.pool_allocations import IDENTITIES, Allocations
 from nodewise.errors import BadInput, Conflict, Problem, shown
 from nodewise.kube.resource_kinds import Resource
@@ -41,7 +41,7 @@ def parse_texts(texts: ConfigMapTexts) -> Allocations:
     """The allocations in these texts. BadInput if a text is not YAML or JSON, or does not hold allocations."""
     what = "cannot read the state of the node's pools"
     try:
-        config = yaml_loader.load(texts.config, KEY)
+        config = safe_yaml_loader.load(texts.config, KEY)
     except BadInput as error:
         problems = [problem._replace(field=f"{KEY}: {problem.field}") for problem in error.problems]
         raise BadInput(what, problems) from error

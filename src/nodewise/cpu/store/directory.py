@@ -22,10 +22,10 @@ from typing import Final
 from nodewise.cpu import allocation_store, pool_allocations
 from nodewise.cpu.allocation_store import Intent, StoredAllocations
 from nodewise.cpu.pool_allocations import Allocations, CpuListAllocation
-from nodewise.cpu.pools import EXCLUSIVE, SHARED
+from nodewise.cpu.pool_planning import EXCLUSIVE, SHARED
 from nodewise.cpu.store.file_transaction import Files, TransactionalDirectory
 from nodewise.errors import BadInput, Conflict, Problem, shown
-from nodewise.kube.api import NotFound
+from nodewise.kube.api_server_interface import NotFound
 
 TASKS: Final = "tasks.json"
 INTENT: Final = "intent.json"

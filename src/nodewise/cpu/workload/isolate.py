@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from nodewise import __version__
-from nodewise.cpu import allocator, cmk_names, cpulist
+from nodewise.cpu import allocator, cmk_names, cpu_set_formats
 from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.pool_allocations import Task
-from nodewise.cpu.pools import IS_EXCLUSIVE
-from nodewise.cpu.workload import arguments
-from nodewise.cpu.workload.arguments import IsolateArguments
+from nodewise.cpu.pool_planning import IS_EXCLUSIVE
+from nodewise.cpu.workload import isolate_arguments
 from nodewise.cpu.workload.command_runner import CommandRunner, CommandStartError, SignalBeforeStart
+from nodewise.cpu.workload.isolate_arguments import IsolateArguments
 from nodewise.errors import NodewiseError, Problem, Refused, Unavailable
 from nodewise.terminal_escaping import visible
 
@@ -28,11 +28,11 @@ FAILED: Final = 125
 """The exit code of failures before the command starts, as of env(1)."""
 _LEVELS: Final = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 3}
 _MAX_PAUSE_S: Final = 2.0
-_ALL_CPUS: Final = range(cpulist.LAST_CPU + 1)
+_ALL_CPUS: Final = range(cpu_set_formats.LAST_CPU + 1)
 
 
 class CpuAllocator(Protocol):
-    """Allocates CPUs to this process: the node agent (`agent_client.py`) or a store (`direct_allocator.py`)."""
+    """Allocates CPUs to this process: the node agent (`agent_client.py`) or a store (`agentless_allocator.py`)."""
 
     def allocate(
         self, request: AllocateRequest, pin: Callable[[AllocateResponse], None]
@@ -48,10 +48,10 @@ class CpuAllocator(Protocol):
 def main(words: Sequence[str], program: str = "cmk") -> int:
     """Run `isolate` with these arguments; returns the exit code."""
     try:
-        if option := arguments.help_or_version(words):
-            print(arguments.format_help(program) if option == "--help" else f"nodewise {__version__}")  # noqa: T201
+        if option := isolate_arguments.help_or_version(words):
+            print(isolate_arguments.format_help(program) if option == "--help" else f"nodewise {__version__}")  # noqa: T201
             return 0
-        return _run_isolated(arguments.parse(words), CommandRunner())
+        return _run_isolated(isolate_arguments.parse(words), CommandRunner())
     except SignalBeforeStart as terminated:
         return terminated.code
     except NodewiseError as error:
@@ -107,7 +107,7 @@ def _run_on_allocated_cpus(
             _release_or_log(cpu_allocator, response)
         else:
             cpu_allocator.leave(response.task)
-            cpus = cpulist.format_ranges(response.cpus)
+            cpus = cpu_set_formats.format_ranges(response.cpus)
             log(
                 "warning",
                 f"processes that {options.command[0]} started still run: CPUs {cpus} stay held until they end",
@@ -119,7 +119,7 @@ def _release_or_log(cpu_allocator: CpuAllocator, response: AllocateResponse) -> 
     try:
         cpu_allocator.release(response.task)
     except NodewiseError as error:
-        cpus = cpulist.format_ranges(response.cpus)
+        cpus = cpu_set_formats.format_ranges(response.cpus)
         log("warning", f"CPUs {cpus} stay held until the next garbage collection: {error}")
 
 
@@ -143,22 +143,22 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
                 f"--conf-dir={options.conf_dir} is ignored: the node agent at {socket} allocates the CPUs",
             )
         return AgentClient(socket)
-    from nodewise.cpu.workload import direct_allocator
+    from nodewise.cpu.workload import agentless_allocator
 
-    proc = direct_allocator.host_proc(options.proc_fs)
+    proc = agentless_allocator.host_proc(options.proc_fs)
     if options.conf_dir:
         from nodewise.cpu.store.directory import DirectoryStore
 
         directory = DirectoryStore(Path(options.conf_dir), _lock_timeout_s())
-        return direct_allocator.DirectAllocator(directory, proc, runner.sleep)
+        return agentless_allocator.DirectAllocator(directory, proc, runner.sleep)
     from nodewise.cpu.workload import service_account_client
 
-    return direct_allocator.DirectAllocator(service_account_client.open_store(options), proc, runner.sleep)
+    return agentless_allocator.DirectAllocator(service_account_client.open_store(options), proc, runner.sleep)
 
 
 def _lock_timeout_s() -> float:
     text = os.environ.get(cmk_names.LOCK_TIMEOUT, "")
-    return arguments.parse_duration(cmk_names.LOCK_TIMEOUT, text) if text else 30.0
+    return isolate_arguments.parse_duration(cmk_names.LOCK_TIMEOUT, text) if text else 30.0
 
 
 def _pin_to_allocation(response: AllocateResponse) -> None:
@@ -166,7 +166,7 @@ def _pin_to_allocation(response: AllocateResponse) -> None:
 
 
 def _log_unpinned(response: AllocateResponse) -> None:
-    cpus = cpulist.format_ranges(response.cpus)
+    cpus = cpu_set_formats.format_ranges(response.cpus)
     log("info", f"no affinity is set: the command has to run on CPUs {cpus} by itself")
 
 
@@ -204,11 +204,11 @@ def set_affinity(cpus: Collection[int]) -> None:
         return
     usable = _usable_cpus()
     os.sched_setaffinity(0, before)
-    missing = cpulist.format_ranges(set(cpus) - usable) or why
+    missing = cpu_set_formats.format_ranges(set(cpus) - usable) or why
     problem = Problem(
         "affinity",
-        f"CPUs {missing} cannot be used here, {cpulist.format_ranges(usable)} can",
-        f"all of {cpulist.format_ranges(cpus)}",
+        f"CPUs {missing} cannot be used here, {cpu_set_formats.format_ranges(usable)} can",
+        f"all of {cpu_set_formats.format_ranges(cpus)}",
     )
     remedy = (
         "they are offline, or the container's cpuset lacks them: does the kubelet's CPU manager choose CPUs?"

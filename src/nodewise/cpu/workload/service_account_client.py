@@ -14,11 +14,11 @@ from urllib.parse import urlencode
 
 from nodewise.cpu import cmk_names
 from nodewise.cpu.allocation_store import AllocationStore
-from nodewise.cpu.api_client import NO_PARAMS, ApiClient, Object
+from nodewise.cpu.api_client_interface import NO_PARAMS, ApiClient, Object
 from nodewise.cpu.store.configmap import ConfigMapStore
-from nodewise.cpu.workload.arguments import IsolateArguments
+from nodewise.cpu.workload.isolate_arguments import IsolateArguments
 from nodewise.errors import BadSettings, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
-from nodewise.kube.api import DEADLINE_S, NotFound, Patch
+from nodewise.kube.api_server_interface import DEADLINE_S, NotFound, Patch
 from nodewise.kube.resource_kinds import PODS
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")

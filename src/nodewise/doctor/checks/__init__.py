@@ -2,14 +2,21 @@
 
 from typing import Final
 
-from nodewise.doctor.check import Check
-from nodewise.doctor.checks import certificates, extender_entries, nodes, policies, reachability, replicas
+from nodewise.doctor.check_declaration import Check
+from nodewise.doctor.checks import (
+    certificates,
+    extender_entries,
+    extender_reachability,
+    extender_workloads,
+    nodes,
+    telemetry_policies,
+)
 
 CHECKS: Final[tuple[Check, ...]] = (
-    *reachability.CHECKS,
+    *extender_reachability.CHECKS,
     *extender_entries.CHECKS,
     *certificates.CHECKS,
-    *policies.CHECKS,
+    *telemetry_policies.CHECKS,
     *nodes.CHECKS,
-    *replicas.CHECKS,
+    *extender_workloads.CHECKS,
 )

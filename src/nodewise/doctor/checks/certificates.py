@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from nodewise.doctor.check import check
+from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.extender_entries import create_entry_finding
 from nodewise.doctor.facts import (
     EntryCertificates,
@@ -30,7 +30,8 @@ OLDER_FLAGS: Final = frozenset(
     {"cacert", "kubeConfig", "syncPeriod", "enableAllowlist", "enableDenylist", "balancedResource"}
     | {"qps", "burst"}
 )
-"""Flags that only TAS or GAS has; they imply --any-client. A test compares them with those of `cli.older_flags`."""
+"""Flags that only TAS or GAS has; they imply --any-client. A test compares them with those of
+`cli.older_program_flags`."""
 _CLIENT_REASONS: Final = ("client_name", "ca_client")
 """Reasons of refused connections that are due to the client certificate."""
 

@@ -6,7 +6,7 @@ from typing import Final
 from nodewise import clock
 from nodewise.agent import LoadScoring
 from nodewise.agents import find as find_agent
-from nodewise.doctor.check import check
+from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Extenders,
     ExtenderWorkload,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nodewise.doctor.check import check
+from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration
 from nodewise.doctor.findings import Finding, finding
 

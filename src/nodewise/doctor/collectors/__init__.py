@@ -8,33 +8,33 @@ from typing import Any, Final
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors import (
     deschedulers,
+    extender_workloads,
     nodes,
-    policies,
-    program_workloads,
-    replicas,
     rights_and_admission_policies,
     schedulers,
+    scheduling_program_workloads,
+    telemetry_policies,
 )
 from nodewise.doctor.collectors.collection_session import Collector, Session
 from nodewise.doctor.facts import Facts
 
 COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "schedulers": schedulers.collect_schedulers,
-    "extenders": replicas.collect_extenders,
-    "replica_metrics": replicas.collect_replica_metrics,
+    "extenders": extender_workloads.collect_extenders,
+    "replica_metrics": extender_workloads.collect_replica_metrics,
     "missing_rights": rights_and_admission_policies.collect_missing_rights,
-    "pods": program_workloads.collect_pending_and_policy_pods,
-    "policies": policies.collect_policies,
+    "pods": scheduling_program_workloads.collect_pending_and_policy_pods,
+    "policies": telemetry_policies.collect_policies,
     "node_count": nodes.collect_node_count,
     "node_resources": nodes.collect_node_resources,
-    "metrics": policies.collect_metrics,
-    "metrics_apis": policies.collect_metrics_apis,
+    "metrics": telemetry_policies.collect_metrics,
+    "metrics_apis": telemetry_policies.collect_metrics_apis,
     "deschedulers": deschedulers.collect_deschedulers,
     "gpu_nodes": nodes.collect_gpu_nodes,
     "kubelets": nodes.collect_kubelets,
     "cluster_ca": rights_and_admission_policies.collect_cluster_ca,
     "admission_policies": rights_and_admission_policies.collect_admission_policies,
-    "programs_elsewhere": program_workloads.collect_programs_elsewhere,
+    "programs_elsewhere": scheduling_program_workloads.collect_programs_elsewhere,
 }
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.errors import UNREADABLE, NodewiseError, Refused
-from nodewise.kube.api import Api, Expired, NotFound
+from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.resource_kinds import Resource
 from nodewise.terminal_escaping import short
 

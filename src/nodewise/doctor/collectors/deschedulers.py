@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.program_workloads import (
+from nodewise.doctor.collectors.scheduling_program_workloads import (
     collect_program_workloads,
     find_container,
     is_descheduler,

@@ -14,7 +14,7 @@ from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.cpu.cmk_names import LABEL
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.replicas import collect_extenders
+from nodewise.doctor.collectors.extender_workloads import collect_extenders
 from nodewise.doctor.facts import ExtenderWorkload, GpuNodeInfo, KubeletConfiguration, UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_labels, get_mapping, get_text
 from nodewise.errors import UNREADABLE

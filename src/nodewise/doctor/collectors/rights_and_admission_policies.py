@@ -14,8 +14,8 @@ from nodewise.doctor.collectors.cluster_reader import (
     parse_json,
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
-from nodewise.doctor.collectors.policies import collect_metric_names
-from nodewise.doctor.collectors.replicas import collect_extenders
+from nodewise.doctor.collectors.extender_workloads import collect_extenders
+from nodewise.doctor.collectors.telemetry_policies import collect_metric_names
 from nodewise.doctor.facts import (
     AccessRight,
     AdmissionPolicy,

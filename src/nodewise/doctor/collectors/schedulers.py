@@ -19,7 +19,7 @@ from nodewise.doctor.collectors.container_files import (
     parse_certificate_chain,
     read_local,
 )
-from nodewise.doctor.collectors.program_workloads import (
+from nodewise.doctor.collectors.scheduling_program_workloads import (
     collect_program_workloads,
     find_container,
     is_scheduler,

@@ -15,8 +15,16 @@ from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.gpu_rejection_reasons import GpuStateNotReady, UnknownNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.binder import BindPlan, Refusal
-from tests.unit.agents.gpu.gpu_snapshots import PREFIX, agent_state, cluster_state, entry, lease, node, pod
+from nodewise.bind_plugin_interface import BindPlan, Refusal
+from tests.unit.agents.gpu.gpu_cluster_state_builders import (
+    PREFIX,
+    agent_state,
+    cluster_state,
+    entry,
+    lease,
+    node,
+    pod,
+)
 
 NODES = {"plain": node("", ""), "n1": node("i915=20 mc=2000 t=4"), "n2": node("i915=20 mc=2000 t=4")}
 PREFER = {"telemetry.aware.scheduling.p/gas-prefer-gpu": "card1"}

@@ -5,7 +5,7 @@ import pytest
 
 from nodewise.agents.gpu import allocation_record
 from nodewise.agents.gpu.allocation_record import Reservation
-from tests.unit.agents.gpu.gpu_snapshots import entry, lease, lease_of
+from tests.unit.agents.gpu.gpu_cluster_state_builders import entry, lease, lease_of
 
 GOOD = entry("a", "card0,card1|", subdevices="card0:gt0,card1:gt0|", charged=("i915=1 t=1", ""))
 

@@ -11,31 +11,38 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ObjectKey
+from nodewise.agent_controller_interface import Handle, WriteCounter
 from nodewise.agents.gpu import (
     KIND,
     allocation_metrics,
     allocation_record,
-    demand_histogram,
+    gpu_request_histogram,
     node_allocations,
 )
-from nodewise.agents.gpu.controller import demand_counter
-from nodewise.agents.gpu.eviction_labels import LABEL
+from nodewise.agents.gpu.controller import gpu_request_histogram_writer
+from nodewise.agents.gpu.descheduler_pod_labels import LABEL
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.binder import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
+from nodewise.bind_plugin_interface import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.object_and_metric_sources import StoreRelister
-from nodewise.controllers import Handle, WriteCounter
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.extender.leader_loop import LeaderLoop
+from nodewise.extender.leader_controller_loop import LeaderLoop
 from nodewise.extender.snapshot_cache import SnapshotCache
-from nodewise.kube.api import NONE, Params, Patch
+from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
-from tests.unit.agents.gpu.gpu_snapshots import agent_state, amounts, cluster_state, entry, node, pod
+from tests.unit.agents.gpu.gpu_cluster_state_builders import (
+    agent_state,
+    amounts,
+    cluster_state,
+    entry,
+    node,
+    pod,
+)
 from tests.unit.kube import virtual_time
 from tests.unit.kube.virtual_time import VirtualClock
 
@@ -376,7 +383,7 @@ class TestCounting:
     @staticmethod
     def counted(api: FailingPatchApi) -> dict[str, int]:
         """The number of pods by millicores of a GPU."""
-        data = api.objects(CONFIGMAPS)[OURS, demand_histogram.NAME]["data"]
+        data = api.objects(CONFIGMAPS)[OURS, gpu_request_histogram.NAME]["data"]
         counts: dict[str, int] = {}
         for key, text in data.items():
             for row in json.loads(text) if key.startswith("day-") else ():
@@ -423,7 +430,7 @@ class TestCounting:
     def test_while_it_cannot_be_written_only_the_last_ones_are_kept(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(demand_counter, "_MOST_NEW", 3)
+        monkeypatch.setattr(gpu_request_histogram_writer, "_MOST_NEW", 3)
 
         async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(20)

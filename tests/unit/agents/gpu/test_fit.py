@@ -12,22 +12,22 @@ from nodewise.agents.gpu import (
     node_gpus,
     subdevice_assignment,
 )
-from nodewise.agents.gpu import demand as demands
-from nodewise.agents.gpu.candidate_gpus import CandidateGpus
-from nodewise.agents.gpu.demand import ContainerDemand, Demand
+from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
+from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.gpu_selection import Keys
 from nodewise.agents.gpu.node_allocations import NodeAllocations
 from nodewise.agents.gpu.node_gpus import GpuNode, Link, NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from tests.conformance.gas import expectation_checks, table_notation, table_rows
-from tests.conformance.gas.table_rows import PlacementCase
-from tests.unit.agents.gpu.gpu_layouts import layout_of
-from tests.unit.agents.gpu.gpu_snapshots import decode
+from tests.conformance.gas import case_table_rows, expectation_checks, node_and_pod_notation
+from tests.conformance.gas.case_table_rows import PlacementCase
+from tests.unit.agents.gpu.gpu_cluster_state_builders import decode
+from tests.unit.agents.gpu.gpu_fragmentation_layouts import layout_of
 
 MC = "gpu.intel.com/millicores"
 SUBDEVICES = "gpu.intel.com/tiles"
@@ -41,10 +41,10 @@ class AllocatedNode(NamedTuple):
 
 def as_read(case: PlacementCase, name: str) -> AllocatedNode:
     """A node of a row with its running pods."""
-    gpu_node = decode(GpuNode, table_notation.node(name, case.row.nodes[name], case.driver))
+    gpu_node = decode(GpuNode, node_and_pod_notation.node(name, case.row.nodes[name], case.driver))
     running = [
         running_pod
-        for running_pod in map(table_notation.running, case.row.running)
+        for running_pod in map(node_and_pod_notation.running, case.row.running)
         if running_pod.node == name
     ]
     bound = [
@@ -57,8 +57,8 @@ def as_read(case: PlacementCase, name: str) -> AllocatedNode:
     )
 
 
-def bound_pod(name: str, node: str, running: table_notation.RunningPod, driver: str) -> AllocatedPod:
-    made = table_notation.pod(name, running.containers, running.annotations, driver)
+def bound_pod(name: str, node: str, running: node_and_pod_notation.RunningPod, driver: str) -> AllocatedPod:
+    made = node_and_pod_notation.pod(name, running.containers, running.annotations, driver)
     made["metadata"] |= {"namespace": "d", "uid": name}
     made["spec"]["nodeName"] = node
     return decode(AllocatedPod, made)
@@ -66,16 +66,16 @@ def bound_pod(name: str, node: str, running: table_notation.RunningPod, driver: 
 
 def demand_of(case: PlacementCase) -> Demand:
     options = GpuOptions(enable_allowlist="allow" in case.row.flags, enable_denylist="deny" in case.row.flags)
-    pod = decode(GpuPod, table_notation.pod("p", case.row.pod, case.row.annotations, case.driver))
+    pod = decode(GpuPod, node_and_pod_notation.pod("p", case.row.pod, case.row.annotations, case.driver))
     return demands.parse_demand(pod, INTEL, options)
 
 
 def order_of(case: PlacementCase) -> GpuOrder:
     word, _, short = case.row.flags.partition(" ")
-    return Balanced(table_notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
+    return Balanced(node_and_pod_notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
 
 
-KNOWN = [case for case in table_rows.placing() if demand_of(case).wants_gpus]
+KNOWN = [case for case in case_table_rows.placing() if demand_of(case).wants_gpus]
 
 
 @pytest.mark.parametrize("case", KNOWN, ids=str)
@@ -137,7 +137,7 @@ def gpus(count: int = 2, **more: Any) -> NodeGpus:
 def allocations_of(
     gpu: str = "card0", subdevices: frozenset[int] = frozenset(), **amounts: int
 ) -> NodeAllocations:
-    by_name = {table_notation.resource(short): amount for short, amount in amounts.items()}
+    by_name = {node_and_pod_notation.resource(short): amount for short, amount in amounts.items()}
     return node_allocations.EMPTY._replace(amounts={gpu: by_name}, subdevices={gpu: subdevices})
 
 
@@ -147,7 +147,7 @@ def ask(*containers: str, **more: Any) -> Demand:
     for number, text in enumerate(containers):
         count, *parts = text.split()
         pairs = (part.split("=") for part in parts)
-        per_gpu = {COUNT: 1} | {table_notation.resource(short): int(amount) for short, amount in pairs}
+        per_gpu = {COUNT: 1} | {node_and_pod_notation.resource(short): int(amount) for short, amount in pairs}
         made.append(ContainerDemand(f"c{number}", int(count), per_gpu if int(count) else {}))
     return Demand(tuple(made), **more)
 

@@ -5,7 +5,7 @@ import pytest
 
 from nodewise.agent import Details, Snapshot
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-from tests.unit.agents.gpu.gpu_snapshots import node, pod
+from tests.unit.agents.gpu.gpu_cluster_state_builders import node, pod
 from tests.unit.agents.gpu.test_agent import agent, new, snapshot
 
 LINKED = {"gpu.intel.com/xe-links": "0.0-1.0"}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from nodewise.agents.gpu import fragmentation
-from nodewise.agents.gpu.amounts import Amounts
-from nodewise.agents.gpu.candidate_gpus import CandidateGpus
+from nodewise.agents.gpu.extended_resource_amounts import Amounts
+from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
 from nodewise.agents.gpu.typical_pods import PodClass
-from tests.unit.agents.gpu.gpu_layouts import COUNT, board, share
+from tests.unit.agents.gpu.gpu_fragmentation_layouts import COUNT, board, share
 
 
 def measured(classes, *nodes, cpu_milli=None, models=None):

@@ -13,7 +13,7 @@ from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import PODS, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from tests.unit.agents.gpu.gpu_snapshots import (
+from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     cluster_state,
     cpu_free,

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import allocation_record, amounts, node_allocations
+from nodewise.agents.gpu import allocation_record, extended_resource_amounts, node_allocations
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_allocations import PodIndex, may_hold_gpus
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from tests.unit.agents.gpu.gpu_snapshots import (
+from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     ONE,
     PREFIX,
     agent_state,
@@ -106,8 +106,11 @@ class TestAnnotations:
         assert allocations(good, pod("bad", "n1", text, []))["card0"] == HELD
 
     def test_a_sum_is_never_more_than_the_largest_amount(self) -> None:
-        pods = [pod(f"p{number}", "n1", "card0", [f"i915=1 mc={amounts.LARGEST}"]) for number in range(3)]
-        assert allocations(*pods)["card0"] == {"i915": 3, "millicores": amounts.LARGEST}
+        pods = [
+            pod(f"p{number}", "n1", "card0", [f"i915=1 mc={extended_resource_amounts.LARGEST}"])
+            for number in range(3)
+        ]
+        assert allocations(*pods)["card0"] == {"i915": 3, "millicores": extended_resource_amounts.LARGEST}
         assert agent_state(cluster_state(NODES, pods)).layout.free[f"{PREFIX}millicores"].min() < 0
 
 
@@ -214,7 +217,9 @@ class TestLedger:
         amounts_of_node = allocations(uid_a=odd, uid_b=entry("b", "card1", "11"))
         assert amounts_of_node["card1"] == HELD
         assert all(
-            0 < amount <= amounts.LARGEST for gpu in amounts_of_node.values() for amount in gpu.values()
+            0 < amount <= extended_resource_amounts.LARGEST
+            for gpu in amounts_of_node.values()
+            for amount in gpu.values()
         )
 
     def test_what_does_not_count_is_told_to_whoever_writes_the_ledger(self) -> None:

@@ -7,13 +7,12 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.gpu import resource_name_limit
+from nodewise.agents.gpu import gpu_resource_count_limit
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from tests.unit.agent_state_builds import changed
-from tests.unit.agents.gpu import gpu_objects
-from tests.unit.agents.gpu.gpu_snapshots import (
+from tests.unit.agents.gpu import gpu_node_and_pod_builders
+from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     PREFIX,
     agent_state,
     charged_amounts,
@@ -25,6 +24,7 @@ from tests.unit.agents.gpu.gpu_snapshots import (
     node,
     pod,
 )
+from tests.unit.incremental_agent_states import changed
 
 I915 = f"{PREFIX}i915"
 NODES = {"plain": node("", ""), "n1": node(), "n2": node(numbers="0.1.2", allocatable="i915=3")}
@@ -277,7 +277,7 @@ class TestInventedResources:
         }
         state = GpuStateBuilder(INTEL)
         gpu_state = agent_state(cluster_state(nodes), state)
-        assert len(gpu_state.layout.capacity) == resource_name_limit.MOST
+        assert len(gpu_state.layout.capacity) == gpu_resource_count_limit.MOST
         assert f"{PREFIX}i915" in gpu_state.layout.capacity
         assert any("count as absent" in text for texts in state.problems({}).values() for text in texts)
         few = {name: gpu_node for name, gpu_node in nodes.items() if name in ("n28", "n29")}
@@ -286,4 +286,4 @@ class TestInventedResources:
 
 
 def invented(allocatable: str, gpus: str) -> Any:
-    return gpu_objects.node("", allocatable, gpus=gpus)
+    return gpu_node_and_pod_builders.node("", allocatable, gpus=gpus)

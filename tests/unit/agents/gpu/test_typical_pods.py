@@ -5,12 +5,12 @@ import json
 import pytest
 
 from nodewise.agents.gpu import typical_pods
-from nodewise.agents.gpu.amounts import Amounts
+from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.typical_pods import PodClass
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.errors import BadSettings
-from tests.unit.agents.gpu.gpu_layouts import demand, share
+from tests.unit.agents.gpu.gpu_fragmentation_layouts import demand, share
 
 HALF = "{cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 500}"
 EXPECTED = {share(500, cpu_milli=3152): 7, share(1000, gpus=8, models=["A", "B"]): 2}

@@ -12,7 +12,7 @@ from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pod_types import ObservedPod, PendingPod, PendingPodMetadata
 from nodewise.agents.learned.state import PODS, LearnedState, LearnedStateBuilder
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from tests.unit.agent_state_builds import built
+from tests.unit.incremental_agent_states import built
 
 START = clock.parse_rfc3339("2026-11-21T11:00:00Z")
 NEVER_FADES = LearnedOptions(learned_half_life_s=0.0)

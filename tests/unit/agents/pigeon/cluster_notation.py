@@ -11,11 +11,11 @@ from nodewise import quantity
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.agent import PigeonAgent
-from nodewise.agents.pigeon.node_requests import HoldingPod
+from nodewise.agents.pigeon.node_request_sums import HoldingPod
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonStateBuilder
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from tests.unit.agent_state_builds import built
+from tests.unit.incremental_agent_states import built
 
 RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 N3 = "n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)"

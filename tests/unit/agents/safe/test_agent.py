@@ -8,7 +8,7 @@ from nodewise.agent import NodeIndex, ScorePlugin, Snapshot
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from tests.unit.agents.safe.node_statistics import GIB, NOW, AgentCall, loaded, node, pod
+from tests.unit.agents.safe.safe_agent_calls import GIB, NOW, AgentCall, loaded, node, pod
 
 NOTHING = pod()
 

@@ -12,7 +12,7 @@ import pytest
 
 from nodewise.agents.safe import beta_distribution
 from nodewise.errors import BadSettings
-from tests.unit.agents.safe.reference_beta import tails
+from tests.unit.agents.safe.reference_beta_function import tails
 
 SHAPES = [1e-8, 1e-3, 0.5, 1.0, 7.5, 400.0, 1e5, 3e7, 1e10, 1e13]
 ROOMS = [-37.0, -8.0, -1.0, 0.0, 0.5, 6.0, 30.0]

@@ -9,21 +9,21 @@ import pytest
 
 from nodewise import agents
 from nodewise.agent import Snapshot
-from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
 from nodewise.agents.telemetry.node_labels import LabelColumn
-from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.cli import object_and_metric_sources
 from nodewise.clock import ManualClock
 from nodewise.errors import NodewiseError, Refused, Unavailable
-from nodewise.kube.api import NONE, Params, Patch
+from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.resource_kinds import NODES, Resource
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.unit.agents.fake_handle import build_handle
+from tests.unit.agents.fake_controller_handle import build_handle
 
 LABEL = {"pol": "violating"}
 TASPOLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")

@@ -6,7 +6,7 @@ import pytest
 
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.metrics.series import Sample, Series
-from tests.unit.agents.telemetry.snapshot_notation import (
+from tests.unit.agents.telemetry.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
     pod,

@@ -1,4 +1,5 @@
-"""Label keys that are nearly the policy label; tests/cluster/test_pod_admission.py tries them on a real API server."""
+"""Label keys that are nearly the policy label; tests/cluster/test_policy_label_admission.py tries them on a
+real API server."""
 
 import pytest
 

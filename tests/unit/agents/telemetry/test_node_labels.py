@@ -6,7 +6,7 @@ from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from tests.unit.agents.telemetry.snapshot_notation import (
+from tests.unit.agents.telemetry.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
     policy,

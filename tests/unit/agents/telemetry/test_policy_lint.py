@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from nodewise.agents.telemetry import policy_lint
-from tests.unit.agents.telemetry.snapshot_notation import rule
+from tests.unit.agents.telemetry.policy_snapshot_builders import rule
 
 RULE = "spec.strategies.dontschedule.rules[0]"
 

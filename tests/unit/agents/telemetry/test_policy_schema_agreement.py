@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry import taspolicy_parser as policies
 
 DEPLOY = Path(__file__).parents[4] / "deploy"
 SPEC = yaml.safe_load((DEPLOY / "crds/taspolicies.yaml").read_text())["spec"]["versions"][0]["schema"][

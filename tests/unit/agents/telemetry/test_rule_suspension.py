@@ -8,7 +8,7 @@ from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from tests.unit.agents.telemetry.snapshot_notation import cluster_state, policy, rejected, rule
+from tests.unit.agents.telemetry.policy_snapshot_builders import cluster_state, policy, rejected, rule
 
 POLICY = policy(dontschedule=[rule("m", target=10)])
 MAX_AGE_S = 60.0

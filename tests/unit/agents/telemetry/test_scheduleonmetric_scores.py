@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.agents.telemetry.snapshot_notation import (
+from tests.unit.agents.telemetry.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
     pod,

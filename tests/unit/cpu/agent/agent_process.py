@@ -15,8 +15,8 @@ from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.pool_allocations import Task
 from nodewise.cpu.store.directory import DirectoryStore
+from tests.cluster.child_processes import Process
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.processes import Process
 from tests.forked_commands import CMK, NODEWISE, ForkedProcess
 
 PATIENCE_S = 60.0

@@ -14,8 +14,8 @@ import pytest
 from nodewise.cpu import pool_allocations, procfs
 from nodewise.cpu.allocation_store import Intent
 from nodewise.cpu.node import thread_affinity
+from tests.cluster.child_processes import Process
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.processes import Process
 from tests.unit.cpu.agent import agent_process
 from tests.unit.cpu.agent.agent_process import PATIENCE_S, RunningNodeAgent
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import pool_allocations, procfs
-from nodewise.cpu.agent.garbage_collector import TaskGarbageCollector
+from nodewise.cpu.agent.task_garbage_collector import TaskGarbageCollector
 from nodewise.cpu.allocation_store import Intent
 from nodewise.cpu.node import thread_affinity
 from nodewise.cpu.pool_allocations import Allocations, Task
@@ -21,7 +21,7 @@ from nodewise.cpu.store.directory import DirectoryStore
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import skip_conditions
 from tests.cluster.namespace_sandboxes import wait
-from tests.conformance.cmk import case_machines
+from tests.conformance.cmk import case_cpu_topologies
 from tests.conformance.cmk.test_node_commands import write
 from tests.forked_commands import NODEWISE
 from tests.unit.cpu.agent import agent_process
@@ -49,7 +49,7 @@ def two_cpus() -> None:
 @pytest.fixture
 def machine(tmp_path: Path) -> str:
     """The option for a machine whose second core is isolated, and therefore becomes exclusive."""
-    return f"--sysfs={write(case_machines.texts('B2', '1'), tmp_path / 'machine')}"
+    return f"--sysfs={write(case_cpu_topologies.texts('B2', '1'), tmp_path / 'machine')}"
 
 
 def family(task: Task) -> list[thread_affinity.Thread]:

@@ -3,7 +3,7 @@
 import pytest
 
 from nodewise.cpu.agent.reconfiguration_service import ReconfigurationAuthorizer
-from nodewise.cpu.api_client import Object
+from nodewise.cpu.api_client_interface import Object
 from nodewise.cpu.node.peer_credentials import PeerProcess
 from nodewise.cpu.pool_allocations import Task
 from nodewise.errors import Refused

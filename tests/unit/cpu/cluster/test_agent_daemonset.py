@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu.cluster import agent_daemonset, api_versions, setup_objects
-from nodewise.cpu.cluster.setup_objects import SetupOptions
+from nodewise.cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
+from nodewise.cpu.cluster.node_setup_objects import SetupOptions
 
 MANIFEST = Path(__file__).parents[4] / agent_daemonset.MANIFEST
-NEWEST = api_versions.TABLE[-1]
+NEWEST = api_server_features.TABLE[-1]
 OPTIONS = SetupOptions(namespace=agent_daemonset.MANIFEST_NAMESPACE)
 
 
@@ -47,13 +47,15 @@ def test_options_are_applied() -> None:
 
 
 def test_an_older_api_server_lets_no_such_priority_into_the_namespace() -> None:
-    older = agent_daemonset.daemon_set(OPTIONS, api_versions.features_of((1, 12)))
+    older = agent_daemonset.daemon_set(OPTIONS, api_server_features.features_of((1, 12)))
     assert "priorityClassName" not in older["spec"]["template"]["spec"]
 
 
 def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() -> None:
     def made(*version: int) -> tuple[Any, Any]:
-        template = agent_daemonset.daemon_set(OPTIONS, api_versions.features_of(version))["spec"]["template"]
+        template = agent_daemonset.daemon_set(OPTIONS, api_server_features.features_of(version))["spec"][
+            "template"
+        ]
         (container,) = template["spec"]["containers"]
         return template["metadata"].get("annotations"), container["securityContext"].get("appArmorProfile")
 
@@ -93,5 +95,5 @@ def test_additions_are_customized_without_our_digest(part: str) -> None:
     changed["spec"]["template"]["spec"]["containers"][0][part].append(more[part])
     assert agent_daemonset.is_customized(changed, wanted)
     assert agent_daemonset.is_customized(wanted, changed)
-    changed["metadata"]["annotations"] = {setup_objects.MADE_FROM: "former"}
+    changed["metadata"]["annotations"] = {node_setup_objects.MADE_FROM: "former"}
     assert not agent_daemonset.is_customized(changed, wanted)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import procfs
-from nodewise.cpu.cgroups import USER_SLICE, CgroupOwner, parse_cgroup
+from nodewise.cpu.cgroup_owners import USER_SLICE, CgroupOwner, parse_cgroup
 from nodewise.cpu.node import peer_credentials
 from nodewise.errors import Unavailable
 from tests.cluster import skip_conditions

@@ -7,7 +7,7 @@ from nodewise.cpu.allocation_store import AllocationStore, Intent
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.errors import Conflict, Unavailable
-from nodewise.kube.api import NotFound
+from nodewise.kube.api_server_interface import NotFound
 
 TASK = Task(17, 5, "one", "pod", "container")
 FREE = pool_allocations.from_lists(

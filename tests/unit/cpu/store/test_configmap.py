@@ -11,7 +11,7 @@ from nodewise.cpu import cmk_names
 from nodewise.cpu.pool_allocations import IDENTITIES
 from nodewise.cpu.store.configmap import CONFIG_MAPS, LEASE_S, ConfigMapStore, LockClock
 from nodewise.errors import BadInput, Conflict
-from tests.unit.cpu.node.fake_api_server import InMemoryApiClient
+from tests.unit.cpu.node.in_memory_api_client import InMemoryApiClient
 from tests.unit.cpu.store.store_suite import FREE, HELD, StoreSuite
 
 PATH = CONFIG_MAPS.path("ns", "cmk-config-node1")

@@ -12,21 +12,21 @@ from typing import Any, Final
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot
-from nodewise.agents.gpu import allocation_metrics, eviction_labels
+from nodewise.agent_controller_interface import Controller, Handle
+from nodewise.agents.gpu import allocation_metrics, descheduler_pod_labels
 from nodewise.agents.gpu.allocation_metrics import MetricKey
-from nodewise.agents.gpu.controller.consistency_checker import ConsistencyChecker
-from nodewise.agents.gpu.controller.demand_counter import DemandCounter
-from nodewise.agents.gpu.controller.garbage_collector import GarbageCollector
+from nodewise.agents.gpu.controller.allocation_cache_checker import ConsistencyChecker
+from nodewise.agents.gpu.controller.gpu_request_histogram_writer import DemandCounter
+from nodewise.agents.gpu.controller.reservation_garbage_collector import GarbageCollector
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import NAME, GpuState
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, Refused
 from nodewise.kube import resource_kinds
-from nodewise.kube.api import NotFound
+from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
-from nodewise.observe import background_tasks, logs
+from nodewise.observe import background_task_restarts, logs
 
 _MANAGER: Final = {"fieldManager": "nodewise-gpu"}
 _AGAIN_S: Final = 5.0
@@ -69,7 +69,7 @@ class GpuController(Controller):
 
     async def run(self) -> None:
         """Check the allocations and publish metrics, in every replica."""
-        await background_tasks.keep_all_running(self._checker.run, self._gauges.run)
+        await background_task_restarts.keep_all_running(self._checker.run, self._gauges.run)
 
 
 class DescheduleLabels:
@@ -87,7 +87,7 @@ class DescheduleLabels:
         """Write the labels that differ."""
         now_s = self._handle.clock.monotonic()
         self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
-        changes = await cooperative_scheduling.run(eviction_labels.changes(agent_state))
+        changes = await cooperative_scheduling.run(descheduler_pod_labels.changes(agent_state))
         await run_api_calls(
             self._write(change) for change in changes if not self._is_label_written(change.pod)
         )
@@ -96,11 +96,11 @@ class DescheduleLabels:
         known = self._written.get(pod.metadata.uid)
         return known is not None and known[0] is pod
 
-    async def _write(self, change: eviction_labels.LabelChange) -> None:
+    async def _write(self, change: descheduler_pod_labels.LabelChange) -> None:
         meta = change.pod.metadata
         path = resource_kinds.PODS.path(meta.namespace, meta.name)
         try:
-            await self._handle.api.patch(path, eviction_labels.patch(change), "merge", _MANAGER)
+            await self._handle.api.patch(path, descheduler_pod_labels.patch(change), "merge", _MANAGER)
         except NotFound:
             pass
         except (BadInput, Conflict, Refused) as error:

@@ -1,0 +1,203 @@
+"""Processes of the benchmarks besides the client: the fake API server, the extender and the no-op server.
+
+Each is a separate process on loopback and ends with the block that started it.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.cluster.certificates import CertificateAuthority, CertificatePair
+from tests.cluster.child_processes import Process, stopped_on_error
+
+from bench.load_clients import LoadClient
+
+
+class Certificates(NamedTuple):
+    """Certificates: one CA for servers, one for clients."""
+
+    server_ca: Path
+    client_ca: Path
+    server: CertificatePair
+    scheduler: CertificatePair
+    nodewise: CertificatePair
+
+
+class BenchContext(NamedTuple):
+    """Inputs of every part: a folder, certificates and a client."""
+
+    folder: Path
+    certificates: Certificates
+    client: LoadClient
+
+
+class MeasuredExtender(NamedTuple):
+    """A running `nodewise extender`."""
+
+    process: Process
+    url: str
+    health: str
+    ready_s: float
+    """Time from the start until /readyz succeeds, polled every 50 ms."""
+
+    def cpu_s(self) -> float:
+        """CPU time of the process until now."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_mib(self) -> float:
+        """Current resident memory."""
+        return self._memory_mib("VmRSS")
+
+    def peak_mib(self) -> float:
+        """Peak resident memory."""
+        return self._memory_mib("VmHWM")
+
+    def _memory_mib(self, field: str) -> float:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError("the extender has ended")
+
+    def fetches(self) -> tuple[int, int]:
+        """Numbers of successful and failed metric fetches until now."""
+        good = self.count("metric_fetches_total", 'outcome="good"')
+        return int(good), int(self.count("metric_fetches_total") - good)
+
+    def count(self, metric: str, label: str = "") -> float:
+        """Sum of a counter of its `/metrics` over all series with that label; 0 for none."""
+        with urllib.request.urlopen(f"{self.health}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        counted = [line for line in lines if line.startswith((f"nodewise_{metric}{{", f"nodewise_{metric} "))]
+        return sum(float(line.rpartition(" ")[2]) for line in counted if label in line)
+
+
+def create_certificates(folder: Path) -> Certificates:
+    """Create the certificates in a folder."""
+    servers, clients = CertificateAuthority(folder, "server-ca"), CertificateAuthority(folder, "client-ca")
+    return Certificates(
+        servers.ca_file,
+        clients.ca_file,
+        servers.issue("server", "127.0.0.1", "localhost"),
+        clients.issue("system:kube-scheduler"),
+        clients.issue("nodewise"),
+    )
+
+
+@contextlib.contextmanager
+def apiserver(folder: Path, certificates: Certificates, nodes: int) -> Iterator[Path]:
+    """Run the fake API server; yields a kubeconfig for it."""
+    arguments = [*_module("apiserver"), *_certificate_arguments(certificates), "--nodes", str(nodes)]
+    with _started(arguments, folder / "apiserver.log") as process:
+        yield _kubeconfig(folder, _line(process, "url")["url"], certificates)
+
+
+@contextlib.contextmanager
+def null_server(folder: Path, certificates: Certificates, answers: Mapping[str, Path]) -> Iterator[str]:
+    """Run the no-op server with the response of each path; yields its URL."""
+    pairs = [f"{path}={file}" for path, file in answers.items()]
+    with _started(
+        [*_module("null_server"), *_certificate_arguments(certificates), *pairs], folder / "null_server.log"
+    ) as process:
+        yield _line(process, "url")["url"]
+
+
+@contextlib.contextmanager
+def extender(
+    folder: Path, certificates: Certificates, kubeconfig: Path, period: str
+) -> Iterator[MeasuredExtender]:
+    """Run `nodewise extender`, ready, which fetches all metrics from the fake API server once per period."""
+    settings = {
+        "address": "127.0.0.1",
+        "port": 0,
+        "health-port": 0,
+        "kubeconfig": kubeconfig,
+        "sync-period": period,
+        "shutdown-delay": "0s",
+        "log-format": "json",
+    }
+    named = [f"--{name}={value}" for name, value in settings.items()]
+    with serving(
+        PROGRAM, [*_certificate_arguments(certificates), *named], folder / f"extender-{period}.log"
+    ) as server:
+        yield server
+
+
+PROGRAM: Final = (Path(sys.executable).with_name("nodewise"),)
+
+
+@contextlib.contextmanager
+def serving(program: Sequence[str | Path], arguments: Sequence[str], log: Path) -> Iterator[MeasuredExtender]:
+    """Run an extender command until the block ends; yields it when it is ready."""
+    began_s = time.monotonic()
+    with _started([*program, "extender", *arguments], log) as process:
+        answer = _line(process, "health")
+        process.wait_ready(lambda: _is_ready(answer["health"]), 120)
+        yield MeasuredExtender(process, answer["address"], answer["health"], time.monotonic() - began_s)
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", f"bench.{name}"]
+
+
+def _certificate_arguments(certificates: Certificates) -> list[str]:
+    pair = certificates.server
+    return [f"--cert={pair.cert}", f"--key={pair.key}", f"--client-ca={certificates.client_ca}"]
+
+
+@contextlib.contextmanager
+def _started(arguments: Sequence[str | Path], log: Path) -> Iterator[Process]:
+    """Run a process whose settings come from its arguments alone, until the block ends."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NODEWISE_", "KUBE"))}
+    log.unlink(missing_ok=True)  # else lines of an earlier process would be read
+    process = Process(arguments, log, kept | {"NO_PROXY": "127.0.0.1"})
+    with stopped_on_error(process), process:
+        yield process
+
+
+def _line(process: Process, key: str) -> dict[str, str]:
+    """Wait for the first JSON line of the log that has the key."""
+    answers: list[dict[str, str]] = []
+
+    def has_line() -> bool:
+        for line in process.log.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                answer = json.loads(line)
+                if isinstance(answer, dict) and key in answer:
+                    answers.append(answer)
+        return bool(answers)
+
+    process.wait_ready(has_line)
+    return answers[0]
+
+
+def _is_ready(health: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{health}/readyz") as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def _kubeconfig(folder: Path, server: str, certificates: Certificates) -> Path:
+    """Write a kubeconfig; JSON is valid YAML."""
+    cluster = {"server": server, "certificate-authority": str(certificates.server_ca)}
+    user = {
+        "client-certificate": str(certificates.nodewise.cert),
+        "client-key": str(certificates.nodewise.key),
+    }
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "bench",
+        "clusters": [{"name": "bench", "cluster": cluster}],
+        "users": [{"name": "nodewise", "user": user}],
+        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "nodewise"}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(document))
+    return path

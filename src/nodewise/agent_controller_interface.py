@@ -1,0 +1,97 @@
+"""Controllers: the part of nodewise's own agents that writes to the API server. Not part of the public contract."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from nodewise.agent import AgentKind, ObjectKey, Snapshot
+from nodewise.clock import Clock
+from nodewise.kube.api_server_interface import Api
+from nodewise.kube.event_recorder import EventRecorder
+from nodewise.kube.store import Store
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+
+class WriteCounter:
+    """A count that one task increments and another reads."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class ReservationCleaner(Protocol):
+    """Removes reservations from the allocation records of nodes, apart from binds.
+
+    After any kind of `NodewiseError` it is unknown what was done.
+    """
+
+    async def drop(self, node: str, pod: ObjectKey, uid: str, pod_version: str) -> bool:
+        """Remove a pod's reservation if it was planned on that version of the pod, unless the pod is on the node.
+
+        This reads the pod from the API server, and changes it first where a Binding may still be on its way. Returns
+        whether the pod is not on the node.
+        """
+        ...
+
+    async def prune(self, node: str, pod_versions: Mapping[str, str]) -> None:
+        """Remove reservations that no longer count; by pod uid, the version that each was planned on."""
+        ...
+
+
+class Relister(Protocol):
+    """Lists the objects of the stores from the API server again."""
+
+    async def read(self, name: str) -> Store[Any]:
+        """A new list of `nodes`, or of a name in `Watched`, in a store of its own."""
+        ...
+
+    def begin(self) -> None:
+        """Fill all stores from new lists, soon, and compute the next snapshot from nothing."""
+        ...
+
+
+class Handle(NamedTuple):
+    """What a controller may use."""
+
+    api: Api
+    objects: Mapping[str, Store[Any]]
+    """By the name in `Watched`."""
+    nodes: Store[Any]
+    recorder: EventRecorder
+    clock: Clock
+    metrics_registry: MetricsRegistry
+    node_writes: WriteCounter
+    """Counts writes to nodes, each of which kube-scheduler takes for a cluster event."""
+    namespace: str
+    """nodewise's own namespace."""
+    snapshot: Callable[[], Snapshot]
+    """Returns the newest snapshot."""
+    relister: Relister
+    reservations: ReservationCleaner | None
+    """None if no agent binds."""
+
+
+class Controller(ABC):
+    """Makes the objects on the API server match the snapshot."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Take the lead: discard what is known of the objects, because another leader may have changed them."""
+
+    @abstractmethod
+    async def step(self, snapshot: Snapshot) -> None:
+        """Write what differs from the snapshot. Called in the leader for new snapshots, one call at a time.
+
+        Raises kinds of `NodewiseError`; the next step tries again.
+        """
+
+    def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        """Endless tasks for every replica, the leader or not."""
+        return ()
+
+
+class ControllerKind(AgentKind):
+    """An agent that has a controller."""
+
+    @abstractmethod
+    def controller(self, options: Any, handle: Handle) -> Controller: ...

@@ -1,0 +1,353 @@
+"""The GPU requests of a pod, parsed once and then compared with all nodes at once.
+
+Only requests of ordinary containers are served, because the annotations that tell the node about the chosen GPUs have
+no place for other containers. A limit without a request counts as the request, as the API server defaults it; `decide`
+reads pods that did not pass the API server. Sources: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go` and
+`docs/usage.md`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from nodewise.agents.gpu import allocation_record_limits, extended_resource_amounts, node_gpus
+from nodewise.agents.gpu.extended_resource_amounts import Amounts
+from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
+from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, cpu_milli, is_sidecar
+from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
+from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
+from nodewise.errors import shown, truncate
+
+ALLOW: Final = "gas-allow"
+DENY: Final = "gas-deny"
+SAME_GPU: Final = "gas-same-gpu"
+LINKED: Final = "gas-allocate-xelink"
+SINGLE_NUMA: Final = "gas-allocate-single-numa"
+MODELS: Final = "nodewise.io/gpu-models"
+PLACEMENT: Final = "nodewise.io/gpu-placement"
+
+_MOST_NAMES: Final = 1024
+"""Names in one annotation."""
+MOST_RESOURCES: Final = node_gpus.MOST_RESOURCES
+"""Different GPU resources in one pod. No node has more, and each resource is compared on all nodes."""
+
+
+class ContainerDemand(msgspec.Struct, frozen=True):
+    """The amounts that one container requests of each of its GPUs."""
+
+    name: str
+    count: int = 0
+    """The number of distinct GPUs; 0 for none. It may be more than any node has."""
+    per_gpu: Mapping[str, int] = extended_resource_amounts.NONE
+    """By full resource name, an equal share of the request, rounded down, so it may be 0; the counting resource is 1.
+
+    Resources that are not requested are omitted.
+    """
+
+
+class Demand(NamedTuple):
+    """The GPU demand of a pod. Pods with equal demands fit the same nodes."""
+
+    containers: tuple[ContainerDemand, ...] = ()
+    """All containers, in the order of the pod; () if there is a problem."""
+    same_gpu: tuple[int, ...] = ()
+    """Indices of containers that share one GPU; () or at least two."""
+    linked: bool = False
+    """GPUs come in pairs with an Xe Link; counts are even."""
+    single_numa: bool = False
+    """The GPUs of each container must be in one NUMA node."""
+    allow: frozenset[str] | None = None
+    """Names of the only allowed GPUs; None if all are allowed."""
+    deny: frozenset[str] = frozenset()
+    """Names of GPUs that are not allowed."""
+    models: frozenset[str] | None = None
+    """The only allowed models; None if all are allowed."""
+    placement: Placement | None = None
+    """The placement of the pod; None if the setting applies."""
+    problem: InvalidDemand | None = None
+    """Why the pod fits nowhere."""
+    cpu_milli: int = 0
+    """The CPU request of all containers, for typical pods."""
+
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether the pod concerns the agent. A pod with an invalid demand does."""
+        return self.problem is not None or any(container.count for container in self.containers)
+
+
+NOTHING: Final = Demand()
+"""The demand of a pod that requests no GPU."""
+
+
+class _Refused(Exception):
+    def __init__(self, reason: InvalidDemand) -> None:
+        self.reason = reason
+
+
+def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
+    """Parse the demand of a pod. An invalid one, or one that no node can serve, has a `problem`."""
+    containers, init = pod.spec.containers or (), pod.spec.initContainers or ()
+    if not requests_gpu_resources(pod, profile):
+        return NOTHING
+    try:
+        requests = [_gpu_requests(container, profile) for container in containers]
+        _check_init_containers(init, profile)
+        wanted = tuple(
+            _container_demand(container.name, amounts_of_container, profile)
+            for container, amounts_of_container in zip(containers, requests, strict=True)
+        )
+        if not any(container.count for container in wanted):
+            _refuse_shares_without_gpu(containers, requests, profile)
+            return NOTHING
+        _check_size(wanted)
+        _check_annotations(pod.metadata.annotations or {}, wanted, profile)
+        demand = _parse_demand_annotations(pod.metadata.annotations or {}, options)._replace(
+            containers=wanted
+        )
+        group = _same_gpu_containers(pod, containers, profile)
+        _check_pairs(demand)
+    except _Refused as error:
+        return Demand(problem=error.reason)
+    return demand._replace(same_gpu=group, cpu_milli=cpu_milli(pod))
+
+
+def container_amounts(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
+    """The amounts of each container, not divided among its GPUs. Invalid amounts are omitted."""
+    totals = []
+    for container in pod.spec.containers or ():
+        known = {}
+        for resource, value in _requested_gpu_resources(container, profile).items():
+            try:
+                known[resource] = extended_resource_amounts.parse_amount(value)
+            except ValueError:
+                continue
+        totals.append(Amounts(known) if known else extended_resource_amounts.NONE)
+    return tuple(totals)
+
+
+def requests_gpu_resources(pod: GpuPod, profile: ResourceProfile) -> bool:
+    """Whether any container requests GPU resources, even an amount of 0."""
+    spec = pod.spec
+    return any(
+        _requested_gpu_resources(container, profile)
+        for container in (*(spec.containers or ()), *(spec.initContainers or ()))
+    )
+
+
+def _requested_gpu_resources(
+    container: GpuContainer, profile: ResourceProfile
+) -> dict[str, str | int | float]:
+    """The requests of GPU resources as they are written in the pod."""
+    resources = container.resources
+    if resources is None:
+        return {}
+    return {
+        resource: 0 if value is None else value
+        for source in (resources.limits, resources.requests)
+        for resource, value in (source or {}).items()
+        if profile.has(resource)
+    }
+
+
+def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
+    requests = {}
+    for resource, value in sorted(_requested_gpu_resources(container, profile).items()):
+        try:
+            requests[resource] = extended_resource_amounts.parse_amount(value)
+        except ValueError:
+            where = f"container {truncate(container.name, LONGEST_NAME)}: {truncate(resource, LONGEST_NAME)}"
+            raise _invalid_demand_error(
+                RejectionKind.BAD_ARGS,
+                f"{where} is no whole number",
+                f"{where}: {shown(value)}; expected {extended_resource_amounts.EXPECTED}",
+            ) from None
+    return requests
+
+
+def _check_init_containers(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
+    for container in init:
+        if any(_gpu_requests(container, profile).values()):
+            kind = "a sidecar, an init container that stays" if is_sidecar(container) else "an init container"
+            raise _invalid_demand_error(
+                RejectionKind.BAD_ARGS,
+                f"container {truncate(container.name, LONGEST_NAME)} is {kind}; "
+                "only ordinary containers can have GPUs",
+                "let an ordinary container ask for the GPU",
+            )
+
+
+def _container_demand(name: str, requests: Mapping[str, int], profile: ResourceProfile) -> ContainerDemand:
+    positive = {resource: amount for resource, amount in requests.items() if amount}
+    count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
+    if count:
+        return ContainerDemand(name, count, extended_resource_amounts.divide(positive, count))
+    return ContainerDemand(name)
+
+
+def _refuse_shares_without_gpu(
+    containers: Sequence[GpuContainer], requests: Sequence[Mapping[str, int]], profile: ResourceProfile
+) -> None:
+    """Refuse a pod that requests shares of GPUs without a GPU, which would otherwise get nothing without a message."""
+    for container, amounts_of_container in zip(containers, requests, strict=True):
+        shares = sorted(
+            resource
+            for resource, amount in amounts_of_container.items()
+            if amount and resource not in profile.monitoring
+        )
+        if shares:
+            counts = " or ".join(profile.counts)
+            raise _invalid_demand_error(
+                RejectionKind.BAD_ARGS,
+                f"container {truncate(container.name, LONGEST_NAME)}: "
+                f"{truncate(shares[0], LONGEST_NAME)} without {counts}",
+                f"let the container ask for {counts} as well: the number of its GPUs",
+            )
+
+
+def _check_annotations(
+    annotations: Mapping[str, str], wanted: Sequence[ContainerDemand], profile: ResourceProfile
+) -> None:
+    """Refuse a pod whose annotations would become too large for the API server with those that bind adds."""
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    most = allocation_record_limits.MOST_ANNOTATION_BYTES - allocation_record_limits.max_annotation_bytes(
+        wanted, profile.subdevices
+    )
+    if size > most:
+        raise _invalid_demand_error(
+            RejectionKind.BAD_ARGS,
+            f"the pod's annotations have {size} bytes; at most {most}, so that its GPUs can be added",
+            "remove annotations",
+        )
+
+
+def _check_size(wanted: Sequence[ContainerDemand]) -> None:
+    """Limit the size of a demand, because each pod is compared with thousands of nodes.
+
+    A container that requests more GPUs than any node has costs nothing and is not refused here.
+    """
+    if len(wanted) > allocation_record_limits.MOST_CONTAINERS:
+        raise _invalid_demand_error(
+            RejectionKind.BAD_ARGS,
+            f"the pod has {len(wanted)} containers; at most {allocation_record_limits.MOST_CONTAINERS}"
+            " where one asks for GPUs",
+            "split the pod",
+        )
+    total = sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted)
+    if total > allocation_record_limits.MOST_GPUS:
+        raise _invalid_demand_error(
+            RejectionKind.BAD_ARGS,
+            f"the containers ask for more than {allocation_record_limits.MOST_GPUS} GPUs altogether",
+            "split the pod",
+        )
+    resources = len({resource for container in wanted for resource in container.per_gpu})
+    if resources > MOST_RESOURCES:
+        raise _invalid_demand_error(
+            RejectionKind.BAD_ARGS,
+            f"the containers ask for {resources} resources of GPUs, more than the {MOST_RESOURCES} that nodes have",
+            "ask for fewer resources",
+        )
+
+
+def _parse_demand_annotations(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
+    """The parts of the demand that come from annotations."""
+    if LINKED in annotations and SAME_GPU in annotations:
+        raise _invalid_demand_error(
+            RejectionKind.BAD_ARGS, f"{LINKED} and {SAME_GPU} exclude each other", "remove one of them"
+        )
+    allow, deny = annotations.get(ALLOW), annotations.get(DENY)
+    return Demand(
+        linked=LINKED in annotations,
+        single_numa=SINGLE_NUMA in annotations,
+        allow=_split_names(ALLOW, allow) if options.enable_allowlist and allow is not None else None,
+        deny=_split_names(DENY, deny) if options.enable_denylist and deny is not None else frozenset(),
+        models=_parse_model_annotation(annotations.get(MODELS)),
+        placement=_parse_placement_annotation(annotations.get(PLACEMENT)),
+    )
+
+
+def _split_names(key: str, text: str) -> frozenset[str]:
+    """Names between commas; blanks are part of a name."""
+    if text.count(",") >= _MOST_NAMES:
+        raise _invalid_demand_error(
+            RejectionKind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer"
+        )
+    return frozenset(name for name in text.split(",") if len(name) <= LONGEST_NAME)
+
+
+def _parse_model_annotation(text: str | None) -> frozenset[str] | None:
+    if text is None:
+        return None
+    names = frozenset(filter(None, (name.strip() for name in _split_names(MODELS, text))))
+    if not names:
+        raise _invalid_demand_error(
+            RejectionKind.MALFORMED,
+            f"{MODELS} names no model",
+            "name models between commas, as nodes have them",
+        )
+    return names
+
+
+def _parse_placement_annotation(text: str | None) -> Placement | None:
+    placement = next((word for word in PLACEMENTS if word == text), None)
+    if text is not None and placement is None:
+        words = ", ".join(PLACEMENTS)
+        raise _invalid_demand_error(
+            RejectionKind.MALFORMED, f"{PLACEMENT} is none of {words}", f"it is {shown(text)}"
+        )
+    return placement
+
+
+def _same_gpu_containers(
+    pod: GpuPod, containers: Sequence[GpuContainer], profile: ResourceProfile
+) -> tuple[int, ...]:
+    """Indices of the containers that must share a GPU, in the order of the annotation."""
+    text = (pod.metadata.annotations or {}).get(SAME_GPU)
+    if text is None:
+        return ()
+    names, at = text.split(","), {container.name: index for index, container in enumerate(containers)}
+    if len(names) < 2 or len(set(names)) < len(names) or not at.keys() >= set(names):  # noqa: PLR2004
+        raise _invalid_demand_error(
+            RejectionKind.MALFORMED,
+            f"{SAME_GPU} names two or more of the pod's containers, each once, without blanks",
+            f"it is {shown(text)}",
+            at_once=False,
+        )
+    group = tuple(at[name] for name in names)
+    for index in group:
+        _check_shareable(containers[index], profile)
+    try:
+        extended_resource_amounts.sum_amounts(_gpu_requests(containers[index], profile) for index in group)
+    except OverflowError as error:
+        words = f"{SAME_GPU}: the sum of {truncate(str(error), LONGEST_NAME)}"
+        raise _invalid_demand_error(RejectionKind.OVERFLOW, words, "ask for less", at_once=False) from None
+    return group
+
+
+def _check_shareable(container: GpuContainer, profile: ResourceProfile) -> None:
+    requests = _gpu_requests(container, profile)
+    where = f"container {truncate(container.name, LONGEST_NAME)} of {SAME_GPU}"
+    barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))
+    if barred:
+        raise _invalid_demand_error(
+            RejectionKind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False
+        )
+    if _container_demand(container.name, requests, profile).count != 1:
+        words = f"{where} does not ask for exactly one {' or '.join(profile.counts)}"
+        raise _invalid_demand_error(RejectionKind.CONFLICT, words, "let it ask for one", at_once=False)
+
+
+def _check_pairs(demand: Demand) -> None:
+    for container in demand.containers if demand.linked else ():
+        if container.count % 2:
+            raise _invalid_demand_error(
+                RejectionKind.BAD_ARGS,
+                f"container {truncate(container.name, LONGEST_NAME)}: an odd number of GPUs with {LINKED}",
+                "linked GPUs come in pairs: ask for an even number",
+                at_once=False,
+            )
+
+
+def _invalid_demand_error(kind: RejectionKind, words: str, hint: str, *, at_once: bool = True) -> _Refused:
+    return _Refused(InvalidDemand(kind, words, hint, at_once))

@@ -1,0 +1,139 @@
+"""The namespaces whose policies may affect the whole cluster, and the restrictions in all others. No I/O.
+
+A cluster administrator grants trust: the namespace has the label `nodewise.io/trusted=true`, or it is nodewise's own,
+or a flag names it. Only policies in trusted namespaces label nodes (`deschedule`, `labeling`, so also every `gas-*`
+name, which disables GPUs) and use a raw `query`, which can read every series of Prometheus. In all other namespaces,
+`dontschedule` and `scheduleonmetric` work with metric names, for pods of that namespace.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from nodewise import clock
+from nodewise.agent import ObjectKey
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.taspolicy_parser import Policy, Rule, Strategy
+from nodewise.errors import BadSettings, Problem, shown
+
+NAMESPACES: Final = "namespaces"
+"""The key of the namespaces in `ClusterState.objects`; in a cluster only those with the label are listed."""
+LABEL: Final = "nodewise.io/trusted"
+VALUE: Final = "true"
+CLUSTER_WIDE: Final = ("deschedule", "labeling")
+"""Strategies that write node labels."""
+_MAX_UNTRUSTED_AGE_S: Final = 900.0
+"""A metric is requested once for all rules, with the longest of their ages. An age of a year would make the response of
+Prometheus too large, and policies of other namespaces would get no values of that metric."""
+_MAX_REASONS: Final = 2
+
+
+class NamespaceLabels(msgspec.Struct, frozen=True, rename={"trusted": LABEL}):
+    trusted: Any = None
+
+
+class NamespaceMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    """Always empty."""
+    labels: NamespaceLabels | None = None
+
+
+class NamespaceObject(msgspec.Struct, frozen=True):
+    """The fields of a Namespace that are read."""
+
+    metadata: NamespaceMetadata = NamespaceMetadata()
+
+
+class NamespaceTrust:
+    """Decides which namespaces are trusted, and restricts the policies of the others."""
+
+    def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
+        """`BadSettings` if `--allowed-metrics` is not a regular expression."""
+        self._max_age_s = max(_MAX_UNTRUSTED_AGE_S, max_age_s)
+        self._all = options.trust_all_namespaces
+        self._named = frozenset(filter(None, (options.own_namespace, *options.label_policies_from)))
+        self._allowed = _compile_metric_pattern(options.allowed_metrics)
+
+    def trusted_namespaces(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[str]:
+        """The namespaces that are trusted by their label or by a flag."""
+        namespaces: Mapping[ObjectKey, NamespaceObject] = objects.get(NAMESPACES, {})
+        return self._named.union(name for (_, name), item in namespaces.items() if _has_trust_label(item))
+
+    def is_trusted(self, namespace: str, namespaces: frozenset[str]) -> bool:
+        """Whether policies of a namespace may affect the whole cluster; `namespaces` are the `trusted_namespaces`."""
+        return self._all or namespace in namespaces
+
+    def restrict(self, policy: Policy) -> Policy:
+        """The policy with the restrictions of a namespace that is not trusted.
+
+        Strategies that write node labels are left out, so their metrics are not fetched either. Rules that need trust
+        are unusable: in `dontschedule` they reject every node, in `scheduleonmetric` they express no preference.
+        """
+        omitted = [name for name in CLUSTER_WIDE if name in policy.strategies]
+        kept = {
+            name: Strategy(
+                tuple(self._restrict_rule(rule, policy.namespace) for rule in strategy.rules), strategy.all_of
+            )
+            for name, strategy in policy.strategies.items()
+            if name not in omitted
+        }
+        reasons = [*_no_effect(omitted), *_trust_refusals(kept)]
+        if not reasons:
+            return msgspec.structs.replace(policy, strategies=kept)
+        message = (
+            f"namespace {policy.namespace} is not trusted: {'; '.join(reasons)}; {remedy(policy.namespace)}"
+        )
+        return msgspec.structs.replace(policy, strategies=kept, not_trusted=message)
+
+    def _restrict_rule(self, rule: Rule, namespace: str) -> Rule:
+        refusal = self._refusal(rule)
+        if rule.unusable or not refusal:
+            return rule
+        text = f"namespace {namespace} is not trusted: {refusal}"
+        return msgspec.structs.replace(rule, unusable=text, refusal=refusal, remedy=remedy(namespace))
+
+    def _refusal(self, rule: Rule) -> str:
+        """Why a rule needs trust, without the text of its query; empty if it does not."""
+        if rule.query:
+            return "rules with a query cannot be used"
+        if self._allowed is not None and not self._allowed.fullmatch(rule.metric):
+            return f"metric {rule.metric} is not one of --allowed-metrics"
+        if rule.max_age_s is not None and rule.max_age_s > self._max_age_s:
+            return f"rules with a max_age above {clock.format_duration(self._max_age_s)} cannot be used"
+        return ""
+
+
+def _has_trust_label(namespace: NamespaceObject) -> bool:
+    labels = namespace.metadata.labels
+    return labels is not None and labels.trusted == VALUE
+
+
+def remedy(namespace: str) -> str:
+    """How an administrator grants trust."""
+    return f"a cluster administrator grants trust with: kubectl label namespace {namespace} {LABEL}={VALUE}"
+
+
+def _compile_metric_pattern(text: str) -> re.Pattern[str] | None:
+    if not text:
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        seen = f"{shown(text)}: {error}"
+        raise BadSettings("settings", [Problem("--allowed-metrics", seen, "a regular expression")]) from error
+
+
+def _no_effect(strategies: list[str]) -> Iterator[str]:
+    if strategies:
+        yield f"{' and '.join(strategies)} {'has' if len(strategies) == 1 else 'have'} no effect"
+
+
+def _trust_refusals(strategies: Mapping[str, Strategy]) -> list[str]:
+    """Why rules cannot be used, without duplicates, and few enough that the remedy fits into a condition as well."""
+    refusals = (rule.refusal for strategy in strategies.values() for rule in strategy.rules)
+    different = list(dict.fromkeys(filter(None, refusals)))
+    more = len(different) - _MAX_REASONS
+    return [*different[:_MAX_REASONS], *([f"{more} more rules cannot be used"] if more > 0 else [])]

@@ -1,0 +1,386 @@
+"""Parses a TASPolicy: `telemetry.intel.com/v1alpha1` with the old fields and the optional new ones.
+
+Old fields are parsed as laxly as in the older system; their problems are in `Policy.problems`, which become a
+condition, a log line and the output of `policy lint`. Policies fail closed: a rule that cannot be evaluated is
+`unusable` and rejects every node. An unknown strategy or field makes the whole policy reject every node, because it may
+be the misspelt name of a rule that excludes nodes. The CRD is `deploy/crds/taspolicies.yaml`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from nodewise import clock, quantity
+from nodewise.agents.telemetry.rule_operators import OPERATORS
+from nodewise.errors import UNREADABLE, Problem, did_you_mean, shown
+from nodewise.metrics.aggregation import AGGREGATIONS
+from nodewise.metrics.metrics_source import MetricRequest
+
+STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
+_MAX_LABELING_NAME: Final = 226
+"""Characters of a policy's name: `telemetry.aware.scheduling.<name>` may have 253."""
+_METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
+"""No character that has a meaning in PromQL or in the path of a URL."""
+_MAX_METRIC_NAME: Final = 253
+_MAX_QUERY: Final = 4096
+"""Characters, as in the CRD. Sources of metrics would reject a longer name or query."""
+_MAX_AGE_S: Final = 366 * 86400.0
+MAX_RULES: Final = 100
+"""Rules of one strategy. Each rule has arrays over all nodes: an object of 1.5 MiB of rules would need gigabytes."""
+_MAX_LABELS: Final = 64
+"""Labels of one rule."""
+_MAX_PROBLEMS: Final = 30
+"""Problems of one policy that are listed; further ones are only counted."""
+_STRATEGY_FIELDS: Final = ("policyName", "logicalOperator", "rules")
+_RULE_FIELDS: Final = (
+    "metricname",
+    "operator",
+    "target",
+    "labels",
+    "when_missing",
+    "max_age",
+    "query",
+    "aggregate",
+    "empty_means",
+)
+
+
+class PolicyMetadata(msgspec.Struct, frozen=True):
+    """The metadata of a TASPolicy that is read."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    creationTimestamp: str | None = None  # noqa: N815 - the API's name
+
+
+class PolicyObject(msgspec.Struct, frozen=True):
+    """A TASPolicy as the API server returns it. Spec and status are decoded later: an invalid one affects no other."""
+
+    metadata: PolicyMetadata = PolicyMetadata()
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+    status: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rule. A node breaks it where `metric operator target` is true."""
+
+    metric: str
+    operator: str
+    target: int = 0
+    """Nano-units."""
+    labels: tuple[str, ...] = ()
+    when_missing: Literal["", "pass", "reject"] = ""
+    """Empty: the agent's option applies."""
+    max_age_s: float | None = None
+    """None: the agent's option applies."""
+    query: str = ""
+    """The expression that Prometheus evaluates instead of the metric's name."""
+    aggregate: str = ""
+    """One of `aggregation.AGGREGATIONS`: how several series of one node become one value. Empty: they must be equal."""
+    empty_means: Literal["", "healthy"] = ""
+    """`healthy`: a node without a series keeps the rule, also if the query returns no series at all."""
+    unusable: str = ""
+    """Why the rule cannot be evaluated; empty if it can."""
+    refusal: str = ""
+    """Why the rule needs a trusted namespace, if it is unusable without (`policy_namespace_trust`)."""
+    remedy: str = ""
+    """How to make the rule usable without a change of the policy; empty if there is no such way."""
+
+    def metric_request(self, max_age_s: float = 0.0) -> MetricRequest:
+        """The request to the sources; `max_age_s` is the agent's and applies if the rule has none."""
+        age_s = max_age_s if self.max_age_s is None else self.max_age_s
+        return MetricRequest(self.metric, self.query, age_s, self.aggregate, self.empty_means == "healthy")
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """The rules of one strategy."""
+
+    rules: tuple[Rule, ...] = ()
+    all_of: bool = False
+    """Whether a node must break every rule, instead of any."""
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """A whole policy. Unknown strategies are in `problems`, and make `dontschedule` reject every node."""
+
+    namespace: str
+    name: str
+    created: str = ""
+    """RFC 3339, which sorts by time: of two policies of the same name, the older one sets labels."""
+    strategies: Mapping[str, Strategy] = {}
+    problems: tuple[Problem, ...] = ()
+    not_trusted: str = ""
+    """A message that lists what has no effect without trust in the namespace (`policy_namespace_trust`); empty
+    for none."""
+
+    def rules(self, strategy: str) -> tuple[Rule, ...]:
+        """The rules of a strategy; empty if the policy does not have it."""
+        entry = self.strategies.get(strategy)
+        return entry.rules if entry else ()
+
+
+def parse_policy(policy: PolicyObject) -> Policy:
+    """Parse a policy object. This never fails: problems are part of the result."""
+    parser = _PolicyParser()
+    try:
+        strategies = parser.parse_strategies(msgspec.json.decode(policy.spec))
+    except UNREADABLE as error:
+        strategies = _unusable_policy_strategies(parser.add_problem("spec", str(error), "a JSON object"))
+    parser.check_label_names(policy.metadata.name, strategies)
+    metadata = policy.metadata
+    created = metadata.creationTimestamp or ""
+    return Policy(metadata.namespace, metadata.name, created, strategies, parser.limited_problems())
+
+
+def _unusable_policy_strategies(why: str) -> dict[str, Strategy]:
+    """The strategies of a policy that cannot be understood: every node is rejected."""
+    return {"dontschedule": Strategy((Rule("", "", unusable=why),))}
+
+
+class _PolicyParser:
+    """Parses one policy and collects its problems."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.unknown = ""
+        """The message for the first unknown strategy or field; empty if there is none."""
+
+    def add_problem(self, field: str, seen: str, wanted: str) -> str:
+        self.problems.append(Problem(field, seen, wanted))
+        return str(self.problems[-1])
+
+    def limited_problems(self) -> tuple[Problem, ...]:
+        """The first `_MAX_PROBLEMS` problems and the number of the others."""
+        more = len(self.problems) - _MAX_PROBLEMS
+        rest = (Problem("spec", f"{more} more problems", ""),) if more > 0 else ()
+        return (*self.problems[:_MAX_PROBLEMS], *rest)
+
+    def check_label_names(self, name: str, strategies: Mapping[str, Strategy]) -> None:
+        """Check the policy's name, which is also a label value, and the label key of `deschedule`."""
+        if len(name) > 63:  # noqa: PLR2004 - the length of a label value
+            self.add_problem(
+                "metadata.name",
+                f"{len(name)} characters",
+                "at most 63, because it is the value of a pod label",
+            )
+        if "labeling" in strategies and len(name) > _MAX_LABELING_NAME:
+            wanted = f"at most {_MAX_LABELING_NAME}, because it is part of label keys; no label is set"
+            self.add_problem("metadata.name", f"{len(name)} characters", wanted)
+        if "deschedule" in strategies and not is_valid_label_part(name):
+            self.add_problem("metadata.name", shown(name), "letters, digits, - and . for a label's key")
+        for strategy in strategies.values():
+            if not strategy.rules:
+                self.add_problem("spec.strategies", "a strategy without rules", "at least one rule")
+
+    def parse_strategies(self, spec: Any) -> dict[str, Strategy]:
+        mapping = self._parse_mapping("spec", {} if spec is None else spec)
+        value = mapping.get("strategies")
+        listed = self._parse_mapping("spec.strategies", {} if value is None else value)
+        if self.problems:
+            return _unusable_policy_strategies(str(self.problems[0]))
+        if not listed:
+            self.add_problem("spec.strategies", "none", " or ".join(STRATEGIES))
+        self._report_unknown_keys("spec", mapping, ("strategies",))
+        # the API server drops a strategy that is null
+        named = {name: strategy for name, strategy in listed.items() if strategy is not None}
+        self._report_unknown_keys("spec.strategies", named, STRATEGIES, "an unknown strategy")
+        read = {name: self._parse_strategy(name, listed[name]) for name in STRATEGIES if name in listed}
+        return read | _unusable_policy_strategies(self.unknown) if self.unknown else read
+
+    def _parse_strategy(self, name: str, value: Any) -> Strategy:
+        path = f"spec.strategies.{name}"
+        strategy = self._parse_mapping(path, value)
+        logical = strategy.get("logicalOperator", "")
+        if logical not in ("", "anyOf", "allOf", None):
+            self.add_problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
+        if why := self._report_unknown_keys(path, strategy, _STRATEGY_FIELDS):
+            return Strategy((Rule("", "", unusable=why),))
+        rules = strategy.get("rules")
+        if not isinstance(rules, Sequence) or isinstance(rules, str):
+            why = self.add_problem(f"{path}.rules", shown(rules), "a list of rules")
+            return Strategy((Rule("", "", unusable=why),))
+        if len(rules) > MAX_RULES:
+            why = self.add_problem(f"{path}.rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
+            return Strategy((Rule("", "", unusable=why),))
+        read = tuple(
+            self._parse_rule(f"{path}.rules[{number}]", rule, name) for number, rule in enumerate(rules)
+        )
+        return Strategy(read, all_of=logical == "allOf")
+
+    def _parse_rule(self, path: str, value: Any, strategy: str) -> Rule:
+        before = len(self.problems)
+        rule = self._parse_mapping(path, value)
+        broken = len(self.problems) > before
+        metric, is_metric = self._parse_metric_name(f"{path}.metricname", rule.get("metricname"))
+        broken = broken or not is_metric
+        operator = self._parse_operator(f"{path}.operator", rule.get("operator"), strategy)
+        broken = broken or (operator not in OPERATORS and strategy != "scheduleonmetric")
+        values, invalid = self._optional_fields(path, rule)
+        broken = bool(self._report_unknown_keys(path, rule, _RULE_FIELDS)) or broken or bool(invalid)
+        is_healthy = values["empty_means"] == "healthy"
+        if is_healthy and not values["query"] and "query" not in invalid:
+            self.add_problem(
+                f"{path}.empty_means", shown("healthy"), "only together with query; it is ignored"
+            )
+        return Rule(
+            metric=metric,
+            operator=operator,
+            target=values["target"],
+            labels=self._parse_rule_labels(f"{path}.labels", rule.get("labels")),
+            when_missing=values["when_missing"],
+            max_age_s=values["max_age"],
+            query=values["query"],
+            aggregate=values["aggregate"],
+            empty_means="healthy" if is_healthy and values["query"] else "",
+            unusable=str(self.problems[before]) if broken else "",
+        )
+
+    def _parse_rule_labels(self, path: str, value: Any) -> tuple[str, ...]:
+        """The valid labels; the others are problems and do not affect them."""
+        listed = [] if value is None else value
+        if not isinstance(listed, Sequence) or isinstance(listed, str):
+            self.add_problem(path, shown(value), "a list of texts name=value")
+            return ()
+        if len(listed) > _MAX_LABELS:
+            self.add_problem(path, f"{len(listed)} labels", f"at most {_MAX_LABELS}; the others are left out")
+            listed = listed[:_MAX_LABELS]
+        valid: list[str] = []
+        for number, text in enumerate(listed):
+            name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")
+            if separator and is_valid_label_part(name) and (not value or is_valid_label_part(value)):
+                valid.append(text)
+            else:
+                self.add_problem(f"{path}[{number}]", shown(text), "name=value, both valid for a label")
+        return tuple(valid)
+
+    def _report_unknown_keys(
+        self, path: str, value: Mapping[str, Any], valid: Sequence[str], what: str = "an unknown field"
+    ) -> str:
+        """Add a problem for each key that is not valid. Returns the first message; empty if there is none."""
+        first = ""
+        for name in sorted(value.keys() - set(valid)):
+            # suggestions cost time, and only the first problems are shown
+            hint = did_you_mean(name, valid) if len(self.problems) < _MAX_PROBLEMS else ""
+            field = name if _LABEL_PART.fullmatch(name) else shown(name)
+            text = self.add_problem(f"{path}.{field}", what, ", ".join(valid) + hint)
+            first = first or text
+        self.unknown = self.unknown or first
+        return first
+
+    def _parse_operator(self, path: str, value: Any, strategy: str) -> str:
+        operator = value if isinstance(value, str) else ""
+        if operator not in OPERATORS:
+            self.add_problem(path, shown(value), " or ".join(OPERATORS))
+        elif strategy == "scheduleonmetric" and OPERATORS[operator].order == 0:
+            self.add_problem(path, shown(value), "LessThan or GreaterThan, because this one gives no order")
+        return operator
+
+    def _parse_mapping(self, path: str, value: Any) -> Mapping[str, Any]:
+        if isinstance(value, Mapping):
+            return value
+        self.add_problem(path, shown(value), "an object")
+        return {}
+
+    def _parse_text(self, path: str, value: Any) -> str:
+        if isinstance(value, str) and 0 < len(value) <= _MAX_METRIC_NAME:
+            return value
+        self.add_problem(path, shown(value), f"a name of at most {_MAX_METRIC_NAME} characters")
+        return ""
+
+    def _optional_fields(self, path: str, rule: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The values, with defaults for absent and invalid ones, and the names of the invalid fields."""
+        values = {
+            field: self._parse_optional_field(f"{path}.{field}", rule.get(field), parse, default)
+            for field, (parse, default) in _OPTIONAL_FIELDS.items()
+        }
+        invalid = [field for field, value in values.items() if value is _INVALID]
+        return values | {field: _OPTIONAL_FIELDS[field][1] for field in invalid}, invalid
+
+    def _parse_metric_name(self, path: str, value: Any) -> tuple[str, bool]:
+        """The name of the metric, and whether it is valid."""
+        metric = self._parse_text(path, value)
+        is_valid = _METRIC_NAME.fullmatch(metric) is not None
+        if metric and not is_valid:
+            self.add_problem(path, shown(metric), "letters, digits, _ and -")
+        return metric, is_valid
+
+    def _parse_optional_field(self, path: str, value: Any, parse: Callable[[Any], Any], default: Any) -> Any:
+        """The parsed field, the default if it is absent, or `_INVALID`."""
+        if value is None or value == "":
+            return default
+        try:
+            return parse(value)
+        except ValueError as error:
+            # problems are shown in events of pods, which must not reveal the query
+            seen = f"{len(str(value))} characters" if parse is _parse_query else shown(value)
+            self.add_problem(path, seen, str(error))
+            return _INVALID
+
+
+_LABEL_PART: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+def is_valid_label_part(text: str) -> bool:
+    """Whether a text can be a label's name or value (apimachinery v0.36 `pkg/util/validation`)."""
+    return _LABEL_PART.fullmatch(text) is not None
+
+
+_INVALID: Final = object()
+
+
+def _parse_target(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(quantity.EXPECTED)  # noqa: TRY004 - the caller catches ValueError only
+    try:
+        return quantity.parse(str(value))
+    except ValueError:
+        raise ValueError(quantity.EXPECTED) from None
+
+
+def _parse_duration(value: Any) -> float:
+    try:
+        seconds = clock.parse_duration(str(value))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= _MAX_AGE_S:
+        raise ValueError("a duration such as 30s or 5m, of at most a year")
+    return seconds
+
+
+def _parse_when_missing(value: Any) -> str:
+    if value not in ("pass", "reject"):
+        raise ValueError("pass or reject")
+    return str(value)
+
+
+def _parse_aggregate(value: Any) -> str:
+    if value not in AGGREGATIONS:
+        raise ValueError(" or ".join(AGGREGATIONS))
+    return str(value)
+
+
+def _parse_empty_means(value: Any) -> str:
+    if value != "healthy":
+        raise ValueError("healthy")
+    return "healthy"
+
+
+def _parse_query(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_QUERY:
+        raise ValueError(f"an expression of at most {_MAX_QUERY} characters")
+    return value
+
+
+_OPTIONAL_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], Any]]] = {
+    "target": (_parse_target, 0),
+    "max_age": (_parse_duration, None),
+    "when_missing": (_parse_when_missing, ""),
+    "query": (_parse_query, ""),
+    "aggregate": (_parse_aggregate, ""),
+    "empty_means": (_parse_empty_means, ""),
+}
+"""The parser of each optional field of a rule, and its default."""

@@ -1,0 +1,170 @@
+"""The kubelet's own CPU and memory managers on this node, and their conflicts with the pools.
+
+With the policy `static` the kubelet allocates CPUs to containers and writes their cpusets; its checkpoints
+(pkg/kubelet/cm/cpumanager/state and memorymanager/state of Kubernetes) hold these allocations. With `none` it does
+neither.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from nodewise import trusted_files
+from nodewise.cpu import cpu_set_formats
+from nodewise.cpu.pool_allocations import Allocations
+from nodewise.cpu.pool_planning import EXCLUSIVE, INFRA, NON_ISOLCPUS, SHARED
+from nodewise.errors import BadInput, Problem, Unavailable, shown
+
+DEFAULT_FOLDER: Final = Path("/var/lib/kubelet")
+CPU_STATE: Final = "cpu_manager_state"
+MEMORY_STATE: Final = "memory_manager_state"
+STATIC: Final = "static"
+_MAX_BYTES: Final = 16 * 1024 * 1024
+
+_ALTERNATIVES: Final[Mapping[str, str]] = {
+    EXCLUSIVE: (
+        "cpuManagerPolicy static gives whole CPUs to containers of Guaranteed pods; with the option full-pcpus-only "
+        "whole cores, as a pool's lists are; with distribute-cpus-across-numa evenly from several NUMA nodes, with "
+        "align-by-socket from one socket, with prefer-align-cpus-by-uncorecache from one cache, with "
+        "distribute-cpus-across-cores from many cores; with the feature PodLevelResourceManagers (alpha in 1.36) to a "
+        "pod's containers together"
+    ),
+    SHARED: "cpuManagerPolicy static leaves all CPUs that it has not allocated to all other containers together",
+    INFRA: (
+        "reservedSystemCPUs keeps CPUs for the system's daemons, and with the option strict-cpu-reservation no "
+        "container runs on them"
+    ),
+}
+"""The features of the kubelet that could replace each pool."""
+
+
+class KubeletAllocation(NamedTuple):
+    """CPUs that the kubelet allocated to a container or, without a container, to all containers of a pod together."""
+
+    pod: str
+    container: str
+    cpus: frozenset[int]
+
+    def __str__(self) -> str:
+        who = f"container {self.container} of pod {self.pod}" if self.container else f"pod {self.pod}"
+        return f"{who} has CPUs {cpu_set_formats.format_ranges(self.cpus)}"
+
+
+class KubeletState(NamedTuple):
+    """The policies, by the kubelet's names, and the allocations of its CPU manager."""
+
+    policy: str
+    shared_pool: frozenset[int] = frozenset()
+    """CPUs that are not allocated; all other containers share them."""
+    allocations: tuple[KubeletAllocation, ...] = ()
+    memory_policy: str = "None"
+
+    @property
+    def is_static(self) -> bool:
+        return self.policy == STATIC
+
+
+def read(folder: Path = DEFAULT_FOLDER) -> KubeletState | None:
+    """The state in the checkpoints; None if there is none. Unavailable or BadInput if it cannot be read."""
+    cpu, memory = _read_checkpoint(folder / CPU_STATE), _read_checkpoint(folder / MEMORY_STATE)
+    return None if cpu is None else parse_checkpoints(cpu, memory)
+
+
+def _read_checkpoint(file: Path) -> str | None:
+    try:
+        with file.open("rb") as opened:
+            trusted_files.check_open(opened.fileno(), file)
+            return opened.read(_MAX_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unavailable(
+            "cannot read the kubelet's checkpoint", [Problem(str(file), str(error), "")]
+        ) from error
+
+
+def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
+    """The state in the texts of the two checkpoints. The CPU manager's may be of any of its three versions."""
+    cpu_state = _parse_json_object(cpu, CPU_STATE)
+    memory_state = _parse_json_object(memory, MEMORY_STATE) if memory is not None else {}
+    return KubeletState(
+        str(cpu_state.get("policyName", "none")),
+        _parse_cpus(cpu_state.get("defaultCpuSet", ""), f"{CPU_STATE}: defaultCpuSet"),
+        tuple(_allocations(cpu_state)),
+        str(memory_state.get("policyName", "None")),
+    )
+
+
+def _parse_json_object(text: str, field: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (RecursionError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(text), "a JSON object")])
+    return value
+
+
+def _allocations(cpu_state: Mapping[str, Any]) -> Iterator[KubeletAllocation]:
+    for pod, entry in _check_mapping(cpu_state.get("entries"), "entries").items():
+        if isinstance(entry, str):
+            # version 1 has containers by id, without their pods
+            yield KubeletAllocation("", pod, _parse_cpus(entry, f"entries.{pod}"))
+            continue
+        for container, text in _check_mapping(entry, f"entries.{pod}").items():
+            yield KubeletAllocation(pod, container, _parse_cpus(text, f"entries.{pod}.{container}"))
+    for pod, entry in _check_mapping(cpu_state.get("podEntries"), "podEntries").items():
+        text = _check_mapping(entry, f"podEntries.{pod}").get("cpuSet", "")
+        yield KubeletAllocation(pod, "", _parse_cpus(text, f"podEntries.{pod}.cpuSet"))
+
+
+def _check_mapping(value: object, field: str) -> Mapping[str, Any]:
+    if value is None or isinstance(value, dict):
+        return value or {}
+    raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(value), "an object")])
+
+
+def _parse_cpus(text: object, field: str) -> frozenset[int]:
+    if not isinstance(text, str):
+        raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(text), "a CPU list")])
+    return frozenset(cpu_set_formats.parse_list(text, field))
+
+
+def conflicts(kubelet: KubeletState, allocations: Allocations) -> Sequence[Problem]:
+    """The conflicts of the kubelet's managers with the pools, each with its remedy."""
+    if not kubelet.is_static:
+        return []
+    ours = allocations.cpus
+    exclusive = {
+        cpu for pool, cpu_list in allocations.cpu_lists if pool.is_exclusive for cpu in cpu_list.cpus
+    }
+    problems = [
+        Problem(
+            str(allocation),
+            f"CPUs {cpu_set_formats.format_ranges(allocation.cpus & ours)} are in the node's pools",
+            "others",
+        )
+        for allocation in kubelet.allocations
+        if allocation.cpus & ours
+    ]
+    if open_to_all := kubelet.shared_pool & exclusive:
+        seen = (
+            f"CPUs {cpu_set_formats.format_ranges(open_to_all)} of exclusive pools are open to all containers"
+        )
+        wanted = "reservedSystemCPUs to have them, and the policy option strict-cpu-reservation"
+        problems.append(Problem(f"kubelet's cpuManagerPolicy {kubelet.policy}", seen, wanted))
+    if kubelet.memory_policy.lower() == STATIC:
+        seen = "sets the NUMA nodes of containers of Guaranteed pods, as the node agent does with --enforce"
+        problems.append(Problem("kubelet's memoryManagerPolicy Static", seen, "None"))
+    return problems
+
+
+def kubelet_alternatives(allocations: Allocations) -> Mapping[str, str]:
+    """The features of the kubelet that could replace each of the node's pools."""
+    names = {NON_ISOLCPUS: EXCLUSIVE}
+    return {
+        pool: _ALTERNATIVES[names.get(pool, pool)]
+        for pool in allocations.pools
+        if names.get(pool, pool) in _ALTERNATIVES
+    }

@@ -1,0 +1,243 @@
+"""The distribution of a machine's cores to pools.
+
+Standard library only.
+
+Exclusive cores are chosen first, then shared ones, then explicitly listed ones; the others are infra. If the kernel
+isolates cores, exclusive and shared cores are chosen from these, and infra from the others. A core is never divided:
+all its CPUs are in one list.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu import core_list_option, speed_select
+from nodewise.cpu.cpu_set_formats import format_list
+from nodewise.cpu.topology import Core, Topology
+from nodewise.errors import BadInput, Problem, shown
+
+EXCLUSIVE: Final = "exclusive"
+SHARED: Final = "shared"
+INFRA: Final = "infra"
+NON_ISOLCPUS: Final = "exclusive-non-isolcpus"
+
+IS_EXCLUSIVE: Final[Mapping[str, bool]] = {EXCLUSIVE: True, SHARED: False, NON_ISOLCPUS: True, INFRA: False}
+"""All pools in the order in which they are filled, and whether each of their lists is for one task only."""
+
+
+class PoolOptions(NamedTuple):
+    """The sizes of pools, from the options of `init` and `plan`."""
+
+    exclusive: int = 4
+    shared: int = 1
+    exclusive_mode: str = "packed"
+    """`packed` takes all cores of a socket before the next socket's, `spread` one of each socket in turn."""
+    shared_mode: str = "packed"
+    non_isolcpus: str = core_list_option.OFF
+    """Cores outside the isolated ones that are exclusive as well, by number; `-1` for none."""
+
+
+class PoolPlan(NamedTuple):
+    """The CPU lists of each pool and socket, and warnings for the operator."""
+
+    pools: Mapping[str, Mapping[int, tuple[str, ...]]]
+    warnings: tuple[Problem, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The output of `nodewise cpu plan -o json`."""
+        return {
+            "pools": {
+                pool: {str(socket): list(lists) for socket, lists in sockets.items()}
+                for pool, sockets in self.pools.items()
+            }
+        }
+
+
+class _Candidates(NamedTuple):
+    """The cores to choose from for each pool that has a size, in the order of choice."""
+
+    exclusive: Sequence[Core]
+    shared: Sequence[Core]
+    infra: Sequence[Core]
+
+
+def plan(
+    topology: Topology,
+    options: PoolOptions,
+    fast: Collection[int] = (),
+    preferences: Mapping[int, str] | None = None,
+) -> PoolPlan:
+    """The pools of a machine.
+
+    `fast` are the CPUs with a higher base frequency, if SST-BF is on. `preferences` has the energy performance
+    preference of each CPU, if SST-CP is on; it takes precedence over SST-BF. The same arguments always give the same
+    lists. BadInput has the reason if the machine cannot be divided like that.
+    """
+    _check_counts(options)
+    warnings = [*topology.unread]
+    isolated = _isolated_cores(topology, options, warnings)
+    quick = frozenset(core for core in topology.cores if set(core.cpus) <= set(fast))
+    candidates = _candidate_cores(topology, options, isolated, quick & isolated, preferences, warnings)
+    taken: dict[Core, str] = {}
+
+    def take(pool: str, among: Iterable[Core], count: int | None) -> None:
+        free = sorted((core for core in among if core not in taken), key=lambda core: core not in quick)
+        _check_enough_cores(pool, len(free), count)
+        taken.update(dict.fromkeys(free[:count], pool))
+
+    take(EXCLUSIVE, candidates.exclusive, options.exclusive)
+    take(SHARED, candidates.shared, options.shared)
+    if options.non_isolcpus != core_list_option.OFF:
+        taken.update(
+            dict.fromkeys(
+                _exclusive_non_isolated_cores(topology, options.non_isolcpus, taken, isolated), NON_ISOLCPUS
+            )
+        )
+    take(INFRA, candidates.infra, None)
+    pools = [
+        pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != core_list_option.OFF
+    ]
+    return PoolPlan({pool: _lists(topology, pool, taken) for pool in pools}, tuple(warnings))
+
+
+def _check_counts(options: PoolOptions) -> None:
+    """BadInput if the number of cores of a pool is negative."""
+    problems = [
+        Problem(f"number of {pool} cores", str(count), "0 or more")
+        for pool, count in ((EXCLUSIVE, options.exclusive), (SHARED, options.shared))
+        if count < 0
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores into pools", problems)
+
+
+def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
+    """The cores all of whose CPUs are isolated; BadInput if there are some, but fewer than requested."""
+    isolated = frozenset(core for core in topology.cores if set(core.cpus) <= topology.isolated)
+    for core in topology.cores:
+        alone = topology.isolated.intersection(core.cpus)
+        if alone and core not in isolated:
+            seen = f"only CPU {format_list(alone)} isolated"
+            warnings.append(Problem(f"core {core.core}", seen, f"all of {core.text}"))
+    wanted = options.exclusive + options.shared
+    if isolated and len(isolated) < wanted:
+        what = f"{wanted} cores for the pools exclusive and shared"
+        raise BadInput("too few cores are isolated", [Problem("isolated cores", str(len(isolated)), what)])
+    if isolated and len(isolated) > wanted:
+        what = f"{wanted} for the pools exclusive and shared: the others stay unused"
+        warnings.append(Problem("isolated cores", str(len(isolated)), what))
+    return isolated
+
+
+def _candidate_cores(
+    topology: Topology,
+    options: PoolOptions,
+    isolated: frozenset[Core],
+    quick: frozenset[Core],
+    preferences: Mapping[int, str] | None,
+    warnings: list[Problem],
+) -> _Candidates:
+    """The candidates by SST-CP, by SST-BF, by the kernel's isolation, or all cores: the first that applies."""
+    if preferences is not None and isolated:
+        return _candidates_by_power_class(_order_packed(topology.cores), options, isolated, preferences)
+    exclusive = _order_function(options.exclusive_mode, "exclusive mode", warnings)
+    shared = _order_function(options.shared_mode, "shared mode", warnings)
+    if not isolated:
+        return _Candidates(exclusive(topology.cores), shared(topology.cores), _order_packed(topology.cores))
+    others = [core for core in topology.cores if core not in isolated]
+    return _Candidates(exclusive(quick or isolated), shared(isolated), _order_packed(others))
+
+
+def _order_packed(cores: Iterable[Core]) -> Sequence[Core]:
+    """All cores of a socket before the next socket's."""
+    return sorted(cores, key=lambda core: (core.socket, core.core))
+
+
+def _order_spread(cores: Iterable[Core]) -> Sequence[Core]:
+    """One core of each socket in turn, until the socket has no more."""
+    sockets: dict[int, list[Core]] = {}
+    for core in _order_packed(cores):
+        sockets.setdefault(core.socket, []).append(core)
+    return [core for core in chain.from_iterable(zip_longest(*sockets.values())) if core is not None]
+
+
+def _order_function(
+    mode: str, field: str, warnings: list[Problem]
+) -> Callable[[Iterable[Core]], Sequence[Core]]:
+    orders = {"packed": _order_packed, "spread": _order_spread}
+    if mode not in orders:
+        warnings.append(Problem(field, shown(mode), "packed or spread: packed is taken"))
+    return orders.get(mode, _order_packed)
+
+
+def _candidates_by_power_class(
+    cores: Sequence[Core], options: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
+) -> _Candidates:
+    """The candidates by SST-CP: the first class is exclusive, the second shared; of two classes the first is both."""
+    classes = speed_select.power_classes(cores, preferences)
+    wanted = _class_sizes(list(classes), options)
+    problems = [
+        Problem(f"cores of class {name}", str(len(classes[name])), f"{count}, as many as are asked for")
+        for name, count in wanted.items()
+        if len(classes[name]) != count
+    ]
+    loose = [core for name in wanted for core in classes[name] if core not in isolated]
+    problems += [
+        Problem(f"core {core.core}", "not isolated", "isolated cores in the first classes") for core in loose
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores by core power", problems)
+    exclusive, *shared, last = classes.values()
+    infra = [core for core in last if core not in isolated]
+    return _Candidates(exclusive, shared[0] if shared else exclusive, infra)
+
+
+def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int]:
+    """How many cores each class of isolated cores must have. BadInput unless there are two or three classes."""
+    if len(names) == 3:  # noqa: PLR2004 - one class a pool
+        return {names[0]: options.exclusive, names[1]: options.shared}
+    if len(names) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
+        return {names[0]: options.exclusive + options.shared}
+    seen = ", ".join(names) or "none"
+    wanted = "two or three of " + ", ".join(speed_select.CLASSES)
+    problem = Problem("energy performance preferences", seen, wanted)
+    raise BadInput("cannot divide the cores by core power", [problem])
+
+
+def _check_enough_cores(pool: str, free: int, count: int | None) -> None:
+    """BadInput if the pool needs more cores than are free; the pool infra needs at least one."""
+    if free >= (1 if count is None else count):
+        return
+    seen = f"{free} cores available" if free else "no free cores"
+    wanted = f"{count} requested" if count is not None else "at least one"
+    raise BadInput("cannot divide the cores into pools", [Problem(f"pool {pool}", seen, wanted)])
+
+
+def _exclusive_non_isolated_cores(
+    topology: Topology, text: str, taken: Mapping[Core, str], isolated: frozenset[Core]
+) -> Sequence[Core]:
+    cores = core_list_option.parse_cores(text, topology)
+    problems = [
+        Problem(
+            core_list_option.FIELD, f"core {core.core} is in pool {taken[core]}", "cores of no other pool"
+        )
+        for core in cores
+        if core in taken
+    ]
+    problems += [
+        Problem(core_list_option.FIELD, f"core {core.core} is isolated", "cores that are not")
+        for core in cores
+        if core in isolated and core not in taken
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores into pools", problems)
+    return cores
+
+
+def _lists(topology: Topology, pool: str, taken: Mapping[Core, str]) -> Mapping[int, tuple[str, ...]]:
+    """The CPU lists of each socket: one for each core of an exclusive pool, else one of all cores."""
+    lists: dict[int, tuple[str, ...]] = {}
+    for socket in topology.sockets:
+        texts = [core.text for core in topology.cores if core.socket == socket and taken.get(core) == pool]
+        lists[socket] = tuple(texts) if IS_EXCLUSIVE[pool] or not texts else (",".join(texts),)
+    return lists

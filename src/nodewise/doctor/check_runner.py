@@ -1,0 +1,125 @@
+"""Selects checks and their facts, runs the checks, and makes the report."""
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
+from typing import Final
+
+from nodewise.doctor.check_declaration import Check
+from nodewise.doctor.checks import CHECKS
+from nodewise.doctor.facts import Facts, UnavailableFact
+from nodewise.doctor.findings import (
+    CATALOGUE,
+    NOT_CHECKED,
+    SEVERITIES,
+    Finding,
+    NotChecked,
+    Report,
+    Result,
+    Severity,
+    finding,
+)
+from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
+from nodewise.terminal_escaping import short
+
+_MAX_LISTED: Final = 3
+_MAX_FINDINGS: Final = 10
+"""Of one id; further ones are only counted."""
+
+
+def _checks_not_skipped(skip: Collection[str]) -> list[Check]:
+    """The checks with an id that is not skipped."""
+    return [check for check in CHECKS if not set(check.ids) <= set(skip)]
+
+
+def fields_of_needed_facts(skip: Collection[str] = ()) -> frozenset[str]:
+    """The fields of `Facts` that have to be collected."""
+    return frozenset().union(*(check.fields for check in _checks_not_skipped(skip)))
+
+
+def examine(facts: Facts, skip: Collection[str] = ()) -> Report:
+    """The report without the findings to skip: by severity, then in the order of the catalogue."""
+    results = dict.fromkeys(_run_checks(facts, skip))
+    findings = [result for result in results if isinstance(result, Finding)]
+    missing = [result for result in results if isinstance(result, NotChecked)]
+    findings += [] if NOT_CHECKED in skip else _findings_of_missing_facts(missing)
+    reasons = _reasons_not_checked(missing)
+    checked = [id_ for id_ in CATALOGUE if id_ not in {*skip, *reasons, NOT_CHECKED}]
+    examined = tuple(_describe_examined(facts, fields_of_needed_facts(skip)))
+    return Report(
+        _limit_findings(sorted(findings, key=_finding_sort_key)), checked, list(reasons.items()), examined
+    )
+
+
+def _run_checks(facts: Facts, skip: Collection[str]) -> Iterator[Result]:
+    for check in _checks_not_skipped(skip):
+        yield from (result for result in check.run(facts) if result.id not in skip)
+
+
+def _reasons_not_checked(missing: Iterable[NotChecked]) -> dict[str, str]:
+    """Why checks were not made, by id, in the order of the catalogue."""
+    by_id: dict[str, dict[str, None]] = {}
+    for id_, unavailable in missing:
+        by_id.setdefault(id_, {})[f"{unavailable.what}: {unavailable.reason}"] = None
+    return {id_: short("; ".join(by_id[id_])) for id_ in CATALOGUE if id_ in by_id}
+
+
+def _finding_sort_key(item: Finding) -> tuple[int, int, str, str]:
+    return (
+        SEVERITIES.index(item.severity),
+        list(CATALOGUE).index(item.id),
+        item.object,
+        item.found,
+    )
+
+
+def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """The first findings of each id, and the number of the others."""
+    kept: list[Finding] = []
+    for _, group in groupby(findings, key=lambda item: (item.severity, item.id)):
+        same = list(group)
+        kept += same[:_MAX_FINDINGS]
+        if len(same) > _MAX_FINDINGS:
+            more = f"{len(same) - _MAX_FINDINGS} more"
+            kept.append(same[-1]._replace(object=more, found="of the same kind"))
+    return kept
+
+
+def _findings_of_missing_facts(missing: Iterable[NotChecked]) -> Iterator[Finding]:
+    """One finding for each fact that is unavailable, with the checks that need it."""
+    by_fact: dict[UnavailableFact, dict[str, None]] = {}
+    for result in missing:
+        by_fact.setdefault(result.unavailable, {})[result.id] = None
+    for unavailable, ids in by_fact.items():
+        more = f" and {len(ids) - _MAX_LISTED} more checks" if len(ids) > _MAX_LISTED else ""
+        actual = f"{unavailable.reason}; not checked: {', '.join(list(ids)[:_MAX_LISTED])}{more}"
+        expected = f"the right to {unavailable.right}" if unavailable.right else "to be readable"
+        remedy = unavailable.remedy
+        if not remedy and not unavailable.right:  # the catalogue's remedy is to grant the right
+            remedy = "correct what is named, or leave it out with --skip"
+        severity: Severity = "note" if unavailable.is_minor else "warning"
+        yield finding(NOT_CHECKED, unavailable.what, actual, expected, remedy=remedy, severity=severity)
+
+
+def _describe_examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
+    """What was examined, in words."""
+    values = {name: getattr(facts, name) for name in fields}
+    read = {name: value for name, value in values.items() if not isinstance(value, UnavailableFact)}
+    if "schedulers" in read:
+        where = [
+            scheduler.where
+            for scheduler in read["schedulers"]
+            if isinstance(scheduler.configuration, SchedulerConfiguration)
+        ]
+        names = f" ({', '.join(where[:_MAX_LISTED])})" if where else ""
+        yield f"{_format_count(len(where), 'configuration')} of kube-scheduler{names}"
+    if "extenders" in read:
+        replicas = sum(extender.workload.replicas for extender in read["extenders"])
+        yield f"{_format_count(replicas, 'replica')} of nodewise"
+    if "node_count" in read:
+        yield _format_count(read["node_count"], "node")
+    if "policies" in read:
+        yield _format_count(len(read["policies"]), "TASPolicy", "TASPolicies")
+
+
+def _format_count(number: int, name: str, plural: str = "") -> str:
+    return f"{number:,} {name if number == 1 else plural or f'{name}s'}"

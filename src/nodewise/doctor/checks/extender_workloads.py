@@ -1,0 +1,138 @@
+"""Checks of nodewise's own workloads: whether they are ready, may do what they need to, and nothing more."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from nodewise.agents.telemetry.policy_namespace_trust import LABEL
+from nodewise.doctor.check_declaration import check
+from nodewise.doctor.facts import (
+    AdmissionPolicy,
+    Extenders,
+    ExtenderWorkload,
+    MissingRights,
+    Registration,
+    UnavailableFact,
+)
+from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, Severity, finding
+from nodewise.doctor.parsing import workloads
+from nodewise.terminal_escaping import short
+
+_MAX_RIGHTS: Final = 6
+_MAX_LISTED: Final = 3
+
+
+@check("replicas-not-ready")
+def check_installation(
+    extenders: Extenders,
+    namespaces: tuple[str, ...],
+    registrations: tuple[Registration | UnavailableFact, ...] = (),
+) -> Iterator[Finding]:
+    id_ = "replicas-not-ready"
+    is_reached = any(
+        isinstance(registration, Registration) and registration.server.address
+        for registration in registrations
+    )
+    if not extenders and not is_reached:  # a server that responds may run outside of this cluster
+        where = ", ".join(f"Namespace/{name}" for name in namespaces) or "cluster"
+        actual, expected = (
+            "no workload runs nodewise extender",
+            "a Deployment that does, or -n with its namespace",
+        )
+        yield finding(id_, where, actual, expected, remedy="install it: docs/install.md")
+
+
+@check("replicas-not-ready")
+def check_ready_replicas(extenders: Extenders) -> Iterator[Finding]:
+    id_ = "replicas-not-ready"
+    for workload in (extender.workload for extender in extenders):
+        if not workload.replicas:
+            if not workload.where.startswith("Pod/"):
+                yield finding(id_, workload.where, "has 0 replicas", "at least one")
+        elif workload.ready is not None and workload.ready < workload.replicas:
+            reasons = f": {'; '.join(dict.fromkeys(workload.problems))}" if workload.problems else ""
+            actual = f"{workload.ready} of {workload.replicas} are ready{reasons}"
+            severity: Severity = "warning" if workload.ready else "error"
+            yield finding(id_, workload.where, actual, "all", severity=severity)
+
+
+@check("rights-missing")
+def check_rights(missing_rights: tuple[MissingRights, ...], extenders: Extenders = ()) -> Iterator[Result]:
+    for extender in extenders:
+        if extender.unread_settings is not None:  # the settings say which agents need rights
+            yield NotChecked("rights-missing", extender.unread_settings)
+    for account, missing in missing_rights:
+        if missing:
+            more = f" and {len(missing) - _MAX_RIGHTS} more" if len(missing) > _MAX_RIGHTS else ""
+            actual = f"may not {'; '.join(map(str, missing[:_MAX_RIGHTS]))}{more}"
+            yield finding("rights-missing", account, actual, "the rights of deploy/*.yaml")
+
+
+@check("admission-policy-missing")
+def check_missing_admission_policies(
+    extenders: Extenders, admission_policies: tuple[AdmissionPolicy, ...]
+) -> Iterator[Finding]:
+    """Accounts whose writes no policy limits, and the namespace label that everybody may set."""
+    id_ = "admission-policy-missing"
+    writing = [extender for extender in extenders if _has_own_service_account(extender)]
+    for extender in writing:
+        yield from _check_account_admission_policy(extender, admission_policies)
+    if writing and not any(
+        _admission_policy_matches(policy, "namespaces", LABEL) for policy in admission_policies
+    ):
+        where, actual = (
+            "ValidatingAdmissionPolicy/nodewise-trust",
+            f"no policy limits who may set the namespace label {LABEL}",
+        )
+        yield finding(id_, where, actual, "the policy of deploy/trust.yaml, with a binding that denies")
+
+
+def _has_own_service_account(extender: ExtenderWorkload) -> bool:
+    """Whether it writes to a cluster with an account that it does not share with kube-scheduler."""
+    containers = extender.workload.containers
+    is_shared = any(workloads.runs(container, "kube-scheduler") for container in containers)
+    return not (is_shared or extender.is_set("no_cluster") or extender.settings.get("objects_from"))
+
+
+def _check_account_admission_policy(
+    extender: ExtenderWorkload, admission_policies: tuple[AdmissionPolicy, ...]
+) -> Iterator[Finding]:
+    namespace, account = extender.workload.namespace, extender.workload.account
+    files = {"nodes": "deploy/rbac.yaml"} | ({"pods": "deploy/gpu.yaml"} if "gpu" in extender.agents else {})
+    user = f"'system:serviceaccount:{namespace}:{account}'"
+    for resource, file in files.items():
+        if not any(_admission_policy_matches(policy, resource, user) for policy in admission_policies):
+            actual = f"no policy limits what it writes to {resource}"
+            expected = f"the policy of {file} for this account, with a binding that denies"
+            where = f"ServiceAccount/{namespace}/{account}"
+            yield finding("admission-policy-missing", where, actual, expected)
+
+
+def _admission_policy_matches(policy: AdmissionPolicy, resource: str, text: str) -> bool:
+    """Whether a policy matches a resource under a condition that contains the text."""
+    return resource in policy.resources and any(text in condition for condition in policy.conditions)
+
+
+@check(NOT_CHECKED)
+def check_other_namespaces(
+    programs_elsewhere: tuple[str, ...] = (), namespaces: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    """Programs that were not examined: a tenant's, or those of a namespace that -n does not name."""
+    if programs_elsewhere:
+        count = len(programs_elsewhere)
+        more = f" and {count - _MAX_LISTED} more" if count > _MAX_LISTED else ""
+        where = ", ".join(short(name, 100) for name in programs_elsewhere[:_MAX_LISTED]) + more
+        actual = (
+            f"run or are named as a scheduler, a descheduler or nodewise, outside {', '.join(namespaces)}"
+        )
+        remedy = f"if they are yours: -n {short(programs_elsewhere[0].split('/')[1], 80)}"
+        expected = "nothing, if they are a tenant's"
+        yield finding(NOT_CHECKED, where, actual, expected, remedy=remedy, severity="note")
+
+
+CHECKS: Final = (
+    check_installation,
+    check_ready_replicas,
+    check_rights,
+    check_missing_admission_policies,
+    check_other_namespaces,
+)

@@ -1,0 +1,228 @@
+"""The files that `nodewise configure` writes on a kubeadm host, read by the real kube-scheduler, which decodes
+strictly.
+
+kube-scheduler starts with the command line of the written manifest, with paths of the host, since there is no
+container. In tests/node, the kubelet starts it from the manifest.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import child_processes, program_cache
+from tests.cluster.api_client import Object
+from tests.cluster.child_processes import NotReadyError, Process
+from tests.cluster.controlplane import ControlPlane
+from tests.conformance.configure import scheduler_manifests
+from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
+from tests.conformance.configure.scheduler_manifests import with_field
+
+KUBECONFIG = "/etc/kubernetes/scheduler.conf"
+IMAGE = f"registry.k8s.io/kube-scheduler:{program_cache.VERSION}"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> ControlPlaneHost:
+    host_files = ControlPlaneHost(tmp_path / "host")
+    host_files.write(scheduler_manifests.to_yaml(scheduler_manifests.kubeadm_pod(36, image=IMAGE)))
+    return host_files
+
+
+def inside(text: str, host: ControlPlaneHost, plane: ControlPlane) -> str:
+    """Replaces the container's paths in a text by paths of this machine."""
+    names = {"/host/certs": str(host.certs), KUBECONFIG: str(plane.user("system:kube-scheduler").kubeconfig)}
+    for name, here in names.items():
+        text = text.replace(name, here)
+    return text
+
+
+@contextlib.contextmanager
+def scheduler(plane: ControlPlane, host: ControlPlaneHost) -> Iterator[tuple[Process, str]]:
+    """Runs kube-scheduler with the flags of the manifest; yields the process and its address."""
+    path = Path(host.pod["spec"]["containers"][0]["volumeMounts"][1]["mountPath"])
+    folder = plane.folder / f"configured-{child_processes.number()}"
+    folder.mkdir()
+    config = folder / path.name
+    config.write_text(inside(path.read_text(), host, plane))
+    words = [inside(word, host, plane) for word in host.container["command"][1:]]
+    flags = dict(word.removeprefix("--").split("=", 1) for word in words)
+    assert flags["config"] == str(path)
+    port = child_processes.free_port()
+    serving = plane.authority.issue("component", "127.0.0.1")
+    flags |= {
+        "config": str(config),
+        "secure-port": str(port),
+        "tls-cert-file": str(serving.cert),
+        "tls-private-key-file": str(serving.key),
+        "authorization-always-allow-paths": "/healthz,/readyz,/livez,/configz",
+    }
+    process = plane.start_program("kube-scheduler", flags)
+    try:
+        yield process, f"https://127.0.0.1:{port}"
+    finally:
+        process.stop()
+
+
+def read(plane: ControlPlane, host: ControlPlaneHost) -> Object:
+    """The configuration, with defaults, that a running kube-scheduler reports."""
+    with scheduler(plane, host) as (process, address):
+        process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))
+        configuration: Object = plane.api.get(f"{address}/configz")["componentconfig"]
+        assert "strict decoding" not in process.log.read_text().lower()
+        return configuration
+
+
+def is_in(wanted: Any, actual: Any) -> bool:
+    """Whether the actual configuration contains all the written values."""
+    if isinstance(wanted, dict):
+        return isinstance(actual, dict) and all(
+            is_in(value, actual.get(key)) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(actual, list) and len(actual) == len(wanted) and all(map(is_in, wanted, actual))
+    return bool(wanted == actual) or (wanted is False and actual is None)
+
+
+def of_host(host: ControlPlaneHost, plane: ControlPlane) -> Object:
+    """The written configuration with paths of this machine."""
+    value: Object = yaml.safe_load(inside(host.config.read_text(), host, plane))
+    return value
+
+
+TEMPLATES = {
+    "tas": scheduler_manifests.TAS_TEMPLATE,
+    "gas": scheduler_manifests.GAS_TEMPLATE,
+    "both": scheduler_manifests.BOTH_TEMPLATE,
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_of_the_older_systems_are_read(
+    plane: ControlPlane, host: ControlPlaneHost, name: str
+) -> None:
+    host.template.write_text(TEMPLATES[name])
+    assert host.run().code == 0
+    configuration = read(plane, host)
+    assert configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
+    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--agents", "telemetry"],
+        ["--agents", "gpu"],
+        ["--extender", "both", "--weights", "telemetry=3,gpu=20"],
+        ["--agents", "safe,congestion,pigeon,learned", "--one-entry-per-agent"],
+        ["--agents", "telemetry,safe", "--filter-all-pods", "--whole-nodes"],
+        ["--agents", "telemetry", "--insecure"],
+    ],
+    ids=" ".join,
+)
+def test_configurations_of_our_own_are_read(
+    plane: ControlPlane, host: ControlPlaneHost, flags: list[str]
+) -> None:
+    host.template.unlink()
+    ran = host.run(*flags)
+    assert ran.code == 0, ran.err
+    configuration = read(plane, host)
+    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
+    assert len(configuration["extenders"]) == (4 if "pigeon" in flags[1] else 2 if "both" in flags else 1)
+
+
+USERS = """\
+# ours; two teams
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+clientConnection:
+  kubeconfig: /etc/kubernetes/scheduler.conf
+parallelism: 8
+profiles:
+- schedulerName: default-scheduler
+  percentageOfNodesToScore: 50
+  pluginConfig:
+  - name: NodeResourcesFit
+    args:
+      scoringStrategy:
+        type: MostAllocated   # pack
+        resources: [{name: cpu, weight: 1}, {name: memory, weight: 2}]
+- schedulerName: batch
+  plugins:
+    multiPoint:
+      enabled: [{name: NodeAffinity, weight: 7}]
+    score:
+      disabled: [{name: ImageLocality}]
+  pluginConfig:
+  - name: PodTopologySpread
+    args:
+      defaultingType: List
+      defaultConstraints: [{maxSkew: 3, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway}]
+extenders:
+- urlPrefix: http://127.0.0.1:1/other
+  prioritizeVerb: score
+  weight: 3
+"""
+
+
+def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
+    plane: ControlPlane, host: ControlPlaneHost
+) -> None:
+    own = host.k / "own.yaml"
+    own.write_text(USERS)
+    command = [*scheduler_manifests.kubeadm_pod(36)["spec"]["containers"][0]["command"], f"--config={own}"]
+    host.write(
+        scheduler_manifests.to_yaml(
+            with_field(scheduler_manifests.kubeadm_pod(36, image=IMAGE), "spec.containers.0.command", command)
+        )
+    )
+    ran = host.run("--merge")
+    assert ran.code == 0, ran.err
+    assert host.config.read_text().startswith(USERS)
+    configuration = read(plane, host)
+    theirs = yaml.safe_load(USERS)
+    assert [profile["schedulerName"] for profile in configuration["profiles"]] == [
+        "default-scheduler",
+        "batch",
+    ]
+    assert configuration["parallelism"] == 8
+    for wanted, seen in zip(theirs["profiles"], configuration["profiles"], strict=True):
+        args = {plugin["name"]: plugin["args"] for plugin in seen["pluginConfig"]}
+        for plugin in wanted["pluginConfig"]:
+            assert is_in(plugin["args"], args[plugin["name"]])
+    assert configuration["profiles"][0]["percentageOfNodesToScore"] == 50
+    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
+    assert configuration["extenders"][0]["urlPrefix"] == "http://127.0.0.1:1/other"
+
+
+BROKEN = {
+    "unknown field": ("weight: 1", "wait: 1"),
+    "in another case": ("filterVerb", "FilterVerb"),
+    "no duration": ("ignorable: true", "httpTimeout: 5"),
+    "weight below one": ("weight: 1", "weight: 0"),
+    "insecure beside a CA": ("insecure: false", "insecure: true\r\n    caFile: /host/certs/ca.crt"),
+    "a certificate that is not there": ("client.crt", "nobody.crt"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_kube_scheduler_does_not_start_with_is_refused(
+    plane: ControlPlane, host: ControlPlaneHost, what: str
+) -> None:
+    """kube-scheduler refuses the configuration, and `nodewise configure` refuses it before it writes anything."""
+    old, new = BROKEN[what]
+    assert old in scheduler_manifests.TAS_TEMPLATE
+    assert host.run().code == 0
+    whole = host.snapshot()
+    host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace(old, new))
+    assert host.run().code == 1
+    assert host.snapshot() == whole
+    broken = scheduler_manifests.TAS_TEMPLATE.replace(old, new).replace("XVERSIONX", "v1")
+    host.config.write_text(broken)
+    with scheduler(plane, host) as (process, address), pytest.raises(NotReadyError):
+        process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))
+    shutil.rmtree(host.certs)

@@ -1,0 +1,140 @@
+"""Finding and building programs, with a fake go command."""
+
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import go_toolchain, program_cache, skip_conditions
+from tests.cluster.go_toolchain import MissingError
+
+GO = """#!/bin/sh
+case "$1" in
+  env) echo go{version} ;;
+  build)
+    while [ "$1" != -o ]; do shift; done
+    echo "$2" >> {built}
+    case "$2" in *{broken}*) echo "cannot compile" >&2; exit 1 ;; esac
+    printf '#!/bin/sh\\n' > "$2"; /bin/chmod +x "$2" ;;
+esac
+"""
+
+
+class EmptyBuildMachine:
+    """A machine with an empty cache, and with a fake go command if one is given."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._built, self._bin = folder / "built", folder / "bin"
+        self._bin.mkdir()
+        monkeypatch.setenv("PATH", str(self._bin))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+        monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+
+    def install_go(self, version: str = "1.26.8", broken: str = "nothing") -> None:
+        go = self._bin / "go"
+        go.write_text(GO.format(version=version, broken=broken, built=self._built))
+        go.chmod(go.stat().st_mode | stat.S_IXUSR)
+
+    @property
+    def built(self) -> list[str]:
+        """The programs that the go command has built, in order."""
+        return [Path(line).name for line in self._built.read_text().split()] if self._built.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmptyBuildMachine:
+    return EmptyBuildMachine(tmp_path, monkeypatch)
+
+
+def test_programs_are_built_once(machine: EmptyBuildMachine) -> None:
+    machine.install_go()
+    assert program_cache.find() is None
+    assert program_cache.folder() == program_cache.folder() == program_cache.find()
+    assert machine.built == list(program_cache.PROGRAMS)
+
+
+def test_a_folder_that_has_them_all_is_taken(
+    machine: EmptyBuildMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.install_go()
+    whole = program_cache.folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(whole))
+    assert program_cache.find() == whole
+
+
+def test_a_folder_that_lacks_one_is_not(
+    machine: EmptyBuildMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine.install_go()
+    for name in ("etcd", "kube-apiserver", "kubectl"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    assert program_cache.folder() != tmp_path
+    assert "lacks kube-scheduler, kube-controller-manager; taking our own" in capsys.readouterr().err
+
+
+def test_a_build_that_breaks_off_is_not_taken_for_a_whole_one(machine: EmptyBuildMachine) -> None:
+    machine.install_go(broken="kubectl")
+    with pytest.raises(MissingError, match="building kubectl failed:\ncannot compile"):
+        program_cache.folder()
+    assert program_cache.find() is None
+    machine.install_go()
+    assert program_cache.folder() == program_cache.find()
+
+
+def test_two_runs_do_not_build_twice(machine: EmptyBuildMachine) -> None:
+    machine.install_go()
+    runs = [threading.Thread(target=program_cache.folder) for _ in range(2)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert machine.built == list(program_cache.PROGRAMS)
+
+
+@pytest.mark.parametrize("version", ["1.21.1", None], ids=["an old go", "no go"])
+def test_without_a_go_the_error_says_what_to_install(machine: EmptyBuildMachine, version: str | None) -> None:
+    if version:
+        machine.install_go(version)
+    with pytest.raises(MissingError, match=r"install Go 1\.26\.0 or later .* put it on the PATH"):
+        program_cache.folder()
+
+
+def test_the_package_of_go_is_new_enough() -> None:
+    packaged = tuple(int(n) for n in go_toolchain.PACKAGE.partition("==")[2].split("."))
+    assert packaged >= go_toolchain.wanted(program_cache.MODULE)
+
+
+def test_every_kubernetes_program_is_of_one_version() -> None:
+    for module in (program_cache.CONTROL_PLANE, program_cache.KUBELET):
+        assert f"k8s.io/kubernetes {program_cache.VERSION}\n" in (module.folder / "go.mod").read_text()
+
+
+def test_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NODEWISE_REQUIRE", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=r"^not run: no Go; `make controlplane`$"):
+        skip_conditions.not_run("no Go; `make controlplane`")
+
+
+def test_what_cannot_run_fails_where_all_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODEWISE_REQUIRE", "all")
+    with pytest.raises(pytest.fail.Exception, match=r"^not run: no Go"):
+        skip_conditions.not_run("no Go; `make controlplane`")
+
+
+def test_old_builds_go_but_none_that_another_run_may_use(tmp_path: Path) -> None:
+    ages_s = {"newest": 0, "new": 3600, "used": 2 * 3600, "old": 24 * 3600, "oldest": 48 * 3600}
+    for name, age_s in ages_s.items():
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    go_toolchain.tidy(tmp_path.iterdir(), kept=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"newest", "new", "used"}

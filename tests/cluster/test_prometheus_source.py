@@ -1,0 +1,221 @@
+"""The Prometheus source with a real Prometheus: the suite that the fake passes too, and authentication."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx2
+import pytest
+import yaml
+
+from nodewise.errors import NodewiseError
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.series import Series
+from tests.cluster import debian_packages, kubernetes_objects, prometheus_process, read_only_commands
+from tests.cluster.api_client import Object
+from tests.cluster.certificates import CertificateAuthority
+from tests.cluster.namespace_sandboxes import wait
+from tests.unit.metrics.fake_prometheus import SeriesSamples
+from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
+
+HASH = "$2b$04$uCC4cvupet6tuzk0uSInmuxVKhogVpFL4P72LL2SbdR4WtwFaog3e"
+"""The bcrypt hash of `secret`."""
+
+
+class TestReal(PrometheusSuite):
+    @pytest.fixture
+    def prometheus(
+        self, prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+    ) -> Iterator[Holding]:
+        with contextlib.ExitStack() as stack:
+
+            def holding(series: SeriesSamples) -> str:
+                return stack.enter_context(
+                    prometheus_process.prometheus_with_series(prometheus_programs, tmp_path, series)
+                ).url
+
+            yield holding
+
+
+SENSORS = "node_hwmon_temp_celsius"
+HOT = {
+    f'{SENSORS}{{node="hot",sensor="temp1"}}': "41",
+    f'{SENSORS}{{node="hot",sensor="temp2"}}': "97",
+    f'{SENSORS}{{node="warm",sensor="temp1"}}': "40",
+    f'{SENSORS}{{node="warm",sensor="temp2"}}': "60",
+}
+
+
+def decide(url: str, folder: Path, **fields: str) -> Object:
+    """The decision of `nodewise decide` about a pod with a policy and two nodes, with values from Prometheus."""
+    rule = {"metricname": SENSORS, "operator": "GreaterThan", "target": 80, **fields}
+    strategies = {"dontschedule": {"rules": [rule]}, "scheduleonmetric": {"rules": [rule]}}
+    policy = {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": "cool", "namespace": "default"},
+        "spec": {"strategies": strategies},
+    }
+    pod = kubernetes_objects.pod("web", labels={"telemetry-policy": "cool"})
+    pod["metadata"]["namespace"] = "default"
+    trusted = {"name": "default", "labels": {"nodewise.io/trusted": "true"}}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": trusted}
+    nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in ("hot", "warm")]
+    file = folder / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([namespace, *nodes, policy, pod]))
+    done = read_only_commands.run(
+        "decide", str(file), "--metrics=prometheus", f"--prometheus-url={url}", "-o", "json"
+    )
+    decision: Object = json.loads(done.stdout)["decisions"][0]
+    return decision
+
+
+def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+) -> None:
+    """Without an aggregation no node has a value. Every node was accepted, even the one at 97 °C."""
+    with prometheus_process.prometheus_with_series(prometheus_programs, tmp_path / "held", HOT) as server:
+        decision = decide(server.url, tmp_path)
+        assert decision["feasible"] == []
+        assert decision["error"].startswith(
+            f"telemetry policy default/cool: metric {SENSORS} was never fetched"
+        )
+        assert decide(server.url, tmp_path, aggregate="max")["feasible"] == ["warm"]
+        query = f"{SENSORS} > 80"
+        assert decide(server.url, tmp_path, query=query)["feasible"] == ["warm"]
+        query = f"{SENSORS} > 100"
+        assert decide(server.url, tmp_path, query=query)["feasible"] == []
+        decision = decide(server.url, tmp_path, query=query, empty_means="healthy")
+        assert sorted(decision["feasible"]) == ["hot", "warm"]
+
+
+class ChangingExporter:
+    """An exporter of one node whose series change between scrapes."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        exporter = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = exporter.text.encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+
+def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+) -> None:
+    """The samples of the old series are still in the requested range, but Prometheus has marked the series as stale."""
+    exporter = ChangingExporter()
+    exporter.text = 'temp{instance="a",pod="old"} 97\n'
+    job = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [exporter.address]}]}
+    config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": [job]}
+    server = prometheus_process.PrometheusProcess(prometheus_programs, tmp_path / "scraping", config)
+    try:
+        server.start()
+        wait("the old series is scraped", lambda: server.ask("temp") or None)
+        exporter.text = 'temp{instance="a",pod="new"} 2\n'
+        wait(
+            "it has ended",
+            lambda: [sample["metric"]["pod"] for sample in server.ask("temp")] == ["new"] or None,
+        )
+        assert {sample["metric"]["pod"] for sample in server.ask("temp[1m]")} == {"old", "new"}
+        assert [values(fetch(server.url, aggregate=aggregate)) for aggregate in ("", "sum")] == [
+            {"a": 2.0}
+        ] * 2
+    finally:
+        server.stop()
+        exporter.server.shutdown()
+        exporter.server.server_close()
+
+
+class ProtectedPrometheus:
+    """A Prometheus that requires TLS, a client certificate and a password, with the files that a client needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = CertificateAuthority(folder, "prometheus-ca")
+        self.pair = self.authority.issue("nodewise")
+        self.password = folder / "password"
+        self.password.write_text("secret\n")
+        self.url = ""
+
+    def web(self) -> Object:
+        server = self.authority.issue("prometheus", "127.0.0.1")
+        files = {"cert_file": str(server.cert), "key_file": str(server.key)}
+        settings = {
+            "client_auth_type": "RequireAndVerifyClientCert",
+            "client_ca_file": str(self.authority.ca_file),
+        }
+        return {"tls_server_config": files | settings, "basic_auth_users": {"nodewise": HASH}}
+
+    def client(self) -> httpx2.Client:
+        context = self.authority.client_context(self.pair)
+        return httpx2.Client(verify=context, auth=("nodewise", "secret"), trust_env=False)
+
+    def options(self) -> dict[str, str]:
+        return {
+            "prometheus_ca": str(self.authority.ca_file),
+            "prometheus_cert": str(self.pair.cert),
+            "prometheus_key": str(self.pair.key),
+            "prometheus_user": "nodewise",
+            "prometheus_password_file": str(self.password),
+        }
+
+    def fetch(self, **options: str) -> Series:
+        async def once() -> Series:
+            client = source(self.url, **(self.options() | options))
+            try:
+                return await client.fetch(MetricRequest("temp"), time.time())
+            finally:
+                await client.close()
+
+        return asyncio.run(once())
+
+
+@pytest.fixture
+def guarded(
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+) -> Iterator[ProtectedPrometheus]:
+    guarded = ProtectedPrometheus(tmp_path)
+    series = {'temp{instance="a"}': "1"}
+    with prometheus_process.prometheus_with_series(
+        prometheus_programs, tmp_path / "held", series, guarded.web(), guarded.client()
+    ) as server:
+        guarded.url = server.url
+        yield guarded
+
+
+def test_certificate_and_password_are_shown(guarded: ProtectedPrometheus) -> None:
+    assert values(guarded.fetch()) == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prometheus_password_file": "/dev/null"}, "401"),
+        ({"prometheus_cert": "", "prometheus_key": ""}, "certificate"),
+        ({"prometheus_ca": ""}, "certificate"),
+    ],
+    ids=["no password", "no client certificate", "a CA that is not trusted"],
+)
+def test_who_lacks_one_of_them_is_told_what_is_wrong(
+    guarded: ProtectedPrometheus, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(NodewiseError, match=message):
+        guarded.fetch(**options)

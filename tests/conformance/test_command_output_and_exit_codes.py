@@ -1,0 +1,500 @@
+"""The commands from the command line: output and exit codes."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.kube.resource_kinds import NODES, PODS, Resource
+from nodewise.simulate import in_memory_api_http_server
+from nodewise.simulate.in_memory_api import FakeApi
+from tests import forked_commands
+from tests.cluster.certificates import CertificateAuthority
+
+ROOT = Path(__file__).parents[2]
+NODEWISE = Path(sys.executable).parent / "nodewise"
+EXAMPLE = "examples/health-metric"
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return forked_commands.run([NODEWISE, *arguments], cwd=ROOT, input=stdin)
+
+
+class TestDecide:
+    def test_json_holds_what_was_decided_and_why(self) -> None:
+        done = run("decide", EXAMPLE, "-o", "json")
+        assert done.returncode == 0
+        assert done.stderr == ""
+        decision = json.loads(done.stdout)["decisions"][0]
+        assert list(decision) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
+        assert decision["pod"] == "health-metric-demo/demo-app-1"
+        assert decision["agents"] == ["telemetry"]
+        assert decision["feasible"] == ["rack1-a", "rack2-a"]
+        assert decision["scores"] == {"rack1-a": 10, "rack2-a": 10}
+        text = "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2"
+        assert decision["rejected"] == {"rack1-b": [{"agent": "telemetry", "reason": text}]}
+        assert decision["error"] is None
+        assert decision["values"][2] == {
+            "node": "rack1-b",
+            "metric": "health_metric",
+            "value": 2,
+            "target": 1,
+            "operator": "Equals",
+            "state": "fresh",
+            "age_s": None,
+        }
+
+    def test_forms_for_people(self) -> None:
+        assert "2/3" in run("decide", EXAMPLE).stdout
+        assert "health_metric=2" in run("decide", EXAMPLE, "-o", "wide").stdout
+        assert "feasible:" in run("decide", EXAMPLE, "-o", "yaml").stdout
+
+    def test_a_pod_that_fits_nowhere_is_exit_3(self) -> None:
+        table = "rack1-a,health_metric,1\nrack1-b,health_metric,1\nrack2-a,health_metric,1\n"
+        done = decide_with(table)
+        assert done.returncode == 3
+        assert json.loads(done.stdout)["decisions"][0]["feasible"] == []
+
+    def test_an_unknown_policy_is_exit_3_with_an_error(self) -> None:
+        done = run("decide", f"{EXAMPLE}/nodes.yaml", f"{EXAMPLE}/pods.yaml", "-o", "json")
+        assert done.returncode == 3
+        error = "nodewise: policy health-metric-demo/demo-policy does not exist"
+        assert {decision["error"] for decision in json.loads(done.stdout)["decisions"]} == {error}
+
+    def test_ages_are_told_against_the_newest_value(self, tmp_path: Path) -> None:
+        table = tmp_path / "m.csv"
+        table.write_text(
+            "node,metric,value,timestamp\n"
+            "rack1-a,health_metric,0,2026-11-21T10:00:00Z\nrack1-b,health_metric,1,2026-11-21T09:00:00Z\n"
+        )
+        done = run("decide", *inputs(), str(table), "-o", "json")
+        states = {
+            v["node"]: (v["state"], v["age_s"]) for v in json.loads(done.stdout)["decisions"][0]["values"]
+        }
+        assert states == {
+            "rack1-a": ("fresh", 0.0),
+            "rack1-b": ("stale", 3600.0),
+            "rack2-a": ("missing", None),
+        }
+
+    def test_standard_input(self) -> None:
+        done = run("decide", EXAMPLE, "-", stdin="{}")
+        assert done.returncode == 1
+        assert "standard input" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("file", "message"),
+        [
+            (f"{EXAMPLE}/policy.yaml", "no Node; expected at least one"),
+            ("nowhere.yaml", "nowhere.yaml: No such file"),
+            ("README.md", "README.md"),
+        ],
+    )
+    def test_bad_input_is_said_in_one_line(self, file: str, message: str) -> None:
+        done = run("decide", file)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_neither_files_nor_a_cluster(self) -> None:
+        done = run("decide")
+        assert done.returncode == 2
+        assert "expected files to decide from, or --cluster" in done.stderr
+
+    def test_a_policy_to_try_takes_the_place_of_the_one_of_its_name(self, tmp_path: Path) -> None:
+        done = run("decide", EXAMPLE, "--policy", str(stricter(tmp_path)), "-o", "json")
+        assert done.returncode == 3
+        assert {tuple(decision["feasible"]) for decision in json.loads(done.stdout)["decisions"]} == {()}
+
+    def test_metrics_from_elsewhere_come_after_those_of_the_files(self, tmp_path: Path) -> None:
+        table = tmp_path / "m.csv"
+        table.write_text("rack1-a,health_metric,2\nrack1-b,health_metric,0\nrack2-a,health_metric,0\n")
+        source = f"--metrics=file:{table}"
+        for files, feasible in ((inputs(), ["rack1-b", "rack2-a"]), ([EXAMPLE], ["rack1-a", "rack2-a"])):
+            done = run("decide", *files, source, "-o", "json")
+            assert json.loads(done.stdout)["decisions"][0]["feasible"] == feasible
+
+    def test_the_extenders_file_of_settings_serves_here_too(self, tmp_path: Path) -> None:
+        file, table = tmp_path / "nodewise.yaml", tmp_path / "m.csv"
+        file.write_text("port: 8443\nwhen_missing: reject\nnamespace: elsewhere\n")
+        table.write_text("rack1-a,health_metric,0\n")
+        done = run("decide", *inputs(), str(table), "--config", str(file), "-o", "json")
+        assert json.loads(done.stdout)["decisions"][0]["feasible"] == ["rack1-a"]
+
+    def test_agents_that_have_something_to_do_take_part(self) -> None:
+        """A pod that names a policy needs the telemetry agent even if the policy does not exist."""
+        plain, carded = (
+            {"spec": {}},
+            {"spec": {"containers": [{"name": "c", "resources": {"limits": ONE_CARD}}]}},
+        )
+        named = {"metadata": {"labels": {"telemetry-policy": "absent"}}}
+        for pod, agents, code in ((plain, [], 0), (carded, ["gpu"], 3), (named, ["telemetry"], 3)):
+            done = run("decide", "-", "-o", "json", stdin=json.dumps(cluster_state(pod)))
+            (decision,) = json.loads(done.stdout)["decisions"]
+            assert (decision["agents"], done.returncode) == (agents, code)
+        with_cards = {"metadata": {"labels": {"gpu.intel.com/gpu-numbers": "0"}}}
+        done = run("decide", "-", "-o", "json", stdin=json.dumps(cluster_state(named, node=with_cards)))
+        assert json.loads(done.stdout)["decisions"][0]["agents"] == ["telemetry", "gpu"]
+
+    def test_cards_are_told_of_the_best_node_and_of_the_one_that_lacks_least(self) -> None:
+        table = run("decide", "examples/gpu-cards").stdout.splitlines()
+        assert table[0].split() == ["POD", "FITS", "BEST", "GETS", "WHY", "NOT", "ELSEWHERE"]
+        assert table[1].startswith("gpu-demo/model-3  1/3   four-linked  serve: card1 ")
+        assert "(two-cards: card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little)" in table[1]
+        assert "GETS" not in run("decide", EXAMPLE).stdout
+        assert "DETAILS" not in run("decide", EXAMPLE, "-o", "wide").stdout
+
+    def test_a_placement_that_scores_says_which_cards_it_would_take(self) -> None:
+        done = run("decide", "examples/gpu-cards", "--gpu-placement", "spread", "-o", "json")
+        details = {
+            decision["pod"]: decision["details"]["four-linked"]
+            for decision in json.loads(done.stdout)["decisions"]
+        }
+        assert details["gpu-demo/model-3"] == {"gpu": "serve: card1"}
+
+    def test_another_namespace_has_no_pods(self) -> None:
+        done = run("decide", EXAMPLE, "-n", "web")
+        assert done.returncode == 1
+        assert "no Pod without spec.nodeName" in done.stderr
+
+
+ONE_CARD = {"gpu.intel.com/i915": "1"}
+
+
+def cluster_state(pod: dict[str, Any], node: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A cluster with one node and one pending pod."""
+    items = [("Node", "n", node or {}), ("Pod", "p", pod)]
+    listed = [
+        body | {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **body.get("metadata", {})}}
+        for kind, name, body in items
+    ]
+    return {"apiVersion": "v1", "kind": "List", "items": listed}
+
+
+def stricter(folder: Path) -> Path:
+    """The example's policy with a rule that every node breaks."""
+    rules = [{"metricname": "health_metric", "operator": "LessThan", "target": 3}]
+    policy = {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": "demo-policy", "namespace": "health-metric-demo"},
+        "spec": {"strategies": {"dontschedule": {"rules": rules}}},
+    }
+    file = folder / "stricter.json"
+    file.write_text(json.dumps(policy))
+    return file
+
+
+def on(node: str, name: str, policy: str = "demo-policy", phase: str = "Running") -> dict[str, Any]:
+    """A pod that is bound to a node."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "health-metric-demo", "labels": {"telemetry-policy": policy}},
+        "spec": {"nodeName": node},
+        "status": {"phase": phase},
+    }
+
+
+class TestDecideRunning:
+    """`--running`: pods on nodes that their policy rejects, and the nodes that they could move to."""
+
+    def cluster_state(self, *pods: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(pods)})
+        names = [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "policy", "metrics")]
+        return run("decide", *names, "-", "--running", "-o", "json", stdin=listed)
+
+    def test_who_sits_on_a_rejected_node_may_not_stay(self) -> None:
+        done = self.cluster_state(on("rack1-b", "bad"), on("rack1-a", "good"))
+        assert done.returncode == 3
+        decisions = {
+            decision["pod"].rpartition("/")[2]: decision for decision in json.loads(done.stdout)["decisions"]
+        }
+        assert list(decisions["bad"])[-2:] == ["node", "stays"]
+        assert (decisions["bad"]["node"], decisions["bad"]["stays"]) == ("rack1-b", False)
+        assert decisions["bad"]["feasible"] == ["rack1-a", "rack2-a"]
+        assert (decisions["good"]["node"], decisions["good"]["stays"]) == ("rack1-a", True)
+
+    def test_all_may_stay(self) -> None:
+        assert self.cluster_state(on("rack1-a", "good")).returncode == 0
+
+    def test_who_is_finished_leaving_or_of_no_policy_is_no_answer(self) -> None:
+        leaving = on("rack1-b", "leaving")
+        leaving["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+        plain = on("rack1-b", "plain")
+        del plain["metadata"]["labels"]
+        done = self.cluster_state(
+            on("rack1-b", "done", phase="Succeeded"), leaving, plain, on("gone", "ghost")
+        )
+        assert done.returncode == 0
+        assert [decision["pod"] for decision in json.loads(done.stdout)["decisions"]] == [
+            "health-metric-demo/ghost"
+        ]
+
+    def test_who_waits_is_on_no_node(self) -> None:
+        done = run("decide", EXAMPLE, "--running", "-o", "json")
+        assert {
+            (decision["node"], decision["stays"]) for decision in json.loads(done.stdout)["decisions"]
+        } == {(None, None)}
+
+    def test_forms_for_people(self, tmp_path: Path) -> None:
+        pods = tmp_path / "pods.json"
+        listed = [on("rack1-b", "bad"), on("rack1-a", "good"), on("rack1-a", "free", policy="")]
+        del listed[2]["metadata"]["labels"]
+        pods.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
+        command = ["decide", EXAMPLE, str(pods), "--running"]
+        lines = run(*command).stdout.splitlines()
+        assert lines[0].split()[:5] == ["POD", "NODE", "STAYS", "FITS", "BEST"]
+        moving = next(line for line in lines if "/bad" in line)
+        assert moving.split()[1:5] == ["rack1-b", "no", "2/3", "rack1-a"]
+        assert moving.endswith("health_metric Equals 2")
+        assert not any("/good" in line for line in lines)
+        assert lines[-1] == (
+            "pods: 4 waiting, 1 running where a policy rejects them, 1 where they may stay, "
+            "1 that no policy judges"
+        )
+        assert "rack1-b" in run(*command, "-o", "wide").stdout
+        assert "stays: false" in run(*command, "-o", "yaml").stdout
+
+
+def inputs() -> list[str]:
+    return [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "pods", "policy")]
+
+
+def decide_with(table: str) -> subprocess.CompletedProcess[str]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "metrics.csv")
+        file.write_text(table)
+        return run("decide", *inputs(), str(file), "-o", "json")
+
+
+class TestDecideCluster:
+    """`--cluster` with an in-memory API server. tests/cluster/test_decide.py uses a real one."""
+
+    def run(self, folder: Path, *resources: Resource, pods: Sequence[dict[str, Any]] = ()) -> Any:
+        api = FakeApi(*resources)
+        for name in ("a", "b"):
+            api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+        for pod in pods:
+            api.put(PODS, pod)
+        with in_memory_api_http_server.serving(api) as server:
+            done = run("decide", "--cluster", "--kubeconfig", str(server.kubeconfig(folder)), "-o", "json")
+            assert {verb for verb, _ in server.call(lambda served: served.calls)} == {"get"}
+        return done
+
+    def waiting(self, **metadata: Any) -> dict[str, Any]:
+        pod = on("", "demo-app", phase="Pending")
+        return pod | {"metadata": pod["metadata"] | metadata, "spec": {}}
+
+    def test_a_cluster_without_the_definition_of_policies(self, tmp_path: Path) -> None:
+        done = self.run(tmp_path, pods=[self.waiting()])
+        assert "the cluster knows no taspolicies.telemetry.intel.com" in done.stderr
+        (decision,) = json.loads(done.stdout)["decisions"]
+        assert decision["error"] == "nodewise: policy health-metric-demo/demo-policy does not exist"
+        assert done.returncode == 3
+
+    def test_a_pod_without_a_policy_may_go_anywhere(self, tmp_path: Path) -> None:
+        done = self.run(tmp_path, TASPOLICIES, pods=[self.waiting(labels={})])
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["decisions"][0]["feasible"] == ["a", "b"]
+
+    def test_no_kubeconfig(self) -> None:
+        done = run("decide", "--cluster", "--kubeconfig", "/nowhere")
+        assert done.returncode == 2
+        assert "/nowhere" in done.stderr
+
+
+class TestPolicyLint:
+    def test_a_good_policy(self) -> None:
+        done = run("policy", "lint", EXAMPLE)
+        assert (done.returncode, done.stdout) == (0, "1 policy, no problem\n")
+
+    def test_every_problem_is_named(self) -> None:
+        rules = [{"metricname": "a:b", "operator": "Above", "target": "warm"}]
+        policy = {
+            "apiVersion": "telemetry.intel.com/v1alpha1",
+            "kind": "TASPolicy",
+            "metadata": {"name": "p"},
+            "spec": {"strategies": {"dontschedule": {"rules": rules}}},
+        }
+        done = run("policy", "lint", "-", "-o", "json", stdin=json.dumps(policy))
+        assert done.returncode == 3
+        fields = [problem["field"] for problem in json.loads(done.stdout)["policies"][0]["problems"]]
+        assert [field.rpartition(".")[2] for field in fields] == ["metricname", "operator", "target"]
+
+    def test_a_problem_is_reported_with_file_line_and_the_closest_valid_name(self, tmp_path: Path) -> None:
+        file = tmp_path / "policies.yaml"
+        file.write_text(
+            "kind: List\napiVersion: v1\nitems:\n"
+            "- apiVersion: telemetry.intel.com/v1alpha1\n  kind: TASPolicy\n  metadata: {name: p}\n"
+            "  spec:\n    strategies:\n      dontSchedule:\n        rules:\n"
+            "        - metricname: m\n          operator: Equals\n          target: 0.8\n"
+        )
+        done = run("policy", "lint", str(file))
+        assert done.returncode == 3
+        first, second, count = done.stdout.splitlines()
+        assert first.startswith(
+            f"{file}:9: default/p: spec.strategies.dontSchedule: found an unknown strategy"
+        )
+        assert first.endswith('did you mean "dontschedule"?')
+        assert (
+            f"{file}:13: default/p: spec.strategies.dontSchedule.rules[0].target: found 0.8, expected"
+            in second
+        )
+        assert count == "1 policy, 1 with problems"
+
+
+class TestAgents:
+    def test_list_and_show(self) -> None:
+        assert "telemetry" in run("agents", "list").stdout
+        shown = json.loads(run("agents", "show", "telemetry", "-o", "json").stdout)
+        assert shown["reads"] == ["taspolicies.telemetry.intel.com", "namespaces"]
+
+    def test_one_that_does_not_exist(self) -> None:
+        done = run("agents", "show", "nope")
+        assert done.returncode == 2
+        assert "expected one of telemetry" in done.stderr
+
+
+class TestSettings:
+    """An invalid setting ends the extender at once with exit code 2 and a message that names the remedy."""
+
+    def test_unknown_flag(self) -> None:
+        done = run("extender", "--cachePort=8111")
+        assert done.returncode == 2
+        assert "No such option" in done.stderr
+
+    @pytest.mark.parametrize("period", ["5", "0s", "-1s", "abc"])
+    def test_period(self, period: str) -> None:
+        done = run("extender", f"-syncPeriod={period}", "--objects-from", EXAMPLE)
+        assert done.returncode == 2
+        assert "--sync-period" in done.stderr
+
+    def test_unknown_key_of_the_file_names_the_nearest(self, tmp_path: Path) -> None:
+        file = tmp_path / "nodewise.yaml"
+        file.write_text("sync_perid: 5s\n")
+        done = run("extender", "--config", str(file))
+        assert done.returncode == 2
+        assert "sync_perid: an unknown setting; expected sync_period" in done.stderr
+
+    def test_unknown_agent(self) -> None:
+        done = run("extender", "--agents", "telemetry,warp", "--objects-from", EXAMPLE)
+        assert done.returncode == 2
+        assert "'warp'" in done.stderr
+
+    def test_unknown_source_of_metrics(self) -> None:
+        done = run("extender", "--metrics", "oracle", "--objects-from", EXAMPLE)
+        assert done.returncode == 2
+        assert "auto, custom, resource, prometheus or file:PATH" in done.stderr
+
+    def test_kubeconfig_that_is_missing(self) -> None:
+        done = run("extender", "-kubeConfig", "/nowhere/config")
+        assert done.returncode == 2
+        assert "/nowhere/config" in done.stderr
+
+    def test_certificate_that_does_not_match_its_key(self, tmp_path: Path) -> None:
+        first, other = CertificateAuthority(tmp_path, "one"), CertificateAuthority(tmp_path, "other")
+        cert, key = first.issue("a", "localhost").cert, other.issue("b", "localhost").key
+        flags = [
+            f"--cert={cert}",
+            f"--key={key}",
+            f"--client-ca={first.ca_file}",
+            "--port=0",
+            "--health-port=0",
+        ]
+        done = run("extender", "--objects-from", EXAMPLE, *flags)
+        assert done.returncode == 2
+        assert str(cert) in done.stderr
+        assert str(key) in done.stderr
+
+    def test_no_certificate_at_all(self) -> None:
+        done = run("extender", "--objects-from", EXAMPLE, "--port=0", "--health-port=0")
+        assert done.returncode == 2
+        assert "cert" in done.stderr
+
+    def test_plain_http_beyond_loopback_is_refused(self) -> None:
+        done = run("extender", "--objects-from", EXAMPLE, "--unsafe", "--address=0.0.0.0", "--port=0")
+        assert done.returncode == 2
+        assert "unsafe_address 0.0.0.0" in done.stderr.replace("--unsafe-address", "unsafe_address")
+
+
+def test_the_demo_tells_its_story_in_40_lines() -> None:
+    done = run("demo")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40
+    assert "\x1b" not in done.stdout
+    assert "rejected: telemetry policy health-metric-demo/demo-policy: health_metric Equals 2" in done.stdout
+    assert "0/3 nodes are available: 3 telemetry policy" in done.stdout
+    assert "At 5,000 nodes" in done.stdout
+    assert lines[-1].startswith("next: nodewise decide")
+
+
+def test_help_has_an_example_everywhere() -> None:
+    for command in (["extender"], ["decide"], ["explain"], ["demo"], ["policy", "lint"], ["agents", "show"]):
+        assert re.search("^  Examples?:$", run(*command, "--help").stdout, re.MULTILINE), command
+
+
+class TestTrust:
+    """Namespace objects in the files, or the flag, define which namespaces are trusted."""
+
+    RULE: ClassVar = {"metricname": "health_metric", "query": "up", "operator": "Equals", "target": 2}
+    POLICY: ClassVar = {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": "demo-policy", "namespace": "health-metric-demo"},
+        "spec": {"strategies": {"dontschedule": {"rules": [RULE]}}},
+    }
+
+    def decided(self, trusted: str | None, *flags: str) -> dict[str, Any]:
+        """The first decision of the example with a raw query; `trusted` is the value of the namespace's label."""
+        listed = [self.POLICY]
+        if trusted is not None:
+            metadata = {"name": "health-metric-demo", "labels": {"nodewise.io/trusted": trusted}}
+            listed += [{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}]
+        files = [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "pods", "metrics")]
+        objects = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
+        done = run("decide", *files, "-", "-o", "json", *flags, stdin=objects)
+        decision: dict[str, Any] = json.loads(done.stdout)["decisions"][0]
+        return decision
+
+    @pytest.mark.parametrize("trusted", [None, "false"])
+    def test_a_query_without_trust_rejects_every_node(self, trusted: str | None) -> None:
+        decision = self.decided(trusted)
+        assert decision["feasible"] == []
+        assert (
+            "namespace health-metric-demo is not trusted: rules with a query cannot be used"
+            in decision["error"]
+        )
+        assert "kubectl label namespace health-metric-demo nodewise.io/trusted=true" in decision["error"]
+
+    @pytest.mark.parametrize(("trusted", "flags"), [("true", ()), (None, ("--trust-all-namespaces",))])
+    def test_with_trust_it_counts(self, trusted: str | None, flags: tuple[str, ...]) -> None:
+        assert self.decided(trusted, *flags)["feasible"] == ["rack1-a", "rack2-a"]
+
+    def test_allowed_metrics_restrict_who_is_not_trusted(self) -> None:
+        done = run("decide", EXAMPLE, "-o", "json", "--allowed-metrics", "cpu_usage")
+        assert len(json.loads(done.stdout)["decisions"][0]["feasible"]) == 2, "the example is trusted"
+        plain = {**self.POLICY, "spec": {"strategies": {"dontschedule": {"rules": [self.PLAIN]}}}}
+        files = [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "pods", "metrics")]
+        done = run("decide", *files, "-", "-o", "json", "--allowed-metrics", "cpu", stdin=json.dumps(plain))
+        assert (
+            "health_metric is not one of --allowed-metrics"
+            in json.loads(done.stdout)["decisions"][0]["error"]
+        )
+
+    PLAIN: ClassVar = {"metricname": "health_metric", "operator": "Equals", "target": 2}
+
+    def test_an_expression_that_is_none_is_named(self) -> None:
+        done = run("decide", EXAMPLE, "--allowed-metrics", "node_(")
+        assert done.returncode == 2
+        assert "--allowed-metrics" in done.stderr
+        assert "a regular expression" in done.stderr

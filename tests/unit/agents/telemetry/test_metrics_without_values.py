@@ -1,0 +1,250 @@
+"""A metric that gives no node a value counts as never fetched; an empty result may be healthy."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise import cooperative_scheduling
+from nodewise.agent import ClusterState, Snapshot
+from nodewise.agents.telemetry import taspolicy_status
+from nodewise.agents.telemetry.node_labels import VIOLATING
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
+from nodewise.agents.telemetry.taspolicy_status import PolicyCondition, PolicyStatus
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.series import Sample, Series
+from tests.unit.agents.telemetry.policy_snapshot_builders import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rejected,
+    rule,
+    scores,
+    series,
+    snapshot,
+)
+
+NOW = 1000.0
+NODES = "n1 n2 n3"
+CONFLICT = '2 series of one node differ in label "sensor": set aggregate: max or use a query'
+HOT = policy(dontschedule=[rule("m", target=80)])
+UNFETCHED = dict.fromkeys(NODES.split(), "telemetry policy d/pol: metric m was never fetched")
+
+
+def invalid(*nodes: str) -> Series:
+    return Series("m", "test", NOW, {}, dict.fromkeys(nodes, CONFLICT))
+
+
+UNUSABLE = {
+    "invalid on all nodes": (invalid("n1", "n2", "n3"), CONFLICT),
+    "invalid on one node, missing on the others": (invalid("n2"), CONFLICT),
+    "of strangers": (series("m", x1=50, x2=60), "no value is of a node"),
+    "without values": (series("m"), "no value is of a node"),
+}
+
+
+def only(cluster: ClusterState, state: TelemetryStateBuilder | None = None) -> PolicyState:
+    made = state or TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    agent_state: PolicyState = cooperative_scheduling.run_without_pauses(made.build(cluster))["d", "pol"]
+    return agent_state
+
+
+def fetched(agent_state: PolicyState) -> PolicyCondition:
+    return taspolicy_status.desired_status(agent_state, 1, "", PolicyStatus(), "now").conditions_by_type()[
+        "MetricsFetched"
+    ]
+
+
+@pytest.mark.parametrize(("answer", "cause"), UNUSABLE.values(), ids=UNUSABLE)
+class TestUsableOnNoNode:
+    def test_every_node_is_rejected(self, answer: Series, cause: str) -> None:
+        cluster_snapshot = snapshot(cluster_state([HOT], metrics_snapshot(answer)))
+        assert rejected(cluster_snapshot) == UNFETCHED
+        assert rejected(cluster_snapshot, "nX") == {"nX": UNFETCHED["n1"]}
+        judgement = only(cluster_state([HOT], metrics_snapshot(answer))).verdict
+        assert judgement is not None
+        assert cause in judgement.reasons[0].remedy(), "for explain, which shows it beside the reason"
+
+    def test_the_condition_has_the_cause(self, answer: Series, cause: str) -> None:
+        condition = fetched(only(cluster_state([HOT], metrics_snapshot(answer))))
+        assert (condition.status, condition.reason) == ("False", "NeverFetched")
+        assert f"never fetched: m ({cause});" in condition.message
+
+    def test_there_is_no_preference(self, answer: Series, cause: str) -> None:
+        prefers = policy(scheduleonmetric=[rule("m", "LessThan")])
+        assert scores(snapshot(cluster_state([prefers], metrics_snapshot(answer)))) == {
+            "n1": 0,
+            "n2": 0,
+            "n3": 0,
+        }
+
+    def test_no_label_changes(self, answer: Series, cause: str) -> None:
+        (column,) = only(
+            cluster_state([policy(deschedule=[rule("m", target=80)])], metrics_snapshot(answer))
+        ).labels
+        assert not column.codes.any()
+        assert column.hold.all()
+
+
+def test_one_node_with_a_value_is_enough() -> None:
+    answer = Series("m", "test", NOW, {"n3": Sample(81 * 10**9, NOW)}, {"n1": CONFLICT})
+    cluster = cluster_state([HOT], metrics_snapshot(answer))
+    assert rejected(snapshot(cluster)) == {"n3": "telemetry policy d/pol: m GreaterThan 80"}
+    assert fetched(only(cluster)).status == "True"
+
+
+def test_values_that_are_all_stale_at_the_first_look_count_as_never_fetched() -> None:
+    cluster = cluster_state([HOT], metrics_snapshot(series("m", at=NOW - 600, n1=81, n2=5)))
+    assert rejected(snapshot(cluster)) == UNFETCHED
+    condition = fetched(only(cluster))
+    assert condition.status == "False"
+    assert "never fetched: m (every value is older than max_age);" in condition.message
+
+
+def test_one_fresh_value_is_enough() -> None:
+    answer = Series("m", "test", NOW, {"n1": Sample(81 * 10**9, NOW - 600), "n2": Sample(5 * 10**9, NOW)})
+    cluster = cluster_state([HOT], metrics_snapshot(answer))
+    assert rejected(snapshot(cluster)) == {}
+    assert fetched(only(cluster)).status == "True"
+
+
+def test_a_cluster_without_nodes_lacks_no_value() -> None:
+    assert fetched(only(cluster_state([HOT], metrics_snapshot(series("m", n1=1)), ""))).status == "True"
+    assert fetched(only(cluster_state([HOT], metrics_snapshot(), ""))).status == "False"
+
+
+def test_a_source_that_answers_without_a_value_is_named_in_the_condition() -> None:
+    failed = MetricsSnapshot().with_failure(
+        "m", "query m to http://prometheus: no series", "the query gives no series"
+    )
+    condition = fetched(only(cluster_state([HOT], failed)))
+    assert "never fetched: m (the query gives no series);" in condition.message
+    assert "http" not in condition.message, "tenants read it"
+    assert (
+        "(" not in fetched(only(cluster_state([HOT], failed.with_failure("m", "connection refused")))).message
+    )
+
+
+class Timeline:
+    """A state builder and its history of responses. Each `see` is a response at that time."""
+
+    def __init__(self, policy_object: PolicyObject) -> None:
+        self.state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+        self.policy = policy_object
+        self.snapshot = MetricsSnapshot()
+
+    def see(self, at: float, answer: Series | None, nodes: str = NODES) -> set[str]:
+        """The rejected nodes. Without a new response, the old one remains."""
+        if answer:
+            self.snapshot = self.snapshot.with_series(msgspec.structs.replace(answer, fetched_at=at))
+        cluster = msgspec.structs.replace(cluster_state([self.policy], self.snapshot, nodes), now=at)
+        self.agent_state = only(cluster, self.state)
+        return set(
+            rejected(Snapshot(cluster.nodes, {"telemetry": {("d", "pol"): self.agent_state}}, at), nodes)
+            or ()
+        )
+
+
+class TestSuspension:
+    def test_a_rule_that_had_values_holds_its_verdicts(self) -> None:
+        timeline = Timeline(HOT)
+        assert timeline.see(NOW, series("m", n1=97, n2=41, n3=41)) == {"n1"}
+        assert timeline.see(NOW + 5, invalid("n1", "n2", "n3")) == {"n1"}
+        assert timeline.agent_state.suspended
+        assert fetched(timeline.agent_state).status == "True"
+
+    def test_an_edited_rule_had_none(self) -> None:
+        timeline = Timeline(HOT)
+        timeline.see(NOW, series("m", n1=97, n2=41, n3=41))
+        timeline.see(NOW + 5, invalid("n1", "n2", "n3"))
+        timeline.policy = policy(dontschedule=[rule("m", target=90)])
+        assert timeline.see(NOW + 10, None) == {"n1", "n2", "n3"}
+
+    def test_it_ends_with_the_first_value(self) -> None:
+        timeline = Timeline(HOT)
+        assert timeline.see(NOW, invalid("n1", "n2", "n3")) == {"n1", "n2", "n3"}
+        assert timeline.see(NOW + 5, series("m", at=NOW + 5, n1=97)) == {"n1"}
+
+
+class TestAggregations:
+    def test_two_rules_with_different_aggregations_share_no_values(self) -> None:
+        rules = [rule("m", target=80, aggregate="max"), rule("m", "LessThan", 10, aggregate="min")]
+        cluster = cluster_state(
+            [policy(dontschedule=rules)],
+            metrics_snapshot(series("max(m)", n1=97, n2=41), series("min(m)", n1=41, n2=5)),
+        )
+        assert rejected(snapshot(cluster), "n1 n2") == {
+            "n1": "telemetry policy d/pol: max(m) GreaterThan 80",
+            "n2": "telemetry policy d/pol: min(m) LessThan 10",
+        }
+
+
+QUERY = "x > 0"
+
+
+def emptying(empty_means: str = "healthy", strategy: str = "dontschedule", **more: Any) -> PolicyObject:
+    meaning = {"empty_means": empty_means} if empty_means else {}
+    return policy(**{strategy: [rule("m", target=0, query=QUERY, **meaning, **more)]})
+
+
+def empty(**values: object) -> Series:
+    return series(f"m or nothing by {QUERY}", **{"at": None} | values)  # type: ignore[arg-type]
+
+
+class TestEmptyResult:
+    def test_it_counts_as_fetched(self) -> None:
+        cluster = cluster_state([emptying()], metrics_snapshot(empty()))
+        assert rejected(snapshot(cluster)) == {}
+        assert fetched(only(cluster)).status == "True"
+
+    def test_without_the_field_it_does_not(self) -> None:
+        plain = msgspec.structs.replace(empty(), metric=f"m by {QUERY}")
+        assert rejected(snapshot(cluster_state([emptying("")], metrics_snapshot(plain)))) == UNFETCHED
+
+    def test_without_an_answer_it_does_not(self) -> None:
+        assert (
+            rejected(
+                snapshot(
+                    cluster_state(
+                        [emptying()], MetricsSnapshot().with_failure(f"m or nothing by {QUERY}", "x")
+                    )
+                )
+            )
+            == UNFETCHED
+        )
+
+    def test_nodes_without_a_value_pass_even_where_the_unmeasured_are_rejected(self) -> None:
+        cluster = cluster_state([emptying(when_missing="reject")], metrics_snapshot(empty(n1=1)))
+        assert rejected(snapshot(cluster, TelemetryOptions(when_missing="reject"))) == {
+            "n1": "telemetry policy d/pol: m GreaterThan 0"
+        }
+
+    def test_what_is_invalid_on_all_nodes_is_not_healthy(self) -> None:
+        bad = msgspec.structs.replace(invalid("n1"), metric=f"m or nothing by {QUERY}")
+        assert rejected(snapshot(cluster_state([emptying()], metrics_snapshot(bad)))) == UNFETCHED
+
+    def test_nodes_that_heal_are_not_lost(self) -> None:
+        timeline = Timeline(emptying())
+        assert timeline.see(NOW, empty(n1=1, n2=1, n3=1)) == {"n1", "n2", "n3"}
+        assert timeline.see(NOW + 5, empty()) == set()
+        assert not timeline.agent_state.suspended
+
+    def test_their_labels_go(self) -> None:
+        timeline = Timeline(emptying(strategy="deschedule"))
+        timeline.see(NOW, empty(n1=1))
+        (column,) = timeline.agent_state.labels
+        assert (column.values, column.codes.tolist()) == ((VIOLATING,), [1, 0, 0, 0])
+        timeline.see(NOW + 5, empty())
+        (column,) = timeline.agent_state.labels
+        assert not column.codes.any()
+        assert not column.hold.any()
+
+    def test_a_source_that_dies_leaves_the_last_verdicts(self) -> None:
+        timeline = Timeline(emptying())
+        timeline.see(NOW, empty(n1=1))
+        assert timeline.see(NOW + 600, None) == {"n1"}
+        assert timeline.agent_state.suspended
+        assert not np.any(timeline.agent_state.filter_rules[0].known[1:])

@@ -1,0 +1,90 @@
+"""A new agent is one new folder: everything about it is declared there, and no other file changes."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tools import helm_chart_generator
+
+from nodewise import agents
+from nodewise.agent import AgentKind
+from nodewise.cli import agent_selection, settings_file
+from nodewise.cli.agents import agent_package_scaffold, command
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.simulate import bursts
+from nodewise.doctor.checks import extender_entries
+from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
+from nodewise.doctor.facts import ExtenderWorkload
+from nodewise.doctor.parsing.workloads import Workload
+from nodewise.extender.agent_chain import AgentChain, score_functions
+
+NAME = "probe"
+
+
+@pytest.fixture
+def kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentKind]:
+    """The kind of a template agent that is a folder of `agents` and has its own declarations."""
+    folder = tmp_path / NAME
+    folder.mkdir()
+    for path in agent_package_scaffold.TEMPLATE.glob("*.py"):
+        text = path.read_text().replace("template", NAME).replace("Template", "Probe")
+        added = "    load_scoring = 'whole'\n    keeps_memory = True\n    entry_weight = 30\n"
+        declared = f"node_fields = NodeFields\n{added}"
+        (folder / path.name).write_text(text.replace("node_fields = NodeFields\n", declared))
+    monkeypatch.setattr(agents, "__path__", [*agents.__path__, str(tmp_path)])
+    agents.built_in_names.cache_clear()
+    yield agents.load(NAME)
+    agents.built_in_names.cache_clear()
+    for module in [module for module in sys.modules if module.startswith(f"nodewise.agents.{NAME}")]:
+        del sys.modules[module]
+
+
+def test_it_is_listed_and_shown(kind: AgentKind) -> None:
+    listed = CliRunner().invoke(command, ["list", "-o", "json"], catch_exceptions=False)
+    assert NAME in [row["name"] for row in json.loads(listed.output)["agents"]]
+    shown = CliRunner().invoke(command, ["show", NAME, "-o", "json"], catch_exceptions=False)
+    assert [option["flag"] for option in json.loads(shown.output)["options"]] == ["--probe-label"]
+
+
+def test_its_options_are_settings(kind: AgentKind, tmp_path: Path) -> None:
+    assert kind in agent_selection.agents_without_conflicts(*GROUPS)
+    file = tmp_path / "nodewise.yaml"
+    file.write_text("probe: {label: example.com/limit}")
+    settings = settings_file.read_config_file(str(file), GROUPS, agents.built_in())
+    assert settings.sections == {NAME: {"probe_label": "example.com/limit"}}
+
+
+def test_the_chart_takes_its_options(kind: AgentKind) -> None:
+    schema = next(
+        text for path, text in helm_chart_generator.parts().items() if path.name == "values.schema.json"
+    )
+    assert "probe_label" in schema
+
+
+def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
+    role = agent_selection.agent_role_in_extender_entry(kind, kind.options())
+    assert (role.filters, role.prioritizes, role.binds, role.keeps_memory) == (True, True, False, True)
+    assert role.entry_weight == 30
+
+
+def test_it_can_be_weighed(kind: AgentKind) -> None:
+    chain = AgentChain([kind.agent(kind.options())])
+    assert [score.label for agent in chain.agents for score in score_functions(agent)] == [NAME]
+
+
+def test_simulations_compare_it(kind: AgentKind) -> None:
+    assert bursts.default_agent_groups() == (
+        "none", "safe", "congestion", "pigeon", "learned", NAME, "safe,congestion"
+    )  # fmt: skip
+
+
+def test_doctor_examines_it(kind: AgentKind) -> None:
+    extender = ExtenderWorkload(
+        Workload("Deployment/nodewise/nodewise", "nodewise"), {"agents": f"{NAME},safe"}
+    )
+    [finding] = extender_entries.check_similar_agents.function((extender,))
+    assert f"{NAME}, safe" in finding.found
+    assert any("nodewise-memory" in right for right in needed_rights(extender))

@@ -1,0 +1,96 @@
+"""The requests of a node's pods, and the free amounts."""
+
+from typing import Any
+
+import pytest
+
+from nodewise.annotator import node_request_totals
+from nodewise.annotator.node_request_totals import Allocation
+from nodewise.cooperative_scheduling import run_without_pauses
+from nodewise.statistics import node_capacity
+from tests.unit.annotator.annotator_node_and_pod_builders import node, pod, read_node, read_pods
+
+SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}
+INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
+
+
+def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
+    read = read_node(manifest)
+    allocated = run_without_pauses(node_request_totals.allocation_by_node(read_pods(*pods)))
+    return dict(
+        node_request_totals.allocation_annotations(
+            allocated.get(read.metadata.name, Allocation()),
+            node_capacity.parse_capacity(read.status.allocatable),
+        )
+    )
+
+
+def test_what_the_older_annotator_counted_is_counted_so() -> None:
+    manifest = node("a", cpu="2", memory="1985744Ki", pods="110", ephemeral_storage="17361141760")
+    running = [
+        pod("p", "a", {"cpu": "250m", "memory": "100Mi"}, {"cpu": "0.1005", "memory": "1e8"}, {}),
+        pod("q", "a", {"cpu": "505m", "memory": "160Mi", "ephemeral-storage": "1Gi"}),
+        pod("done", "a", {"cpu": "1"}, phase="Succeeded"),
+        pod("waits", "", {"cpu": "1"}, phase="Pending"),
+    ]
+    assert written(manifest, *running) == {
+        "requested-cpu": "855",
+        "free-cpu": "1145",
+        "requested-memory": "372629760",
+        "free-memory": "1660772096",
+        "requested-pods": "2",
+        "free-pods": "108",
+        "requested-gpu": "0",
+        "free-gpu": "0",
+        "requested-ephemeral-storage": "1073741824",
+        "free-ephemeral-storage": "16287399936",
+    }
+
+
+def test_what_is_over_committed_leaves_nothing() -> None:
+    texts = written(
+        node("a", cpu="3920m", memory="7Gi", gpu="2"),
+        pod("p", "a", {"cpu": "5", "memory": "1G", "gpu": "1"}),
+        pod("q", "a", {"cpu": "100m"}, init=(INIT,)),
+    )
+    assert (texts["requested-cpu"], texts["free-cpu"]) == ("5100", "0")
+    assert (texts["requested-memory"], texts["free-memory"]) == ("1000000000", "6516192768")
+    assert (texts["requested-gpu"], texts["free-gpu"]) == ("1", "1")
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
+def test_a_pod_that_is_on_a_node_counts_whatever_it_does_there(phase: str) -> None:
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, phase=phase))["requested-cpu"] == "1000"
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_has_ended_counts_no_more(phase: str) -> None:
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, phase=phase))["requested-pods"] == "0"
+
+
+def test_a_sidecar_holds_what_it_asks_for_as_long_as_its_pod() -> None:
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(SIDECAR, INIT)))["requested-cpu"] == "4000"
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        ("1.5Gi", "1610612736"),
+        ("1500m", "2"),
+        ("128974848", "128974848"),
+        (1000, "1000"),
+        ("-5Gi", "0"),
+        ("much", "0"),
+        ("", "0"),
+        (None, "0"),
+        ("9" * 30, str(2**53)),
+    ],
+)
+def test_amounts_are_whole_numbers_whatever_was_asked_for(amount: object, text: str) -> None:
+    assert written(node("a"), pod("p", "a", {"memory": amount}))["requested-memory"] == text
+
+
+def test_a_node_that_says_nothing_has_nothing_free() -> None:
+    bare = node("a")
+    bare["status"]["allocatable"] = None
+    assert written(bare, pod("p", "a", {"cpu": "1"}))["free-cpu"] == "0"

@@ -1,0 +1,333 @@
+"""The output of `nodewise explain` for people."""
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from nodewise.agent import Scores, Verdict
+from nodewise.cli.explain import explanation as explanations
+from nodewise.cli.explain import rendering
+from nodewise.cli.explain.explanation import PodExplanation
+from nodewise.cli.explain.pod_state import PodReadResult, PodState
+from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
+from nodewise.extender import scheduling_attempt_explanation
+from nodewise.extender.decision import Decision
+from nodewise.extender.decision_codec import StaticDetails, StaticReason
+from nodewise.extender.decision_endpoint import DecisionPage
+from nodewise.extender.scheduling_attempt_explanation import Attempt
+from tests.unit.extender.decision_notation import (
+    AT,
+    ShareDetails,
+    decision,
+    evidence,
+    of,
+    prioritize_decision,
+    verdict,
+)
+from tests.unit.extender.test_scheduling_attempt_explanation import scored
+
+WAITS = PodState("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
+WAITING = PodReadResult(WAITS)
+
+
+def create_explanation(
+    *calls: Decision | None, lookup: PodReadResult = WAITING, tries: int = 1
+) -> PodExplanation:
+    page = DecisionPage(
+        decisions=[],
+        found=3,
+        tries=tries,
+        since="2026-11-21T09:41:10Z",
+        kept=7,
+        kept_since="2026-11-21T09:00:00Z",
+    )
+    responses = [ReplicaResponse(ReplicaEndpoint("http://one"), page)]
+    return PodExplanation(
+        "d/p", lookup, responses, scheduling_attempt_explanation.explain(Attempt(*calls)), AT + 12.3
+    )
+
+
+def printed_lines(
+    capsys: pytest.CaptureFixture[str], pod_story: PodExplanation, form: str = "text", *, nodes: bool = False
+) -> list[str]:
+    rendering.PRINTERS[form](pod_story, every_node=nodes)
+    return capsys.readouterr().out.splitlines()
+
+
+def on_node(node: str) -> PodReadResult:
+    return PodReadResult(WAITS._replace(node=node))
+
+
+def gpu_decision(*texts: str, codes: str) -> Decision:
+    """A filter decision of the gpu agent, with the details of each node and the rejected nodes."""
+    rejected = np.array(codes.split(), np.int16)
+    details = StaticDetails(texts, np.where(rejected > 0, 0.5, 1.0))
+    return of(("gpu", Verdict(rejected, (StaticReason("will not fit: too little memory"),), details=details)))
+
+
+def test_cards_and_what_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
+    filtered = gpu_decision("card0 has 3G left, 5G wanted", "train: card1", "", codes="1 0 1")
+    bound = msgspec.structs.replace(of(nodes="n2", verb="bind"), description="train: card1")
+    assert printed_lines(capsys, create_explanation(filtered, None, None, bound))[3:] == [
+        "NODE  SCORE  MEASURED  DETAILS                       REJECTED",
+        "n2    -      -         train: card1                  -",
+        "n1    -      -         card0 has 3G left, 5G wanted  will not fit: too little memory",
+        "n3    -      -         -                             will not fit: too little memory",
+        "",
+        "kube-scheduler chose n2; bound, with train: card1",
+    ]
+    wide = printed_lines(capsys, create_explanation(filtered), "wide")
+    assert (
+        "n1    rejected  -      will not fit: too little memory; card0 has 3G left, 5G wanted  -" in wide[5]
+    )
+
+
+def test_of_many_nodes_the_one_that_lacks_least_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    (agent, verdict), *_ = gpu_decision(*[f"lacks {n}" for n in range(30)], codes="1 " * 30).verdicts
+    assert verdict.details is not None
+    far = StaticDetails([verdict.details.text(n) for n in range(30)], np.arange(30)[::-1] / 30)
+    output = "\n".join(printed_lines(capsys, create_explanation(of((agent, replace(verdict, details=far))))))
+    assert "will not fit: too little memory  n30: lacks 29; n29: lacks 28; n28: lacks 27; …" in output
+
+
+def test_a_bind_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = ("gpu", Verdict(np.ones(1, np.int16), (StaticReason("will not fit"),)))
+    output = printed_lines(
+        capsys, create_explanation(gpu_decision("a: card0", codes="0"), None, None, of(refused, verb="bind"))
+    )
+    assert "kube-scheduler chose n1, and the bind failed: will not fit" in output
+
+
+def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    state = PodReadResult(WAITS._replace(message="0/3 nodes are available"))
+    assert printed_lines(capsys, create_explanation(decision(heat="81.5 95 -"), lookup=state, tries=14)) == [
+        "d/p waits: 1 of the 3 nodes asked about passes",
+        "last attempt 2026-11-21T10:00:00Z, 12s ago; 14 attempts since 2026-11-21T09:41:10Z",
+        "kube-scheduler: 0/3 nodes are available",
+        "",
+        "NODE  SCORE  MEASURED              REJECTED",
+        "n3    -      heat missing          -",
+        "n1    -      heat 81.5 (2.5s old)  policy d/pol: heat GreaterThan 80",
+        "n2    -      heat 95 (2.5s old)    policy d/pol: heat GreaterThan 80",
+        "",
+        "What would have changed it:",
+        "  heat GreaterThan: 1 more node passes at 81.5 instead of 80, 2 at 95",
+    ]
+
+
+def test_every_rule_in_rows_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    rank = replace(evidence("power", "300"), target=None, operator="LessThan")
+    output = printed_lines(
+        capsys, create_explanation(decision(heat="81.5 70"), scored({"n2": 10}, rank)), "wide"
+    )
+    assert output[3:6] == [
+        "NODE  VERDICT   SCORE  RULE                    VALUE  AGE   REJECTS",
+        "n2    passes    10     heat GreaterThan 80     70     2.5s  no",
+        "                       power LessThan (ranks)  300    2.5s  -",
+    ]
+    assert output[6].split() == ["n1", "rejected", "-", "heat", "GreaterThan", "80", "81.5", "2.5s", "yes"]
+
+
+MANY = decision(heat=" ".join(str(60 + number) for number in range(50)))
+
+
+def test_many_nodes_are_told_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    output = printed_lines(capsys, create_explanation(MANY, scored({"n1": 10})))
+    assert output[3].split() == ["NODES", "VERDICT", "BEST,", "OR", "CLOSEST", "TO", "PASSING"]
+    assert output[4].startswith("21     pass ")
+    assert "n1: score 10, heat 60 (2.5s old); n2: heat 61 (2.5s old); n3: heat 62 (2.5s old); …" in output[4]
+    assert output[5].startswith(
+        "29     policy d/pol: heat GreaterThan 80  n22: heat 81 (2.5s old); n23: heat 82"
+    )
+    assert (
+        output[-1]
+        == "  heat GreaterThan: 1 more node passes at 81 instead of 80, 10 at 90, 15 at 95, 29 at 110"
+    )
+
+
+@pytest.mark.parametrize("form", ["text", "wide"])
+def test_all_nodes_are_told_when_asked(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    output = printed_lines(capsys, create_explanation(MANY), form, nodes=True)
+    assert sum(line.startswith("n") for line in output) == 50
+
+
+def test_of_many_nodes_the_best_and_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+    output = printed_lines(capsys, create_explanation(MANY), "wide")
+    names = [line.split()[0] for line in output if line.startswith("n")]
+    assert names == [f"n{number}" for number in (*range(1, 11), *range(22, 32))]
+    assert "30 more nodes: --nodes shows all" in output
+
+
+def failed_decision() -> Decision:
+    plain = verdict(evidence("heat", "1 1 1", rejects_missing=False), joined=None)
+    reasons = (
+        StaticReason("nodewise: policy d/pol does not exist", failure=True, advice="create TASPolicy d/pol"),
+    )
+    return of(("t", replace(plain, codes=plain.codes + 1, reasons=reasons, evidence=())))
+
+
+@pytest.mark.parametrize("form", ["text", "wide"])
+def test_what_is_no_nodes_fault_is_told_once(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    output = printed_lines(capsys, create_explanation(failed_decision()), form)
+    assert output[0] == "d/p waits: none of the 3 nodes asked about passes"
+    assert output[4].startswith("3      nodewise: policy d/pol does not exist")
+    assert output[-1] == "  create TASPolicy d/pol (3 nodes)"
+    assert len([line for line in output if "does not exist" in line]) == 1
+
+
+REMARKS = [
+    pytest.param(on_node("n1"), {"n1": 10, "n2": 9}, "n1 passes and has the best score, 10", id="the best"),
+    pytest.param(
+        on_node("n2"),
+        {"n1": 10, "n2": 9},
+        "n2 passes with the score 9, others have up to 10",
+        id="not the best",
+    ),
+    pytest.param(on_node("n1"), None, "n1 passes; no scores were asked for or given", id="not scored"),
+    pytest.param(on_node("n3"), None, "n3 was rejected and the pod is there all the same", id="rejected"),
+    pytest.param(on_node("x"), None, "kube-scheduler did not ask about x then", id="not asked about"),
+    pytest.param(
+        PodReadResult(WAITS._replace(uid="new")),
+        None,
+        "this attempt was about an earlier pod",
+        id="another pod",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lookup", "points", "expected"), REMARKS)
+def test_why_the_pod_is_where_it_is(
+    capsys: pytest.CaptureFixture[str], lookup: PodReadResult, points: dict[str, int] | None, expected: str
+) -> None:
+    calls = [decision(heat="70 71 90"), scored(points) if points else None]
+    assert expected in printed_lines(capsys, create_explanation(*calls, lookup=lookup))[2]
+
+
+PLACES = [
+    pytest.param(
+        PodReadResult(None), "d/p at its last attempt: all of the 2 nodes asked about pass", id="unknown"
+    ),
+    pytest.param(
+        PodReadResult(None, gone=True), "d/p is gone by now: all of the 2 nodes asked about pass", id="gone"
+    ),
+    pytest.param(on_node("n1"), "d/p is on n1: all of the 2 nodes asked about pass", id="on a node"),
+]
+
+
+@pytest.mark.parametrize(("lookup", "expected"), PLACES)
+def test_where_it_is(capsys: pytest.CaptureFixture[str], lookup: PodReadResult, expected: str) -> None:
+    assert printed_lines(capsys, create_explanation(decision(heat="70 71"), lookup=lookup))[0] == expected
+
+
+def test_one_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        printed_lines(capsys, create_explanation(decision(heat="70")))[0]
+        == "d/p waits: the one node asked about passes"
+    )
+
+
+ENDINGS = [
+    pytest.param(
+        of(("t", verdict(evidence("disk", "2 2 1", "Equals 2")))),
+        ["without the rule disk Equals 2: 2 more nodes pass"],
+        id="equal to a number",
+    ),
+    pytest.param(
+        of(("t", verdict(evidence("heat", "- 70", rejects_missing=True)))),
+        ["heat: 1 more node passes with when_missing: pass in the rule"],
+        id="without a value",
+    ),
+    pytest.param(
+        of(("t", verdict(evidence("heat", "85 85"), evidence("dust", "90 90")))),
+        ["2 nodes would need more than one of these changes"],
+        id="several rules",
+    ),
+    pytest.param(
+        of(
+            (
+                "t",
+                verdict(evidence("heat", "85"), evidence("dust", "90"), joined="all", advice="one is enough"),
+            )
+        ),
+        [
+            "heat GreaterThan: 1 more node passes at 85 instead of 80",
+            "dust GreaterThan: 1 more node passes at 90 instead of 80",
+            "one is enough (1 node)",
+        ],
+        id="all of several rules",
+    ),
+    pytest.param(
+        of(("t", replace(verdict(evidence("heat", "85 85")), evidence=(evidence("heat", "- -"),)))),
+        ["a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"],
+        id="held",
+    ),
+]
+
+
+@pytest.mark.parametrize(("attempt", "expected"), ENDINGS)
+def test_what_would_have_changed_it(
+    capsys: pytest.CaptureFixture[str], attempt: Decision, expected: list[str]
+) -> None:
+    output = printed_lines(capsys, create_explanation(attempt))
+    assert output[output.index("What would have changed it:") + 1 :] == [f"  {line}" for line in expected]
+
+
+def test_pods_that_could_be_evicted(capsys: pytest.CaptureFixture[str]) -> None:
+    preempted = create_explanation(decision(heat="90 90"), None, decision(heat="90 70"))
+    assert "of 2 nodes where pods could be evicted for it, 1 would pass then" in printed_lines(
+        capsys, preempted
+    )
+
+
+def test_the_document_says_the_same() -> None:
+    document = explanations.explanation_document(
+        create_explanation(decision(heat="81.5 70"), scored({"n2": 10}))
+    )
+    attempt = document["attempt"]
+    assert (document["pod"], document["tries"], document["why_none"]) == ("d/p", 1, None)
+    assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (2, 1, ["filter", "prioritize"])
+    assert [(node["node"], node["passes"], node["score"]) for node in attempt["nodes"]] == [
+        ("n2", True, 10),
+        ("n1", False, None),
+    ]
+    assert attempt["groups"][0]["nodes"] == ["n1"]
+    assert [(float(relaxed["target"]), relaxed["nodes"]) for relaxed in attempt["changes"][0]["more"]] == [
+        (81.5, 1)
+    ]
+
+
+def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
+    filtered = of(
+        (
+            "a",
+            Verdict(
+                np.array([0, 1], np.int16), (StaticReason("a: no"),), details=ShareDetails((0.5, 0.1235))
+            ),
+        ),
+        nodes="n1 n2",
+    )
+    score = prioritize_decision(
+        ("a", Scores(np.array([9]), details=ShareDetails((0.25,)), label="first")),
+        ("b", Scores(np.array([4]), label="second", weight=2.5)),
+        nodes="n1",
+    )
+    assert printed_lines(capsys, create_explanation(filtered, score))[3:] == [
+        "NODE  SCORE  MADE OF                 MEASURED  DETAILS       REJECTED",
+        "n1    5      first 9, second 4 x2.5  -         share 0.25    -",
+        "n2    -      -                       -         share 0.1235  a: no",
+    ]
+    rows = [
+        line.split("  ") for line in printed_lines(capsys, create_explanation(filtered, score), "wide")[4:]
+    ]
+    assert [[cell.strip() for cell in row if cell][:4] for row in rows] == [
+        ["n1", "passes", "5", "share 0.25"],
+        ["first 9, second 4 x2.5", "-", "-", "-"],
+        ["a rank=0; a cpu share=0.25 cores=0,1", "-", "-", "-"],
+        ["n2", "rejected", "-", "a: no; share 0.1235"],
+        ["a rank=1; a cpu share=0.1235 cores=0,1", "-", "-", "-"],
+    ]
+    [node, other] = explanations.explanation_document(create_explanation(filtered, score))["attempt"]["nodes"]
+    assert node["parts"] == {"first": {"weight": 1.0, "score": 9}, "second": {"weight": 2.5, "score": 4}}
+    assert node["numbers"]["a"]["cpu"]["share"] == 0.25
+    assert "parts" not in other

@@ -1,0 +1,76 @@
+"""No output contains control characters from external text."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from nodewise.cli import agents, explain, policy, tables, terminal_output
+from nodewise.cli.configure import report
+from nodewise.cli.explain import rendering
+from nodewise.cli.explain.pod_state import PodReadResult
+from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
+from nodewise.configure import file_diff
+from nodewise.cpu.store import configmap
+from nodewise.cpu.workload import isolate
+from nodewise.extender.decision_endpoint import DecisionPage
+
+EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
+SHOWN = r"no\x1b[2J\u202e\x9b31m\rKIND all is well"
+HERE = ReplicaResponse(
+    ReplicaEndpoint("https://here"),
+    DecisionPage(decisions=[], found=0, tries=0, since=None, kept=0, kept_since=None),
+)
+
+
+def failed_response(why: str) -> ReplicaResponse:
+    return ReplicaResponse(ReplicaEndpoint("https://gone"), None, error=why)
+
+
+OUTPUTS: dict[str, Callable[[str], object]] = {
+    "a line": terminal_output.print_line,
+    "a line on standard error": terminal_output.print_message,
+    "a cell": lambda text: tables.print_table(("A", "B"), [("x", text)]),
+    "a story": lambda text: rendering._print_lines(iter([text])),
+    "a replica that is left out": lambda text: explain._print_replica_failures(
+        [HERE, failed_response(text)], PodReadResult(None)
+    ),
+    "why a pod's state is not known": lambda text: explain._print_replica_failures(
+        [HERE], PodReadResult(None, error=text)
+    ),
+    "configure": report.print_message,
+    "what changes in a file": lambda text: click.echo(
+        file_diff.unified_diff("x", b"", text.encode()), nl=False
+    ),
+    "who held a node's book": configmap._warn,
+    "isolate": lambda text: isolate.log("error", text),
+    "another package's agent": lambda text: click.echo(agents._escape_markup(text)),
+}
+
+
+@pytest.mark.parametrize("show", OUTPUTS.values(), ids=OUTPUTS)
+def test_words_of_others_are_shown(capsys: pytest.CaptureFixture[str], show: Callable[[str], object]) -> None:
+    show(EVIL)
+    printed = "".join(capsys.readouterr())
+    assert SHOWN in printed
+    assert all(line.isprintable() for line in printed.split("\n"))
+
+
+def test_a_field_of_a_policy_may_be_called_anything(tmp_path: Path) -> None:
+    rule = {"metricname": "m", "operator": "LessThan", "target": 1, EVIL: 1}
+    (tmp_path / "policy.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "telemetry.intel.com/v1alpha1",
+                "kind": "TASPolicy",
+                "metadata": {"name": "p", "namespace": "default"},
+                "spec": {"strategies": {"dontschedule": {"rules": [rule]}}},
+            }
+        )
+    )
+    done = CliRunner().invoke(policy.command, ["lint", str(tmp_path)])
+    assert SHOWN in done.output
+    assert all(line.isprintable() for line in done.output.split("\n"))

@@ -1,0 +1,115 @@
+"""The kubelet's checkpoints, and their conflicts with the pools."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import pool_allocations
+from nodewise.cpu.node import kubelet_cpu_manager_state
+from nodewise.cpu.node.kubelet_cpu_manager_state import KubeletAllocation, KubeletState
+from nodewise.errors import BadInput
+
+POOLS = pool_allocations.from_lists(
+    {"exclusive": {0: ["2,6", "3,7"]}, "shared": {0: ["1,5"]}, "infra": {0: ["0", "4"]}}
+)
+UID = "c26b9e2e-0b7b-4d61-9c2e-6a1f5e0a3c11"
+
+
+def cpus(*numbers: int) -> frozenset[int]:
+    return frozenset(numbers)
+
+
+def checkpoint(**fields: Any) -> str:
+    return json.dumps({"policyName": "static", "defaultCpuSet": "", "checksum": 1} | fields)
+
+
+def test_the_policy_none_gives_nothing_away_and_is_at_odds_with_nothing() -> None:
+    state = kubelet_cpu_manager_state.parse_checkpoints(
+        '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+    )
+    assert state == KubeletState("none")
+    assert kubelet_cpu_manager_state.conflicts(state, POOLS) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "allocation"),
+    [
+        ({"entries": {"4fa1": "2-3"}}, KubeletAllocation("", "4fa1", cpus(2, 3))),
+        ({"entries": {UID: {"main": "2-3"}}}, KubeletAllocation(UID, "main", cpus(2, 3))),
+        ({"podEntries": {UID: {"cpuSet": "2-3"}}}, KubeletAllocation(UID, "", cpus(2, 3))),
+    ],
+    ids=["version 1", "version 2", "version 3"],
+)  # fmt: skip
+def test_allocations_of_the_kubelet_in_all_versions(content: Any, allocation: KubeletAllocation) -> None:
+    assert kubelet_cpu_manager_state.parse_checkpoints(checkpoint(**content)).allocations == (allocation,)
+
+
+def test_containers_that_it_gave_cpus_of_pools_are_named() -> None:
+    state = kubelet_cpu_manager_state.parse_checkpoints(
+        checkpoint(entries={UID: {"main": "2-3", "side": "9"}})
+    )
+    (problem,) = kubelet_cpu_manager_state.conflicts(state, POOLS)
+    assert (
+        str(problem)
+        == f"container main of pod {UID} has CPUs 2-3: CPUs 2-3 are in the node's pools; expected others"
+    )
+
+
+def test_exclusive_cpus_that_it_leaves_to_all_are_named_with_what_helps() -> None:
+    (problem,) = kubelet_cpu_manager_state.conflicts(
+        kubelet_cpu_manager_state.parse_checkpoints(checkpoint(defaultCpuSet="0-2,4-7")), POOLS
+    )
+    assert "CPUs 2,6-7 of exclusive pools are open to all containers" in str(problem)
+    assert "strict-cpu-reservation" in problem.expected
+    assert (
+        kubelet_cpu_manager_state.conflicts(
+            kubelet_cpu_manager_state.parse_checkpoints(checkpoint(defaultCpuSet="0-1,4-5")), POOLS
+        )
+        == []
+    )
+
+
+def test_a_memory_manager_that_sets_nodes_is_named() -> None:
+    memory = '{"policyName":"Static","machineState":{},"checksum":1}'
+    (problem,) = kubelet_cpu_manager_state.conflicts(
+        kubelet_cpu_manager_state.parse_checkpoints(checkpoint(), memory), POOLS
+    )
+    assert "memoryManagerPolicy Static" in problem.field
+
+
+def test_features_of_the_kubelet_that_replace_pools() -> None:
+    alternatives = kubelet_cpu_manager_state.kubelet_alternatives(POOLS)
+    assert list(alternatives) == ["exclusive", "shared", "infra"]
+    assert "full-pcpus-only" in alternatives["exclusive"]
+    assert "strict-cpu-reservation" in alternatives["infra"]
+    assert kubelet_cpu_manager_state.kubelet_alternatives(
+        pool_allocations.from_lists({"exclusive-non-isolcpus": {0: ["1"]}})
+    ) == {"exclusive-non-isolcpus": alternatives["exclusive"]}
+
+
+def test_the_state_is_read_from_the_kubelets_folder(tmp_path: Path) -> None:
+    assert kubelet_cpu_manager_state.read(tmp_path) is None
+    (tmp_path / kubelet_cpu_manager_state.CPU_STATE).write_text(checkpoint(defaultCpuSet="0-3"))
+    assert kubelet_cpu_manager_state.read(tmp_path) == KubeletState("static", cpus(0, 1, 2, 3))
+    (tmp_path / kubelet_cpu_manager_state.MEMORY_STATE).write_text('{"policyName":"None"}')
+    assert kubelet_cpu_manager_state.read(tmp_path) == KubeletState("static", cpus(0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", "cpu_manager_state"),
+        ("[]", "cpu_manager_state"),
+        ('{"defaultCpuSet": 3}', "defaultCpuSet"),
+        ('{"defaultCpuSet": "3-"}', "defaultCpuSet"),
+        ('{"entries": []}', "entries"),
+        ('{"entries": {"a": {"b": null}}}', "entries.a.b"),
+        ('{"podEntries": {"a": "1"}}', "podEntries.a"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_named(text: str, field: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        kubelet_cpu_manager_state.parse_checkpoints(text)
+    assert field in raised.value.problems[0].field

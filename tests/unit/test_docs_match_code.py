@@ -1,0 +1,128 @@
+"""The pages of the documentation agree with the repository."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from tools import reference
+from tools.mkdocs_hook import lines, links
+
+from nodewise.cli.main import COMMANDS
+from nodewise.observe.log_events import EVENTS
+from nodewise.observe.metric_definitions import METRICS
+from tests.cluster import rbac_rights_comparison
+from tests.cluster.rbac_rights_comparison import ApiRight
+
+ROOT = Path(__file__).parents[2]
+SOURCES = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+
+
+def test_every_file_that_architecture_names_exists() -> None:
+    named = re.findall(
+        r"`((?:src|tests|docs|bench|deploy|examples)/[\w./-]*)`", (ROOT / "ARCHITECTURE.md").read_text()
+    )
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_package_and_module_is_in_architecture() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    modules = {path.name for path in (ROOT / "src/nodewise").iterdir() if not path.name.startswith("_")} - {
+        "py.typed"
+    }
+    assert [module for module in sorted(modules) if f"src/nodewise/{module}" not in text] == []
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_reference_pages_are_what_the_program_says(name: str) -> None:
+    page = ROOT / "docs/reference" / name
+    assert page.exists(), "run `make docs`"
+    assert page.read_text() == reference.PAGES[name](), "run `make docs`"
+
+
+def test_reference_has_no_page_of_a_command_that_is_no_more() -> None:
+    pages = {f"commands/{path.name}" for path in (ROOT / "docs/reference/commands").glob("*.md")}
+    assert pages <= reference.PAGES.keys(), "run `make docs`"
+
+
+def test_every_event_and_metric_has_a_use_and_every_use_a_row() -> None:
+    emitted = set(re.findall(r'logs\.emit\(\s*"(\w+)"', SOURCES))
+    counted = set(
+        re.findall(
+            r'(?:metrics_registry|_metrics_registry)\.(?:count|set|observe|forget)\(\s*"(\w+)"', SOURCES
+        )
+    )
+    assert emitted <= EVENTS.keys()
+    assert counted <= METRICS.keys()
+    assert {name for name in EVENTS if f'"{name}"' not in SOURCES.replace(f'"{name}": Event', "")} == set()
+    assert {name for name in METRICS if f'"{name}"' not in SOURCES.replace(f'"{name}": Metric', "")} == set()
+
+
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(page for folder in ("docs", "examples", "bench") for page in (ROOT / folder).rglob("*.md")),
+]
+"""The pages of the repository. `tools/mkdocs_hook.py` includes the same text in the site."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    """Links work on GitHub and in the site: they are relative paths to files of the repository and their headings."""
+    for written, path, anchor in links(page.read_text(), page):
+        assert not written.startswith("/"), f"{written}: a path from this page, please"
+        assert path.exists(), written
+        assert path.is_relative_to(ROOT), written
+        assert not anchor or headings(path).count(anchor) == 1, f"{written}: no such heading, or several"
+    own = re.findall(r"\]\(#([^)]+)\)", page.read_text())
+    assert [anchor for anchor in own if headings(page).count(anchor) != 1] == []
+
+
+def headings(page: Path) -> list[str]:
+    """The anchors of a page's headings on GitHub and in the site."""
+    text = "\n".join(line for line, is_code in lines(page.read_text()) if not is_code)
+    shown = (
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)
+        for line in re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    )
+    return [re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in shown]
+
+
+@pytest.mark.parametrize(
+    "manifest", ["rbac.yaml", "memory.yaml", "certs.yaml", "reader.yaml", "cpu-agent.yaml", "trust.yaml"]
+)
+def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
+    page = (ROOT / "docs/rights.md").read_text()
+    section = page.partition(f"`deploy/{manifest}`\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:5] for line in section.splitlines() if line.startswith("| `")]
+    granted = rbac_rights_comparison.granted(yaml.safe_load_all((ROOT / "deploy" / manifest).read_text()))
+    documented = [_right(*(cell.strip() for cell in row)) for row in rows]
+    assert set(documented) == granted
+    assert len(documented) == len(granted)
+
+
+def _right(verb: str, resource: str, group: str, where: str) -> ApiRight:
+    named = [cell.strip("`") if cell != "core" else "" for cell in (verb, group, resource)]
+    namespace = re.search(r"namespace `([^`]+)`", where)
+    name = re.search(r"only `([^`]+)`", where)
+    return ApiRight(*named, name[1] if name else "", namespace[1] if namespace else "")
+
+
+def test_every_decision_is_listed_under_its_title() -> None:
+    text = (ROOT / "docs/understand/decisions.md").read_text()
+    for page in (ROOT / "docs/adr").glob("*.md"):
+        number, title = page.read_text().splitlines()[0].removeprefix("# ").split(". ", 1)
+        assert f"| {number} | [{title}](../adr/{page.name}) |" in text
+
+
+def test_the_readme_names_every_command() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in COMMANDS if f"nodewise {name}" not in text] == []
+
+
+def test_every_dependency_is_locked_and_no_address_is() -> None:
+    lock = (ROOT / "uv.lock").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    for name in re.findall(r'^  "([a-z0-9-]+)[><=]', project, re.MULTILINE):
+        assert f'name = "{name}"' in lock, f"{name}: run `make lock`"
+    assert "://" not in lock

@@ -1,0 +1,139 @@
+"""`docs/reference/names.md` and `kubernetes-events.md` name what the code reads, writes and records."""
+
+import ast
+import itertools
+import re
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from nodewise import bind_plugin_interface
+from nodewise.agents.gpu import agent as gpu
+from nodewise.agents.gpu import (
+    gpu_request_histogram,
+    node_allocations,
+    pod_gpu_requests,
+    telemetry_policy_gpu_labels,
+)
+from nodewise.agents.telemetry.agent import POLICY_LABEL
+from nodewise.agents.telemetry.node_labels import PREFIX, VIOLATING
+from nodewise.agents.telemetry.taspolicy_status import GOOD
+from nodewise.annotator import patch_writer
+from nodewise.cli.extender_wiring import LEASE
+from nodewise.cpu import cmk_names
+from nodewise.extender import agent_memory_storage, pod_events
+from nodewise.kube.event_recorder import Type
+from nodewise.statistics import load_annotations
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/nodewise"
+PAGE = (ROOT / "docs/reference/names.md").read_text()
+EVENTS = (ROOT / "docs/reference/kubernetes-events.md").read_text()
+KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
+NONE_OF_THESE = {
+    "10.0.0.0/24": "a network, of an example",
+    "config.yaml.d/nodewise.yaml": "a file",
+    "example.com/card": "a resource, of an example",
+    "example.com/last": "a resource, of an example",
+    "kubectl.kubernetes.io/last-applied-configuration": "kubectl's own, which is not copied",
+    "kubernetes.io/": "what no prefix may end with",
+    "kubernetes.io/kube-apiserver-client": "a signer",
+    "kubernetes.io/metadata.name": "every namespace has it, from the API server",
+    "kubernetes.io/service-name": "the API server's label of EndpointSlices",
+    "kubernetes.io/tls": "a type of Secrets",
+    "node.kubernetes.io/unschedulable": "a taint, in the simulation",
+    "nodewise.io/extender": "who records Events",
+}
+"""Texts in this form that are not an annotation, a label or a resource that nodewise writes or reads."""
+
+
+@cache
+def texts() -> frozenset[str]:
+    """Every string literal of the code."""
+    nodes = itertools.chain.from_iterable(
+        ast.walk(ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")
+    )
+    return frozenset(
+        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def keys() -> set[str]:
+    """Every string literal in the form of a key, without API groups, which end or are followed by a version."""
+    keys = {text for text in texts() if KEY.fullmatch(text)}
+    is_group = re.compile(r".*(k8s\.io/.*|/v\d\w*)")
+    own = {text for text in keys if not is_group.fullmatch(text)}
+    return own - NONE_OF_THESE.keys()
+
+
+def test_the_page_of_names_has_every_key_that_the_code_has() -> None:
+    assert len(keys()) > 30
+    assert [key for key in sorted(keys()) if f"`{key}" not in PAGE] == []
+
+
+def test_what_is_none_of_these_is_still_in_the_code() -> None:
+    assert NONE_OF_THESE.keys() - texts() == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        POLICY_LABEL,
+        PREFIX,
+        VIOLATING,
+        pod_gpu_requests.ALLOW,
+        pod_gpu_requests.DENY,
+        pod_gpu_requests.SAME_GPU,
+        pod_gpu_requests.LINKED,
+        pod_gpu_requests.SINGLE_NUMA,
+        node_allocations.GPUS,
+        node_allocations.SUBDEVICES,
+        gpu.BIND_TIME,
+        telemetry_policy_gpu_labels._DISABLE,
+        telemetry_policy_gpu_labels._DESCHEDULE,
+        telemetry_policy_gpu_labels._PREFER,
+        telemetry_policy_gpu_labels._SUBDEVICE_DISABLE,
+        telemetry_policy_gpu_labels._SUBDEVICE_DESCHEDULE,
+        telemetry_policy_gpu_labels._SUBDEVICE_PREFERRED,
+        cmk_names.OWNER,
+        cmk_names.config_map("<node>"),
+        patch_writer.FIELD_MANAGER,
+        bind_plugin_interface.RESERVATIONS_ANNOTATION,
+        LEASE,
+        agent_memory_storage.NAME,
+        gpu_request_histogram.NAME,
+        *(row.key for row in load_annotations.TABLE),
+    ],
+)
+def test_the_page_of_names_has(name: str) -> None:
+    assert f"`{name}" in PAGE
+
+
+def test_the_page_of_names_has_every_field_manager() -> None:
+    managers = {
+        text for text in texts() if re.fullmatch(r"nodewise-(telemetry|gpu|cpu|annotator|wake)", text)
+    }
+    written = {
+        name
+        for path in SOURCE.rglob("*.py")
+        for name in re.findall(r'"fieldManager": "([\w-]+)"', path.read_text())
+    }
+    assert written <= managers
+    assert [name for name in sorted(managers) if f"| `{name}` |" not in PAGE] == []
+
+
+def test_the_page_of_events_has_every_reason() -> None:
+    code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    calls = len(re.findall(r"recorder\.record\(\s*about", code))
+    assert calls == 3, "an Event that the page does not know"
+    bad = re.findall(
+        r'yield _make_condition\(\s*"(\w+)", .*?"(\w+)",',
+        (SOURCE / "agents/telemetry/taspolicy_status.py").read_text(),
+    )
+    assert {condition for condition, _ in bad} == GOOD.keys()
+    reasons = {pod_events.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}
+    documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
+    assert documented == reasons
+    assert set(get_args(Type)) == {"Warning", "Normal"}

@@ -1,0 +1,180 @@
+"""Checks of the Helm chart that do not need Helm."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tools import helm_chart_generator
+
+import nodewise
+from nodewise import agents
+from nodewise.cli import settings_file
+from nodewise.cli.extender_options import GROUPS
+from nodewise.observe.metric_definitions import METRICS
+from nodewise.observe.metrics_registry import PREFIX
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / helm_chart_generator.CHART
+DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_it_is_of_this_version() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["appVersion"] == about["version"] == nodewise.__version__
+
+
+def test_what_follows_from_something_else_is_as_that_is() -> None:
+    assert [
+        str(path) for path, text in helm_chart_generator.parts().items() if path.read_text() != text
+    ] == [], "run `make chart`"
+
+
+def test_every_value_is_described_and_no_other_is_allowed() -> None:
+    assert sorted(_undescribed(SCHEMA, "")) == []
+    assert sorted(_open(SCHEMA, "")) == ["affinity", "global"]
+
+
+def _undescribed(schema: dict[str, Any], path: str) -> list[str]:
+    undescribed = []
+    for name, value in schema.get("properties", {}).items():
+        undescribed += [] if value.get("description") else [f"{path}.{name}"]
+        undescribed += _undescribed(value, f"{path}.{name}")
+    return undescribed
+
+
+def _open(schema: dict[str, Any], name: str) -> list[str]:
+    """The names of objects whose schema accepts any key and any value."""
+    names = [name] if schema.get("type") == "object" and "additionalProperties" not in schema else []
+    return names + [
+        inner_name for key, value in schema.get("properties", {}).items() for inner_name in _open(value, key)
+    ]
+
+
+def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
+    assert (
+        set(_paths(SCHEMA)) - {("global",)} - _of_references()
+        == set(_given(VALUES, SCHEMA)) - _of_references()
+    )
+
+
+def _paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    inner = schema.get("properties", {})
+    return (
+        [inner_path for key, value in inner.items() for inner_path in _paths(value, (*path, key))]
+        if inner
+        else [path]
+    )
+
+
+_WITH_RESOURCES = [
+    ("extender",),
+    ("scheduler",),
+    ("annotator",),
+    ("tls", "renewal"),
+    ("cpu", "agent"),
+    ("cpu", "webhook"),
+]
+
+
+def _of_references() -> set[tuple[str, ...]]:
+    """The optional paths of the schema, for which values.yaml need not contain a default."""
+    part = ("tls", "certManager", "issuerRef")
+    return {part, *((*part, name) for name in ("name", "kind", "group"))} | {
+        (*where, "resources", kind) for where in _WITH_RESOURCES for kind in ("requests", "limits")
+    }
+
+
+def _given(values: Any, schema: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(values, dict) or "properties" not in schema or not values:
+        return [path]
+    return [
+        inner_path
+        for key, value in values.items()
+        for inner_path in _given(value, schema["properties"].get(key, {}), (*path, key))
+    ]
+
+
+def test_there_is_one_switch_for_each_agent() -> None:
+    names = {kind.name for kind in agents.built_in()}
+    assert set(VALUES["agents"]) == names
+    assert [name for name in names if set(VALUES["agents"][name]) != {"enabled", "settings"}] == []
+
+
+@pytest.mark.parametrize("values", helm_chart_generator.combinations(), ids=lambda path: path.stem)
+def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_path: Path) -> None:
+    settings = yaml.safe_load((ROOT / values).read_text())
+    sections = {
+        name: agent["settings"] for name, agent in settings.get("agents", {}).items() if agent.get("settings")
+    }
+    file = tmp_path / "nodewise.yaml"
+    file.write_text(yaml.safe_dump({**settings.get("settings", {}), **sections}))
+    settings_file.read_config_file(str(file), GROUPS, agents.built_in())
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_show_metrics_that_there_are_with_labels_that_they_have(path: Path) -> None:
+    board = json.loads(path.read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    used = {name for text in expressions for name in re.findall(rf"{PREFIX}\w+", text)}
+    assert used
+    assert used - {PREFIX + name for name in _series()} == set()
+    for text in expressions:
+        known = {label for name in re.findall(rf"{PREFIX}(\w+)", text) for label in _series()[name]}
+        grouped = {
+            label.strip() for group in re.findall(r"by \(([^)]*)\)", text) for label in group.split(",")
+        }
+        assert grouped - known - {"pod", "le"} == set(), text
+
+
+def _series() -> dict[str, tuple[str, ...]]:
+    """The labels of each series of /metrics."""
+    labels = {name: metric.labels for name, metric in METRICS.items()}
+    for name, metric in METRICS.items():
+        if metric.kind == "histogram":
+            labels |= {f"{name}_{part}": metric.labels for part in ("bucket", "sum", "count")}
+    return labels
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.yaml")), ids=lambda path: path.stem)
+def test_nothing_of_other_services_reaches_the_settings_of_a_manifest_s_pods(path: Path) -> None:
+    """A Service named nodewise sets NODEWISE_PORT, which is a setting. A test with Helm checks those of the chart."""
+    for manifest in yaml.safe_load_all(path.read_text()):
+        spec = manifest.get("spec", {}) if manifest else {}
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        pod = spec.get("template", {}).get("spec", spec)
+        images = [container["image"] for container in _containers(pod)]
+        if any(image.startswith("nodewise:") for image in images):
+            assert pod.get("enableServiceLinks") is False, manifest["metadata"]["name"]
+
+
+def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [container for kind in ("initContainers", "containers") for container in pod.get(kind, ())]
+
+
+def test_dashboards_have_names_of_their_own() -> None:
+    boards = [json.loads(path.read_text()) for path in DASHBOARDS]
+    assert (
+        len({board["uid"] for board in boards})
+        == len({board["title"] for board in boards})
+        == len(boards)
+        == 4
+    )
+
+
+def test_the_adapter_asks_for_what_exporters_say_of_their_node() -> None:
+    stack = yaml.safe_load((ROOT / "deploy/metrics/kube-prometheus-stack.yaml").read_text())
+    (to,) = stack["prometheus-node-exporter"]["prometheus"]["monitor"]["relabelings"]
+    (rule,) = yaml.safe_load((ROOT / "deploy/metrics/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    assert rule["resources"]["overrides"] == {to["targetLabel"]: {"resource": "node"}}
+    direct = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
+    assert to["targetLabel"] in direct["prometheus_node_label"]

@@ -1,0 +1,221 @@
+"""Generates the derived parts of the Helm chart; `make chart` writes them, a test compares them.
+
+- `values.schema.json`: what it says of settings, from the structs that the program itself reads.
+- `crds/`: the definitions of `deploy/crds`.
+- `files/`: the admission policies of `deploy` that the templates include as they are.
+- `deploy/kustomize`: each file of values, rendered, for those who do without Helm.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import msgspec
+import yaml
+from tests.cluster import program_cache
+
+from nodewise import agents
+from nodewise.cli import annotate
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.setting_declarations import Setting, list_settings
+
+DEPLOY: Final = Path("deploy")
+CHART: Final = DEPLOY / "chart/nodewise"
+SCHEMA: Final = CHART / "values.schema.json"
+KUSTOMIZE: Final = DEPLOY / "kustomize"
+NAMESPACE: Final = "nodewise"
+KUBERNETES: Final = "1.30.0"
+"""The Kubernetes version of the rendered kustomize files: the oldest whose tokens contain the node of a pod."""
+_CHARTS_OWN: Final = frozenset(
+    {
+        "agents",
+        "no_cluster",
+        "objects_from",
+        "address",
+        "port",
+        "cert",
+        "key",
+        "client_ca",
+        "client_name",
+        "unsafe",
+    }
+    | {
+        "unsafe_address",
+        "health_address",
+        "health_port",
+        "kubeconfig",
+        "context",
+        "namespace",
+        "own_namespace",
+        "identity",
+    }
+    | {"once", "dry_run", "output"}
+)
+"""What the chart says itself."""
+_BOUNDS: Final = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
+
+
+def combinations() -> list[Path]:
+    """The shipped values files."""
+    return sorted((CHART / "values").glob("values-*.yaml"))
+
+
+def schema(before: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of the chart with the current settings of the program."""
+    made = {f"{kind.name}Settings": _closed(_sections(kind.name, kind.options)) for kind in agents.built_in()}
+    made["settings"] = _closed([*_of(GROUPS), *_of(kind.options for kind in agents.built_in())])
+    made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *GROUPS]))
+    return {**before, "definitions": {**before.get("definitions", {}), **made}}
+
+
+def _of(groups: Iterable[type[msgspec.Struct]]) -> list[tuple[str, Setting]]:
+    """Settings by key; common ones appear once."""
+    return list(
+        {setting.key: (setting.key, setting) for group in groups for setting in list_settings(group)}.values()
+    )
+
+
+def _sections(agent: str, group: type[msgspec.Struct]) -> Iterator[tuple[str, Setting]]:
+    """Settings of an agent's section, where they may omit the agent's name, as in `safe: {utilization: 90}`."""
+    for setting in list_settings(group):
+        yield setting.key, setting
+        if setting.key.startswith(f"{agent}_"):
+            yield setting.key.removeprefix(f"{agent}_"), setting
+
+
+def _closed(settings: Iterable[tuple[str, Setting]]) -> dict[str, Any]:
+    properties = {key: _value(setting) for key, setting in settings if setting.key not in _CHARTS_OWN}
+    return {"type": "object", "additionalProperties": False, "properties": dict(sorted(properties.items()))}
+
+
+def _value(setting: Setting) -> dict[str, Any]:
+    return {"description": setting.help, **_type(setting)}
+
+
+def _type(setting: Setting) -> dict[str, Any]:
+    if setting.is_list:
+        return {"type": "array", "items": {"type": "string"}}
+    if setting.words:
+        # the file takes `pass` and `accept` for each other
+        same = {"accept", "pass"} if {"accept", "pass"} & {*setting.words} else set()
+        return {"enum": [*setting.words, *sorted(same - {*setting.words})]}
+    if setting.field.endswith("_s"):
+        return {
+            "type": ["string", "number"],
+            "pattern": r"^[0-9.]+(ns|us|ms|s|m|h|d)([0-9.]+(ns|us|ms|s|m|h|d))*$",
+        }
+    if setting.field.endswith("_bytes"):
+        return {"type": ["string", "integer"], "pattern": "^[0-9.]+([kMGT]i?|Ki)?$"}
+    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": names[setting.inner], **_bounds(setting.type)}
+
+
+def _bounds(annotation: Any) -> dict[str, Any]:
+    """The bounds of a number."""
+    bounds: dict[str, Any] = {}
+    if get_origin(annotation) is Annotated:
+        for meta in get_args(annotation)[1:]:
+            bounds |= {
+                to: value for name, to in _BOUNDS.items() if (value := getattr(meta, name, None)) is not None
+            }
+        annotation = get_args(annotation)[0]
+    for inner in get_args(annotation):
+        bounds |= _bounds(inner)
+    return bounds
+
+
+def kustomizations(helm: Path) -> dict[Path, str]:
+    """The files of `deploy/kustomize`, by path: one folder per values file."""
+    definitions = [definition.name for definition in _definitions()]
+    made = {
+        KUSTOMIZE / "crds/kustomization.yaml": _kustomization("deploy/crds", definitions),
+        KUSTOMIZE / "namespace/kustomization.yaml": _kustomization(
+            "tools/helm_chart_generator.py", ["namespace.yaml"]
+        ),
+        KUSTOMIZE / "namespace/namespace.yaml": yaml.safe_dump(_NAMESPACE, sort_keys=False),
+    }
+    for values in combinations():
+        folder = KUSTOMIZE / values.stem.removeprefix("values-")
+        made[folder / "nodewise.yaml"] = rendered(helm, values)
+        made[folder / "kustomization.yaml"] = _kustomization(
+            str(values), ["../crds", "../namespace", "nodewise.yaml"]
+        )
+    return made
+
+
+_NAMESPACE: Final = {
+    "apiVersion": "v1",
+    "kind": "Namespace",
+    "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+}
+
+
+def _kustomization(source: str, resources: Sequence[str]) -> str:
+    body = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(resources),
+    }
+    return f"# Made by `make chart` of {source}; do not edit.\n" + yaml.safe_dump(body, sort_keys=False)
+
+
+def rendered(helm: Path, values: Path, *more: str) -> str:
+    """Render a values file with Helm, without Helm's labels."""
+    command = [helm, "template", "nodewise", CHART, "--namespace", NAMESPACE, "--values", values]
+    completed = subprocess.run(
+        [*map(str, command), "--kube-version", KUBERNETES, "--no-hooks", *more],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    lines = [
+        line for line in completed.stdout.splitlines() if not re.search(r"helm\.sh/chart:|# Source:", line)
+    ]
+    return "\n".join(lines).replace("managed-by: Helm", "managed-by: kustomize").strip() + "\n"
+
+
+def parts() -> dict[Path, str]:
+    """The files of the chart, by path."""
+    text = json.dumps(schema(json.loads(SCHEMA.read_text())), indent=2, ensure_ascii=False) + "\n"
+    return {
+        SCHEMA: text,
+        **{
+            folder / definition.name: definition.read_text()
+            for definition in _definitions()
+            for folder in _PLACES
+        },
+        PACKAGED: (DEPLOY / "crds" / PACKAGED.name).read_text(),
+        **{CHART / "files" / name: (DEPLOY / name).read_text() for name in _INCLUDED},
+    }
+
+
+def _definitions() -> list[Path]:
+    return sorted((DEPLOY / "crds").glob("*.yaml"))
+
+
+_PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
+"""Copies of the definitions: Helm reads only this folder, and kustomize only its own."""
+
+
+PACKAGED: Final = Path("src/nodewise/agents/telemetry/taspolicies.yaml")
+"""The definition that `nodewise policy lint` reads."""
+_INCLUDED: Final = ("policy-fields.yaml", "pod-admission.yaml")
+
+
+def main() -> None:
+    """Write all files."""
+    _write(parts())
+    _write(kustomizations(program_cache.helm()))
+
+
+def _write(made: Mapping[Path, str]) -> None:
+    for path, text in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
