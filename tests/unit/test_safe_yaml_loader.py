@@ -190,9 +190,9 @@ def test_no_nesting_ends_the_process(what: str) -> None:
     """libyaml composes documents recursively in C."""
     program = (
         "import sys\n"
-        "from nodewise import yaml_loader\n"
-        "try: yaml_loader.load(sys.stdin.read(), 'x')\n"
-        "except yaml_loader.BadInput: print('refused')"
+        "from nodewise import safe_yaml_loader\n"
+        "try: safe_yaml_loader.load(sys.stdin.read(), 'x')\n"
+        "except safe_yaml_loader.BadInput: print('refused')"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program], input=DEEP[what], capture_output=True, text=True, check=True

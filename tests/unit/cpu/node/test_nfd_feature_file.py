@@ -67,10 +67,10 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
     """The test simulates a full disk by a process whose limit of file sizes is 0."""
     (tmp_path / "nodewise-cpu").write_text("old\n")
     program = (
-        "import resource, signal; from pathlib import Path; from nodewise.cpu.node import nfd_feature\n"
+        "import resource, signal; from pathlib import Path; from nodewise.cpu.node import nfd_feature_file\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        f"nfd_feature.write(Path({str(tmp_path)!r}), ['power', 'performance'])\n"
+        f"nfd_feature_file.write(Path({str(tmp_path)!r}), ['power', 'performance'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert Refused.__name__ in done.stderr
