@@ -65,8 +65,11 @@ def combinations() -> list[Path]:
 
 def schema(before: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of the chart with the current settings of the program."""
-    made = {f"{kind.name}Settings": _closed(_sections(kind.name, kind.options)) for kind in agents.built_in()}
-    made["settings"] = _closed([*_of(GROUPS), *_of(kind.options for kind in agents.built_in())])
+    made = {
+        f"{kind.name}Settings": _closed(_sections(kind.name, kind.options))
+        for kind in agents.built_in_agent_kinds()
+    }
+    made["settings"] = _closed([*_of(GROUPS), *_of(kind.options for kind in agents.built_in_agent_kinds())])
     made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *GROUPS]))
     return {**before, "definitions": {**before.get("definitions", {}), **made}}
 

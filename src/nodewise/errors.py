@@ -108,8 +108,8 @@ def closest_name(name: str, valid: Sequence[str]) -> str:
     """The valid name most similar to a misspelt one, ignoring case, `-`, `_` and `.`; empty if none is similar."""
     import difflib  # start-up time: only errors need it
 
-    plain = {_without_separators(option): option for option in valid}
-    matches = difflib.get_close_matches(_without_separators(name), plain, n=1)
+    plain = {_normalize_name_for_comparison(option): option for option in valid}
+    matches = difflib.get_close_matches(_normalize_name_for_comparison(name), plain, n=1)
     return plain[matches[0]] if matches else ""
 
 
@@ -119,5 +119,5 @@ def did_you_mean(name: str, valid: Sequence[str]) -> str:
     return f'; did you mean "{match}"?' if match else ""
 
 
-def _without_separators(name: str) -> str:
+def _normalize_name_for_comparison(name: str) -> str:
     return name[:80].lower().translate({ord(character): None for character in "-_."})

@@ -35,7 +35,7 @@ def parse(text: str) -> int:
             return int(text) * NANO
         if text[-1:] == "m" and text[:-1].isdigit():
             return int(text[:-1]) * _MILLI
-    return _parse(text)
+    return _parse_quantity(text)
 
 
 _MAX_FAST_LENGTH: Final = 18
@@ -43,7 +43,7 @@ _MILLI: Final = NANO // 1000
 
 
 @lru_cache(maxsize=4096)
-def _parse(text: str) -> int:
+def _parse_quantity(text: str) -> int:
     match = _FORM.fullmatch(text.strip()) if len(text) <= _MAX_LENGTH else None
     parts = match.groupdict(default="") if match else {}
     if not parts.get("whole") and not parts.get("fraction"):
@@ -67,13 +67,13 @@ def _scale_digits(digits: int, exponent: int) -> int:
     return -(-digits // int(10**-exponent))
 
 
-def to_text(nano: int) -> str:
+def nano_to_text(nano: int) -> str:
     """The shortest decimal text of the value: `72.133`, `1024`, `-0.5`."""
     whole, rest = divmod(abs(nano), NANO)
     sign = "-" if nano < 0 else ""
     return f"{sign}{whole}.{rest:09d}".rstrip("0") if rest else f"{sign}{whole}"
 
 
-def to_decimal(nano: int) -> Decimal:
+def nano_to_decimal(nano: int) -> Decimal:
     """The exact value in units, for JSON numbers and tables."""
-    return Decimal(to_text(nano))
+    return Decimal(nano_to_text(nano))

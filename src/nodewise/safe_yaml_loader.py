@@ -32,7 +32,7 @@ def _child_nodes(node: yaml.Node) -> list[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
-def check(root: yaml.Node) -> None:
+def reject_unsafe_yaml(root: yaml.Node) -> None:
     """Reject an unsafe composed document before it is expanded. In it, an alias is the same node as its anchor.
 
     YAMLError names the line. Each list and mapping is visited once, inner ones first.
@@ -94,11 +94,11 @@ class Loader(_SAFE):  # type: ignore[misc]  # the base is chosen when the progra
     """PyYAML's safe loader, which checks a document before it constructs values."""
 
     def construct_document(self, node: yaml.Node) -> Any:
-        check(node)
+        reject_unsafe_yaml(node)
         return super().construct_document(node)
 
 
-def _limit_constructor(construct: Callable[[Any, yaml.Node], Any]) -> Callable[[Any, yaml.Node], Any]:
+def _limit_yaml_constructor(construct: Callable[[Any, yaml.Node], Any]) -> Callable[[Any, yaml.Node], Any]:
     def constructed(loader: Any, node: yaml.Node) -> Any:
         length = len(loader.construct_scalar(node))
         if length > LONGEST_NUMBER:
@@ -110,7 +110,7 @@ def _limit_constructor(construct: Callable[[Any, yaml.Node], Any]) -> Callable[[
 
 for _kind in ("int", "float"):
     _tag = f"tag:yaml.org,2002:{_kind}"
-    Loader.add_constructor(_tag, _limit_constructor(Loader.yaml_constructors[_tag]))
+    Loader.add_constructor(_tag, _limit_yaml_constructor(Loader.yaml_constructors[_tag]))
 
 
 def load(text: bytes | str, source: str) -> Any:
@@ -125,7 +125,7 @@ def load_all(text: bytes | str, source: str, loader: Any = Loader) -> Iterator[A
     """The values of all documents. BadInput names `source`, the document, and line and column."""
     number = 1
     try:
-        for value in yaml.load_all(_checked_utf8(text), Loader=loader):
+        for value in yaml.load_all(_encode_checked_utf8(text), Loader=loader):
             yield value
             number += 1
     except yaml.YAMLError as error:
@@ -141,8 +141,8 @@ def compose_all(text: bytes | str, source: str) -> list[yaml.Node]:
     """The nodes of all documents, with offsets into the text. BadInput as for `load_all`."""
     nodes: list[yaml.Node] = []
     try:
-        for node in yaml.compose_all(_checked_utf8(text, is_suspect=True).decode(), yaml.SafeLoader):
-            check(node)
+        for node in yaml.compose_all(_encode_checked_utf8(text, is_suspect=True).decode(), yaml.SafeLoader):
+            reject_unsafe_yaml(node)
             nodes.append(node)
     except (yaml.YAMLError, RecursionError) as error:
         seen = " ".join(str(error).split())
@@ -152,7 +152,7 @@ def compose_all(text: bytes | str, source: str) -> list[yaml.Node]:
     return nodes
 
 
-def _checked_utf8(text: bytes | str, *, is_suspect: bool = False) -> bytes:
+def _encode_checked_utf8(text: bytes | str, *, is_suspect: bool = False) -> bytes:
     """The text in UTF-8. ValueError if it is not UTF-8, or nested too deeply.
 
     libyaml composes recursively in C, and a stack overflow ends the process without an exception. Parsing events is not

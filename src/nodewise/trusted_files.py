@@ -8,7 +8,8 @@ the sticky bit, such as `/tmp`, is trusted on the way to an entry that is truste
 entry may replace it there; it is never trusted as the folder in which files are created or listed.
 
 Paths are checked from the top. Once a folder is known to be closed to others, none of them can exchange its entries
-afterwards, so what was checked is what is opened; files are checked once more by their descriptor (`check_open`).
+afterwards, so what was checked is what is opened; files are checked once more by their descriptor
+(`check_open_file_trust`).
 """
 
 import os
@@ -39,14 +40,14 @@ def check_folder(path: str | os.PathLike[str]) -> str:
     return _resolve_trusted(os.fspath(path), is_folder=True)
 
 
-def check_open(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
+def check_open_file_trust(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
     """The status of an open file or folder. Untrusted if another user owns it or may write to it."""
     status = os.fstat(descriptor)
     _check_owner_and_mode(os.fspath(path), status)
     return status
 
 
-def check_entry(path: str | os.PathLike[str]) -> os.stat_result:
+def check_folder_entry_trust(path: str | os.PathLike[str]) -> os.stat_result:
     """The status of an entry of a folder that was checked. Untrusted as above, OSError if it is not there."""
     status = os.lstat(path)
     _check_owner_and_mode(os.fspath(path), status)
@@ -57,16 +58,16 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The content of a regular file in a folder that was checked. Untrusted as above, OSError if it is not there."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        check_open(descriptor, path)
+        check_open_file_trust(descriptor, path)
         return file.read()
 
 
-def check_tree(path: str | os.PathLike[str]) -> None:
+def check_folder_tree_trust(path: str | os.PathLike[str]) -> None:
     """Untrusted unless a folder and all of its content are trusted. Links are checked themselves, not their targets."""
     check_folder(path)
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
-            check_entry(os.path.join(folder, name))
+            check_folder_entry_trust(os.path.join(folder, name))
 
 
 def _resolve_trusted(path: str, *, is_folder: bool) -> str:

@@ -83,7 +83,7 @@ class CpuNode:
 
     def store(self, allocations: Allocations) -> None:
         """Overwrites the ConfigMap of the node without a check for conflicts, as an older program does."""
-        texts = configmap.format_texts(allocations)
+        texts = configmap.format_config_map_data(allocations)
         patch = {
             "metadata": {"annotations": {pool_allocations.IDENTITIES: texts.identities}},
             "data": {"config": texts.config},
@@ -93,7 +93,9 @@ class CpuNode:
     def stored(self) -> Allocations:
         config_map = self.sandbox.api.get(self.config_map)
         identities = (config_map["metadata"].get("annotations") or {}).get(pool_allocations.IDENTITIES, "{}")
-        return configmap.parse_texts(configmap.ConfigMapTexts(config_map["data"]["config"], identities))
+        return configmap.parse_config_map_data(
+            configmap.ConfigMapTexts(config_map["data"]["config"], identities)
+        )
 
 
 @contextmanager

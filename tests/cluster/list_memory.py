@@ -104,7 +104,7 @@ async def measure_list(kubeconfig: str) -> ListMeasurement:
     before = resident_bytes()
     steps = LoopStepCounter(api)
     tasks = [asyncio.ensure_future(coroutine) for coroutine in (reflector.run(), steps.take_turns())]
-    await reflector.until_synced()
+    await reflector.wait_until_synced()
     for task in tasks:
         task.cancel()
     held = resident_bytes() - before

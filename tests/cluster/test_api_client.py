@@ -150,7 +150,7 @@ async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, san
     )
     reflector._state = list_watch.WatchState("1")
     async with run_in_background(reflector.run()):
-        await reflector.until_synced()
+        await reflector.wait_until_synced()
     assert list(reflector.store.snapshot()) == [("default", "a")]
 
 
@@ -246,7 +246,7 @@ async def test_what_happened_in_an_outage_is_caught_up_with(
         target = ReflectorTarget(CONFIGMAPS, CONFIGMAP, space)
         reflector = Reflector(through, target, SystemClock(), MetricsRegistry(), random.random)
         async with run_in_background(reflector.run()):
-            await reflector.until_synced()
+            await reflector.wait_until_synced()
             await gate.shut()
             await api.delete(CONFIGMAPS.path(space, "goes"))
             await api.create(CONFIGMAPS.path(space), item("comes"))

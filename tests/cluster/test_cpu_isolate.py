@@ -160,7 +160,7 @@ def store(plane: ControlPlane, space: str) -> Iterator[ConfigMapStore]:
     with BlockingApiClient(options(plane)) as opened:
         store = ConfigMapStore(opened, space, NODE)
         store.create(
-            pool_allocations.from_lists(
+            pool_allocations.allocations_without_tasks(
                 {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0",)}}
             )
         )

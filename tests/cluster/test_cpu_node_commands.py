@@ -109,7 +109,7 @@ class TestPools:
     def test_a_table_says_who_holds_what(self, node: CpuNode) -> None:
         node.init()
         node.store(
-            node.stored().mapped(
+            node.stored().with_tasks(
                 lambda pool, _: [Task(7, 5, "b", "pod-1", "c1")] if pool.is_exclusive else []
             )
         )
@@ -192,8 +192,8 @@ class TestDiscover:
             exclusive_core_advertisement.advertise(
                 client, node.name, {EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, taint=True
             )
-            assert exclusive_core_advertisement.withdraw(client, node.name)
-            assert not exclusive_core_advertisement.withdraw(client, node.name)
+            assert exclusive_core_advertisement.withdraw_node_resources(client, node.name)
+            assert not exclusive_core_advertisement.withdraw_node_resources(client, node.name)
         after = node.now()
         for part in ("spec", "status"):
             assert after[part] == before[part]
@@ -223,7 +223,7 @@ class TestDiscover:
         with requests(plane.admin) as client:
             while other.is_alive():
                 exclusive_core_advertisement.advertise(client, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
-                exclusive_core_advertisement.withdraw(client, node.name)
+                exclusive_core_advertisement.withdraw_node_resources(client, node.name)
             other.join()
             exclusive_core_advertisement.advertise(client, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
         taints = node.now()["spec"]["taints"]
@@ -243,7 +243,9 @@ class TestReconcile:
             "3,11": Task(GONE - 2, 5, "no such boot"),
         }
         node.store(
-            node.stored().mapped(lambda _, cpu_list: [tasks[cpu_list.text]] if cpu_list.text in tasks else [])
+            node.stored().with_tasks(
+                lambda _, cpu_list: [tasks[cpu_list.text]] if cpu_list.text in tasks else []
+            )
         )
         children = [node.start("reconcile", "--proc-fs", "/proc") for _ in range(3)]
         freed = []
@@ -270,7 +272,9 @@ class TestReconcile:
             try:
                 assert child.stdout is not None
                 first = [child.stdout.readline() for _ in range(3)]
-                node.store(node.stored().mapped(lambda pool, _: [Task(GONE)] if pool.is_exclusive else []))
+                node.store(
+                    node.stored().with_tasks(lambda pool, _: [Task(GONE)] if pool.is_exclusive else [])
+                )
                 wait(
                     "the tasks are gone",
                     lambda: True if not pids(node.answered("describe")["pools"]) else None,

@@ -307,7 +307,7 @@ class TestReconfigureSetup:
             kubelets.seen.clear()
             node_reports = self.reconfigured(sandbox)
             assert [node_report["state"] for node_report in node_reports] == ["reconfigured"] * 2
-            changing = [node_setup_objects.reconfigure_name(node) for node in labelled]
+            changing = [node_setup_objects.reconfiguration_pod_name(node) for node in labelled]
             assert [name for name in kubelets.seen if "check" not in name] == changing
             assert len(kubelets.seen) == 4
             assert object_versions(sandbox) == {}
@@ -316,8 +316,8 @@ class TestReconfigureSetup:
         self, sandbox: Sandbox, labelled: list[str], kubelets: FakeKubelets
     ) -> None:
         why = "the tasks that run do not fit into the new pools"
-        kubelets.fates[node_setup_objects.reconfigure_name(labelled[1], checks=True)] = fake_kubelets.failed(
-            why
+        kubelets.fates[node_setup_objects.reconfiguration_pod_name(labelled[1], checks=True)] = (
+            fake_kubelets.failed(why)
         )
         node_reports = self.reconfigured(sandbox)
         assert [node_report["state"] for node_report in node_reports] == ["can be reconfigured", "failed"]
@@ -329,10 +329,12 @@ class TestReconfigureSetup:
     def test_it_ends_where_it_fails(
         self, sandbox: Sandbox, labelled: list[str], kubelets: FakeKubelets
     ) -> None:
-        kubelets.fates[node_setup_objects.reconfigure_name(labelled[0])] = fake_kubelets.failed("moved back")
+        kubelets.fates[node_setup_objects.reconfiguration_pod_name(labelled[0])] = fake_kubelets.failed(
+            "moved back"
+        )
         node_reports = self.reconfigured(sandbox)
         assert [node_report["state"] for node_report in node_reports] == ["failed", "not touched"]
-        assert node_setup_objects.reconfigure_name(labelled[1]) not in kubelets.seen
+        assert node_setup_objects.reconfiguration_pod_name(labelled[1]) not in kubelets.seen
 
 
 class TestUninstall:

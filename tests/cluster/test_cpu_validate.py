@@ -90,7 +90,7 @@ def test_a_taint_that_nobody_wants(prepared: CpuNode) -> None:
 
 def test_tasks_of_pods_that_are_gone(prepared: CpuNode) -> None:
     tasks = [Task(7, 5, "b", "no-such-pod", "c")]
-    prepared.store(prepared.stored().mapped(lambda pool, _: tasks if pool.is_exclusive else []))
+    prepared.store(prepared.stored().with_tasks(lambda pool, _: tasks if pool.is_exclusive else []))
     results = checks(prepared, code=3)
     assert wrong(results) == {"tasks"}
     assert "processes 7 hold cores" in results["tasks"]["seen"]
@@ -99,7 +99,7 @@ def test_tasks_of_pods_that_are_gone(prepared: CpuNode) -> None:
 def test_tasks_of_pods_that_run(prepared: CpuNode) -> None:
     pod = prepared.sandbox.api.get(f"/api/v1/namespaces/{prepared.sandbox.namespace}/pods/agent")
     tasks = [Task(7, 5, "b", pod["metadata"]["uid"], "c")]
-    prepared.store(prepared.stored().mapped(lambda pool, _: tasks if pool.name == "infra" else []))
+    prepared.store(prepared.stored().with_tasks(lambda pool, _: tasks if pool.name == "infra" else []))
     assert checks(prepared)["tasks"]["seen"] == "1 running"
 
 

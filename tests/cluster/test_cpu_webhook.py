@@ -286,7 +286,7 @@ def test_a_certificate_made_anew_loses_no_pod(plain: RunningWebhook) -> None:
     held = api.get(path)
     config = held["webhooks"][0]["clientConfig"]
     made = certificates.create(plain.sandbox.namespace, now)
-    trusted = certificates.trust_bundle(made, base64.b64decode(config["caBundle"]), now)
+    trusted = certificates.ca_bundle_of_both_certificates(made, base64.b64decode(config["caBundle"]), now)
     config["caBundle"] = base64.b64encode(trusted).decode()
     api.request("PUT", path, json=held)
     for content, file in ((made.cert, plain.pair.cert), (made.key, plain.pair.key)):

@@ -72,7 +72,9 @@ def test_a_claim_counts_for_the_pod_that_the_cgroup_is_in(
         assert child.stdout
         answer = json.loads(child.stdout.readline())
         assert (answer["task"]["pod"], answer["task"]["container"]) == OWN
-        processes = container_cpusets.list_processes(Path("/proc"), [OWN.container, OTHER.container])
+        processes = container_cpusets.list_container_processes(
+            Path("/proc"), [OWN.container, OTHER.container]
+        )
         assert processes == {OWN.container: [child.pid], OTHER.container: []}
         child.communicate("", PATIENCE_S)
     agent.expect_free()

@@ -146,7 +146,7 @@ class ModelReplica:
             if kind == of == PODS:
                 self.known[name] = stored
             if of != kind:
-                writer.reach(str(version))
+                writer.advance_resource_version(str(version))
             elif stored is None:
                 writer.remove(("d", name) if kind == PODS else ("nw", f"gpu-{name}"), str(version))
             else:

@@ -73,7 +73,10 @@ def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
 ) -> None:
     wanted = node_usage.usage_annotations(measured, whole)
     left = {**stands, **patch_planning.compute_patch(stands, wanted, {}, NOW, RULES)}
-    assert patch_planning.age_s({key: text for key, text in left.items() if text}, NOW) < RULES.refresh_s
+    assert (
+        patch_planning.statistics_age_s({key: text for key, text in left.items() if text}, NOW)
+        < RULES.refresh_s
+    )
     for key, text in wanted.items():
         stood = load_annotations.number(left.get(key))
         if text is None:
@@ -103,7 +106,7 @@ def test_what_is_requested_and_free_are_whole_numbers(
 
 @given(arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(0, 1e15)), st.integers(1, 120))
 def test_chunks_keep_the_mean(samples: np.ndarray, chunks: int) -> None:
-    means = sample_statistics.chunk_means(samples, chunks)
+    means = sample_statistics.means_of_sample_chunks(samples, chunks)
     assert len(means) == min(len(samples), chunks)
     assert samples.min() * (1 - 1e-9) <= means.min()
     assert means.max() <= samples.max() * (1 + 1e-9)

@@ -17,7 +17,7 @@ from nodewise.errors import Conflict, Unavailable
 from nodewise.kube.api_server_interface import Patch
 from tests.unit.cpu.node.in_memory_api_client import InMemoryApiClient
 
-FRESH = pool_allocations.from_lists(
+FRESH = pool_allocations.allocations_without_tasks(
     {"exclusive": {0: ("0,4", "1,5"), 1: ("2,6",)}, "shared": {0: ("3",)}, "infra": {0: ("7",)}}
 )
 FAULTS = st.sampled_from(["none", "none", "none", "error", "lost", "overtaken", "conflict"])

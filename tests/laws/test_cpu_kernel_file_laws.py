@@ -76,9 +76,9 @@ def test_all_that_read_cgroups_read_them_alike(separator: str, line: str) -> Non
         (process / "stat").write_bytes(stat(f"a{separator}b").encode())
         (process / "environ").write_bytes(b"CMK_NODEWISE_TASK=1\0")
         (process / "cmdline").write_bytes(b"x\0")
-        task = peer_credentials.read_task(proc, 17, BOOT)
+        task = peer_credentials.read_process_as_task(proc, 17, BOOT)
         assert (task.pod, task.container) == OWN
-        assert container_cpusets.list_processes(proc, [OWN.container, OTHER.container]) == {
+        assert container_cpusets.list_container_processes(proc, [OWN.container, OTHER.container]) == {
             OWN.container: [17],
             OTHER.container: [],
         }

@@ -79,21 +79,21 @@ def test_advertisement_is_idempotent_and_keeps_the_changes_of_others(
         exclusive_core_advertisement.is_cpu_manager_taint(taint)
         for taint in exclusive_core_advertisement.read_taints(advertised, dialect)
     )
-    exclusive_core_advertisement.withdraw(CLIENT, name, features=dialect)
+    exclusive_core_advertisement.withdraw_node_resources(CLIENT, name, features=dialect)
     left = CLIENT.get(NODES.path(name=name))
     assert others(name, dialect) == before
     assert LABEL not in left["metadata"]["labels"]
     assert not any(
         resource_name in left["status"]["capacity"] for resource_name in dialect.resources.values()
     )
-    assert not exclusive_core_advertisement.withdraw(CLIENT, name, features=dialect)
+    assert not exclusive_core_advertisement.withdraw_node_resources(CLIENT, name, features=dialect)
 
 
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=4), st.sampled_from(["", "-rc.1", "+k3s1", "-gke.100"])
 )
 def test_a_version_is_understood_by_the_newest_row_that_is_not_newer(numbers: list[int], end: str) -> None:
-    version = api_server_features.parse("v" + ".".join(map(str, numbers)) + end)
-    row = api_server_features.features_of(version)
+    version = api_server_features.parse_kubernetes_version("v" + ".".join(map(str, numbers)) + end)
+    row = api_server_features.features_of_kubernetes_version(version)
     assert row.since <= version
     assert all(other.since > version for other in TABLE[TABLE.index(row) + 1 :])

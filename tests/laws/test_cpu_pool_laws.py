@@ -42,14 +42,16 @@ def machines(draw: st.DrawFn) -> Topology:
     isolated = draw(st.sets(st.sampled_from(sorted({*at.values()}))))
     texts = {
         f"{topology.CPUS}/present": f"0-{len(at) - 1}",
-        f"{topology.CPUS}/online": cpu_set_formats.format_ranges(online),
-        f"{topology.CPUS}/isolated": cpu_set_formats.format_ranges(cpu for cpu in at if at[cpu] in isolated),
+        f"{topology.CPUS}/online": cpu_set_formats.format_cpu_ranges(online),
+        f"{topology.CPUS}/isolated": cpu_set_formats.format_cpu_ranges(
+            cpu for cpu in at if at[cpu] in isolated
+        ),
     }
     for cpu in online:
         folder = f"{topology.CPUS}/cpu{cpu}/topology"
         texts[f"{folder}/physical_package_id"] = str(at[cpu][0])
         texts[f"{folder}/core_id"] = str(at[cpu][1])
-        texts[f"{folder}/thread_siblings_list"] = cpu_set_formats.format_ranges(
+        texts[f"{folder}/thread_siblings_list"] = cpu_set_formats.format_cpu_ranges(
             sibling for sibling in at if at[sibling] == at[cpu]
         )
     return topology.parse(texts)
@@ -98,7 +100,7 @@ def test_no_core_is_in_two_pools_and_none_is_divided(data: st.DataObject, machin
         assert set(sockets) == set(machine.sockets)
         for socket, lists in sockets.items():
             for text in lists:
-                cpus = cpu_set_formats.parse_list(text)
+                cpus = cpu_set_formats.parse_cpu_numbers(text)
                 cores = {core_of[cpu] for cpu in cpus}
                 assert sorted(cpus) == sorted(cpu for core in cores for cpu in core.cpus)
                 assert {core.socket for core in cores} == {socket}
@@ -115,7 +117,7 @@ def test_no_core_is_in_two_pools_and_none_is_divided(data: st.DataObject, machin
 def test_cores_that_are_listed_are_a_pool_of_their_own(data: st.DataObject, machine: Topology) -> None:
     isolated = {core.core for core in machine.cores if set(core.cpus) <= machine.isolated}
     listed = data.draw(st.sets(st.sampled_from(range(len(machine.cores))), min_size=1, max_size=3))
-    ask = data.draw(asks(machine))._replace(non_isolcpus=cpu_set_formats.format_ranges(listed))
+    ask = data.draw(asks(machine))._replace(non_isolcpus=cpu_set_formats.format_cpu_ranges(listed))
     plan = planned(machine, ask, set())
     if plan is None:
         return
@@ -123,7 +125,7 @@ def test_cores_that_are_listed_are_a_pool_of_their_own(data: st.DataObject, mach
     listed_cpus = [text for lists in plan.pools[pool_planning.NON_ISOLCPUS].values() for text in lists]
     assert sorted(listed_cpus) == sorted(machine.cores[number].text for number in listed)
     every = [text for sockets in plan.pools.values() for lists in sockets.values() for text in lists]
-    cpus = Counter(cpu for text in every for cpu in cpu_set_formats.parse_list(text))
+    cpus = Counter(cpu for text in every for cpu in cpu_set_formats.parse_cpu_numbers(text))
     assert set(cpus.values()) == {1}
     assert any(plan.pools[pool_planning.INFRA].values())
 
@@ -175,22 +177,22 @@ def test_faster_cores_are_exclusive_first(data: st.DataObject, machine: Topology
 
 def _is_in(plan: PoolPlan, pool: str, cpus: Iterable[int]) -> bool:
     lists = (text for texts in plan.pools[pool].values() for text in texts)
-    return any(set(cpus) <= set(cpu_set_formats.parse_list(text)) for text in lists)
+    return any(set(cpus) <= set(cpu_set_formats.parse_cpu_numbers(text)) for text in lists)
 
 
 @given(CPUS)
 def test_a_list_of_ranges_reads_as_what_it_was_written_from(cpus: set[int]) -> None:
-    assert cpu_set_formats.parse_list(cpu_set_formats.format_ranges(cpus)) == tuple(sorted(cpus))
+    assert cpu_set_formats.parse_cpu_numbers(cpu_set_formats.format_cpu_ranges(cpus)) == tuple(sorted(cpus))
 
 
 @given(st.lists(st.integers(0, 300), unique=True))
 def test_a_list_keeps_its_order(cpus: list[int]) -> None:
-    assert list(cpu_set_formats.parse_list(cpu_set_formats.format_list(cpus))) == cpus
+    assert list(cpu_set_formats.parse_cpu_numbers(cpu_set_formats.format_cpu_list(cpus))) == cpus
 
 
 @given(CPUS)
 def test_a_mask_reads_as_what_it_was_written_from(cpus: set[int]) -> None:
-    assert cpu_set_formats.parse_mask(cpu_set_formats.format_mask(cpus)) == cpus
+    assert cpu_set_formats.parse_cpu_mask(cpu_set_formats.format_cpu_mask(cpus)) == cpus
 
 
 TASKS = st.builds(
@@ -209,14 +211,14 @@ def allocated_pools(draw: st.DrawFn) -> Allocations:
     machine = draw(machines())
     plan = planned(machine, draw(asks(machine)), set()) or PoolPlan({"infra": {0: ("0",)}})
     held = iter(draw(st.lists(st.lists(TASKS, max_size=3, unique=True), min_size=64, max_size=64)))
-    return pool_allocations.from_lists(plan.pools).mapped(lambda _, cpu_list: next(held))
+    return pool_allocations.allocations_without_tasks(plan.pools).with_tasks(lambda _, cpu_list: next(held))
 
 
 @given(allocated_pools())
 def test_a_state_reads_as_what_it_was_written_from(before: Allocations) -> None:
-    texts = configmap.format_texts(before)
-    assert configmap.parse_texts(texts) == before
-    assert configmap.format_texts(configmap.parse_texts(texts)) == texts
+    texts = configmap.format_config_map_data(before)
+    assert configmap.parse_config_map_data(texts) == before
+    assert configmap.format_config_map_data(configmap.parse_config_map_data(texts)) == texts
     files = directory.format_files(before)
     assert directory.parse_files(files) == before
     assert directory.format_files(directory.parse_files(files)) == files
@@ -227,7 +229,7 @@ def test_no_cpu_of_an_exclusive_pool_is_given_twice(data: st.DataObject, machine
     plan = planned(machine, data.draw(asks(machine)), set())
     if plan is None:
         return
-    allocations = pool_allocations.from_lists(plan.pools)
+    allocations = pool_allocations.allocations_without_tasks(plan.pools)
     holding: dict[Task, tuple[int, ...]] = {}
     for pid in range(1, 12):
         if holding and data.draw(st.booleans()):
@@ -270,7 +272,7 @@ class Kernel:
         pid = min(set(range(2, 99)) - self.processes.keys())
         owner = self.owners.get(parent)
         self.processes[pid] = NodeProcess(
-            self.clock, parent, owner.environment_mark if owner and keeps_mark else ""
+            self.clock, parent, owner.task_variable_value if owner and keeps_mark else ""
         )
         if owner:
             self.owners[pid] = owner
@@ -334,7 +336,7 @@ def places(allocations: Allocations) -> dict[Task, set[int]]:
 @st.composite
 def occupied(draw: st.DrawFn, plan: PoolPlan) -> Allocations:
     """The allocations with tasks on lists of these pools."""
-    allocations = pool_allocations.from_lists(plan.pools)
+    allocations = pool_allocations.allocations_without_tasks(plan.pools)
     for pid in range(1, draw(st.integers(1, 9))):
         pool, lists = draw(st.sampled_from(sorted(plan.pools))), draw(st.integers(1, 2))
         with contextlib.suppress(Unavailable):
@@ -414,7 +416,7 @@ def test_a_task_leaves_its_socket_only_where_no_list_is_free(
         {"exclusive": {at: [str(cpu) for cpu in sorted(cpus) if cpu // 5 == at] for at in (0, 1)}}
         for cpus in (old, new)
     ]
-    before = pool_allocations.from_lists(pools_of[0]).mapped(
+    before = pool_allocations.allocations_without_tasks(pools_of[0]).with_tasks(
         lambda _, cpu_list: (Task(1 + cpu_list.cpus[0]) for cpu in cpu_list.cpus if cpu in holding)
     )
     try:

@@ -89,7 +89,9 @@ def patch_of(pod: Any, mutations: Mutations) -> list[json_merge_and_patch.Operat
     """The patch of a pod, through a review."""
     request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    response = json.loads(admission_review.respond(encoded(body), lambda: mutations).body)["response"]
+    response = json.loads(admission_review.respond_to_review(encoded(body), lambda: mutations).body)[
+        "response"
+    ]
     assert response["uid"] == "7"
     assert response["allowed"]
     return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
@@ -111,8 +113,8 @@ def encoded_like(value: Any, other: Any) -> bytes:
 def test_merging_is_idempotent(held: Any, given_: Any) -> None:
     before = copy.deepcopy(held)
     try:
-        once = json_merge_and_patch.merge(held, given_)
-        twice = json_merge_and_patch.merge(once, given_)
+        once = json_merge_and_patch.merge_json(held, given_)
+        twice = json_merge_and_patch.merge_json(once, given_)
     except BadSettings:
         return
     assert twice is once
@@ -139,7 +141,7 @@ def test_mutations_create_no_duplicates(pod: Any, mutations: Mutations) -> None:
 @given(PODS, MUTATIONS)
 def test_only_containers_that_request_cores_get_their_number(pod: Any, mutations: Mutations) -> None:
     operations = patch_of(pod, mutations)
-    if not pod_mutation.is_requested(encoded(pod)):
+    if not pod_mutation.is_mutation_requested(encoded(pod)):
         assert operations == []
         return
     spec = applied(operations, pod)["spec"]
@@ -163,7 +165,7 @@ def test_every_review_gets_an_answer_whatever_is_in_it(data: st.DataObject) -> N
     for _ in range(data.draw(st.integers(0, 2))):
         body = corrupted(body, data)
     try:
-        answer = admission_review.respond(encoded(body), pod_mutation.default_mutations)
+        answer = admission_review.respond_to_review(encoded(body), pod_mutation.default_mutations)
     except BadInput:
         return
     response = json.loads(answer.body)["response"]

@@ -74,10 +74,10 @@ def encoded(value: Any) -> bytes:
 def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> None:
     for container in workloads.parse(kind, value).containers:
         workloads.settings(container, encoded(value))
-        workloads.settings_file(container)
+        workloads.settings_file_path(container)
         workloads.find_mount(container, path)
         workloads.find_mount(container, f"/{path}")
-    scheduling_program_workloads.parse_single_pod(encoded(value))
+    scheduling_program_workloads.parse_pod_without_controller(encoded(value))
     scheduling_program_workloads.parse_pod(0.0, encoded(value))
     nodes.parse_node(list(vendor_resource_names.PROFILES.values()), encoded(value))
     if policy := policy_collectors.parse_policy(encoded(value)):
@@ -125,7 +125,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},
-        admission_policies=rights_and_admission_policies.enforced_policies([config, more], [more]),
+        admission_policies=rights_and_admission_policies.enforced_admission_policies([config, more], [more]),
         deschedulers=(deschedulers.read_descheduler_policy("d", more), Descheduler("e", ())),
         programs_elsewhere=(deployment.where,),
     )

@@ -78,7 +78,7 @@ def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: RuleInputs
     before = of.filter()
     for change in counterfactuals.changes(before):
         for step in change.relaxed:
-            after = of.with_rule(change.number, target=quantity.to_text(step.target))
+            after = of.with_rule(change.number, target=quantity.nano_to_text(step.target))
             assert passing(after) >= passing(before)
             assert len(passing(after) - passing(before)) == step.more
 

@@ -194,7 +194,7 @@ def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
 
 
 def check_subdevices(gpus: NodeGpus, usage: ReferenceUsage, taken: list[list[SubdeviceRequest]]) -> None:
-    assigned = subdevice_assignment.assign(gpus, usage, SUBDEVICES, taken)
+    assigned = subdevice_assignment.assign_subdevices(gpus, usage, SUBDEVICES, taken)
     seen = {gpu: {*usage.subdevices.get(gpu, ())} | {*gpus.subdevices_off.get(gpu, ())} for gpu in gpus.names}
     counts = dict(zip(gpus.names, gpus.capacity.get(SUBDEVICES, (0,) * len(gpus.names)), strict=True))
     for requests, numbers in zip(taken, assigned, strict=True):

@@ -18,14 +18,14 @@ HELLO = client_hello("h2", "http/1.1")
 
 @given(st.binary(max_size=300))
 def test_offered_protocols_never_raises_for_any_bytes(data):
-    tls_handshake.offered_protocols(data)
-    tls_handshake.offered_protocols(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
-    tls_handshake.offered_protocols(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
+    tls_handshake.offered_alpn_protocols(data)
+    tls_handshake.offered_alpn_protocols(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
+    tls_handshake.offered_alpn_protocols(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
 
 
 @given(st.integers(0, len(HELLO) - 1), st.integers(0, 255))
 def test_offered_protocols_never_raises_for_a_changed_byte(place, value):
-    tls_handshake.offered_protocols(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
+    tls_handshake.offered_alpn_protocols(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
 
 
 @given(st.lists(st.binary(max_size=3 * responses.PIECE_BYTES // 2).map(lambda part: part * 2), max_size=6))

@@ -224,9 +224,11 @@ def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
 
 @given(SOME_PODS)
 def test_what_is_kept_of_a_pod_takes_as_much_cpu(given_pod: Any) -> None:
-    kept = free_cpu.keep_pod_cpu(given_pod)
-    assert free_cpu.cpu_on_node(given_pod) == (free_cpu.cpu_on_node(kept) if kept is not None else 0)
-    assert kept is None or free_cpu.keep_pod_cpu(kept) == kept
+    kept = free_cpu.reduce_non_gpu_pod_to_cpu(given_pod)
+    assert free_cpu.cpu_milli_on_node(given_pod) == (
+        free_cpu.cpu_milli_on_node(kept) if kept is not None else 0
+    )
+    assert kept is None or free_cpu.reduce_non_gpu_pod_to_cpu(kept) == kept
     assert (kept is given_pod) is (free_cpu.keep_gpu_pod(given_pod) is not None)
 
 

@@ -59,7 +59,7 @@ class WatchReader:
             self.writer.remove(("", name), str(self.at))
 
     def bookmark(self) -> None:
-        self.writer.reach(str(self.at))
+        self.writer.advance_resource_version(str(self.at))
 
     def relist(self, ahead: int, learnt: int, place: int) -> None:
         """Receive a list page by page, and the response to a write between two pages."""

@@ -129,7 +129,7 @@ def test_an_address_means_its_node_with_and_without_a_port(address: object, port
     fleet = NodeAttributes({"n": NodeAllocatable(None, None)}, {str(ip_address(str(address))): "n"})
     host = f"[{address}]" if ":" in str(address) else str(address)
     assert fleet.find(str(address)) == fleet.find(f"{host}:{port}") == "n"
-    assert node_attributes.without_port(f"{host}:{port}") == str(address)
+    assert node_attributes.strip_port(f"{host}:{port}") == str(address)
 
 
 @given(st.integers(0, 10**18), st.integers(1, 10**18))

@@ -106,7 +106,7 @@ class CpuManagerOnNode:
     def masks(self, pod: Object) -> dict[str, frozenset[int]]:
         """The affinities of all threads in a pod's container, by program and thread id."""
         proc = self.node.runtime.inside("/proc")
-        (pids,) = container_cpusets.list_processes(proc, [script_pods.container_of(pod)]).values()
+        (pids,) = container_cpusets.list_container_processes(proc, [script_pods.container_of(pod)]).values()
         masks = {}
         for thread in (task_thread for pid in pids for task_thread in thread_affinity.read(proc, pid)):
             with contextlib.suppress(OSError):

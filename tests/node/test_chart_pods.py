@@ -307,6 +307,6 @@ class TestCpuManager:
 def seccomp_modes(kube_host: KubernetesHost, pod: Object) -> set[str]:
     """The kernel's seccomp modes of all processes of a pod's container: 2 is a filter, 0 none."""
     proc = kube_host.node.runtime.inside("/proc")
-    (pids,) = container_cpusets.list_processes(proc, [script_pods.container_of(pod)]).values()
+    (pids,) = container_cpusets.list_container_processes(proc, [script_pods.container_of(pod)]).values()
     lines = "\n".join((proc / f"{pid}/status").read_text() for pid in pids)
     return set(re.findall(r"^Seccomp:\s*(\d)", lines, re.MULTILINE))

@@ -29,7 +29,7 @@ def runtime_client(node: Kubelet) -> Iterator[ContainerRuntime]:
 def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
     """The affinities of the threads of a container."""
     proc = node.runtime.inside("/proc")
-    (pids,) = container_cpusets.list_processes(proc, [container]).values()
+    (pids,) = container_cpusets.list_container_processes(proc, [container]).values()
     return [thread.cpus for pid in pids for thread in thread_affinity.read(proc, pid)]
 
 

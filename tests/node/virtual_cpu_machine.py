@@ -165,7 +165,7 @@ class VirtualCpuMachine:
             if len(words := line.split()) == len(fields.split("|")):  # else it ended meanwhile
                 comm, tgid, pid, parent, cpus, mems = words
                 where = ThreadPlacement(
-                    comm, *(frozenset(cpu_set_formats.parse_list(text)) for text in (cpus, mems))
+                    comm, *(frozenset(cpu_set_formats.parse_cpu_numbers(text)) for text in (cpus, mems))
                 )
                 threads[int(pid)] = (int(tgid), int(parent), where)
         family = {self.pid(name)}
@@ -180,7 +180,7 @@ class VirtualCpuMachine:
     def cgroup(self, name: str, cpus: Iterable[int], mems: Iterable[int]) -> None:
         """Make one with a cpuset."""
         place = f"/sys/fs/cgroup/{name}"
-        lists = [cpu_set_formats.format_ranges(numbers) for numbers in (cpus, mems)]
+        lists = [cpu_set_formats.format_cpu_ranges(numbers) for numbers in (cpus, mems)]
         self.run(
             f"mkdir -p {place}; echo {lists[0]} > {place}/cpuset.cpus; echo {lists[1]} > {place}/cpuset.mems"
         )

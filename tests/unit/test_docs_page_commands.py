@@ -59,7 +59,7 @@ def problem(words: list[str]) -> str:
         if words[0] == "nodewise":
             _read(command, words)
         elif words[1:2] == ["isolate"]:
-            isolate_arguments.parse(words[2:])
+            isolate_arguments.parse_isolate_arguments(words[2:])
         else:
             _read(cpu.command, ["cmk", *older_program_flags.translate_cmk_command_line(words[1:])])
     except (click.UsageError, BadSettings) as error:

@@ -105,7 +105,7 @@ def _given(values: Any, schema: dict[str, Any], path: tuple[str, ...] = ()) -> l
 
 
 def test_there_is_one_switch_for_each_agent() -> None:
-    names = {kind.name for kind in agents.built_in()}
+    names = {kind.name for kind in agents.built_in_agent_kinds()}
     assert set(VALUES["agents"]) == names
     assert [name for name in names if set(VALUES["agents"][name]) != {"enabled", "settings"}] == []
 
@@ -118,7 +118,7 @@ def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_pa
     }
     file = tmp_path / "nodewise.yaml"
     file.write_text(yaml.safe_dump({**settings.get("settings", {}), **sections}))
-    settings_file.read_config_file(str(file), GROUPS, agents.built_in())
+    settings_file.read_config_file(str(file), GROUPS, agents.built_in_agent_kinds())
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

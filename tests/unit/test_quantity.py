@@ -64,7 +64,7 @@ def test_what_is_no_quantity_says_what_is_wanted(text: str) -> None:
 
 
 def test_text_is_the_shortest_decimal() -> None:
-    assert [quantity.to_text(n) for n in (0, 1, -NANO // 2, 72_133_000_000, 1024 * NANO)] == [
+    assert [quantity.nano_to_text(n) for n in (0, 1, -NANO // 2, 72_133_000_000, 1024 * NANO)] == [
         "0",
         "0.000000001",
         "-0.5",

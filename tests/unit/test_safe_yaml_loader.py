@@ -77,14 +77,14 @@ def through_file(read: Callable[[str], object]) -> Callable[[str, Path], object]
 
 
 READERS: Final[dict[str, Callable[[str, Path], object]]] = {
-    "the pools ConfigMap": lambda text, _: configmap.parse_texts(ConfigMapTexts(text)),
+    "the pools ConfigMap": lambda text, _: configmap.parse_config_map_data(ConfigMapTexts(text)),
     "the objects of decide and --objects-from": lambda text, _: list(
         yaml_json_documents.split_documents(text.encode(), "file.yaml")
     ),
     "the manifest of a static pod": lambda text, _: yaml_editor.parse_document(text.encode(), "file.yaml"),
     "settings": through_file(lambda path: settings_file.read_config_file(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read_kubeconfig(Path(path))),
-    "the webhook's files": through_file(webhook.parse_server),
+    "the webhook's files": through_file(webhook.parse_server_settings),
     "a GPU profile": through_file(vendor_resource_names.load_profile),
 }
 

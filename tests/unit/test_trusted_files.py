@@ -158,9 +158,11 @@ USERS: dict[str, Callable[[Path], object]] = {
         DirectoryStore(folder, 0.1)._directory.locked(0.1).__enter__()
     ),
     "the socket's folder": listening,
-    "what is left of a socket": lambda folder: socket_file.clear(folder / "cpu.sock"),
-    "what containers had before": lambda folder: container_cpusets.load_originals(folder / "cpusets.json"),
-    "where that is kept": lambda folder: container_cpusets.save_originals(folder / "cpusets.json", {}),
+    "what is left of a socket": lambda folder: socket_file.remove_socket_files(folder / "cpu.sock"),
+    "what containers had before": lambda folder: container_cpusets.load_original_cpusets(
+        folder / "cpusets.json"
+    ),
+    "where that is kept": lambda folder: container_cpusets.save_original_cpusets(folder / "cpusets.json", {}),
     "features of the node": lambda folder: nfd_feature_file.write(folder, ["power", "performance"]),
     "the program's source": lambda folder: installation.install(
         folder, Path("/nonexistent"), Path("/opt"), None
@@ -191,20 +193,20 @@ def test_a_planted_file_of_the_state_directory_is_refused(tree: Path) -> None:
 
 
 def test_a_version_of_the_program_in_which_others_may_write_is_not_taken_for_whole(tree: Path) -> None:
-    assert trusted_files.check_tree(tree / "a") is None
+    assert trusted_files.check_folder_tree_trust(tree / "a") is None
     (tree / "a/b/file").chmod(0o666)
     with pytest.raises(Untrusted):
-        trusted_files.check_tree(tree / "a")
+        trusted_files.check_folder_tree_trust(tree / "a")
 
 
 def test_what_is_created_is_trusted_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         store = DirectoryStore(tmp_path / "state")
-        store.create(pool_allocations.from_lists({"shared": {0: ("1",)}}))
-        container_cpusets.save_originals(tmp_path / "run/cpusets.json", {})
+        store.create(pool_allocations.allocations_without_tasks({"shared": {0: ("1",)}}))
+        container_cpusets.save_original_cpusets(tmp_path / "run/cpusets.json", {})
     finally:
         os.umask(before)
     assert store.read()
-    assert container_cpusets.load_originals(tmp_path / "run/cpusets.json") == {}
-    trusted_files.check_tree(tmp_path)
+    assert container_cpusets.load_original_cpusets(tmp_path / "run/cpusets.json") == {}
+    trusted_files.check_folder_tree_trust(tmp_path)

@@ -23,7 +23,7 @@ def template(agents: str) -> str:
         for kind in agent_selection.load_agents_by_name(names)
     ]
     several = len(names) > 1
-    configuration = scheduler_configuration.build_configuration(
+    configuration = scheduler_configuration.build_scheduler_configuration(
         roles,
         SchedulerOptions(
             _URL,

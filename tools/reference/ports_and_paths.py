@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from nodewise import agents
-from nodewise.extender.request_handler import RequestHandler, is_named_path
+from nodewise.extender.request_handler import RequestHandler, is_predicate_or_priority_path
 from nodewise.serve.options import AdminOptions, ServeOptions
 from tools.reference.markdown_formatting import MADE, code, table
 
@@ -16,7 +16,7 @@ _DOES = {
 
 def serving_page() -> str:
     """Addresses and paths of all servers."""
-    kinds = agents.built_in()
+    kinds = agents.built_in_agent_kinds()
     request_handler = RequestHandler(kinds, {kind.name: kind.options() for kind in kinds})
     port, health = ServeOptions().port, AdminOptions().health_port
     ports = (
@@ -90,12 +90,12 @@ def serving_page() -> str:
 
 def _asked(request_handler: RequestHandler) -> Iterator[tuple[str, str]]:
     for path, verb in request_handler.verbs.items():
-        if path.startswith("/scheduler/") and not is_named_path(path):
+        if path.startswith("/scheduler/") and not is_predicate_or_priority_path(path):
             yield code(path), f"every agent: {_DOES[verb]}"
     for verb, does in _DOES.items():
         yield code(f"/agents/<agent>/{verb}"), f"that agent alone: {does}"
     for path, verb in request_handler.verbs.items():
-        if is_named_path(path):
+        if is_predicate_or_priority_path(path):
             yield code(path), f"as kube-safe-scheduler's path: {_DOES[verb]}"
 
 

@@ -17,7 +17,7 @@ _KINDS: Final = {int: "INTEGER", float: "FLOAT"}
 
 def settings_page() -> str:
     """Every setting of `nodewise extender`."""
-    kinds = agents.built_in()
+    kinds = agents.built_in_agent_kinds()
     groups = [*GROUPS, *(kind.options for kind in kinds)]
     parts = [
         MADE,
@@ -69,7 +69,7 @@ def _group(group: type[msgspec.Struct]) -> str:
 
 
 def _entry(setting: Setting) -> str:
-    default = setting.shown_default()
+    default = setting.default_as_text()
     form = setting.option.metavar or "|".join(setting.words) or _KINDS.get(setting.inner, "")
     if setting.field.endswith(("_s", "_bytes")):
         form = "DURATION" if setting.field.endswith("_s") else "SIZE"

@@ -48,8 +48,8 @@ def names() -> list[str]:
 def load(name: str) -> AgentKind:
     """An agent by its name. `BadSettings` if it is not installed or cannot be used."""
     if name in built_in_names():
-        return _load_built_in(name)
-    for agent in third_party():
+        return _import_built_in_agent(name)
+    for agent in find_third_party_agents():
         if agent.origin.agent == name:
             if agent.kind is None:
                 package = f"{agent.origin.package} {agent.origin.version}"
@@ -59,31 +59,37 @@ def load(name: str) -> AgentKind:
     raise BadSettings("agents", [Problem("--agents", repr(name), "one of " + ", ".join(names()))])
 
 
-def find(name: str) -> AgentKind | None:
+def find_agent_kind(name: str) -> AgentKind | None:
     """An agent by its name; None if it is not installed or cannot be used."""
-    return next((kind for kind in usable() if kind.name == name), None)
+    return next((kind for kind in list_usable_agent_kinds() if kind.name == name), None)
 
 
-def usable() -> list[AgentKind]:
+def list_usable_agent_kinds() -> list[AgentKind]:
     """All agents that can be used, nodewise's own first."""
-    return [*built_in(), *(agent.kind for agent in third_party() if agent.kind is not None)]
+    return [
+        *built_in_agent_kinds(),
+        *(agent.kind for agent in find_third_party_agents() if agent.kind is not None),
+    ]
 
 
-def built_in() -> list[AgentKind]:
+def built_in_agent_kinds() -> list[AgentKind]:
     """nodewise's own agents."""
-    return [_load_built_in(name) for name in built_in_names()]
+    return [_import_built_in_agent(name) for name in built_in_names()]
 
 
 def installed() -> list[InstalledAgent]:
     """All agents, nodewise's own first."""
-    own = (InstalledAgent(Origin(kind.name, "nodewise", nodewise.__version__), kind) for kind in built_in())
-    return [*own, *third_party()]
+    own = (
+        InstalledAgent(Origin(kind.name, "nodewise", nodewise.__version__), kind)
+        for kind in built_in_agent_kinds()
+    )
+    return [*own, *find_third_party_agents()]
 
 
-def third_party() -> list[InstalledAgent]:
+def find_third_party_agents() -> list[InstalledAgent]:
     """Agents of other packages, by name. If two conflict, the second cannot be used."""
     agents: list[InstalledAgent] = []
-    usable_kinds = built_in()
+    usable_kinds = built_in_agent_kinds()
     for entry in _entry_points():
         package = entry.dist
         origin = Origin(
@@ -92,14 +98,14 @@ def third_party() -> list[InstalledAgent]:
         if any(agent.origin.agent == entry.name for agent in agents):
             agents.append(InstalledAgent(origin, None, "another package has an agent of this name"))
             continue
-        agent = _load_third_party(entry, origin, tuple(usable_kinds))
+        agent = _import_third_party_agent(entry, origin, tuple(usable_kinds))
         if agent.kind is not None:
             usable_kinds.append(agent.kind)
         agents.append(agent)
     return agents
 
 
-def _load_built_in(name: str) -> AgentKind:
+def _import_built_in_agent(name: str) -> AgentKind:
     return cast("AgentKind", import_module(f"{__name__}.{name.replace('-', '_')}").KIND)
 
 
@@ -109,7 +115,9 @@ def _entry_points() -> list[EntryPoint]:
 
 
 @cache
-def _load_third_party(entry: EntryPoint, origin: Origin, others: tuple[AgentKind, ...]) -> InstalledAgent:
+def _import_third_party_agent(
+    entry: EntryPoint, origin: Origin, others: tuple[AgentKind, ...]
+) -> InstalledAgent:
     """Import an entry point and validate its kind. The result is cached."""
     try:
         with raise_as_agent_error(origin):

@@ -120,7 +120,7 @@ class Annotator:
         requests = {}
         if self.config.use_requests:
             async for node in cooperative_scheduling.iterate_with_pauses(
-                filter(node_pod_fields.is_ready, nodes)
+                filter(node_pod_fields.is_node_ready, nodes)
             ):
                 name = node.metadata.name
                 allocatable_bytes = node_capacity.parse_capacity(node.status.allocatable).memory_bytes

@@ -70,14 +70,14 @@ class AnnotatorController(Controller):
                 return
             done, self._task = self._task, None
             done.result()
-        self._task = asyncio.create_task(self._annotate())
+        self._task = asyncio.create_task(self._sample_and_write_annotations())
 
     async def settle(self) -> None:
         """Wait until the task is done."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def _annotate(self) -> None:
+    async def _sample_and_write_annotations(self) -> None:
         await self._annotator.take_sample()
         pods = self._handle.objects.get(BOUND_PODS)
         if self._annotator.is_due() and (pods is None or pods.synced):

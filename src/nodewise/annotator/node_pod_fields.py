@@ -71,7 +71,7 @@ POD: Final[Any] = merge("Pod", BoundPod)
 """The type of pods in a store."""
 
 
-def is_ready(node: Any) -> bool:
+def is_node_ready(node: Any) -> bool:
     """Whether the node's condition Ready is true."""
     return any(
         condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions or ()

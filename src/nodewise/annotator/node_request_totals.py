@@ -8,7 +8,7 @@ from nodewise import quantity
 from nodewise.statistics import load_annotations
 from nodewise.statistics.integer_quantities import MAX_AMOUNT, Quantity
 from nodewise.statistics.node_capacity import GPU, Capacity
-from nodewise.statistics.pod_requests import is_holding
+from nodewise.statistics.pod_requests import holds_requests
 
 
 class Allocation(NamedTuple):
@@ -67,7 +67,7 @@ def allocation_by_node(pods: Iterable[Any], gpu: str = GPU) -> Generator[None, N
     allocations: dict[str, Allocation] = {}
     empty = Allocation()
     for pod in pods:
-        if is_holding(pod):
+        if holds_requests(pod):
             node = pod.spec.nodeName
             amounts = zip(allocations.get(node, empty), pod_allocation(pod, gpu), strict=True)
             allocations[node] = Allocation(*map(sum, amounts))

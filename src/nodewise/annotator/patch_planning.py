@@ -99,7 +99,7 @@ def plan_patches(
     unmeasured: list[str] = []
     for node in nodes:
         name = node.metadata.name
-        if not node_pod_fields.is_ready(node):
+        if not node_pod_fields.is_node_ready(node):
             not_ready.append(name)
         else:
             usage = None if measurements.usage is None else measurements.usage.get(name, NodeUsage())
@@ -154,7 +154,7 @@ def _informational_annotations(
     return requested | dict(informational_annotations(allocatable)) if config.usage else requested
 
 
-def has_changed(current: str | None, desired: str | None, share: float = MIN_CHANGE_SHARE) -> bool:
+def has_annotation_changed(current: str | None, desired: str | None, share: float = MIN_CHANGE_SHARE) -> bool:
     """Whether to write an annotation: it is absent, not a number, or differs by more than the share of it."""
     if current is None or desired is None:
         return current != desired
@@ -162,7 +162,7 @@ def has_changed(current: str | None, desired: str | None, share: float = MIN_CHA
     return isnan(old) or not abs(new - old) <= share * abs(old)
 
 
-def age_s(current: CurrentAnnotations, now: float) -> float:
+def statistics_age_s(current: CurrentAnnotations, now: float) -> float:
     """The age of a node's statistics; NaN if unknown, for example because their time is in the future."""
     age = now - load_annotations.time(current.get(ANNOTATED_AT))
     return float("nan") if age < -_MAX_CLOCK_SKEW_S else max(age, 0.0)
@@ -170,7 +170,9 @@ def age_s(current: CurrentAnnotations, now: float) -> float:
 
 def has_complete_usage(current: CurrentAnnotations, now: float, rules: PatchRules) -> bool:
     """Whether the node has usage statistics with deviations that have not expired."""
-    return all(key in current for key in REQUIRED_KEYS) and not age_s(current, now) >= rules.max_age_s
+    return (
+        all(key in current for key in REQUIRED_KEYS) and not statistics_age_s(current, now) >= rules.max_age_s
+    )
 
 
 def compute_patch(
@@ -186,7 +188,7 @@ def compute_patch(
     `informational` annotations only if there are others.
     """
     changed = changed_annotations(current, desired, rules)
-    age = age_s(current, now)
+    age = statistics_age_s(current, now)
     if not changed and age < rules.refresh_s:
         return {}
     changed_info = {key: text for key, text in informational.items() if current.get(key) != text}
@@ -200,7 +202,7 @@ def changed_annotations(
     return {
         key: text
         for key, text in desired.items()
-        if has_changed(current.get(key), text, rules.min_change_share)
+        if has_annotation_changed(current.get(key), text, rules.min_change_share)
     }
 
 
@@ -213,6 +215,6 @@ def patch_without_usage(
     they are deleted, and the other annotations are written with their own time.
     """
     deleted = {key: None for key in USAGE_KEYS if key in current}
-    if deleted and not age_s(current, now) >= rules.max_age_s:
+    if deleted and not statistics_age_s(current, now) >= rules.max_age_s:
         return changed_annotations(current, desired, rules)
     return compute_patch(current, {**deleted, **desired}, {}, now, rules) if desired else {}

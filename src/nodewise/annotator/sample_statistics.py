@@ -41,7 +41,7 @@ def limit_usage_to_requests(
     return np.maximum(free, allocatable - requested)
 
 
-def chunk_means(samples: NDArray[np.float64], chunks: int = CHUNKS) -> NDArray[np.float64]:
+def means_of_sample_chunks(samples: NDArray[np.float64], chunks: int = CHUNKS) -> NDArray[np.float64]:
     """Return the means of `chunks` stretches of nearly equal length, oldest first; fewer samples are returned as is.
 
     Each mean is of the stretch's own samples. The older annotator filled shorter chunks up with the median of all,
@@ -79,4 +79,4 @@ def predict_next(values: NDArray[np.float64]) -> float:
 
 def forecast(samples: NDArray[np.float64]) -> float:
     """Predict the mean over the next chunk, which has as many samples as the last one."""
-    return predict_next(chunk_means(samples))
+    return predict_next(means_of_sample_chunks(samples))

@@ -22,7 +22,7 @@ _MAX_DIGITS: Final = 18
 
 def agents_without_conflicts(*groups: Group) -> list[AgentKind]:
     """All agents that do not conflict with these settings."""
-    return [kind for kind in agents.usable() if not find_settings_conflict(kind, groups)]
+    return [kind for kind in agents.list_usable_agent_kinds() if not find_settings_conflict(kind, groups)]
 
 
 def load_agents_by_name(names: Iterable[str], *groups: Group) -> list[AgentKind]:

@@ -36,7 +36,7 @@ class Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-def parameter_type(setting: Setting) -> Any:
+def click_type_of_setting(setting: Setting) -> Any:
     """The type with which click reads the setting. The bounds of numbers are those of the struct."""
     if setting.field.endswith("_s"):
         return Duration()
@@ -48,7 +48,7 @@ def parameter_type(setting: Setting) -> Any:
     return plain.get(setting.inner, click.STRING)
 
 
-def parameter_type_with_bounds(setting: Setting) -> Any:
+def click_type_with_bounds(setting: Setting) -> Any:
     """The same with the bounds in it, so that the help shows them."""
     bounds = setting.bounds
     limits: dict[str, Any] = {
@@ -58,6 +58,6 @@ def parameter_type_with_bounds(setting: Setting) -> Any:
         "max_open": bounds.lt is not None,
     }
     if (limits["min"] is None and limits["max"] is None) or setting.field.endswith(("_s", "_bytes")):
-        return parameter_type(setting)
+        return click_type_of_setting(setting)
     ranges = {int: click.IntRange, float: click.FloatRange}
-    return ranges[setting.element](**limits)
+    return ranges[setting.list_element_type](**limits)

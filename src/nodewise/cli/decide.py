@@ -175,7 +175,9 @@ def _build_snapshot(
     cluster_state = ClusterState(
         NodeIndex(inputs.node_names), inputs.objects, metrics_snapshot, at, inputs.nodes
     )
-    return Snapshot(cluster_state.nodes, agent_state_rebuilds.build_all(states, cluster_state), at, 1)
+    return Snapshot(
+        cluster_state.nodes, agent_state_rebuilds.build_all_agent_states(states, cluster_state), at, 1
+    )
 
 
 def _decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
@@ -224,7 +226,7 @@ def _create_agent_chain(
     return AgentChain(made, assign_weights(made, options), inputs.states)
 
 
-command = options_from_settings.make_command(
+command = options_from_settings.create_click_command(
     "decide",
     run,
     options_from_settings.click_parameters(

@@ -137,7 +137,7 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
         kind for kind in kinds if selection.agents or _agent_has_work(kind, selection, objects, nodes, pods)
     ]
     objects |= await _read_bound_pods(sources, kinds, selection)
-    known = cooperative_scheduling.run_without_pauses(node_facts.read_nodes(nodes.values()))
+    known = cooperative_scheduling.run_without_pauses(node_facts.read_node_attributes(nodes.values()))
     return ObjectsAndMetrics(
         kinds, nodes, pods, objects, metric_files.read_snapshot(sources.files, tables, known)
     )
@@ -211,7 +211,10 @@ async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[
             progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
 
         listed = await asyncio.gather(
-            *(_list_kind(api, query, partial(show_count, query.watched.name)) for query in queries)
+            *(
+                _list_objects_of_query(api, query, partial(show_count, query.watched.name))
+                for query in queries
+            )
         )
     for query, objects in zip(queries, listed, strict=True):
         if objects is None:
@@ -219,7 +222,7 @@ async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[
     return [objects or {} for objects in listed]
 
 
-async def _list_kind(
+async def _list_objects_of_query(
     api: Api, query: _ObjectQuery, on_progress: Callable[[int], None]
 ) -> ObjectsByKey | None:
     """The objects of a query; None if the cluster does not have the kind."""
@@ -273,7 +276,7 @@ async def fetch_metrics(
     api: Api | None,
 ) -> MetricsSnapshot:
     """The requested metrics, fetched once: from the files, then from the sources in their order."""
-    nodes = cooperative_scheduling.run_without_pauses(node_facts.read_nodes(inputs.nodes.values()))
+    nodes = cooperative_scheduling.run_without_pauses(node_facts.read_node_attributes(inputs.nodes.values()))
     registry = MetricsRegistry()
 
     async def lookup() -> NodeAttributes:
@@ -287,7 +290,7 @@ async def fetch_metrics(
         settings.refresh.metrics_timeout_s,
         registry,
     )
-    live = object_and_metric_sources.create_sources(settings.names, (), dependencies)
+    live = object_and_metric_sources.create_metric_sources(settings.names, (), dependencies)
     loaded: list[MetricsSource] = (
         [LoadedMetrics(inputs.snapshot)] if inputs.snapshot.series or not live else []
     )

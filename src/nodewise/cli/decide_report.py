@@ -53,7 +53,7 @@ class PodDecision(NamedTuple):
         return self.stays if self.node else self.fits
 
     @property
-    def is_filtered(self) -> bool:
+    def is_filtered_by_agent(self) -> bool:
         """Whether an agent filters its nodes."""
         return bool(self.filtered.verdicts)
 
@@ -130,7 +130,9 @@ def _print_yaml(decisions: PodDecisions) -> bool:
 def _reported_pods(decisions: PodDecisions) -> Iterator[PodDecision]:
     """Waiting pods, and running pods that an agent filters; the others have no result."""
     return (
-        pod_decision for pod_decision in decisions.pods if not pod_decision.node or pod_decision.is_filtered
+        pod_decision
+        for pod_decision in decisions.pods
+        if not pod_decision.node or pod_decision.is_filtered_by_agent
     )
 
 
@@ -177,7 +179,7 @@ def _collect_rows(decisions: PodDecisions, rows: Callable[[PodDecision], Iterabl
 def _pod_decision_category(pod_decision: PodDecision) -> str:
     if not pod_decision.node:
         return "waits"
-    return ("stays" if pod_decision.stays else "goes") if pod_decision.is_filtered else "free"
+    return ("stays" if pod_decision.stays else "goes") if pod_decision.is_filtered_by_agent else "free"
 
 
 def _print_summary(decisions: PodDecisions, counts: Counter[str]) -> None:

@@ -102,7 +102,7 @@ def run(command_line: CommandLine) -> None:
     _check_finding_ids(settings.skip)
     report = asyncio.run(_examine_cluster(settings, command_line.settings(ClusterOptions).kube))
     _PRINTERS[settings.output](report, color=not settings.no_color)
-    if not report.is_sound:
+    if not report.has_no_errors_or_warnings:
         click.get_current_context().exit(exit_codes.NO)
 
 
@@ -138,35 +138,35 @@ def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:
     return SchedulerClient(context, credentials.auth(chosen, lambda *_: None, SystemClock()))
 
 
-def print_table(report: Report, *, color: bool) -> None:
+def print_findings_table(report: Report, *, color: bool) -> None:
     """Print the findings by severity and id, and a summary."""
     console = Console(highlight=False, no_color=not color)
     console.width = min(console.width, _MAX_WIDTH)
     for severity, (heading, style) in _HEADINGS.items():
         findings = [finding for finding in report.findings if finding.severity == severity]
         if findings:
-            _print_folded(console, Text(heading, style), 0)
+            _print_wrapped_text(console, Text(heading, style), 0)
             for id_, group in groupby(findings, key=lambda finding: finding.id):
                 _print_findings_of_id(console, id_, list(group))
             console.print()
-    _print_folded(console, Text(_format_summary(report)), 0)
+    _print_wrapped_text(console, Text(_format_findings_summary(report)), 0)
     if report.findings:
-        _print_folded(console, Text(f"Details: {PAGE}, by the id."), 0)
+        _print_wrapped_text(console, Text(f"Details: {PAGE}, by the id."), 0)
 
 
 def _print_findings_of_id(console: Console, id_: str, findings: Sequence[Finding]) -> None:
-    _print_folded(console, Text.assemble((id_, "bold"), "  ", findings[0].title), 2)
+    _print_wrapped_text(console, Text.assemble((id_, "bold"), "  ", findings[0].title), 2)
     for number, finding in enumerate(findings):
-        _print_folded(console, Text(finding.object), _INDENT)
-        _print_folded(console, Text(finding.found), _INDENT, "found")
+        _print_wrapped_text(console, Text(finding.object), _INDENT)
+        _print_wrapped_text(console, Text(finding.found), _INDENT, "found")
         if finding.expected not in finding.remedy:
-            _print_folded(console, Text(finding.expected), _INDENT, "expected")
+            _print_wrapped_text(console, Text(finding.expected), _INDENT, "expected")
         following = findings[number + 1].remedy if number + 1 < len(findings) else ""
         if finding.remedy != following:  # printed once for several in a row
-            _print_folded(console, Text(finding.remedy), _INDENT, "remedy")
+            _print_wrapped_text(console, Text(finding.remedy), _INDENT, "remedy")
 
 
-def _print_folded(console: Console, text: Text, indent: int, label: str = "") -> None:
+def _print_wrapped_text(console: Console, text: Text, indent: int, label: str = "") -> None:
     """A text folded to the width, beside its label if it has one."""
     before = indent + (_LABEL_WIDTH if label else 0)
     for number, line in enumerate(text.wrap(console, max(console.width - before, _MIN_TEXT_WIDTH))):
@@ -177,7 +177,7 @@ def _print_folded(console: Console, text: Text, indent: int, label: str = "") ->
         )
 
 
-def _format_summary(report: Report) -> str:
+def _format_findings_summary(report: Report) -> str:
     numbers = {
         severity: sum(finding.severity == severity for finding in report.findings) for severity in _HEADINGS
     }
@@ -187,9 +187,9 @@ def _format_summary(report: Report) -> str:
     return f"{result} Looked at: {', '.join(report.examined) or 'nothing'}. {checks}."
 
 
-def print_json(report: Report, *, color: bool) -> None:  # noqa: ARG001 - all forms are called alike
+def print_findings_json(report: Report, *, color: bool) -> None:  # noqa: ARG001 - all forms are called alike
     document = {
-        "sound": report.is_sound,
+        "sound": report.has_no_errors_or_warnings,
         "findings": [finding.document() for finding in report.findings],
         "checked": list(report.checked),
         "not_checked": [{"id": id_, "why": reason} for id_, reason in report.not_checked],
@@ -197,9 +197,12 @@ def print_json(report: Report, *, color: bool) -> None:  # noqa: ARG001 - all fo
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
 
 
-_PRINTERS: Final[dict[str, Callable[..., None]]] = {"table": print_table, "json": print_json}
+_PRINTERS: Final[dict[str, Callable[..., None]]] = {
+    "table": print_findings_table,
+    "json": print_findings_json,
+}
 
-command = options_from_settings.make_command(
+command = options_from_settings.create_click_command(
     "doctor",
     run,
     options_from_settings.click_parameters(DoctorOptions, ClusterOptions),

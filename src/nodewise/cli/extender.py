@@ -72,7 +72,7 @@ def _event_loop_factory() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-command = options_from_settings.make_command(
+command = options_from_settings.create_click_command(
     "extender",
     run,
     options_from_settings.click_parameters(*GROUPS, kinds=agent_selection.agents_without_conflicts(*GROUPS)),

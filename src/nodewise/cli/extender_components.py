@@ -14,7 +14,7 @@ from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin_port import admin_routes, admin_server, loopback_only
+from nodewise.serve.admin_port import admin_routes, admin_server, restrict_to_loopback
 from nodewise.serve.application import Application, Route
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import HttpServer
@@ -130,7 +130,7 @@ def create_servers(
     admin: AdminOptions = config.settings[AdminOptions]
     private = extender.private_routes()
     main_routes: list[Route] = [*extender.routes(), *binds, *([] if serve.unsafe else private)]
-    admin_shows = [*admin_routes(readiness.waiting_for, tools.registry), *map(loopback_only, private)]
+    admin_shows = [*admin_routes(readiness.waiting_for, tools.registry), *map(restrict_to_loopback, private)]
     app = Application(main_routes, tools.registry, max_body_bytes=serve.max_body_bytes)
     admin_app = Application(admin_shows, tools.registry, max_body_bytes=2**16)
     return HttpServer(app, serve, tools.registry), admin_server(admin_app, admin, tools.registry)

@@ -120,9 +120,9 @@ def _wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredEx
     ]
     if problems:
         raise BadSettings("settings", problems)
-    clusterless_snapshots.check_objects(config.agents, config.agent_options)
+    clusterless_snapshots.reject_agents_that_need_cluster(config.agents, config.agent_options)
     states = extender_components.create_agent_states(config)
-    clusterless_snapshots.check_metrics(states)
+    clusterless_snapshots.reject_agents_that_need_metrics(states)
     request_handler = RequestHandler(
         config.agents, config.agent_options, states, config.settings[ChainOptions]
     )
@@ -131,7 +131,7 @@ def _wire_clusterless(config: ExtenderConfig, tools: ClockAndMetrics) -> WiredEx
     extender = Extender(request_handler, snapshots.snapshot, ring, *tools)
 
     memory = extender_components.create_agent_memory(own.state, None, states, lambda: True, tools)
-    tasks = [_measure_lag_task(tools), *(agent_memory.run for agent_memory in memory)]
+    tasks = [_create_event_loop_lag_task(tools), *(agent_memory.run for agent_memory in memory)]
     readiness = Readiness(tuple, tools.registry)
     tools.registry.set("ready", 1.0)
     servers = extender_components.create_servers(
@@ -149,8 +149,8 @@ def _wire_with_snapshots(config: ExtenderConfig, tools: ClockAndMetrics) -> Wire
     api = None if own.objects_from else connect(config.settings[KubeOptions], tools.registry)
     config = extender_components.set_namespace_of_agents(config, api.namespace if api else "")
     feed = _create_object_feed(config, api, tools)
-    sources = object_and_metric_sources.create_sources(
-        own.metrics, own.objects_from, _source_dependencies(config, api, feed, tools)
+    sources = object_and_metric_sources.create_metric_sources(
+        own.metrics, own.objects_from, _metric_source_dependencies(config, api, feed, tools)
     )
     refresher = MetricsRefresher(sources, config.settings[RefreshOptions], *tools)
     states = extender_components.create_agent_states(config)
@@ -189,7 +189,13 @@ def _assemble_extender(
     )
     for agent_memory in memory:
         agent_memory.subscribe(recorder.record_memory)
-    tasks: list[Task] = [*feed.tasks, refresher.run, publish, _measure_lag_task(tools), *leader.tasks]
+    tasks: list[Task] = [
+        *feed.tasks,
+        refresher.run,
+        publish,
+        _create_event_loop_lag_task(tools),
+        *leader.tasks,
+    ]
     tasks += [agent_memory.run for agent_memory in memory]
     closing: list[Callable[[], Awaitable[None]]] = [binding.bindings.close] if binding else []
     closing += [*(agent_memory.close for agent_memory in memory), *leader.closing]
@@ -207,7 +213,7 @@ def _create_object_feed(config: ExtenderConfig, api: HttpApi | None, tools: Cloc
     needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
     writes: AnnotatorOptions = config.settings[AnnotatorOptions]
     if writes.annotate != "off":
-        needs = needs.with_(annotator.NODE_FIELDS, annotator.watched(writes))
+        needs = needs.with_additional_requirements(annotator.NODE_FIELDS, annotator.watched(writes))
     if api is None:
         return object_and_metric_sources.watch_files(
             config.settings[ExtenderOptions].objects_from, needs, 0.2
@@ -215,14 +221,14 @@ def _create_object_feed(config: ExtenderConfig, api: HttpApi | None, tools: Cloc
     return object_and_metric_sources.watch_cluster(api, needs, *tools, api.namespace)
 
 
-def _measure_lag_task(tools: ClockAndMetrics) -> Task:
+def _create_event_loop_lag_task(tools: ClockAndMetrics) -> Task:
     async def measure_lag() -> None:
         await event_loop_lag.measure_lag(*tools)
 
     return measure_lag
 
 
-def _source_dependencies(
+def _metric_source_dependencies(
     config: ExtenderConfig, api: HttpApi | None, feed: ObjectFeed, tools: ClockAndMetrics
 ) -> SourceDependencies:
     """What sources of metrics are created from."""

@@ -45,7 +45,9 @@ class DataRequirements(NamedTuple):
     watched: Sequence[Watched]
     """Other objects than nodes, without duplicates."""
 
-    def with_(self, node_fields: type[msgspec.Struct], more: Sequence[Watched]) -> "DataRequirements":
+    def with_additional_requirements(
+        self, node_fields: type[msgspec.Struct], more: Sequence[Watched]
+    ) -> "DataRequirements":
         """The same with further fields of nodes and further objects."""
         return DataRequirements(merge("Node", self.node_type, node_fields), [*self.watched, *more])
 
@@ -94,7 +96,7 @@ class StoreRelister:
     def begin(self) -> None:
         """Fill all stores from new lists."""
         for reflector in self._reflectors:
-            reflector.relist()
+            reflector.request_relist()
 
 
 def watch_cluster(
@@ -212,7 +214,7 @@ _FACTORIES: Final[dict[str, Callable[[SourceDependencies], list[MetricsSource]]]
 _REQUIRED_FLAGS: Final = {"prometheus": "--prometheus-url"}
 
 
-def create_sources(
+def create_metric_sources(
     names: Sequence[str], objects_from: Sequence[str], dependencies: SourceDependencies
 ) -> list[MetricsSource]:
     """The sources that `--metrics` names, in that order, without duplicates. Files of objects are a source as well.

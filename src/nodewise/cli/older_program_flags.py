@@ -220,49 +220,54 @@ def translate_variable(field: str, environment: Mapping[str, str]) -> str | None
     return value
 
 
-def _unchanged_flags(*names: str, boolean: bool = False) -> Mapping[str, FlagTranslation]:
+def _flags_with_unchanged_name(*names: str, boolean: bool = False) -> Mapping[str, FlagTranslation]:
     """Flags with the same name in nodewise."""
     return {name: FlagTranslation(f"--{name}", boolean=boolean) for name in names}
 
 
-_POOLS: Final = _unchanged_flags(
+_POOLS: Final = _flags_with_unchanged_name(
     "num-exclusive-cores", "num-shared-cores", "exclusive-mode", "shared-mode", "excl-non-isolcpus"
 )
-_IMAGE: Final = _unchanged_flags("cmk-img", "cmk-img-pol", "install-dir", "saname")
-_STATE: Final = _unchanged_flags("namespace", "conf-dir")
-_LOOP: Final = {**_unchanged_flags("interval"), **_unchanged_flags("publish", boolean=True)}
+_IMAGE: Final = _flags_with_unchanged_name("cmk-img", "cmk-img-pol", "install-dir", "saname")
+_STATE: Final = _flags_with_unchanged_name("namespace", "conf-dir")
+_LOOP: Final = {
+    **_flags_with_unchanged_name("interval"),
+    **_flags_with_unchanged_name("publish", boolean=True),
+}
 _IGNORED: Final = {"conf-dir": FlagTranslation()}
 """Old manifests set it for commands without a directory, or with their state in a ConfigMap."""
 
 CMK: Final[Mapping[str, Mapping[str, FlagTranslation]]] = {
     "cluster-init": {
-        **_unchanged_flags("host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"),
-        **_unchanged_flags("all-hosts", "no-taint", boolean=True),
+        **_flags_with_unchanged_name(
+            "host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"
+        ),
+        **_flags_with_unchanged_name("all-hosts", "no-taint", boolean=True),
         **_POOLS,
         **_IMAGE,
         **_IGNORED,
     },
     "init": {**_POOLS, **_STATE, "socket-id": FlagTranslation()},
-    "discover": {**_STATE, **_unchanged_flags("no-taint", boolean=True)},
+    "discover": {**_STATE, **_flags_with_unchanged_name("no-taint", boolean=True)},
     "describe": _STATE,
     "reconcile": {**_STATE, **_LOOP},
     "isolate": {
         **_STATE,
-        **_unchanged_flags("pool", "socket-id"),
-        **_unchanged_flags("no-affinity", boolean=True),
+        **_flags_with_unchanged_name("pool", "socket-id"),
+        **_flags_with_unchanged_name("no-affinity", boolean=True),
     },
-    "install": {**_unchanged_flags("install-dir"), **_IGNORED},
+    "install": {**_flags_with_unchanged_name("install-dir"), **_IGNORED},
     "node-report": {**_STATE, **_LOOP},
-    "uninstall": {**_STATE, **_unchanged_flags("install-dir")},
-    "webhook": {**_unchanged_flags("conf-file", "cafile", "insecure"), **_IGNORED},
-    "reconfigure": {**_POOLS, **_STATE, **_unchanged_flags("install-dir", "node-name")},
-    "reconfigure_setup": {**_POOLS, **_IMAGE, **_unchanged_flags("namespace"), **_IGNORED},
-    "reaffinitize": {**_STATE, **_unchanged_flags("node-name")},
+    "uninstall": {**_STATE, **_flags_with_unchanged_name("install-dir")},
+    "webhook": {**_flags_with_unchanged_name("conf-file", "cafile", "insecure"), **_IGNORED},
+    "reconfigure": {**_POOLS, **_STATE, **_flags_with_unchanged_name("install-dir", "node-name")},
+    "reconfigure_setup": {**_POOLS, **_IMAGE, **_flags_with_unchanged_name("namespace"), **_IGNORED},
+    "reaffinitize": {**_STATE, **_flags_with_unchanged_name("node-name")},
 }
 """The subcommands of CMK with their options. nodewise's newer options cannot be abbreviated."""
 
 
-_HELP_FLAGS: Final = _unchanged_flags("help", "version", boolean=True)
+_HELP_FLAGS: Final = _flags_with_unchanged_name("help", "version", boolean=True)
 
 
 def translate_cmk_command_line(arguments: Sequence[str]) -> list[str]:
@@ -277,7 +282,7 @@ def translate_cmk_command_line(arguments: Sequence[str]) -> list[str]:
         return [*arguments[at : at + 1], *arguments[:at], *arguments[at + 1 :]]
     command = words[at : at + 1] if at is not None else []
     table = CMK.get("".join(command), {})
-    translated = expand_options(words if at is None else words[:at] + words[at + 1 :], table)
+    translated = expand_abbreviated_options(words if at is None else words[:at] + words[at + 1 :], table)
     return ["--version"] if "--version" in translated else [*command, *translated, *verbatim]
 
 
@@ -302,7 +307,7 @@ def _find_subcommand(words: Sequence[str]) -> int | None:
     return None
 
 
-def expand_options(words: Sequence[str], table: Mapping[str, FlagTranslation]) -> list[str]:
+def expand_abbreviated_options(words: Sequence[str], table: Mapping[str, FlagTranslation]) -> list[str]:
     """Options with their full names and `=` before the value. Words that are not in the table stay as they are.
 
     `BadSettings` for an ambiguous prefix, a missing value, and a value of a switch.

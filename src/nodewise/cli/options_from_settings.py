@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from nodewise.cli import older_program_flags, setting_declarations, settings_file
-from nodewise.cli.click_parameter_types import parameter_type, parameter_type_with_bounds
+from nodewise.cli.click_parameter_types import click_type_of_setting, click_type_with_bounds
 from nodewise.cli.setting_declarations import CommandOptions, Group, Setting
 from nodewise.cli.settings_file import AgentSections
 from nodewise.errors import BadSettings, Problem, shown
@@ -96,7 +96,7 @@ def parameter_help_heading(parameter: click.Parameter) -> str:
     return parameter.section if isinstance(parameter, _Option) else ""
 
 
-def make_command(
+def create_click_command(
     name: str,
     run: Callable[[CommandLine], None],
     parameters: Sequence[click.Parameter],
@@ -181,10 +181,10 @@ class _Option(click.Option):
 
 
 def _create_shared_option(setting: Setting) -> click.Option:
-    default = setting.shown_default()
+    default = setting.default_as_text()
     option = _Option(
         [setting.flag, setting.field],
-        type=parameter_type(setting),
+        type=click_type_of_setting(setting),
         metavar=setting.option.metavar,
         is_flag=setting.inner is bool,
         multiple=setting.is_list,
@@ -201,27 +201,27 @@ def _create_click_parameter(setting: Setting) -> click.Parameter:
     if isinstance(declaration, Argument):
         return click.Argument(
             [setting.field],
-            type=parameter_type(setting),
+            type=click_type_of_setting(setting),
             metavar=declaration.metavar,
             nargs=-1 if setting.is_list else 1,
             required=declaration.is_required,
         )
     attributes: dict[str, Any] = {} if setting.is_required else {"default": setting.default}
     if setting.field.endswith("_s") and setting.default:
-        attributes["default"] = setting.shown_default()
+        attributes["default"] = setting.default_as_text()
     if declaration.value_of_bare_flag is not None:
         attributes |= {"is_flag": False, "flag_value": declaration.value_of_bare_flag}
     elif setting.inner is bool:
         attributes["is_flag"] = True
     option = _Option(
         [*setting.flags, setting.field],
-        type=declaration.type or parameter_type_with_bounds(setting),
+        type=declaration.type or click_type_with_bounds(setting),
         metavar=declaration.metavar,
         multiple=setting.is_list,
         required=setting.is_required,
         envvar=declaration.environment or None,
         show_envvar=declaration.shows_environment,
-        show_default=declaration.shows_default and bool(setting.shown_default()),
+        show_default=declaration.shows_default and bool(setting.default_as_text()),
         help=setting.help,
         **attributes,
     )

@@ -73,7 +73,7 @@ class Setting(NamedTuple):
         return get_origin(self.inner) is tuple
 
     @property
-    def element(self) -> Any:
+    def list_element_type(self) -> Any:
         """The type of one value: of a list, that of its elements."""
         return _without_bounds(get_args(self.inner)[0]) if self.is_list else self.inner
 
@@ -82,7 +82,7 @@ class Setting(NamedTuple):
         """The allowed words; empty where every value of the type is allowed."""
         if isinstance(self.option, Option) and self.option.choices:
             return self.option.choices
-        return get_args(self.element) if get_origin(self.element) is Literal else ()
+        return get_args(self.list_element_type) if get_origin(self.list_element_type) is Literal else ()
 
     @property
     def bounds(self) -> msgspec.Meta:
@@ -98,7 +98,7 @@ class Setting(NamedTuple):
         """The value, or this setting's synonym for it."""
         return value if not self.words or value in self.words else _SYNONYMS.get(value, value)
 
-    def shown_default(self) -> str:
+    def default_as_text(self) -> str:
         """The default as a user would write it."""
         if isinstance(self.option, Option) and self.option.default_text:
             return self.option.default_text

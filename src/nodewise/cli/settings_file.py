@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from nodewise import safe_yaml_loader
-from nodewise.cli.click_parameter_types import parameter_type
+from nodewise.cli.click_parameter_types import click_type_of_setting
 from nodewise.cli.setting_declarations import Group, Setting, list_settings, merge_settings
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 
@@ -74,7 +74,7 @@ def read_config_file(path: str, groups: Sequence[Group], kinds: "Sequence[AgentK
     values: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}
     keys = {setting.key: setting for setting in settings.values()}
-    for key, value in _load_mapping(path).items():
+    for key, value in _load_yaml_mapping(path).items():
         if key in agents and isinstance(value, dict):
             place = _SettingsReader(f"{path}: {key}", _section_keys(agents[key], settings), problems)
             sections[key] = place.values(value)
@@ -85,7 +85,7 @@ def read_config_file(path: str, groups: Sequence[Group], kinds: "Sequence[AgentK
     return ConfigFile(values, sections)
 
 
-def _load_mapping(path: str) -> dict[Any, Any]:
+def _load_yaml_mapping(path: str) -> dict[Any, Any]:
     try:
         document = safe_yaml_loader.load(Path(path).read_bytes(), path) or {}
     except (OSError, BadInput) as error:
@@ -124,15 +124,15 @@ class _SettingsReader(NamedTuple):
             elif setting.field in values:
                 self._add_problem(key, "the setting is here already, under its other name", "it once")
             elif value is not None:
-                values |= self._converted(key, setting, value)
+                values |= self._convert_or_add_problem(key, setting, value)
         return values
 
-    def _converted(self, key: str, setting: Setting, value: Any) -> Iterator[tuple[str, Any]]:
+    def _convert_or_add_problem(self, key: str, setting: Setting, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) or (isinstance(value, list) and not setting.is_list):
             self._add_problem(key, shown(value), "one value")
             return
         try:
-            yield setting.field, _convert(setting, value)
+            yield setting.field, _convert_setting_value(setting, value)
         except click.BadParameter as error:
             self._add_problem(key, error.message.rstrip("."), "")
 
@@ -140,8 +140,8 @@ class _SettingsReader(NamedTuple):
         self.problems.append(Problem(f"{self.name}: {key}", actual, expected))
 
 
-def _convert(setting: Setting, value: Any) -> Any:
-    convert = parameter_type(setting)
+def _convert_setting_value(setting: Setting, value: Any) -> Any:
+    convert = click_type_of_setting(setting)
     if setting.is_list:
         elements = value if isinstance(value, list) else [value]
         return tuple(convert(_value_as_text(setting, element)) for element in elements)

@@ -56,7 +56,7 @@ def read_file(path: str, *, is_trusted: bool = True) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     with os.fdopen(descriptor, "rb") as file:
-        status = trusted_files.check_open(descriptor, real) if is_trusted else os.fstat(descriptor)
+        status = trusted_files.check_open_file_trust(descriptor, real) if is_trusted else os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise BadInput(path, [Problem("file", "no regular file", "one")])
         if status.st_size > _MAX_BYTES:

@@ -138,7 +138,7 @@ def list_backups(parent: str) -> list[str]:
     return sorted(_list_folders(parent, _PREFIX))
 
 
-def list_incomplete(parent: str) -> list[str]:
+def list_incomplete_backups(parent: str) -> list[str]:
     """Folders of backups that an interrupted run did not complete."""
     return sorted(_list_folders(parent, STAGED_PREFIX))
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from nodewise.configure.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
-from nodewise.serve.certificate_issuer import is_address
+from nodewise.serve.certificate_issuer import is_ip_address
 
 Object = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ def parse_secret(secret_object: Object | None) -> PeerCertificates:
     return PeerCertificates(**values, signer=annotations.get(SIGNER_ANNOTATION, ""))
 
 
-def is_managed(secret_object: Object) -> bool:
+def is_written_by_nodewise(secret_object: Object) -> bool:
     """Whether `nodewise certs` wrote a Secret."""
     return (secret_object["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGED_BY
 
@@ -86,8 +86,8 @@ def build_cert_manager_objects(
 
     def leaf(secret_name: str, more: Object) -> dict[str, Any]:
         times = {
-            "duration": _format_hours(spec.lifetime),
-            "renewBefore": _format_hours(spec.renew_before or spec.lifetime / 3),
+            "duration": _format_duration_in_hours(spec.lifetime),
+            "renewBefore": _format_duration_in_hours(spec.renew_before or spec.lifetime / 3),
         }
         key = {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"}
         issuer = {"name": CERT_MANAGER_CA, "kind": "Issuer"}
@@ -98,13 +98,13 @@ def build_cert_manager_objects(
         "isCA": True,
         "commonName": CERT_MANAGER_CA,
         "secretName": CERT_MANAGER_CA,
-        "duration": _format_hours(spec.lifetime * 10),
+        "duration": _format_duration_in_hours(spec.lifetime * 10),
         "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Never"},
         "issuerRef": {"name": f"{CERT_MANAGER_CA}-itself", "kind": "Issuer"},
     }
     server, client = names
-    addresses = [name for name in spec.names if is_address(name)]
-    hosts = {"dnsNames": [name for name in spec.names if not is_address(name)]}
+    addresses = [name for name in spec.names if is_ip_address(name)]
+    hosts = {"dnsNames": [name for name in spec.names if not is_ip_address(name)]}
     return [
         manifest("Issuer", f"{CERT_MANAGER_CA}-itself", {"selfSigned": {}}),
         manifest("Certificate", CERT_MANAGER_CA, authority),
@@ -159,7 +159,7 @@ def _quote_systemd_word(word: str) -> str:
     return f'"{plain}"' if not plain or set(plain) & set(" \t'\";") else plain
 
 
-def _format_hours(span: timedelta) -> str:
+def _format_duration_in_hours(span: timedelta) -> str:
     return f"{max(1, round(span.total_seconds() / _HOUR_S))}h"
 
 

@@ -17,18 +17,18 @@ from nodewise.configure.x509_certificates import (
     certificate_names,
     common_name,
     encode_pem,
-    format_time,
+    format_rfc3339_time,
+    load_certificate_with_key,
     load_certificates,
-    load_leaf,
-    normalize_name,
+    normalize_host_name,
 )
 from nodewise.errors import BadSettings, Problem, Unavailable
 from nodewise.serve.certificate_issuer import (
     SKEW,
     CertificateIssuer,
     SignedCertificate,
-    is_address,
     is_host,
+    is_ip_address,
     is_issued_by,
 )
 from nodewise.serve.options import ISSUED_CLIENT
@@ -117,7 +117,7 @@ class _PeerStatus(NamedTuple):
     switch_at: datetime
 
 
-def service_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
+def service_dns_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
     """Host names of nodewise's Service."""
     inside = f"{service}.{namespace}"
     return service, inside, f"{inside}.svc", f"{inside}.svc.cluster.local"
@@ -125,20 +125,20 @@ def service_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
 
 def check_certificate_spec(spec: CertificateSpec) -> None:
     """Raise BadSettings with every invalid field of a spec."""
-    problems = [*_name_problems(spec), *_period_problems(spec)]
+    problems = [*_spec_name_problems(spec), *_spec_period_problems(spec)]
     if problems:
         raise BadSettings("settings", problems)
 
 
-def _name_problems(spec: CertificateSpec) -> Iterator[Problem]:
+def _spec_name_problems(spec: CertificateSpec) -> Iterator[Problem]:
     for name in spec.names:
-        if not (is_address(name) or is_host(name.removeprefix("*."))):
+        if not (is_ip_address(name) or is_host(name.removeprefix("*."))):
             yield Problem("--name", repr(name), "a host name or an IP address")
     if not 0 < len(spec.client_name) <= _MAX_NAME_LENGTH or not spec.client_name.isprintable():
         yield Problem("--client-name", repr(spec.client_name), f"1 to {_MAX_NAME_LENGTH} characters")
 
 
-def _period_problems(spec: CertificateSpec) -> Iterator[Problem]:
+def _spec_period_problems(spec: CertificateSpec) -> Iterator[Problem]:
     if not _MIN_LIFETIME <= spec.lifetime <= _MAX_LIFETIME:
         yield Problem("--lifetime", f"{spec.lifetime}", f"{_MIN_LIFETIME} to {_MAX_LIFETIME}")
     elif not timedelta() < (spec.renew_before or spec.lifetime / 3) < spec.lifetime:
@@ -202,8 +202,9 @@ def _latest_validity_start(*peers: _PeerStatus) -> datetime:
 
 def _clock_behind_message(latest_start: datetime, now: datetime) -> str:
     return (
-        f"this machine's clock is at {format_time(now)}, and existing certificates are valid from "
-        f"{format_time(latest_start)}: correct the clock; or, if it was wrong when they were issued, use --renew"
+        f"this machine's clock is at {format_rfc3339_time(now)}, and existing certificates are valid from "
+        f"{format_rfc3339_time(latest_start)}: "
+        "correct the clock; or, if it was wrong when they were issued, use --renew"
     )
 
 
@@ -213,9 +214,9 @@ def plan_after_scheduler_restart(plan: RenewalPlan, spec: CertificateSpec, now: 
         return plan
     settled = plan.announced_at + spec.settle
     if now < settled:
-        announced_at = format_time(plan.announced_at)
+        announced_at = format_rfc3339_time(plan.announced_at)
         actual = f"the new authority was announced at {announced_at}, and has to reach both sides first"
-        expected = f"a restart of kube-scheduler, and --restarted, after {format_time(settled)}"
+        expected = f"a restart of kube-scheduler, and --restarted, after {format_rfc3339_time(settled)}"
         raise Unavailable("--restarted", [Problem("", actual, expected)])
     return plan._replace(step="switch")
 
@@ -233,7 +234,7 @@ def apply_renewal_step(
     issuer = CertificateIssuer(f"{_AUTHORITY_PREFIX}{x509.random_serial_number():x}"[:24], now, spec.lifetime)
     server_status = _assess_peer_certificate(before.server, before.client, spec, now, is_server=True)
     client_status = _assess_peer_certificate(before.client, before.server, spec, now, is_server=False)
-    common = next((name for name in spec.names if not is_address(name)), SERVICE)
+    common = next((name for name in spec.names if not is_ip_address(name)), SERVICE)
     server = _add_issued_certificate(before.server, server_status, issuer.server(spec.names, common))
     client, foreign = before.client, b""
     if client.signer:  # any of these authorities, or one that they signed, may have issued its certificate
@@ -241,7 +242,7 @@ def apply_renewal_step(
         foreign = encode_pem(
             authority
             for authority in held
-            if not _is_issued_here(authority) and authority.not_valid_after_utc > now
+            if not _is_issued_by_nodewise(authority) and authority.not_valid_after_utc > now
         )
     else:
         client = _add_issued_certificate(client, client_status, issuer.client(spec.client_name))
@@ -256,7 +257,7 @@ def _assess_peer_certificate(
     peer: PeerCertificates, other: PeerCertificates, spec: CertificateSpec, now: datetime, *, is_server: bool
 ) -> _PeerStatus:
     who = "nodewise's certificate" if is_server else "kube-scheduler's client certificate"
-    leaf, problem = load_leaf(peer.cert, peer.key)
+    leaf, problem = load_certificate_with_key(peer.cert, peer.key)
     if leaf is not None and not problem:
         problem = _validity_problem(leaf, other.trusted + peer.trusted, now)
 
@@ -265,13 +266,13 @@ def _assess_peer_certificate(
             candidate, spec, is_server=is_server
         )
 
-    next_leaf, _ = load_leaf(peer.next_cert, peer.next_key)
+    next_leaf, _ = load_certificate_with_key(peer.next_cert, peer.next_key)
     if next_leaf is not None and find_problem(next_leaf):
         next_leaf = None
     if leaf is None or problem:
         return _PeerStatus(leaf, False, [f"{who} {problem}"], now, next_leaf, now)
     due_at = leaf.not_valid_after_utc - _renewal_margin(leaf, spec)
-    reasons = [f"{who} ends at {format_time(leaf.not_valid_after_utc)}"] if due_at <= now else []
+    reasons = [f"{who} ends at {format_rfc3339_time(leaf.not_valid_after_utc)}"] if due_at <= now else []
     if problem := find_problem(leaf):
         due_at, reasons = now, [*reasons, f"{who} {problem}"]
     switch_at = _switch_time(leaf, next_leaf, spec) if next_leaf is not None else now
@@ -292,7 +293,11 @@ def _renewal_margin(leaf: x509.Certificate, spec: CertificateSpec) -> timedelta:
 
 def _validity_problem(leaf: x509.Certificate, trusted: bytes, now: datetime) -> str:
     if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
-        return f"is valid from {format_time(leaf.not_valid_before_utc)} to {format_time(leaf.not_valid_after_utc)} only"
+        start, end = (
+            format_rfc3339_time(leaf.not_valid_before_utc),
+            format_rfc3339_time(leaf.not_valid_after_utc),
+        )
+        return f"is valid from {start} to {end} only"
     by = [authority for authority in load_certificates(trusted) if is_issued_by(leaf, authority)]
     if not any(authority.not_valid_after_utc > now for authority in by):
         return "is of an authority that the other side's ca.crt does not hold"
@@ -305,8 +310,8 @@ def _missing_names(leaf: x509.Certificate, spec: CertificateSpec, *, is_server: 
         name = common_name(leaf)
         return "" if name == spec.client_name else f"names {name!r}, not {spec.client_name!r}"
     missing = sorted(
-        {normalize_name(name) for name in spec.names}
-        - {normalize_name(name) for name in certificate_names(leaf)}
+        {normalize_host_name(name) for name in spec.names}
+        - {normalize_host_name(name) for name in certificate_names(leaf)}
     )
     return f"does not name {', '.join(missing)}" if missing else ""
 
@@ -348,5 +353,5 @@ def _build_trusted_ca_bundle(
     return encode_pem(dict.fromkeys([*load_certificates(fresh), *signers, *load_certificates(kept)]))
 
 
-def _is_issued_here(authority: x509.Certificate) -> bool:
+def _is_issued_by_nodewise(authority: x509.Certificate) -> bool:
     return common_name(authority).startswith(_AUTHORITY_PREFIX)

@@ -54,7 +54,7 @@ class StoredSecrets(NamedTuple):
         return tuple(
             secret["metadata"]["name"]
             for secret in self.secrets
-            if secret is not None and not certificate_manifests.is_managed(secret)
+            if secret is not None and not certificate_manifests.is_written_by_nodewise(secret)
         )
 
 
@@ -91,7 +91,7 @@ async def write_secrets(
     for name, before, peer in zip(location.names, existing.secrets, after, strict=True):
         if peer == PeerCertificates() or (
             before is not None
-            and certificate_manifests.is_managed(before)
+            and certificate_manifests.is_written_by_nodewise(before)
             and certificate_manifests.parse_secret(before) == peer
         ):
             continue

@@ -36,15 +36,15 @@ def check_client_certificate_files(
     """Problems and warnings of a client certificate. `others`: nearby files that may hold the certificate of a CA."""
     chain, authority = load_certificates(credentials.cert), load_certificates(credentials.ca or b"")
     key = _load_public_key(credentials.key)
-    problems = list(_read_problems(chain, key))
+    problems = list(_missing_pem_problems(chain, key))
     if credentials.ca is not None and not authority:
         problems.append(Problem("--ca", "no certificate in PEM", "the CA of nodewise's certificate"))
     warnings: list[str] = []
     if chain and key is not None:
-        problems += _leaf_problems(chain[0], key, now)
-        warnings += _leaf_warnings(chain[0], now)
+        problems += _client_certificate_problems(chain[0], key, now)
+        warnings += _client_certificate_warnings(chain[0], now)
         ca_key_problem = _ca_key_problem(
-            _files_showing_ca_key(chain[0], key, {"--ca": credentials.ca or b"", **others})
+            _files_with_ca_certificate_of_key(chain[0], key, {"--ca": credentials.ca or b"", **others})
         )
         if ca_key_problem is not None and allow_ca_key:
             warnings.append(
@@ -57,7 +57,7 @@ def check_client_certificate_files(
     return CheckResult(problems, warnings)
 
 
-def _read_problems(chain: Sequence[x509.Certificate], key: bytes | None) -> Iterable[Problem]:
+def _missing_pem_problems(chain: Sequence[x509.Certificate], key: bytes | None) -> Iterable[Problem]:
     if not chain:
         yield Problem("-cert", "no certificate in PEM", "a client certificate")
     if key is None:
@@ -74,7 +74,7 @@ def _ca_key_problem(owners: Sequence[str]) -> Problem | None:
     return Problem("-key", f"the key of a CA: {', '.join(owners)}", expected)
 
 
-def _leaf_problems(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:
+def _client_certificate_problems(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:
     if public_key_as_der(leaf.public_key()) != key:
         yield Problem("-key", "not the key of the certificate", "that of -cert")
     if now > leaf.not_valid_after_utc:
@@ -94,7 +94,7 @@ def _leaf_problems(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iter
         yield Problem("-cert", "not for client use", "extended key usage clientAuth")
 
 
-def _leaf_warnings(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
+def _client_certificate_warnings(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
     if now <= leaf.not_valid_after_utc < now + _EXPIRY_WARNING:
         yield f"-cert expires on {leaf.not_valid_after_utc:%Y-%m-%d}"
     client = parse_client_certificate(leaf.public_bytes(Encoding.DER))
@@ -108,7 +108,9 @@ def _leaf_warnings(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
         yield f"-cert has neither the name {SCHEDULER} nor {ISSUED_CLIENT}: nodewise needs {named}"
 
 
-def _files_showing_ca_key(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
+def _files_with_ca_certificate_of_key(
+    leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]
+) -> list[str]:
     """The files that show that a key belongs to a CA: a certificate of a CA with the same public key, whatever its
     name.
     """

@@ -97,8 +97,8 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
         if request.version
         else scheduler_static_pod.scheduler_version(files.manifest)
     )
-    destination = config_path(request)
-    warnings = [*_check_credentials(request, files), *_hard_link_warnings(request.manifest)]
+    destination = scheduler_config_path(request)
+    warnings = [*_check_client_certificate(request, files), *_hard_link_warnings(request.manifest)]
     if version.is_newer_than_tested:
         warnings.append(
             f"kube-scheduler {version} is newer than what was tried, 1.{scheduler_versions.NEWEST}"
@@ -113,7 +113,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
         rendered.data,
         0o600 if scheduler_configuration_file.has_inline_private_key(rendered.value) else 0o644,
     )
-    credentials = _certificate_changes(request, files.credentials)
+    credentials = _plan_certificate_copies(request, files.credentials)
     before = scheduler_static_pod.state_before_first_run(files.manifest)
     if (
         files.manifest.recorded_state is None
@@ -133,7 +133,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
         _unused_path_notes(files.manifest, desired_state),
         [*warnings, *rendered.warnings],
         version,
-        file_diff.pod_changes(files.manifest.document.value, value, files.manifest.container_index),
+        file_diff.describe_pod_changes(files.manifest.document.value, value, files.manifest.container_index),
         needed=_list_required_files(request, files, user_config),
         config_hash=hashed,
     )
@@ -144,7 +144,7 @@ def _hard_link_warnings(path: str) -> Iterable[str]:
         yield f"{path} has another name, a hard link, which keeps the old content"
 
 
-def cluster_digest(request: HostRequest) -> str:
+def cluster_ca_digest(request: HostRequest) -> str:
     """The digest of the CA certificate of the cluster, which identifies the cluster; empty if it is missing."""
     path = os.path.join(os.path.dirname(os.path.dirname(request.manifest)), "pki", "ca.crt")
     try:
@@ -164,15 +164,15 @@ def _list_required_files(
     return {**dict([user_config] if user_config else []), **used}
 
 
-def config_path(request: HostRequest) -> str:
+def scheduler_config_path(request: HostRequest) -> str:
     return host_path_checks.resolve_path(
         os.path.join(request.config_dir, os.path.basename(request.template) or CONFIG_NAME)
     )
 
 
-def managed_files(request: HostRequest) -> set[str]:
+def list_managed_files(request: HostRequest) -> set[str]:
     """The real paths of all files that a run may write or remove, from the flags and the manifest."""
-    configs, folders = {config_path(request)}, {request.cert_dir}
+    configs, folders = {scheduler_config_path(request)}, {request.cert_dir}
     try:
         manifest = scheduler_static_pod.parse_manifest(
             read_file(request.manifest) or b"", request.manifest, request.container
@@ -203,12 +203,12 @@ def _read_required_host_files(request: HostRequest) -> HostFiles:
     template = (
         host_path_checks.read_file_or_append_problem(request.template, problems) if request.template else None
     )
-    path = config_path(request)
+    path = scheduler_config_path(request)
     problems += host_path_checks.configuration_path_problems(
-        path, [request.manifest, *_credential_paths(request)], writes=request.writes
+        path, [request.manifest, *_client_certificate_paths(request)], writes=request.writes
     )
     credentials = None
-    if _needs_credentials(request, template):
+    if _needs_client_certificate(request, template):
         key, cert = (
             host_path_checks.read_file_or_append_problem(request.key, problems),
             host_path_checks.read_file_or_append_problem(request.cert, problems),
@@ -239,17 +239,17 @@ def _missing_manifest_hint(request: HostRequest) -> list[str]:
     return [text + "Clusters without one have --mode second-scheduler, or --mode with their distribution."]
 
 
-def _credential_paths(request: HostRequest) -> list[str]:
+def _client_certificate_paths(request: HostRequest) -> list[str]:
     return [getattr(request, field) for field in CERTIFICATE_NAMES]
 
 
-def _needs_credentials(request: HostRequest, template: bytes | None) -> bool:
+def _needs_client_certificate(request: HostRequest, template: bytes | None) -> bool:
     if request.template:
         return template is None or b"https://" in template
     return any("tlsConfig" in entry for entry in request.builtin("", request.ca)["extenders"])
 
 
-def read_required(path: str) -> bytes:
+def read_required_file(path: str) -> bytes:
     problems: list[str] = []
     content = host_path_checks.read_file_or_append_problem(path, problems)
     if content is None:
@@ -257,7 +257,7 @@ def read_required(path: str) -> bytes:
     return content
 
 
-def _check_credentials(request: HostRequest, files: HostFiles) -> list[str]:
+def _check_client_certificate(request: HostRequest, files: HostFiles) -> list[str]:
     if files.credentials is None:
         return []
     folders = {
@@ -266,7 +266,7 @@ def _check_credentials(request: HostRequest, files: HostFiles) -> list[str]:
         *(os.path.join(os.path.dirname(folder), "pki") for folder in request.pod_folders),
         os.path.join(request.config_dir, "pki"),
     }
-    others = {path: data for folder in sorted(folders) for path, data in _find_certificates(folder)}
+    others = {path: data for folder in sorted(folders) for path, data in _find_possible_ca_files(folder)}
     now = dt.datetime.now(dt.UTC)
     result = client_certificate_checks.check_client_certificate_files(
         files.credentials, others, now, allow_ca_key=request.allow_ca_key
@@ -276,7 +276,7 @@ def _check_credentials(request: HostRequest, files: HostFiles) -> list[str]:
     return list(result.warnings)
 
 
-def _find_certificates(folder: str) -> Iterable[tuple[str, bytes]]:
+def _find_possible_ca_files(folder: str) -> Iterable[tuple[str, bytes]]:
     """Files below a folder that may hold the certificate of a CA. Unreadable files are skipped."""
     left = _MAX_FILES
     for parent, _, names in os.walk(folder):
@@ -325,9 +325,9 @@ def _read_user_configuration(request: HostRequest, files: HostFiles) -> tuple[st
             expected = "--merge to have our entries put among its own, or --replace"
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", expected)])
     path = files.manifest.host_path(users)
-    if before and before.backup and path == config_path(request):
+    if before and before.backup and path == scheduler_config_path(request):
         return path, backups.read_original_content(before.backup, path)
-    return path, read_required(path)
+    return path, read_required_file(path)
 
 
 def _check_files_named_in_config(
@@ -355,7 +355,7 @@ def _check_files_named_in_config(
         raise BadInput(request.template or "the built-in template", problems)
 
 
-def _certificate_changes(
+def _plan_certificate_copies(
     request: HostRequest, credentials: client_certificate_checks.ClientCredentials | None
 ) -> list[FileChange]:
     """The copies of key, certificate and CA in the certificate folder, with fixed modes."""
@@ -381,7 +381,9 @@ def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVer
             actual = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(actual)
         changes.append(
-            plan_file_change(host_path_checks.resolve_path(path), read_required(path).replace(*names), 0o644)
+            plan_file_change(
+                host_path_checks.resolve_path(path), read_required_file(path).replace(*names), 0o644
+            )
         )
     return changes
 

@@ -12,7 +12,7 @@ _END: Final = "\x1b[0m"
 
 def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
     """A unified diff; empty if nothing changes."""
-    old, new = (_lines(data) for data in (before, after))
+    old, new = (_split_text_lines(data) for data in (before, after))
     names = (path if before is not None else "/dev/null", path if after is not None else "/dev/null")
     if before != after and old == new:
         return f"--- {names[0]}\n+++ {names[1]}\nbytes that are no text differ\n"
@@ -20,7 +20,7 @@ def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour
     return "".join(f"{line}\n" for line in (_colour_diff_lines(lines) if colour else lines))
 
 
-def _lines(data: bytes | None) -> list[str]:
+def _split_text_lines(data: bytes | None) -> list[str]:
     lines = (data or b"").decode(errors="replace").split("\n")
     last = lines.pop()
     if last:
@@ -34,7 +34,7 @@ def _colour_diff_lines(lines: Iterator[str]) -> Iterator[str]:
         yield f"{colour}{line}{_END}" if colour else line
 
 
-def pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
+def describe_pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
     """The changes of a pod, one line each."""
 
     def parts(root: Mapping[str, Any]) -> dict[str, Any]:

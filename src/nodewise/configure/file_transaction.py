@@ -64,7 +64,7 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
     changes = [change for change in changes if not change.is_unchanged]
     for change in changes:
         trusted_files.check_folder(os.path.dirname(change.path))
-        _check_unchanged(change)
+        _check_file_unchanged(change)
     created_folders: list[str] = []
     applied: list[FileChange] = []
     staged: dict[str, str] = {}
@@ -78,7 +78,7 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
                     change.path, change.after, change.mode, change.owner
                 )
         for change in changes:
-            _check_unchanged(change)
+            _check_file_unchanged(change)
             applied.append(change)
             _move_staged_file_in_place(staged, change)
         _verify_written_files(changes)
@@ -91,13 +91,13 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
         backups.mark_backup_finished(backup.path)
 
 
-def recover_backups(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
+def restore_interrupted_runs(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
     """Restore the files that interrupted runs changed, if this run manages them.
 
     `BadInput` if users other than root can write to the folder.
     """
     trusted_files.check_folder(parent)
-    for folder in backups.list_incomplete(parent):
+    for folder in backups.list_incomplete_backups(parent):
         shutil.rmtree(folder, ignore_errors=True)
     recovered = []
     for folder in backups.list_backups(parent):
@@ -112,12 +112,12 @@ def recover_backups(parent: str, managed: Collection[str]) -> list[RecoveredBack
         if not index.finished and not {entry.path for entry in index.files} <= {*managed}:
             recovered.append(RecoveredBackup(folder, "foreign"))
         elif not index.finished:
-            recovered += _recover_backup(folder, index)
+            recovered += _restore_interrupted_run(folder, index)
             backups.mark_backup_finished(folder)
     return recovered
 
 
-def _recover_backup(folder: str, index: BackupIndex) -> list[RecoveredBackup]:
+def _restore_interrupted_run(folder: str, index: BackupIndex) -> list[RecoveredBackup]:
     now = [digest(read_file(entry.path)) for entry in index.files]
     if all(actual == entry.after for actual, entry in zip(now, index.files, strict=True)):
         return []
@@ -127,7 +127,7 @@ def _recover_backup(folder: str, index: BackupIndex) -> list[RecoveredBackup]:
     return [RecoveredBackup(folder, "undone")]
 
 
-def _check_unchanged(change: FileChange) -> None:
+def _check_file_unchanged(change: FileChange) -> None:
     if read_file(change.path) != change.before:
         raise Conflict(
             f"{change.path} was changed by somebody else meanwhile", remedy="run the command again"
@@ -187,7 +187,7 @@ def _undo_applied_changes(
             os.rmdir(folder)
     if is_complete and backup is not None:
         shutil.rmtree(backup.path, ignore_errors=True)
-        for folder in backups.list_incomplete(backup.parent):
+        for folder in backups.list_incomplete_backups(backup.parent):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -26,10 +26,14 @@ def parse_mountinfo(text: str) -> list[MountPoint]:
     Paths may contain characters at which `str.splitlines` splits; the kernel escapes only spaces, tabs, `\\n` and `\\`.
     """
     rows = (line.split(" ") for line in text.split("\n"))
-    return [MountPoint(_unescape(row[4]), _unescape(row[3])) for row in rows if len(row) > 4]  # noqa: PLR2004
+    return [
+        MountPoint(_unescape_mountinfo_field(row[4]), _unescape_mountinfo_field(row[3]))
+        for row in rows
+        if len(row) > 4  # noqa: PLR2004 - the fields up to the mount point
+    ]
 
 
-def _unescape(field: str) -> str:
+def _unescape_mountinfo_field(field: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
 
 
@@ -40,18 +44,18 @@ def container_folder_problems(folders: Mapping[str, str], mounts: Iterable[Mount
     return [
         Problem(flag, f"{folder} is not the host's: it is in no mount of this container", expected)
         for flag, folder in folders.items()
-        if _mount_of(folder, there).point == "/"
+        if _find_mount_of_folder(folder, there).point == "/"
     ]
 
 
 def uncertain_mounts(folders: Iterable[str], mounts: Iterable[MountPoint]) -> list[MountPoint]:
     """The mounts of these folders whose path on the host may differ from the path in the container."""
     there = list(mounts)
-    containing = dict.fromkeys(_mount_of(folder, there) for folder in folders)
+    containing = dict.fromkeys(_find_mount_of_folder(folder, there) for folder in folders)
     return [mount for mount in containing if mount.point != "/" and not mount.root.endswith(mount.point)]
 
 
-def _mount_of(folder: str, mounts: Iterable[MountPoint]) -> MountPoint:
+def _find_mount_of_folder(folder: str, mounts: Iterable[MountPoint]) -> MountPoint:
     """The mount that contains a folder."""
     best = MountPoint("/", "/")
     for mount in mounts:

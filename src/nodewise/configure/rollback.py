@@ -10,11 +10,11 @@ from nodewise.configure.control_plane_file_plan import (
     CERTIFICATE_NAMES,
     ChangePlan,
     HostRequest,
-    cluster_digest,
+    cluster_ca_digest,
     config_hash,
-    config_path,
-    managed_files,
-    read_required,
+    list_managed_files,
+    read_required_file,
+    scheduler_config_path,
 )
 from nodewise.configure.scheduler_static_pod import Manifest, PriorState
 from nodewise.errors import BadInput, Problem
@@ -23,7 +23,7 @@ from nodewise.errors import BadInput, Problem
 def plan_uninstall(request: HostRequest) -> ChangePlan:
     """The changes that remove everything that earlier runs added."""
     manifest = scheduler_static_pod.parse_manifest(
-        read_required(request.manifest), request.manifest, request.container
+        read_required_file(request.manifest), request.manifest, request.container
     )
     value = scheduler_static_pod.remove_configuration(manifest)
     pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value), 0o600)
@@ -33,7 +33,7 @@ def plan_uninstall(request: HostRequest) -> ChangePlan:
         changes, warnings = _changes_to_own_files(manifest)
         if manifest.user_config:
             warnings.append(f"the configuration {manifest.user_config} is not ours, and stays")
-    summary = file_diff.pod_changes(manifest.document.value, value, manifest.container_index)
+    summary = file_diff.describe_pod_changes(manifest.document.value, value, manifest.container_index)
     return ChangePlan([pod, *changes], (), warnings, None, summary, manifest.own_certs or "")
 
 
@@ -42,7 +42,7 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
 
     `BadInput` for a backup of another manifest, cluster or kube-scheduler image, unless `existing` is `replace`.
     """
-    changes = backups.plan_backup_restore(folder, [config_path(request), request.manifest])
+    changes = backups.plan_backup_restore(folder, [scheduler_config_path(request), request.manifest])
     index = backups.read_backup_index(folder)
     problems = [] if index is None else list(_backup_origin_problems(index, request))
     manifests = _read_manifests(changes, request)
@@ -50,7 +50,7 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
     if problems and request.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
-    own = managed_files(request)
+    own = list_managed_files(request)
     if foreign_files := [
         Problem("file", change.path, "one that this command manages")
         for change in changes
@@ -62,7 +62,7 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
     warnings += [] if index is None else _modified_file_warnings(index)
     summary: list[str] = []
     if manifests and manifests[0].container_index == manifests[1].container_index:
-        summary = file_diff.pod_changes(
+        summary = file_diff.describe_pod_changes(
             manifests[0].document.value, manifests[1].document.value, manifests[0].container_index
         )
     changes = sorted(changes, key=lambda change: change.path == request.manifest)
@@ -74,7 +74,7 @@ def _backup_origin_problems(index: BackupIndex, request: HostRequest) -> Iterato
         yield Problem(
             "--restore", f"a backup of another manifest, {index.manifest}", f"one of {request.manifest}"
         )
-    here = cluster_digest(request)
+    here = cluster_ca_digest(request)
     if index.cluster and here and index.cluster != here:
         yield Problem("--restore", "a backup of another cluster, by its pki/ca.crt", "one of this cluster")
 
@@ -118,7 +118,7 @@ def _changes_to_own_files(manifest: Manifest) -> tuple[list[FileChange], list[st
     """Changes that remove or restore the files of earlier runs, and warnings. Files that were modified since stay."""
     config = manifest.own_config or ""
     before = manifest.recorded_state or PriorState()
-    certificates = _own_certificates(manifest)
+    certificates = _certificate_files_of_earlier_runs(manifest)
     paths = [config, *certificates]
     if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
         return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
@@ -132,7 +132,7 @@ def _changes_to_own_files(manifest: Manifest) -> tuple[list[FileChange], list[st
     return [plan_file_change(config, backups.read_original_content(before.backup, config), 0), *removed], []
 
 
-def _own_certificates(manifest: Manifest) -> list[str]:
+def _certificate_files_of_earlier_runs(manifest: Manifest) -> list[str]:
     """Paths of the existing certificate files of earlier runs."""
     paths = (
         [os.path.join(manifest.own_certs, name) for name in CERTIFICATE_NAMES.values()]

@@ -59,7 +59,7 @@ class SchedulerOptions(NamedTuple):
     """Path of the kubeconfig as kube-scheduler sees it; empty: the permissions of its pod."""
 
 
-def build_configuration(roles: Sequence[AgentRole], options: SchedulerOptions) -> dict[str, Any]:
+def build_scheduler_configuration(roles: Sequence[AgentRole], options: SchedulerOptions) -> dict[str, Any]:
     """A KubeSchedulerConfiguration. `BadSettings` for options that do not work or that do not fail closed."""
     problems = [
         *_url_problems(options),
@@ -77,7 +77,7 @@ def build_configuration(roles: Sequence[AgentRole], options: SchedulerOptions) -
         "profiles": [{"schedulerName": options.scheduler_name}],
         "extenders": [
             entry
-            for path, group in _entry_groups(roles, options)
+            for path, group in _group_agents_by_entry(roles, options)
             for entry in (_build_entry(path, group, options), *_build_bind_entries(group, options))
         ],
     }
@@ -85,11 +85,15 @@ def build_configuration(roles: Sequence[AgentRole], options: SchedulerOptions) -
 
 def agents_without_filter(roles: Sequence[AgentRole], options: SchedulerOptions) -> list[str]:
     """Agents whose filter is not called, because no resource marks their pods."""
-    groups = (group for _, group in _entry_groups(roles, options) if not _needs_filter(group, options))
+    groups = (
+        group for _, group in _group_agents_by_entry(roles, options) if not _needs_filter(group, options)
+    )
     return [role.agent for group in groups for role in group if role.filters]
 
 
-def _entry_groups(roles: Sequence[AgentRole], options: SchedulerOptions) -> list[tuple[str, list[AgentRole]]]:
+def _group_agents_by_entry(
+    roles: Sequence[AgentRole], options: SchedulerOptions
+) -> list[tuple[str, list[AgentRole]]]:
     """The URL path of each entry with its agents."""
     if options.one_entry_per_agent:
         return [(f"agents/{role.agent}", [role]) for role in roles]
@@ -177,12 +181,12 @@ def _agent_role_problems(roles: Sequence[AgentRole], options: SchedulerOptions) 
     binders = [role.agent for role in roles if role.binds]
     if len(binders) > 1:
         yield Problem("--agents", ", ".join(binders), "one agent that binds")
-    for _, group in _entry_groups(roles, options):
+    for _, group in _group_agents_by_entry(roles, options):
         if not _needs_filter(group, options):
-            yield from _unfiltered_problems(group)
+            yield from _problems_of_entry_without_filter(group)
 
 
-def _unfiltered_problems(group: Sequence[AgentRole]) -> Iterable[Problem]:
+def _problems_of_entry_without_filter(group: Sequence[AgentRole]) -> Iterable[Problem]:
     """Problems of an entry without the filter verb."""
     guards = [role.agent for role in group if role.filters and role.resources]
     others = [role.agent for role in group if not role.resources]

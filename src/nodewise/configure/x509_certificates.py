@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from nodewise.serve.certificate_issuer import is_address
+from nodewise.serve.certificate_issuer import is_ip_address
 
 _PEM: Final = serialization.Encoding.PEM
 
@@ -24,7 +24,7 @@ def merge_authorities(trusted: bytes, more: bytes) -> bytes:
 
 def issued_certificate_problem(cert: bytes, key: bytes) -> str:
     """The problem of a client certificate that an external signer issued; empty if there is none."""
-    leaf, problem = load_leaf(cert, key)
+    leaf, problem = load_certificate_with_key(cert, key)
     if leaf is None:
         return problem
     try:
@@ -34,18 +34,18 @@ def issued_certificate_problem(cert: bytes, key: bytes) -> str:
     return "" if ExtendedKeyUsageOID.CLIENT_AUTH in uses else "is not for clients"
 
 
-def is_authority(cert: bytes) -> bool:
+def is_ca_bundle(cert: bytes) -> bool:
     """Whether PEM data holds at least one certificate, and all of them are certificates of a CA."""
     certificates = load_certificates(cert)
     return bool(certificates) and all(map(is_marked_as_ca, certificates))
 
 
-def format_time(when: datetime) -> str:
+def format_rfc3339_time(when: datetime) -> str:
     """A time as in the Kubernetes API: RFC 3339, seconds, UTC."""
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def load_leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
+def load_certificate_with_key(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
     """The certificate and an empty text, or None and the problem with the certificate or its key."""
     if not cert or not key:
         return None, "is not there"
@@ -67,8 +67,8 @@ def is_marked_as_ca(cert: x509.Certificate) -> bool:
         return False
 
 
-def normalize_name(name: str) -> str:
-    return str(ipaddress.ip_address(name)) if is_address(name) else name.lower()
+def normalize_host_name(name: str) -> str:
+    return str(ipaddress.ip_address(name)) if is_ip_address(name) else name.lower()
 
 
 def certificate_names(leaf: x509.Certificate) -> list[str]:

@@ -32,7 +32,7 @@ class Document(NamedTuple):
     value: Any
 
     @property
-    def line_end(self) -> str:
+    def detect_line_ending(self) -> str:
         return "\r\n" if "\r\n" in self.text else "\n"
 
 
@@ -65,7 +65,7 @@ def rewrite_document(document: Document, expected: Any) -> bytes:
     text, at, pieces = document.text, 0, []
     for edit in edits:
         if edit.start < at:
-            _raise_unsafe_edit(document)
+            _raise_yaml_edit_error(document)
         pieces += [text[at : edit.start], edit.text]
         at = edit.end
     text_after = "".join([*pieces, text[at:]]).encode()
@@ -75,7 +75,7 @@ def rewrite_document(document: Document, expected: Any) -> bytes:
         ) == exact_comparison_text(expected)
     except BadInput:
         same = False
-    return text_after if same else _raise_unsafe_edit(document)
+    return text_after if same else _raise_yaml_edit_error(document)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -153,7 +153,7 @@ def _value_edits(
     for name, item in new.items():
         if name in old and exact_comparison_text(old[name]) != exact_comparison_text(item):
             if name not in entries:
-                _raise_unsafe_edit(document)
+                _raise_yaml_edit_error(document)
             yield from _node_edits(document, entries[name][1], old[name], item)
 
 
@@ -232,10 +232,10 @@ def _sequence_item_spans(document: Document, node: yaml.SequenceNode) -> list[tu
             continue
         dashes = list(dash.finditer(document.text, ends[at - 1], item.start_mark.index + 1))
         if not dashes:
-            _raise_unsafe_edit(document)
+            _raise_yaml_edit_error(document)
         starts.append(dashes[-1].end() - 1)
     if document.text[node.start_mark.index : node.start_mark.index + 1] != "-":
-        _raise_unsafe_edit(document)
+        _raise_yaml_edit_error(document)
     return list(zip(starts, ends, strict=True))
 
 
@@ -243,7 +243,7 @@ def _line_deletion(document: Document, start: int, end: int) -> Edit:
     """Delete whole lines, including a comment at the end of the last one."""
     first = _line_start(document, start)
     if first is None:
-        _raise_unsafe_edit(document)
+        _raise_yaml_edit_error(document)
     return Edit(first, _line_end(document.text, end), "")
 
 
@@ -251,13 +251,13 @@ def _line_insertion(
     document: Document, spans: Sequence[tuple[int, int]], at: int, lines: Sequence[str]
 ) -> Edit:
     """Insert lines before the entry with this index, or after the last entry."""
-    text = "".join(line + document.line_end for line in lines)
+    text = "".join(line + document.detect_line_ending for line in lines)
     before = _line_start(document, spans[0][0]) if at == 0 else None
     if before is not None:
         return Edit(before, before, text)
     place = _line_end(document.text, spans[max(at, 1) - 1][1])
     if not document.text[:place].endswith("\n"):
-        text = document.line_end + text.removesuffix(document.line_end)
+        text = document.detect_line_ending + text.removesuffix(document.detect_line_ending)
     return Edit(place, place, text)
 
 
@@ -330,7 +330,7 @@ def _copy_without_aliases(value: Any) -> Any:
     return [_copy_without_aliases(item) for item in value] if isinstance(value, list) else value
 
 
-def _raise_unsafe_edit(document: Document) -> NoReturn:
+def _raise_yaml_edit_error(document: Document) -> NoReturn:
     raise BadInput(
         f"{document.name} cannot be changed without changing what it says elsewhere",
         remedy="write it without anchors, merge keys and several entries on a line",

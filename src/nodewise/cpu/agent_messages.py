@@ -101,7 +101,11 @@ def encode_reconfigure_request(request: ReconfigureRequest) -> bytes:
 def encode_reconfigure_response(moves: Iterable[Move]) -> bytes:
     """The moves that were made, or with `only_check` would be made."""
     value = [
-        [move.task.pid, cpu_set_formats.format_ranges(move.before), cpu_set_formats.format_ranges(move.after)]
+        [
+            move.task.pid,
+            cpu_set_formats.format_cpu_ranges(move.before),
+            cpu_set_formats.format_cpu_ranges(move.after),
+        ]
         for move in moves
     ]
     return encode({"moves": value})
@@ -151,7 +155,7 @@ def parse_reconfigure_response(fields: Mapping[str, Any]) -> tuple[Move, ...]:
         return tuple(
             Move(
                 Task(int(pid)),
-                *(frozenset(cpu_set_formats.parse_list(str(cpus))) for cpus in (before, after)),
+                *(frozenset(cpu_set_formats.parse_cpu_numbers(str(cpus))) for cpus in (before, after)),
             )
             for pid, before, after in fields["moves"]
         )

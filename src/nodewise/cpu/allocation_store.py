@@ -36,19 +36,19 @@ class Intent(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "config": pool_allocations.as_config(self.target),
-            "tasks": pool_allocations.as_identities(self.target),
+            "config": pool_allocations.as_cmk_config(self.target),
+            "tasks": pool_allocations.task_identities_by_cpu_list(self.target),
             "by": self.by._asdict(),
             "since": self.since,
             "moves": [
                 {
                     "task": move.task._asdict(),
-                    "before": cpu_set_formats.format_ranges(move.before),
-                    "after": cpu_set_formats.format_ranges(move.after),
+                    "before": cpu_set_formats.format_cpu_ranges(move.before),
+                    "after": cpu_set_formats.format_cpu_ranges(move.after),
                 }
                 for move in self.moves
             ],
-            "threads": {name: cpu_set_formats.format_ranges(cpus) for name, cpus in self.threads.items()},
+            "threads": {name: cpu_set_formats.format_cpu_ranges(cpus) for name, cpus in self.threads.items()},
         }
 
 
@@ -70,7 +70,7 @@ def parse_intent(value: object) -> Intent:
         raise BadInput(
             _UNREADABLE, [Problem("intent", shown(value), "an object with config, tasks, by and since")]
         )
-    target = pool_allocations.parse(fields.get("config"), fields.get("tasks"))
+    target = pool_allocations.parse_allocations(fields.get("config"), fields.get("tasks"))
     by = pool_allocations.parse_task(fields.get("by"), "intent.by")
     moves, threads = _parse_moves(fields.get("moves")), _parse_threads(fields.get("threads"))
     return Intent(target, by, fields["since"], moves, threads)
@@ -102,7 +102,7 @@ def _parse_threads(value: object) -> Mapping[str, Cpus]:
 
 
 def _parse_cpus(value: object, field: str) -> Cpus:
-    return frozenset(cpu_set_formats.parse_list(value if isinstance(value, str) else "", field))
+    return frozenset(cpu_set_formats.parse_cpu_numbers(value if isinstance(value, str) else "", field))
 
 
 class StoredAllocations(NamedTuple):

@@ -52,7 +52,7 @@ class AllocationResult(NamedTuple):
         return tuple(cpu for cpu_list in self.cpu_lists for cpu in cpu_list.cpus)
 
 
-def wrapper_name(pid: int) -> str:
+def wrapper_process_name(pid: int) -> str:
     """The name that a wrapper gives itself, and its child until that executes the command.
 
     The kernel keeps 15 characters.
@@ -60,13 +60,13 @@ def wrapper_name(pid: int) -> str:
     return f"isolate-{pid}"
 
 
-def parse_wrapper_name(name: str) -> int:
-    """The process id in a `wrapper_name`; 0 for any other name."""
+def process_id_of_wrapper_name(name: str) -> int:
+    """The process id in a `wrapper_process_name`; 0 for any other name."""
     match = _WRAPPER_NAME.fullmatch(name)
     return int(match[1]) if match else 0
 
 
-def parse_count(text: str) -> int:
+def parse_core_count(text: str) -> int:
     """The value of `CMK_NUM_CORES`. BadInput if it is no positive whole number."""
     digits = text.strip()
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= _MAX_COUNT_DIGITS
@@ -102,12 +102,12 @@ def allocate(
         is_chosen = other.name == pool.name and cpu_list in chosen
         return (*cpu_list.tasks, task) if is_chosen else cpu_list.tasks
 
-    return AllocationResult(allocations.mapped(with_task), chosen)
+    return AllocationResult(allocations.with_tasks(with_task), chosen)
 
 
 def release(allocations: Allocations, task: Task) -> Allocations:
     """The allocations without the task."""
-    return allocations.mapped(lambda _, cpu_list: (other for other in cpu_list.tasks if other != task))
+    return allocations.with_tasks(lambda _, cpu_list: (other for other in cpu_list.tasks if other != task))
 
 
 def task_environment(
@@ -116,13 +116,13 @@ def task_environment(
     """Variables for the task's command: CPU lists without ranges, and a mask."""
     cpus = [cpu for cpu_list in allocated for cpu in cpu_list.cpus]
     environment = {
-        "CMK_CPUS_ASSIGNED": cpu_set_formats.format_list(cpus),
-        "CMK_CPUS_ASSIGNED_MASK": cpu_set_formats.format_mask(cpus),
-        TASK_VARIABLE: task.environment_mark,
+        "CMK_CPUS_ASSIGNED": cpu_set_formats.format_cpu_list(cpus),
+        "CMK_CPUS_ASSIGNED_MASK": cpu_set_formats.format_cpu_mask(cpus),
+        TASK_VARIABLE: task.task_variable_value,
     }
     for variable, name in (("CMK_CPUS_SHARED", SHARED), ("CMK_CPUS_INFRA", INFRA)):
         if name in allocations.pools:
-            environment[variable] = cpu_set_formats.format_list(
+            environment[variable] = cpu_set_formats.format_cpu_list(
                 cpu for cpu_list in allocations.pools[name].cpu_lists for cpu in cpu_list.cpus
             )
     return environment
@@ -226,5 +226,5 @@ def _too_few_lists_error(
     kind = "free" if pool.is_exclusive else "usable"
     seen = f"{available} of {len(cpu_lists)} CPU lists {kind}"
     seen += f", {held} held" if pool.is_exclusive and held else ""
-    seen += f", CPUs {cpu_set_formats.format_ranges(offline)} offline" if offline else ""
+    seen += f", CPUs {cpu_set_formats.format_cpu_ranges(offline)} offline" if offline else ""
     return Unavailable(CANNOT_CHOOSE_CPUS, [Problem(f"pool {pool.name}", seen, str(wanted))])

@@ -25,7 +25,7 @@ _REGION: Final = re.compile(
 _FLAGS: Final = frozenset({"nohz", "domain", "managed_irq"})
 
 
-def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> tuple[int, ...]:
+def parse_cpu_numbers(text: str, field: str = "CPU list", last: int | None = None) -> tuple[int, ...]:
     """The CPUs of a list, in its order. `last` is the number of the last CPU, for `all` and `N`.
 
     An empty list is valid. BadInput names `field` and every part that cannot be parsed.
@@ -35,7 +35,7 @@ def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> t
     listed = text.strip(WHITE_SPACE)
     for piece in listed.split(",") if listed else ():
         try:
-            cpus.update(dict.fromkeys(_parse_region(piece.strip(WHITE_SPACE), last)))
+            cpus.update(dict.fromkeys(_parse_cpu_range(piece.strip(WHITE_SPACE), last)))
         except ValueError as error:
             problems.append(Problem(field, shown(piece), str(error)))
     if problems:
@@ -43,7 +43,7 @@ def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> t
     return tuple(cpus)
 
 
-def _parse_region(piece: str, last: int | None) -> Iterable[int]:
+def _parse_cpu_range(piece: str, last: int | None) -> Iterable[int]:
     """The CPUs of one number or range; ValueError has the expected form."""
     if piece == "all" and last is not None:
         return range(last + 1)
@@ -73,7 +73,7 @@ def _parse_cpu_number(digits: str, last: int | None) -> int:
     return int(digits)
 
 
-def format_ranges(cpus: Iterable[int]) -> str:
+def format_cpu_ranges(cpus: Iterable[int]) -> str:
     """The kernel's shortest form, sorted: `0-2,8-10`. It is empty without CPUs."""
     ordered = sorted(set(cpus))
     begins = [cpu for at, cpu in enumerate(ordered) if at == 0 or ordered[at - 1] != cpu - 1]
@@ -83,12 +83,12 @@ def format_ranges(cpus: Iterable[int]) -> str:
     )
 
 
-def format_list(cpus: Iterable[int]) -> str:
+def format_cpu_list(cpus: Iterable[int]) -> str:
     """CMK's form, without ranges and in the given order: `2,6,3,7`."""
     return ",".join(map(str, cpus))
 
 
-def parse_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
+def parse_cpu_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
     """The CPUs of a mask: hexadecimal digits, in comma-separated groups of 32 bits or without groups.
 
     BadInput names `field` if it is no mask.
@@ -102,7 +102,7 @@ def parse_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
     return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
 
 
-def format_mask(cpus: Iterable[int]) -> str:
+def format_cpu_mask(cpus: Iterable[int]) -> str:
     """The form of `CMK_CPUS_ASSIGNED_MASK`: upper-case hexadecimal digits without groups, `0` without CPUs."""
     return f"{_cpu_bitmask(cpus):X}"
 
@@ -129,7 +129,7 @@ def parse_isolcpus(command_line: str, last: int | None = None) -> tuple[frozense
         while pieces and pieces[0] in _FLAGS:
             del pieces[0]
         try:
-            cpus |= frozenset(parse_list(",".join(pieces), "isolcpus", last))
+            cpus |= frozenset(parse_cpu_numbers(",".join(pieces), "isolcpus", last))
         except BadInput as error:
             problems += error.problems
     return cpus, tuple(problems)

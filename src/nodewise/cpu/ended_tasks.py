@@ -27,7 +27,8 @@ class NodeProcess(NamedTuple):
     mark: str = ""
     """The value of `allocator.TASK_VARIABLE` in its environment."""
     wrapper: int = 0
-    """The process id in its name (`allocator.wrapper_name`): it is that wrapper, or about to execute the command."""
+    """The process id in its name (`allocator.wrapper_process_name`): it is that wrapper, or about to execute
+    the command."""
     container: str | None = None
     """The id of its container, "" outside of containers; None if not read."""
 
@@ -79,7 +80,7 @@ def remove_ended_tasks(
         if not processes_of[task].family
     ]
     return CollectionResult(
-        allocations.mapped(living),
+        allocations.with_tasks(living),
         tuple(sorted(reclaimed, key=lambda item: (item.task.pid, item.pool, item.cpus))),
         {item.task: item.family for item in processes_of.values() if item.family},
     )
@@ -98,7 +99,7 @@ def _find_processes(task: Task, tree: "_ProcessTree", boot: str, known: KnownPro
     if task.boot != boot:
         return _TaskProcesses(task, frozenset())
     return _TaskProcesses(
-        task, tree.family({(task.pid, task.start), *known.get(task, ()), *tree.marked(task)})
+        task, tree.family({(task.pid, task.start), *known.get(task, ()), *tree.processes_claiming_task(task)})
     )
 
 
@@ -115,7 +116,7 @@ class _ProcessTree:
             self._by_mark.setdefault(process.mark, []).append((pid, process.start))
             self._by_wrapper.setdefault(process.wrapper, []).append((pid, process.start))
 
-    def marked(self, task: Task) -> Iterable[tuple[int, int]]:
+    def processes_claiming_task(self, task: Task) -> Iterable[tuple[int, int]]:
         """The processes that claim to belong to the task, and may: those with its mark, or with its wrapper's name.
 
         A process has the wrapper's name until it executes the command; only then it has the mark. Any process can make
@@ -124,10 +125,10 @@ class _ProcessTree:
         named = (
             (pid, start) for pid, start in self._by_wrapper.get(task.pid, ()) if start >= (task.start or 0)
         )
-        claims = (*self._by_mark.get(task.environment_mark, ()), *named)
-        return [(pid, start) for pid, start in claims if self._may_be_in(pid, task.container)]
+        claims = (*self._by_mark.get(task.task_variable_value, ()), *named)
+        return [(pid, start) for pid, start in claims if self._may_run_in_container(pid, task.container)]
 
-    def _may_be_in(self, pid: int, container: str) -> bool:
+    def _may_run_in_container(self, pid: int, container: str) -> bool:
         return not container or self.processes[pid].container in (None, container)
 
     def family(self, roots: Iterable[tuple[int, int]]) -> ProcessTree:

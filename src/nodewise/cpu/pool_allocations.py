@@ -4,7 +4,7 @@ Standard library only.
 
 The stored form is CMK's, so that CMK's programs can read it: the CPU lists of each pool and socket, and for each list
 the process ids of wrappers (`isolate` processes). A process id alone does not identify a process, so the identities of
-tasks are stored separately (`as_identities`).
+tasks are stored separately (`task_identities_by_cpu_list`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +33,7 @@ class Task(NamedTuple):
     container: str = ""
 
     @property
-    def environment_mark(self) -> str:
+    def task_variable_value(self) -> str:
         """The value of `allocator.TASK_VARIABLE` in the environment of the task's processes."""
         return f"{self.pid}-{self.start}"
 
@@ -77,7 +77,7 @@ class Allocations(NamedTuple):
         """The CPUs of all lists."""
         return frozenset(cpu for _, cpu_list in self.cpu_lists for cpu in cpu_list.cpus)
 
-    def mapped(self, tasks_of: Callable[[Pool, CpuListAllocation], Iterable[Task]]) -> "Allocations":
+    def with_tasks(self, tasks_of: Callable[[Pool, CpuListAllocation], Iterable[Task]]) -> "Allocations":
         """The same CPU lists, each with the tasks that `tasks_of` returns for it."""
         pools = {}
         for pool in self.pools.values():
@@ -93,7 +93,7 @@ class Allocations(NamedTuple):
 
 def parse_cpu_list(text: str, field: str = "CPU list", tasks: Iterable[Task] = ()) -> CpuListAllocation:
     """A CPU list, which may have ranges. BadInput if the text is no list, or names no CPU."""
-    cpus = cpu_set_formats.parse_list(text, field)
+    cpus = cpu_set_formats.parse_cpu_numbers(text, field)
     if not cpus:
         raise BadInput("cannot read a CPU list", [Problem(field, shown(text), "at least one CPU")])
     return CpuListAllocation(text, cpus, tuple(tasks))
@@ -110,7 +110,7 @@ def pool(
     return Pool(name, IS_EXCLUSIVE[name] if is_exclusive is None else is_exclusive, ordered)
 
 
-def from_lists(pools: Mapping[str, Mapping[int, Iterable[str]]]) -> Allocations:
+def allocations_without_tasks(pools: Mapping[str, Mapping[int, Iterable[str]]]) -> Allocations:
     """The allocations of a node without tasks, from the pools of a `pool_planning.PoolPlan`."""
     return Allocations(
         {
@@ -122,8 +122,10 @@ def from_lists(pools: Mapping[str, Mapping[int, Iterable[str]]]) -> Allocations:
     )
 
 
-def parse(config: object, identities: object = None, pools: Mapping[str, bool] = IS_EXCLUSIVE) -> Allocations:
-    """The allocations from the values of `as_config` and `as_identities`.
+def parse_allocations(
+    config: object, identities: object = None, pools: Mapping[str, bool] = IS_EXCLUSIVE
+) -> Allocations:
+    """The allocations from the values of `as_cmk_config` and `task_identities_by_cpu_list`.
 
     Accepted as well: sockets and process ids as numbers or texts, several ids in one text, single CPUs as numbers,
     lists with ranges, nothing in the place of an empty mapping or list. `pools` names the possible pools and whether
@@ -139,7 +141,7 @@ def parse(config: object, identities: object = None, pools: Mapping[str, bool] =
     known_tasks = reader.identities(identities)
     if reader.problems:
         raise BadInput("cannot read the state of the node's pools", reader.problems)
-    return Allocations(parsed).mapped(
+    return Allocations(parsed).with_tasks(
         lambda pool, cpu_list: _with_known_identities(
             cpu_list.tasks, known_tasks.get((pool.name, cpu_list.text), ())
         )
@@ -241,7 +243,7 @@ class _ConfigReader(NamedTuple):
         return Task(pid, start, **{name: str(text) for name, text in texts.items()})
 
 
-def as_config(allocations: Allocations) -> dict[str, dict[int, dict[str, list[str]]]]:
+def as_cmk_config(allocations: Allocations) -> dict[str, dict[int, dict[str, list[str]]]]:
     """CMK's form: pool, socket, CPU list, and the process ids on the list as texts."""
     return {
         pool.name: {
@@ -252,7 +254,7 @@ def as_config(allocations: Allocations) -> dict[str, dict[int, dict[str, list[st
     }
 
 
-def as_identities(allocations: Allocations) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def task_identities_by_cpu_list(allocations: Allocations) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """The identities of tasks by pool and CPU list, of those tasks whose start is known."""
     identities: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for pool, cpu_list in allocations.cpu_lists:
@@ -262,7 +264,7 @@ def as_identities(allocations: Allocations) -> dict[str, dict[str, list[dict[str
     return identities
 
 
-def as_description(allocations: Allocations) -> dict[str, Any]:
+def as_describe_output(allocations: Allocations) -> dict[str, Any]:
     """The output of `describe`: without sockets, process ids as texts."""
     return {
         "pools": {

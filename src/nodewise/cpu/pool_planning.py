@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import core_list_option, speed_select
-from nodewise.cpu.cpu_set_formats import format_list
+from nodewise.cpu.cpu_set_formats import format_cpu_list
 from nodewise.cpu.topology import Core, Topology
 from nodewise.errors import BadInput, Problem, shown
 
@@ -97,7 +97,7 @@ def plan(
     pools = [
         pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != core_list_option.OFF
     ]
-    return PoolPlan({pool: _lists(topology, pool, taken) for pool in pools}, tuple(warnings))
+    return PoolPlan({pool: _create_pool_cpu_lists(topology, pool, taken) for pool in pools}, tuple(warnings))
 
 
 def _check_counts(options: PoolOptions) -> None:
@@ -117,7 +117,7 @@ def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Pro
     for core in topology.cores:
         alone = topology.isolated.intersection(core.cpus)
         if alone and core not in isolated:
-            seen = f"only CPU {format_list(alone)} isolated"
+            seen = f"only CPU {format_cpu_list(alone)} isolated"
             warnings.append(Problem(f"core {core.core}", seen, f"all of {core.text}"))
     wanted = options.exclusive + options.shared
     if isolated and len(isolated) < wanted:
@@ -139,24 +139,28 @@ def _candidate_cores(
 ) -> _Candidates:
     """The candidates by SST-CP, by SST-BF, by the kernel's isolation, or all cores: the first that applies."""
     if preferences is not None and isolated:
-        return _candidates_by_power_class(_order_packed(topology.cores), options, isolated, preferences)
+        return _candidates_by_power_class(
+            _order_cores_socket_by_socket(topology.cores), options, isolated, preferences
+        )
     exclusive = _order_function(options.exclusive_mode, "exclusive mode", warnings)
     shared = _order_function(options.shared_mode, "shared mode", warnings)
     if not isolated:
-        return _Candidates(exclusive(topology.cores), shared(topology.cores), _order_packed(topology.cores))
+        return _Candidates(
+            exclusive(topology.cores), shared(topology.cores), _order_cores_socket_by_socket(topology.cores)
+        )
     others = [core for core in topology.cores if core not in isolated]
-    return _Candidates(exclusive(quick or isolated), shared(isolated), _order_packed(others))
+    return _Candidates(exclusive(quick or isolated), shared(isolated), _order_cores_socket_by_socket(others))
 
 
-def _order_packed(cores: Iterable[Core]) -> Sequence[Core]:
+def _order_cores_socket_by_socket(cores: Iterable[Core]) -> Sequence[Core]:
     """All cores of a socket before the next socket's."""
     return sorted(cores, key=lambda core: (core.socket, core.core))
 
 
-def _order_spread(cores: Iterable[Core]) -> Sequence[Core]:
+def _order_cores_across_sockets(cores: Iterable[Core]) -> Sequence[Core]:
     """One core of each socket in turn, until the socket has no more."""
     sockets: dict[int, list[Core]] = {}
-    for core in _order_packed(cores):
+    for core in _order_cores_socket_by_socket(cores):
         sockets.setdefault(core.socket, []).append(core)
     return [core for core in chain.from_iterable(zip_longest(*sockets.values())) if core is not None]
 
@@ -164,17 +168,17 @@ def _order_spread(cores: Iterable[Core]) -> Sequence[Core]:
 def _order_function(
     mode: str, field: str, warnings: list[Problem]
 ) -> Callable[[Iterable[Core]], Sequence[Core]]:
-    orders = {"packed": _order_packed, "spread": _order_spread}
+    orders = {"packed": _order_cores_socket_by_socket, "spread": _order_cores_across_sockets}
     if mode not in orders:
         warnings.append(Problem(field, shown(mode), "packed or spread: packed is taken"))
-    return orders.get(mode, _order_packed)
+    return orders.get(mode, _order_cores_socket_by_socket)
 
 
 def _candidates_by_power_class(
     cores: Sequence[Core], options: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
 ) -> _Candidates:
     """The candidates by SST-CP: the first class is exclusive, the second shared; of two classes the first is both."""
-    classes = speed_select.power_classes(cores, preferences)
+    classes = speed_select.group_cores_by_power_class(cores, preferences)
     wanted = _class_sizes(list(classes), options)
     problems = [
         Problem(f"cores of class {name}", str(len(classes[name])), f"{count}, as many as are asked for")
@@ -234,7 +238,9 @@ def _exclusive_non_isolated_cores(
     return cores
 
 
-def _lists(topology: Topology, pool: str, taken: Mapping[Core, str]) -> Mapping[int, tuple[str, ...]]:
+def _create_pool_cpu_lists(
+    topology: Topology, pool: str, taken: Mapping[Core, str]
+) -> Mapping[int, tuple[str, ...]]:
     """The CPU lists of each socket: one for each core of an exclusive pool, else one of all cores."""
     lists: dict[int, tuple[str, ...]] = {}
     for socket in topology.sockets:

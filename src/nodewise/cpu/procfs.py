@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.cpu import cpu_set_formats
-from nodewise.cpu.allocator import TASK_VARIABLE, parse_wrapper_name
+from nodewise.cpu.allocator import TASK_VARIABLE, process_id_of_wrapper_name
 from nodewise.cpu.cgroup_owners import parse_cgroup
 from nodewise.cpu.ended_tasks import NodeProcess
 from nodewise.cpu.kernel_file_reader import WHITE_SPACE, read_text
@@ -79,15 +79,15 @@ def parse_stat(text: str, field: str = "stat") -> ProcessStat:
 
 def read_own_process(proc: Path) -> ProcessStat:
     """The calling process as the host sees it. Unavailable if `proc` is not a mount of `/proc`."""
-    return parse_stat(_text(proc / "self/stat"), str(proc / "self/stat"))
+    return parse_stat(_read_proc_file(proc / "self/stat"), str(proc / "self/stat"))
 
 
 def read_boot_id(proc: Path) -> str:
     """The kernel's boot id. Unavailable if it cannot be read."""
-    return _text(proc / "sys/kernel/random/boot_id").strip(WHITE_SPACE)
+    return _read_proc_file(proc / "sys/kernel/random/boot_id").strip(WHITE_SPACE)
 
 
-def _text(path: Path) -> str:
+def _read_proc_file(path: Path) -> str:
     try:
         return read_text(path)
     except OSError as error:
@@ -135,7 +135,7 @@ def _read_process(proc: Path, pid: int, processes: dict[int, NodeProcess], unrea
         ) from error
     if mark is None:
         unreadable.add(pid)
-    process = NodeProcess(stat.start, stat.parent, mark or "", parse_wrapper_name(stat.name))
+    process = NodeProcess(stat.start, stat.parent, mark or "", process_id_of_wrapper_name(stat.name))
     processes[pid] = _with_container(process, folder)
     return not is_final
 
@@ -143,7 +143,7 @@ def _read_process(proc: Path, pid: int, processes: dict[int, NodeProcess], unrea
 def _read_task_mark(folder: Path, stat: ProcessStat) -> tuple[str | None, bool]:
     """The task's mark in a process's environment, None if it cannot be read; and whether that is final."""
     try:
-        mark, is_empty = _scan_environment(folder / "environ")
+        mark, is_empty = _find_task_mark_in_environment(folder / "environ")
         # during execve a process has neither an environment nor arguments; a moment later it has both
         if is_empty and stat.has_memory and not _first_byte(folder / "cmdline"):
             return None, False
@@ -162,7 +162,7 @@ def _read_task_mark_of_threads(folder: Path) -> tuple[str | None, bool]:
     """The same if the first thread ended before the others: their files still hold the environment."""
     for path in sorted((folder / "task").iterdir()):
         try:
-            return _scan_environment(path / "environ")[0], True
+            return _find_task_mark_in_environment(path / "environ")[0], True
         except (FileNotFoundError, ProcessLookupError):
             continue
         except OSError as error:
@@ -177,7 +177,7 @@ def _first_byte(path: Path) -> bytes:
         return file.read(1) or b""
 
 
-def _scan_environment(path: Path) -> tuple[str, bool]:
+def _find_task_mark_in_environment(path: Path) -> tuple[str, bool]:
     """The task's mark in an environment, and whether the environment is empty.
 
     A process can change the place and the length of its environment (prctl), so no more is read than execve allows.
@@ -230,7 +230,7 @@ def read_allowed_cpus(proc: Path, pid: int) -> frozenset[int] | None:
         raise BadInput(
             "cannot tell where a process may run", [Problem(field, "no Cpus_allowed_list", "such a line")]
         )
-    return frozenset(cpu_set_formats.parse_list(match[1], field))
+    return frozenset(cpu_set_formats.parse_cpu_numbers(match[1], field))
 
 
 def unreadable_processes_of(task: Task, table: ProcessTable, proc: Path) -> tuple[int, ...]:
@@ -240,11 +240,11 @@ def unreadable_processes_of(task: Task, table: ProcessTable, proc: Path) -> tupl
         for pid in sorted(table.unreadable)
         if task.start is not None
         and table.processes[pid].start >= task.start
-        and _may_be_inside(task, proc / f"{pid}/cgroup")
+        and _may_run_in_task_pod(task, proc / f"{pid}/cgroup")
     )
 
 
-def _may_be_inside(task: Task, cgroup: Path) -> bool:
+def _may_run_in_task_pod(task: Task, cgroup: Path) -> bool:
     """Whether a process may run in the task's pod. A task without a known pod may be in any of them."""
     try:
         owner = parse_cgroup(read_text(cgroup))

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nodewise.cpu import cpu_set_formats
-from nodewise.cpu.pool_allocations import Allocations, CpuListAllocation, Pool, Task, from_lists
+from nodewise.cpu.pool_allocations import (
+    Allocations,
+    CpuListAllocation,
+    Pool,
+    Task,
+    allocations_without_tasks,
+)
 from nodewise.cpu.pool_planning import IS_EXCLUSIVE
 from nodewise.errors import BadInput, Problem, Refused
 
@@ -39,21 +45,21 @@ def plan(allocations: Allocations, lists: Mapping[str, Mapping[int, Iterable[str
     BadInput if a pool will have fewer lists than are held, or is unknown; Refused if tasks of exclusive pools would
     have to swap lists without a free list in between.
     """
-    target = from_lists(lists)
+    target = allocations_without_tasks(lists)
     _check_target_pools(allocations, target)
     held: dict[tuple[str, str], list[Task]] = {}
     for name in sorted(allocations.pools):
         if any(cpu_list.tasks for cpu_list in allocations.pools[name].cpu_lists):
             assigned = _assign_tasks(allocations.pools[name], target.pools[name])
             held.update({(name, text): tasks for text, tasks in assigned.items()})
-    after = target.mapped(lambda pool, cpu_list: held.get((pool.name, cpu_list.text), ()))
+    after = target.with_tasks(lambda pool, cpu_list: held.get((pool.name, cpu_list.text), ()))
     exclusive = {
         task for pool, cpu_list in allocations.cpu_lists if pool.is_exclusive for task in cpu_list.tasks
     }
     return Reconfiguration(after, tuple(_MovePlanner(allocations, after, exclusive).moves()))
 
 
-def affinity_after(cpus: Cpus, before: Cpus, after: Cpus) -> Cpus:
+def thread_affinity_after_move(cpus: Cpus, before: Cpus, after: Cpus) -> Cpus:
     """The affinity of a thread, `cpus` within `before`, when its task moves to `after`.
 
     A thread with an affinity of its own gets the CPUs at the same positions, so that threads that shared no CPU share
@@ -147,7 +153,11 @@ class _MovePlanner:
         order = sorted(self._current, key=lambda task: (task.pid, task.start or 0))
         while waiting := [task for task in order if self._current[task] != self._target[task]]:
             movable = next((task for task in waiting if self._is_free_for(task, self._target[task])), None)
-            yield self._move(movable, self._target[movable]) if movable else self._move_aside(waiting)
+            yield (
+                self._move(movable, self._target[movable])
+                if movable
+                else self._move_task_to_unneeded_cpus(waiting)
+            )
 
     def _move(self, task: Task, cpus: Cpus) -> Move:
         move = Move(task, self._current[task], cpus)
@@ -159,7 +169,7 @@ class _MovePlanner:
         others = (other for other in self._current if other != task and {task, other} & self._exclusive)
         return all(cpus.isdisjoint(self._current[other]) for other in others)
 
-    def _move_aside(self, waiting: Sequence[Task]) -> Move:
+    def _move_task_to_unneeded_cpus(self, waiting: Sequence[Task]) -> Move:
         """A move to CPUs that no task needs; preferably of a task that may share CPUs, as it has more choice."""
         wanted = frozenset(cpu for task in waiting if task in self._exclusive for cpu in self._target[task])
         for task in sorted(waiting, key=lambda task: task in self._exclusive):
@@ -170,7 +180,7 @@ class _MovePlanner:
         problems = [
             Problem(
                 f"task {task.pid}",
-                f"CPUs {cpu_set_formats.format_ranges(self._current[task])}",
+                f"CPUs {cpu_set_formats.format_cpu_ranges(self._current[task])}",
                 "others that are free",
             )
             for task in waiting

@@ -17,7 +17,7 @@ _FREQUENCY: Final = re.compile(rf"{CPUS}/cpu(\d+)/cpufreq/base_frequency", re.AS
 _PREFERENCE: Final = re.compile(rf"{CPUS}/cpu(\d+)/cpufreq/energy_performance_preference", re.ASCII)
 
 
-def fast_cpus(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
+def cpus_above_base_frequency(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
     """The CPUs whose base frequency is above the processor's (`sysfs.read_base_mhz`).
 
     If the register cannot be read, the lowest frequency of all CPUs is used instead. Without frequencies the result is
@@ -25,7 +25,7 @@ def fast_cpus(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
     """
     khz = {
         cpu: int(text)
-        for cpu, text in _texts_by_cpu(texts, _FREQUENCY)
+        for cpu, text in _file_text_by_cpu(texts, _FREQUENCY)
         if re.fullmatch(r"\d{1,12}", text, re.ASCII)
     }
     base_khz = base_mhz * 1000 if base_mhz is not None else min(khz.values(), default=0)
@@ -34,15 +34,17 @@ def fast_cpus(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
 
 def preferences(texts: Mapping[str, str]) -> Mapping[int, str]:
     """The energy performance preference of each CPU that has one."""
-    return dict(_texts_by_cpu(texts, _PREFERENCE))
+    return dict(_file_text_by_cpu(texts, _PREFERENCE))
 
 
-def _texts_by_cpu(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[int, str]]:
+def _file_text_by_cpu(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[int, str]]:
     matches = ((path.fullmatch(name), text) for name, text in texts.items())
     return ((int(match[1]), text.strip(WHITE_SPACE).partition("\n")[0]) for match, text in matches if match)
 
 
-def power_classes(cores: Iterable[Core], preferences: Mapping[int, str]) -> Mapping[str, tuple[Core, ...]]:
+def group_cores_by_power_class(
+    cores: Iterable[Core], preferences: Mapping[int, str]
+) -> Mapping[str, tuple[Core, ...]]:
     """The classes that occur, the most important first, with their cores in the given order.
 
     A core whose CPUs differ, or have a preference that is not in `CLASSES`, is in no class.

@@ -40,13 +40,13 @@ def read(root: Path) -> Mapping[str, str]:
     texts = {str(path.relative_to(root)): "" for path in root.glob(f"{CPUS}/cpu[0-9]*")}
     for pattern in _FILES:
         for path in root.glob(pattern):
-            text = _text(path)
+            text = _read_sysfs_file(path)
             if text is not None:
                 texts[str(path.relative_to(root))] = text
     return texts
 
 
-def _text(path: Path) -> str | None:
+def _read_sysfs_file(path: Path) -> str | None:
     """None if the file cannot be read: the kernel returns an error for a value that it does not know.
 
     In a copy made by tar, a file is padded with zeros to the size that the kernel reports, which is a page.

@@ -57,7 +57,7 @@ class Core(NamedTuple):
 
     @property
     def text(self) -> str:
-        return cpu_set_formats.format_list(self.cpus)
+        return cpu_set_formats.format_cpu_list(self.cpus)
 
 
 class Topology(NamedTuple):
@@ -125,7 +125,11 @@ class _MachineFiles:
 
 def _parse_cpus(path: str, text: str) -> Iterable[int]:
     is_mask = not path.endswith(("list", "present", "online", "isolated", "/cpus"))
-    return cpu_set_formats.parse_mask(text, path) if is_mask else cpu_set_formats.parse_list(text, path)
+    return (
+        cpu_set_formats.parse_cpu_mask(text, path)
+        if is_mask
+        else cpu_set_formats.parse_cpu_numbers(text, path)
+    )
 
 
 def parse(texts: Mapping[str, str]) -> Topology:
@@ -138,7 +142,7 @@ def parse(texts: Mapping[str, str]) -> Topology:
     present = files.cpus(f"{CPUS}/present") or folders
     online = _online_cpus(files, present)
     places = {cpu: _read_cpu_place(files, cpu) for cpu in sorted(online)}
-    nodes = _numa_nodes(files)
+    nodes = _numa_node_by_cpu(files)
     kinds = _core_kinds(files, online)
     isolated, unread = _isolated(files, max(present, default=None))
     if not online:
@@ -147,9 +151,9 @@ def parse(texts: Mapping[str, str]) -> Topology:
         )
     if files.problems:
         raise BadInput("cannot read the machine's topology", files.problems)
-    cores, core_of = _cores(places)
+    cores, core_of = _group_cpus_into_cores(places)
     cpus = tuple(
-        _cpu(cpu, places[cpu], cores[core_of[cpu]]) if cpu in online else Cpu(cpu, online=False)
+        _create_cpu(cpu, places[cpu], cores[core_of[cpu]]) if cpu in online else Cpu(cpu, online=False)
         for cpu in sorted(present | online)
     )
     whole = tuple(
@@ -189,7 +193,7 @@ def _read_cpu_place(files: _MachineFiles, cpu: int) -> _CpuLocation:
     )
 
 
-def _cores(places: Mapping[int, _CpuLocation]) -> tuple[list[Core], Mapping[int, int]]:
+def _group_cpus_into_cores(places: Mapping[int, _CpuLocation]) -> tuple[list[Core], Mapping[int, int]]:
     """The cores, and the core of each CPU. Every CPU is in one core, even if the kernel's sets contradict."""
     cores: list[Core] = []
     core_of: dict[int, int] = {}
@@ -204,7 +208,7 @@ def _cores(places: Mapping[int, _CpuLocation]) -> tuple[list[Core], Mapping[int,
     return cores, core_of
 
 
-def _cpu(cpu: int, place: _CpuLocation, core: Core) -> Cpu:
+def _create_cpu(cpu: int, place: _CpuLocation, core: Core) -> Cpu:
     return Cpu(
         cpu=cpu,
         core=core.core,
@@ -216,7 +220,7 @@ def _cpu(cpu: int, place: _CpuLocation, core: Core) -> Cpu:
     )
 
 
-def _numa_nodes(files: _MachineFiles) -> Mapping[int, int]:
+def _numa_node_by_cpu(files: _MachineFiles) -> Mapping[int, int]:
     """The NUMA node of each CPU."""
     nodes: dict[int, int] = {}
     for folder, node in {match.groups() for path in files.texts if (match := _NODE.fullmatch(path))}:

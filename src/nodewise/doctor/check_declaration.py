@@ -33,23 +33,23 @@ class Check(NamedTuple):
         """Findings, and what could not be checked."""
         needed = {name: getattr(facts, name) for name in self.needs}
         for value in needed.values():
-            yield from (NotChecked(id_, part) for part in _unavailable_parts(value) for id_ in self.ids)
+            yield from (NotChecked(id_, part) for part in _unavailable_facts(value) for id_ in self.ids)
         if any(isinstance(value, UnavailableFact) for value in needed.values()):
             return
         used = {name: getattr(facts, name) for name in self.uses}
         yield from self.function(
-            **{name: _without_unavailable_parts(value) for name, value in needed.items()},
+            **{name: _remove_unavailable_facts(value) for name, value in needed.items()},
             **{name: value for name, value in used.items() if not isinstance(value, UnavailableFact)},
         )
 
 
-def _unavailable_parts(value: Any) -> list[UnavailableFact]:
+def _unavailable_facts(value: Any) -> list[UnavailableFact]:
     if isinstance(value, UnavailableFact):
         return [value]
     return [part for part in value if isinstance(part, UnavailableFact)] if isinstance(value, tuple) else []
 
 
-def _without_unavailable_parts(value: Any) -> Any:
+def _remove_unavailable_facts(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     return tuple(part for part in value if not isinstance(part, UnavailableFact))

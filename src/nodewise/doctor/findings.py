@@ -80,7 +80,7 @@ class Report(NamedTuple):
     """What was examined, in words."""
 
     @property
-    def is_sound(self) -> bool:
+    def has_no_errors_or_warnings(self) -> bool:
         """Whether there is no error and no warning. A fact that could not be read is a warning."""
         return all(finding.severity == "note" for finding in self.findings)
 

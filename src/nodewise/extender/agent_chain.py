@@ -142,8 +142,8 @@ class AgentChain:
 
     def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Score the named nodes. A node that is named twice counts once."""
-        candidates = _without_duplicates(snapshot.nodes.named(names))
-        scores, failures = self._scores(lambda function: function.call(pod, candidates, snapshot))
+        candidates = _remove_duplicate_names(snapshot.nodes.named(names))
+        scores, failures = self._compute_scores(lambda function: function.call(pod, candidates, snapshot))
         self._count_request(pod)
         decision = _make_decision("prioritize", pod, candidates, snapshot, now, scores=scores)
         return replace(decision, description="; ".join(failures)) if failures else decision
@@ -166,7 +166,7 @@ class AgentChain:
                 verdicts.append((name, verdict))
         return tuple(verdicts)
 
-    def _scores(
+    def _compute_scores(
         self, call: Callable[[Scorer], Scores | None]
     ) -> tuple[tuple[tuple[str, Scores], ...], list[str]]:
         """The scores, and the failures as text."""
@@ -204,7 +204,7 @@ def assign_weights(agents: Sequence[AnyPlugin], options: score_weights.ChainOpti
     )
 
 
-def _without_duplicates(names: Names) -> Names:
+def _remove_duplicate_names(names: Names) -> Names:
     """The names without duplicates. kube-scheduler sends none, so only the check must be fast."""
     if len(names) and np.bincount(names.numbers).max() > 1:
         return names.index.named(list(dict.fromkeys(names)))

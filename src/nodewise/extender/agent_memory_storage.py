@@ -163,7 +163,7 @@ class AgentMemory:
         """
         try:
             if not self._is_restored:
-                await self._restore_all()
+                await self._restore_all_memories()
             else:
                 await self._store_new_memories()
         except NodewiseError as error:
@@ -180,13 +180,13 @@ class AgentMemory:
                 async with asyncio.timeout(5.0):
                     await self.step()
 
-    async def _restore_all(self) -> None:
+    async def _restore_all_memories(self) -> None:
         kept = await self._store.read()
         for agent, text in kept.texts.items():
-            self._restore(agent, text)
+            self._restore_memory(agent, text)
         self._is_restored = True
 
-    def _restore(self, agent: str, text: bytes) -> None:
+    def _restore_memory(self, agent: str, text: bytes) -> None:
         """Pass a memory to its agent. The agent later overwrites a memory that it cannot read."""
         self._known[agent] = text
         state = self._states.get(agent)
@@ -210,7 +210,7 @@ class AgentMemory:
                 text = kept.texts.get(agent)
                 is_foreign = text != self._known.get(agent)
                 if text is not None and is_foreign and state.memory_scope == "replica" and agent not in news:
-                    self._restore(agent, text)
+                    self._restore_memory(agent, text)
             if not news:
                 return
             try:
@@ -218,7 +218,7 @@ class AgentMemory:
             except Conflict:
                 continue  # another replica wrote first
             for agent, text in news.items():
-                self._restore(agent, text)
+                self._restore_memory(agent, text)
             return
 
     def _memories_to_store(self, kept: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -37,11 +37,11 @@ class AgentStates:
         self._from_nothing = set(builders)
         """Agents whose next state is not built from changes."""
 
-    def due(self, cluster_state: ClusterState) -> list[str]:
+    def agents_to_rebuild(self, cluster_state: ClusterState) -> list[str]:
         """The agents whose state is built again: an input changed, or the state is a period old."""
-        return [name for name in self._builders if self._is_due(name, cluster_state)]
+        return [name for name in self._builders if self._must_rebuild_state(name, cluster_state)]
 
-    def _is_due(self, name: str, cluster_state: ClusterState) -> bool:
+    def _must_rebuild_state(self, name: str, cluster_state: ClusterState) -> bool:
         inputs, built = self._builders[name].inputs, self._built.get(name)
         if built is None or not 0 <= cluster_state.now - built.at < self._period_s:
             return True
@@ -49,7 +49,7 @@ class AgentStates:
             return True
         if inputs.metrics and built.metrics is not cluster_state.metrics:
             return True
-        return cluster_state.changes is None or not object_kinds(inputs).isdisjoint(
+        return cluster_state.changes is None or not input_object_kinds(inputs).isdisjoint(
             kind for kind, changes in cluster_state.changes.items() if changes
         )
 
@@ -86,12 +86,14 @@ class AgentStates:
         }
 
 
-def object_kinds(inputs: Inputs) -> frozenset[str]:
+def input_object_kinds(inputs: Inputs) -> frozenset[str]:
     """The kinds of objects that a builder reads, as keys of `ClusterState.changes`."""
     return inputs.objects | {NODES} if inputs.node_objects else inputs.objects
 
 
-def build_all(builders: Mapping[str, StateBuilder[Any]], cluster_state: ClusterState) -> dict[str, Any]:
+def build_all_agent_states(
+    builders: Mapping[str, StateBuilder[Any]], cluster_state: ClusterState
+) -> dict[str, Any]:
     """All agent states of one cluster state. An agent whose builder fails has none."""
     agent_states: dict[str, Any] = {}
     for name, builder in builders.items():

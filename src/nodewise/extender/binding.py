@@ -159,7 +159,7 @@ class Bindings:
         try:
             bind = _Bind(args, self._context, self._writer(args.node), self._decode_pod, until_s)
         except BadInput as error:  # names that cannot be part of a path
-            return BindOutcome("failed", _error_text(error))
+            return BindOutcome("failed", _api_server_error_text(error))
         try:
             return await bind.run(self._pods.get(args.pod_namespace, args.pod_name), self._eligibility)
         except _BindFailed as failure:
@@ -225,8 +225,10 @@ class _Bind:
             except TimeoutError:
                 break
             except NodewiseError as failure:
-                raise _BindFailed(_error_text(failure)) from failure
-        raise _BindFailed(_error_text(error) if error else "there was no time left to bind the pod")
+                raise _BindFailed(_api_server_error_text(failure)) from failure
+        raise _BindFailed(
+            _api_server_error_text(error) if error else "there was no time left to bind the pod"
+        )
 
     def _refusal_of_pod(self, pod: Any, eligibility: Eligibility | None) -> BindOutcome | None:
         """The refusal of a pod that nodewise does not bind; None for others, and for another pod of the name."""
@@ -250,7 +252,7 @@ class _Bind:
         except Conflict as error:
             if self._refused_version == version:
                 raise _BindFailed(
-                    _error_text(error)
+                    _api_server_error_text(error)
                 ) from error  # the version is not the cause of the conflict
             self._refused_version = version
             raise
@@ -348,6 +350,6 @@ class _Bind:
         return True
 
 
-def _error_text(error: NodewiseError) -> str:
+def _api_server_error_text(error: NodewiseError) -> str:
     """The API server's own texts, which the older system passed on."""
     return "; ".join(map(str, error.problems)) or str(error)

@@ -15,7 +15,7 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import logs
 
 
-def check_objects(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
+def reject_agents_that_need_cluster(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
     """Raise `BadSettings` for agents that need a cluster, with the objects that they read."""
     problems = []
     for kind in kinds:
@@ -26,7 +26,7 @@ def check_objects(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> Non
         raise BadSettings("settings", problems)
 
 
-def check_metrics(states: Mapping[str, StateBuilder[Any]]) -> None:
+def reject_agents_that_need_metrics(states: Mapping[str, StateBuilder[Any]]) -> None:
     """Raise `BadSettings` for agents that need metrics, because requests carry none."""
     problems = []
     for name, state in states.items():
@@ -69,19 +69,19 @@ class ClusterlessSnapshots:
             self._warned = True
             logs.emit("nodes_unknown")
         if nodes:
-            self._keep_nodes(nodes)
+            self._keep_parsed_nodes(nodes)
         elif received is not None:
             nodes = dict(self._earlier_nodes)
         cluster_state = ClusterState(NodeIndex(name for _, name in nodes), {}, MetricsSnapshot(), now, nodes)
         self._number += 1
         return Snapshot(
             cluster_state.nodes,
-            agent_state_rebuilds.build_all(self._states, cluster_state),
+            agent_state_rebuilds.build_all_agent_states(self._states, cluster_state),
             now,
             self._number,
         )
 
-    def _keep_nodes(self, nodes: Mapping[ObjectKey, Any]) -> None:
+    def _keep_parsed_nodes(self, nodes: Mapping[ObjectKey, Any]) -> None:
         for key, node in nodes.items():
             self._earlier_nodes.pop(key, None)
             self._earlier_nodes[key] = node

@@ -57,7 +57,7 @@ def rejects(rule: Evidence) -> Mask:
     return rejected
 
 
-def join_rules(verdict: Verdict) -> Mask:
+def candidates_rejected_by_rules(verdict: Verdict) -> Mask:
     """The candidates that the evidence rejects, with the rules joined as the verdict says."""
     masks = [rejects(rule) for rule in verdict.evidence]
     if not masks:
@@ -69,16 +69,18 @@ def join_rules(verdict: Verdict) -> Mask:
 
 def follows_from_evidence(verdict: Verdict) -> bool:
     """Whether the verdict follows from its evidence. If not, counterfactuals cannot be computed."""
-    return verdict.joined is not None and bool(np.array_equal(join_rules(verdict), verdict.codes != 0))
+    return verdict.joined is not None and bool(
+        np.array_equal(candidates_rejected_by_rules(verdict), verdict.codes != 0)
+    )
 
 
-def feasible_with(decision: Decision, agent: str, number: int, rule: Evidence) -> Mask:
+def feasible_with_changed_rule(decision: Decision, agent: str, number: int, rule: Evidence) -> Mask:
     """The candidates that pass with another rule in place of one rule of an agent, all else equal."""
     kept = np.ones(len(decision.names), bool)
     for name, verdict in decision.verdicts:
         if name == agent:
             changed = (*verdict.evidence[:number], rule, *verdict.evidence[number + 1 :])
-            kept &= ~join_rules(replace(verdict, evidence=changed))
+            kept &= ~candidates_rejected_by_rules(replace(verdict, evidence=changed))
         else:
             kept &= verdict.codes == 0
     return kept
@@ -90,19 +92,19 @@ def changes(decision: Decision) -> Iterator[RuleChange]:
         if not follows_from_evidence(verdict):
             continue
         for number, rule in enumerate(verdict.evidence):
-            change = _change(decision, agent, verdict, number)
+            change = _target_change_of_rule(decision, agent, verdict, number)
             if rule.target is not None and (change.alone or change.unmeasured):
                 yield change
 
 
-def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> RuleChange:
+def _target_change_of_rule(decision: Decision, agent: str, verdict: Verdict, number: int) -> RuleChange:
     rule = verdict.evidence[number]
     out = ~decision.feasible()
 
     def newly_feasible(changed: Evidence) -> Mask:
-        return out & feasible_with(decision, agent, number, changed)
+        return out & feasible_with_changed_rule(decision, agent, number, changed)
 
-    alone = newly_feasible(without_effect(rule))
+    alone = newly_feasible(rule_without_effect(rule))
     values = rule.values[alone].tolist()
     target_by_gain: dict[int, int] = {}
     for target in propose_targets(rule, values):
@@ -122,8 +124,8 @@ def stuck(decision: Decision) -> Mask:
             rejected &= verdict.codes == 0
             continue
         for number, rule in enumerate(verdict.evidence):
-            harmless = replace(without_effect(rule), rejects_missing=False)
-            rejected &= ~feasible_with(decision, agent, number, harmless)
+            harmless = replace(rule_without_effect(rule), rejects_missing=False)
+            rejected &= ~feasible_with_changed_rule(decision, agent, number, harmless)
     return rejected
 
 
@@ -134,18 +136,20 @@ def distance_from_passing(decision: Decision) -> NDArray[np.float64]:
     """
     far = np.zeros(len(decision.names))
     for _, verdict in decision.verdicts:
-        far += np.where(verdict.codes != 0, _distance(verdict), 0.0)
+        far += np.where(verdict.codes != 0, _verdict_distance_from_passing(verdict), 0.0)
     return far
 
 
-def _distance(verdict: Verdict) -> NDArray[np.float64]:
+def _verdict_distance_from_passing(verdict: Verdict) -> NDArray[np.float64]:
     """Each rule counts from 1 (a value at its target) to 2, and so do details; 2 without rules and details."""
     if verdict.details is not None:
         nearly: NDArray[np.float64] = 1.0 + verdict.details.distances()
         return nearly
     if not verdict.evidence or not follows_from_evidence(verdict):
         return np.full(len(verdict.codes), 2.0)
-    each = [np.where(rejects(rule), 1.0 + _excess(rule), 0.0) for rule in verdict.evidence]
+    each = [
+        np.where(rejects(rule), 1.0 + _relative_excess_over_target(rule), 0.0) for rule in verdict.evidence
+    ]
     if verdict.joined == "all":
         nearest: NDArray[np.float64] = np.minimum.reduce(each)
         return nearest
@@ -153,7 +157,7 @@ def _distance(verdict: Verdict) -> NDArray[np.float64]:
     return total
 
 
-def _excess(rule: Evidence) -> NDArray[np.float64]:
+def _relative_excess_over_target(rule: Evidence) -> NDArray[np.float64]:
     """The distance of each value from the target relative to the target, mapped to 0..1; 1 without a value."""
     target = float(rule.target or 0)
     share = np.abs(rule.values.astype(np.float64) - target) / (abs(target) or 1e9)
@@ -161,7 +165,7 @@ def _excess(rule: Evidence) -> NDArray[np.float64]:
     return pressed
 
 
-def without_effect(rule: Evidence) -> Evidence:
+def rule_without_effect(rule: Evidence) -> Evidence:
     """The rule with a target that no value violates."""
     fresh = rule.values[rule.states == ValueState.FRESH]
     if not len(fresh) or rule.target is None:

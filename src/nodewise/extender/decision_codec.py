@@ -123,13 +123,13 @@ def encode(decision: Decision) -> Generator[None, None, bytes]:
             StaticReason(reason.text(), reason.is_failure, reason.remedy()) for reason in verdict.reasons
         ]
         rules = yield from _encode_rule_evidence(verdict.evidence)
-        details = yield from _details(verdict.details, len(verdict.codes), rejects=True)
+        details = yield from _encode_details(verdict.details, len(verdict.codes), rejects=True)
         codes = _encode_to_raw_json(verdict.codes.tolist())
         verdicts.append(_Verdict(agent, verdict.joined, codes, reasons, rules, details))
     scores = []
     for agent, agent_scores in decision.scores:
         rules = yield from _encode_rule_evidence(agent_scores.evidence)
-        details = yield from _details(agent_scores.details, len(agent_scores.points), rejects=False)
+        details = yield from _encode_details(agent_scores.details, len(agent_scores.points), rejects=False)
         points = _encode_to_raw_json(agent_scores.points.tolist())
         scores.append(_Scores(agent, points, rules, details, agent_scores.label, agent_scores.weight))
     pod = decision.pod
@@ -149,7 +149,9 @@ def encode(decision: Decision) -> Generator[None, None, bytes]:
     )
 
 
-def _details(details: Details | None, size: int, *, rejects: bool) -> Generator[None, None, _Details | None]:
+def _encode_details(
+    details: Details | None, size: int, *, rejects: bool
+) -> Generator[None, None, _Details | None]:
     """The details of a verdict (`rejects`) or of scores, whose distances are all 0. Yields between parts."""
     if details is None:
         return None
@@ -188,11 +190,12 @@ def decode(raw: bytes | msgspec.Raw) -> Decision:
     document = msgspec.json.decode(raw, type=_Decision)
     names = Names.of(_decode_list(document.nodes, str))
     verdicts = tuple(
-        (verdict_document.agent, _verdict(verdict_document, len(names)))
+        (verdict_document.agent, _decode_verdict(verdict_document, len(names)))
         for verdict_document in document.verdicts
     )
     scores = tuple(
-        (scores_document.agent, _scores(scores_document, len(names))) for scores_document in document.scores
+        (scores_document.agent, _decode_scores(scores_document, len(names)))
+        for scores_document in document.scores
     )
     ref = PodRef(document.namespace, document.pod, document.uid)
     return Decision(
@@ -200,20 +203,20 @@ def decode(raw: bytes | msgspec.Raw) -> Decision:
     )
 
 
-def _verdict(verdict: _Verdict, size: int) -> Verdict:
+def _decode_verdict(verdict: _Verdict, size: int) -> Verdict:
     codes = np.array(_decode_sized_list(verdict.codes, int, size), np.int16)
     if len(codes) and not 0 <= codes.min() <= codes.max() <= len(verdict.reasons):
         raise ValueError("a code without a reason")
     return Verdict(
         codes,
         tuple(verdict.reasons),
-        _evidence(verdict.rules, size),
+        _decode_evidence(verdict.rules, size),
         verdict.joined,
-        _static_details(verdict.details, size),
+        _decode_details(verdict.details, size),
     )
 
 
-def _static_details(details: _Details | None, size: int) -> StaticDetails | None:
+def _decode_details(details: _Details | None, size: int) -> StaticDetails | None:
     if details is None:
         return None
     texts = _decode_sized_list(details.texts, str, size)
@@ -222,15 +225,15 @@ def _static_details(details: _Details | None, size: int) -> StaticDetails | None
     return StaticDetails(texts, far, _check_size(numbers, size) if numbers else ())
 
 
-def _scores(scores: _Scores, size: int) -> Scores:
+def _decode_scores(scores: _Scores, size: int) -> Scores:
     points = np.array(_decode_sized_list(scores.points, int, size), np.int64)
     if not 0 <= scores.weight < float("inf"):
         raise ValueError(f"a weight of {scores.weight}")
-    evidence, details = _evidence(scores.rules, size), _static_details(scores.details, size)
+    evidence, details = _decode_evidence(scores.rules, size), _decode_details(scores.details, size)
     return Scores(points, evidence, details, scores.label, scores.weight)
 
 
-def _evidence(rules: Sequence[EncodedRule], size: int) -> tuple[Evidence, ...]:
+def _decode_evidence(rules: Sequence[EncodedRule], size: int) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
             rule.metric,

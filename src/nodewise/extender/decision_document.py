@@ -44,12 +44,14 @@ def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dic
             if has_details(filtered) or has_details(scored)
             else {}
         ),
-        **_optional_member("numbers", _merge_numbers(numbers_by_agent(filtered), numbers_by_agent(scored))),
-        **_optional_member("parts", score_parts(scored)),
+        **_json_member_unless_empty(
+            "numbers", _merge_numbers(numbers_by_agent(filtered), numbers_by_agent(scored))
+        ),
+        **_json_member_unless_empty("parts", score_parts(scored)),
     }
 
 
-def _optional_member(key: str, value: dict[str, Any]) -> dict[str, Any]:
+def _json_member_unless_empty(key: str, value: dict[str, Any]) -> dict[str, Any]:
     return {key: value} if value else {}
 
 
@@ -88,7 +90,7 @@ def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
     if decision.verb == "prioritize":
         document["scores"] = dict(zip(decision.names.tolist(), decision.points().tolist(), strict=True))
         yield
-        document |= _optional_member("parts", score_parts(decision))
+        document |= _json_member_unless_empty("parts", score_parts(decision))
     else:
         document["feasible"] = decision.names[decision.feasible()].tolist()
         out = np.flatnonzero(~decision.feasible())
@@ -250,12 +252,12 @@ def measured_values(decision: Decision, positions: Positions | None = None) -> l
 def _measured_value(node: str, measured: Evidence, position: int) -> dict[str, Any]:
     state = ValueState(int(measured.states[position]))
     age_s = float(measured.ages_s[position])
-    value = quantity.to_decimal(int(measured.values[position])) if state in _HAS_VALUE else None
+    value = quantity.nano_to_decimal(int(measured.values[position])) if state in _HAS_VALUE else None
     return {
         "node": node,
         "metric": measured.metric,
         "value": value,
-        "target": None if measured.target is None else quantity.to_decimal(measured.target),
+        "target": None if measured.target is None else quantity.nano_to_decimal(measured.target),
         "operator": measured.operator,
         "state": state.name.lower(),
         "age_s": None if np.isnan(age_s) or value is None else round(age_s, 3),

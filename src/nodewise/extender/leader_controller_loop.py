@@ -87,7 +87,7 @@ class _Steps:
         now_s = self._clock.monotonic()
         if self._task is not None:
             if not self._task.done():
-                self._report_slow(now_s - self._began_s, period_s)
+                self._report_slow_step(now_s - self._began_s, period_s)
                 return
             if self._task.cancelled() or not self._task.result():
                 self._done, self._not_before_s = -1, now_s + period_s  # an immediate retry would fail again
@@ -96,7 +96,7 @@ class _Steps:
             self._done, self._not_before_s = -1, now_s
         if snapshot.generation not in {0, self._done} and now_s >= self._not_before_s:
             self._done, self._began_s, self._is_slow = snapshot.generation, now_s, False
-            self._task = asyncio.create_task(self._step_and_log(snapshot))
+            self._task = asyncio.create_task(self._run_step_and_log_failure(snapshot))
             self._task.add_done_callback(lambda _: self._on_end())
 
     async def cancel(self) -> None:
@@ -105,7 +105,7 @@ class _Steps:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_CANCEL_S)
 
-    async def _step_and_log(self, snapshot: Snapshot) -> bool:
+    async def _run_step_and_log_failure(self, snapshot: Snapshot) -> bool:
         """Whether the step succeeded; a failure is logged."""
         try:
             if self._is_new_leader:  # not while an earlier step still writes what `begin` forgets
@@ -123,7 +123,7 @@ class _Steps:
         self._error = ""
         return True
 
-    def _report_slow(self, seconds: float, period_s: float) -> None:
+    def _report_slow_step(self, seconds: float, period_s: float) -> None:
         if seconds > _SLOW_PERIODS * period_s and not self._is_slow:
             self._is_slow = True
             logs.emit("controller_slow", controller=self._name, seconds=round(seconds))

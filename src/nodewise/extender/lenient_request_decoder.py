@@ -74,7 +74,7 @@ def normalize_request_json(body: bytes) -> bytes | None:
 
     `BadInput` for a body with too many bytes or values.
     """
-    request_limits.check_lenient(body, MOST_BYTES)
+    request_limits.check_lenient_decoding_size(body, MOST_BYTES)
     rewritten = rename_keys(body.strip(), REQUEST)
     return None if rewritten == body else rewritten
 

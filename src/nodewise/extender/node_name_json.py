@@ -26,24 +26,24 @@ def _encoded_name_table(names: Names) -> NameTable | None:
     return None if names.strange or not len(names) else names.index.table
 
 
-def _quoted_names(names: Names, positions: Numbers) -> list[bytes]:
+def _quote_names_at_positions(names: Names, positions: Numbers) -> list[bytes]:
     return [b'"%b"' % name for name in node_name_json_rows.encode_names(names[positions].tolist())]
 
 
-def name_list(names: Names, positions: Numbers) -> bytes:
+def encode_name_list(names: Names, positions: Numbers) -> bytes:
     """`["a","b"]` for the names at these positions."""
     table = _encoded_name_table(names)
     if table is None:
-        return b"[" + b",".join(_quoted_names(names, positions)) + b"]"
+        return b"[" + b",".join(_quote_names_at_positions(names, positions)) + b"]"
     text = table.text(names.numbers[positions])
     return b"".join((b"[", text.view(np.uint8).data[:-1], b"]"))
 
 
-def name_map(names: Names, positions: Numbers, value: bytes) -> bytes:
+def encode_name_map(names: Names, positions: Numbers, value: bytes) -> bytes:
     """`"a":value,"b":value` without braces; `value` is JSON. At least one position."""
     table = _encoded_name_table(names)
     if table is None:
-        return (b":" + value + b",").join(_quoted_names(names, positions)) + b":" + value
+        return (b":" + value + b",").join(_quote_names_at_positions(names, positions)) + b":" + value
     text = table.text(names.numbers[positions])
     text.view(np.uint8).reshape(len(text), -1)[:, -1] = _COLON
     rows = np.empty(len(text), [("name", text.dtype), ("value", f"V{len(value) + 1}")])
@@ -52,11 +52,11 @@ def name_map(names: Names, positions: Numbers, value: bytes) -> bytes:
     return bytes(rows.view(np.uint8).data[:-1])
 
 
-def host_priority_list(names: Names, points: NDArray[np.int64]) -> bytes:
+def encode_host_priority_list(names: Names, points: NDArray[np.int64]) -> bytes:
     """A HostPriorityList: `[{"Host":"a","Score":10},{"Host":"b","Score":0}]` with a newline."""
     table = _encoded_name_table(names)
     if table is None:
-        quoted = _quoted_names(names, np.arange(len(names)))
+        quoted = _quote_names_at_positions(names, np.arange(len(names)))
         parts = [
             _HOST + name + b"," + _SCORES[score] for name, score in zip(quoted, points.tolist(), strict=True)
         ]

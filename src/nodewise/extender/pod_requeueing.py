@@ -87,7 +87,7 @@ class Requeuer(Controller):
         event_node = await cooperative_scheduling.run(self._filter_pending(snapshot, now_s))
         self._handle.metrics_registry.set("pods_waiting", len(self._pending))
         if event_node is not None:
-            await self._make_event(event_node, len(self._pending))
+            await self._make_requeue_event(event_node, len(self._pending))
 
     def _filter_pending(self, snapshot: Snapshot, now_s: float) -> Generator[None, None, str | None]:
         """A node that passes one of the pods to be requeued; None if there is no such pod."""
@@ -132,7 +132,7 @@ class Requeuer(Controller):
         """Whether the message of a rejection is nodewise's."""
         return any(mark in message for mark in self._reason_marks)
 
-    async def _make_event(self, node: str, waiting: int) -> None:
+    async def _make_requeue_event(self, node: str, waiting: int) -> None:
         clock = self._handle.clock
         await clock.sleep(max(0.0, self._last_event_s + PAUSE_S - clock.monotonic()))
         self._last_event_s = clock.monotonic()

@@ -173,16 +173,18 @@ class ClusterStateRebuilder:
                 self._log.add(entry.of, {key: Change(objects[key], None) for key in entry.gone})
                 self._objects[entry.of] = _apply_delta(objects, entry)
             case recording_file.SeriesEntry():
-                self._series[entry.metric] = _apply_series(self._series.get(entry.metric), entry, blobs[0])
+                self._series[entry.metric] = _apply_series_delta(
+                    self._series.get(entry.metric), entry, blobs[0]
+                )
             case recording_file.MetricsEntry():
                 self._series = _apply_delta(self._series, entry)
                 rest = msgspec.json.decode(blobs[0], type=MetricsSnapshot) if blobs else self._metrics
                 self._metrics = msgspec.structs.replace(rest, series=dict(self._series))
             case recording_file.SnapshotEntry():
-                return self._cluster_state(entry)
+                return self._build_cluster_state(entry)
         return None
 
-    def _cluster_state(self, moment: recording_file.SnapshotEntry) -> ClusterState:
+    def _build_cluster_state(self, moment: recording_file.SnapshotEntry) -> ClusterState:
         self._shared.update(self._objects)
         objects = dict(self._shared)
         nodes = objects.pop(NODES, _NONE)
@@ -207,18 +209,20 @@ def _apply_delta(
     return items if order is None else {key: items[key] for key in order}
 
 
-def _apply_series(old: Series | None, entry: recording_file.SeriesEntry, rest: bytes) -> Series:
+def _apply_series_delta(old: Series | None, entry: recording_file.SeriesEntry, rest: bytes) -> Series:
     nodes = tuple(old.samples) if entry.nodes is None and old is not None else entry.nodes or ()
     before = old if entry.nodes is None else None
     columns = [
-        _apply_column(_sample_column(before, field) if before else [], entry.columns.get(field), len(nodes))
+        _apply_column_delta(
+            _sample_column(before, field) if before else [], entry.columns.get(field), len(nodes)
+        )
         for field in Sample.__struct_fields__
     ]
     samples = dict(zip(nodes, map(Sample, *columns), strict=True))
     return msgspec.structs.replace(msgspec.json.decode(rest, type=Series), samples=samples)
 
 
-def _apply_column(old: list[Any], cells: ColumnDelta | None, size: int) -> list[Any]:
+def _apply_column_delta(old: list[Any], cells: ColumnDelta | None, size: int) -> list[Any]:
     if cells is None:
         return old
     if cells.every is not UNSET:

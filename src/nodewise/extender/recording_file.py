@@ -211,7 +211,7 @@ class RecordingWriter:
 
 def read(file: BinaryIO) -> Iterator[Record]:
     """All complete records, a `Header` first. `BadInput` for a file that is no recording or is damaged."""
-    records = _records(io.BufferedReader(_GzipReader(file), _CHUNK_BYTES))
+    records = _read_records_of_stream(io.BufferedReader(_GzipReader(file), _CHUNK_BYTES))
     header = next(records, None)
     if header is None or not isinstance(header.entry, Header):
         raise BadInput(
@@ -224,7 +224,7 @@ def read(file: BinaryIO) -> Iterator[Record]:
     yield from records
 
 
-def _records(stream: io.BufferedReader) -> Iterator[Record]:
+def _read_records_of_stream(stream: io.BufferedReader) -> Iterator[Record]:
     number = 0
     try:
         while (line := stream.readline()).endswith(b"\n"):

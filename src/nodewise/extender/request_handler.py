@@ -60,7 +60,7 @@ class RequestHandler:
             f"{prefix}/{verb}": (verb, chain) for prefix, chain in chains.items() for verb in _VERBS
         }
         for agent in agents:
-            paths = _named_paths(agent, single[agent.name])
+            paths = _predicate_and_priority_paths(agent, single[agent.name])
             if duplicates := paths.keys() & self._chains.keys():
                 conflict = f"two that serve {', '.join(sorted(duplicates))}"
                 raise BadSettings("settings", [Problem("--agents", conflict, "one of them")])
@@ -77,7 +77,9 @@ class RequestHandler:
         return _VERBS[verb](self._reader, chain, body, snapshot, now)
 
 
-def _named_paths(agent: Plugin[Any, Any], chain: AgentChain) -> dict[str, tuple[Verb, AgentChain]]:
+def _predicate_and_priority_paths(
+    agent: Plugin[Any, Any], chain: AgentChain
+) -> dict[str, tuple[Verb, AgentChain]]:
     """The paths of kube-safe-scheduler, one for each predicate and priority."""
     paths: dict[str, tuple[Verb, AgentChain]] = {}
     if isinstance(agent, FilterPlugin):
@@ -89,12 +91,12 @@ def _named_paths(agent: Plugin[Any, Any], chain: AgentChain) -> dict[str, tuple[
     return paths
 
 
-def is_named_path(path: str) -> bool:
+def is_predicate_or_priority_path(path: str) -> bool:
     """Whether the path is one of a predicate or priority, whose older servers redirected similar paths to it."""
     return path.startswith((_PREDICATES, _PRIORITIES))
 
 
-def _filter(
+def _handle_filter_request(
     reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
 ) -> HandledRequest:
     candidacy = reader.decode_candidates(body, snapshot.nodes)
@@ -102,7 +104,7 @@ def _filter(
     return HandledRequest(decision, lambda: wire_format.filter_response(candidacy, decision))
 
 
-def _prioritize(
+def _handle_prioritize_request(
     reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
 ) -> HandledRequest:
     candidacy = reader.decode_candidates(body, snapshot.nodes)
@@ -110,7 +112,7 @@ def _prioritize(
     return HandledRequest(decision, lambda: [wire_format.prioritize_response(decision)])
 
 
-def _preempt(
+def _handle_preempt_request(
     reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
 ) -> HandledRequest:
     preemption = reader.decode_preemption(body)
@@ -119,4 +121,8 @@ def _preempt(
 
 
 _Handle = Callable[[wire_format.RequestDecoder[Any], AgentChain, bytes, Snapshot, float], HandledRequest]
-_VERBS: Final[Mapping[Verb, _Handle]] = {"filter": _filter, "prioritize": _prioritize, "preempt": _preempt}
+_VERBS: Final[Mapping[Verb, _Handle]] = {
+    "filter": _handle_filter_request,
+    "prioritize": _handle_prioritize_request,
+    "preempt": _handle_preempt_request,
+}

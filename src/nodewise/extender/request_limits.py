@@ -54,7 +54,7 @@ class _Outline(msgspec.Struct, rename="pascal"):
 _outline: Final = msgspec.json.Decoder(_Outline).decode
 
 
-def check_candidates(body: bytes) -> None:
+def check_candidate_count_and_pod_size(body: bytes) -> None:
     """`BadInput` for a filter or prioritize request of more than `MOST_CANDIDATES`, or with a pod that is too large."""
     if len(body) <= _SMALL_BYTES or _estimate_byte_count(body, _COMMA) <= MOST_VALUES:
         return
@@ -62,11 +62,11 @@ def check_candidates(body: bytes) -> None:
         outline = _decode_outline(body)
     except UNREADABLE as error:
         text, _, path = str(error).partition(" - at `$.")
-        raise _bad_input(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
-    check_nodes(len(outline.nodes.items or ()) if outline.nodes else 0)
-    check_names(bytes(outline.node_names))
+        raise _request_limit_error(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
+    check_node_count(len(outline.nodes.items or ()) if outline.nodes else 0)
+    check_name_count(bytes(outline.node_names))
     if len(outline.pod) > _MOST_POD_BYTES:
-        raise _bad_input("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
+        raise _request_limit_error("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
 
 
 def _decode_outline(body: bytes) -> _Outline:
@@ -87,39 +87,43 @@ def find_end_of_value(error: Exception, body: bytes) -> int | None:
     return int(match[1]) - 1 if match and 0 < int(match[1]) <= len(body) else None
 
 
-def check_lenient(body: bytes, most_bytes: int) -> None:
+def check_lenient_decoding_size(body: bytes, most_bytes: int) -> None:
     """`BadInput` for a body that is too large for lenient decoding, which costs a pass over it and a copy for each
     level of keys, and an object for each key.
     """
     hint = "a smaller body, or all keys spelt as kube-scheduler spells them"
     if len(body) > most_bytes:
-        raise _bad_input("body", f"{len(body)} bytes and a key that is missing or in other case", hint)
+        raise _request_limit_error(
+            "body", f"{len(body)} bytes and a key that is missing or in other case", hint
+        )
     if len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > MOST_VALUES:
-        raise _bad_input("body", f"{values} values and a key that is missing or in other case", hint)
+        raise _request_limit_error(
+            "body", f"{values} values and a key that is missing or in other case", hint
+        )
 
 
-def check_nodes(count: int) -> None:
+def check_node_count(count: int) -> None:
     """`BadInput` for too many whole nodes."""
     if count > MOST_CANDIDATES:
-        raise _bad_input("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
+        raise _request_limit_error("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
 
 
-def check_names(listed: bytes) -> None:
+def check_name_count(listed: bytes) -> None:
     """`BadInput` for a JSON list of too many names, or of as many other values."""
     if len(listed) <= 2 * MOST_CANDIDATES:
         return
     count = max(_count_byte(listed, _QUOTE) // 2, _count_byte(listed, _COMMA) + 1)
     if count > MOST_CANDIDATES:
-        raise _bad_input("NodeNames", f"{count} names", f"at most {MOST_CANDIDATES}")
+        raise _request_limit_error("NodeNames", f"{count} names", f"at most {MOST_CANDIDATES}")
 
 
-def check_victims(body: bytes) -> None:
+def check_victim_count(body: bytes) -> None:
     """`BadInput` for a preempt request of too many values."""
     if len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > _MOST_VICTIMS:
-        raise _bad_input("body", f"{values} values", f"at most {_MOST_VICTIMS}")
+        raise _request_limit_error("body", f"{values} values", f"at most {_MOST_VICTIMS}")
 
 
-def _bad_input(field: str, seen: str, wanted: str) -> BadInput:
+def _request_limit_error(field: str, seen: str, wanted: str) -> BadInput:
     return BadInput("request", [Problem(field, seen, wanted)])
 
 

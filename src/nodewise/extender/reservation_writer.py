@@ -120,7 +120,7 @@ class ReservationWriter:
         try:
             return await pending.result
         finally:
-            self._drop_pending([pending])
+            self._drop_pending_reservations([pending])
 
     async def release(self, uid: str, pod_versions: Collection[str]) -> None:
         """Remove the pod's reservation if it was planned on one of these versions of the pod.
@@ -181,9 +181,9 @@ class ReservationWriter:
 
     def _start_writing(self) -> None:
         if self._write_task is None:
-            self._write_task = asyncio.create_task(self._write_all())
+            self._write_task = asyncio.create_task(self._write_until_none_pending())
 
-    def _drop_pending(self, reservations: Iterable[_PendingReservation]) -> None:
+    def _drop_pending_reservations(self, reservations: Iterable[_PendingReservation]) -> None:
         """Remove these from the pending ones, unless the pod was reserved again in the meantime."""
         pending = [item for item in reservations if self._pending.get(item.uid) is item]
         for item in pending:
@@ -191,13 +191,13 @@ class ReservationWriter:
         if pending:
             self._update_snapshot()
 
-    async def _write_all(self) -> None:
+    async def _write_until_none_pending(self) -> None:
         """Write until nothing is pending. Every caller gets a result, whatever happens."""
         error = NodewiseError(f"allocation record {self._name}: a defect of nodewise, see its log")
         failures = 0
         try:
             while self._pending or self._releases:
-                failure = await self._write_batch()
+                failure = await self._write_pending_once()
                 failures = failures + 1 if failure else 0
                 if failure and failures == MAX_TRIES:
                     error = failure
@@ -209,9 +209,9 @@ class ReservationWriter:
             logs.emit("agent_failed", agent=self._context.binder.name, exc_info=failure)
         finally:
             self._write_task = None
-            self._fail_all(error)
+            self._fail_all_pending(error)
 
-    def _fail_all(self, error: NodewiseError) -> None:
+    def _fail_all_pending(self, error: NodewiseError) -> None:
         for pending in self._pending.values():
             pending.fail(error)
         if self._releases:
@@ -220,7 +220,7 @@ class ReservationWriter:
         self._pending.clear()
         self._update_snapshot()
 
-    async def _write_batch(self) -> NodewiseError | None:
+    async def _write_pending_once(self) -> NodewiseError | None:
         """Write all that is pending, once. The error if the write failed; then the store has the current record."""
         record = self._current_node_record()
         if record is not self._planned_on:
@@ -243,7 +243,7 @@ class ReservationWriter:
                 del self._releases[uid]
         for pending, plan in batch.values():
             pending.settle(plan)
-        self._drop_pending(pending for pending, _ in batch.values())
+        self._drop_pending_reservations(pending for pending, _ in batch.values())
         self._update_snapshot()
         return None
 
@@ -260,7 +260,9 @@ class ReservationWriter:
                 else:
                     pending.settle(plan)
         except Exception:
-            self._pending = {pending.uid: pending for pending in reservations}  # `_fail_all` settles them
+            self._pending = {
+                pending.uid: pending for pending in reservations
+            }  # `_fail_all_pending` settles them
             raise
         self._update_snapshot()
 
@@ -335,7 +337,7 @@ def _updated_reservations(
     remaining = {
         uid: reservation
         for uid, reservation in before.items()
-        if uid not in stale and not (uid in releases and _pod_version(reservation) in releases[uid])
+        if uid not in stale and not (uid in releases and _planned_pod_version(reservation) in releases[uid])
     }
     return remaining | {uid: msgspec.Raw(_encode(plan.reservation)) for uid, plan in plans.items()}
 
@@ -355,7 +357,7 @@ def _resource_version(response: bytes) -> str:
         return ""
 
 
-def _pod_version(reservation: msgspec.Raw) -> str:
+def _planned_pod_version(reservation: msgspec.Raw) -> str:
     """The version of the pod that the reservation was planned on; empty if it is unreadable."""
     try:
         return _decode_reservation(reservation).seen

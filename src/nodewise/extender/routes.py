@@ -21,7 +21,7 @@ from nodewise.extender import decision_endpoint, wire_format
 from nodewise.extender.binding import Bindings, BindOutcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.recording_file import RequestEntry
-from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_named_path
+from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_predicate_or_priority_path
 from nodewise.extender.request_recorder import NullRecorder, RequestRecorder
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import ConcurrencyLimit, Handler, Request, Response, Route
@@ -62,34 +62,41 @@ class Extender:
         """`/scheduler/<verb>` for all agents, `/agents/<name>/<verb>` for one, and the paths of older systems."""
         limit = ConcurrencyLimit(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
         verbs = [
-            Route("POST", path, self._handle, limit, is_forgiving=is_named_path(path))
+            Route(
+                "POST",
+                path,
+                self._handle_extender_request,
+                limit,
+                is_forgiving=is_predicate_or_priority_path(path),
+            )
             for path in self._request_handler.verbs
         ]
         return [*verbs, Route("GET", "/version", _version_response, is_forgiving=True)]
 
     def bind_refusal_routes(self) -> list[Route]:
         """The bind verb if no agent binds: next to kube-safe-scheduler's paths an error in the result; else none."""
-        is_served = any(map(is_named_path, self._request_handler.verbs))
+        is_served = any(map(is_predicate_or_priority_path, self._request_handler.verbs))
         return [Route("POST", f"{ALL_AGENTS}/bind", _refuse_bind, pinned_only=True)] if is_served else []
 
     def private_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions and agent states name the pods of all tenants."""
         exporters = self._request_handler.exporters
         states = [
-            Route("GET", f"/state/{agent.name}", self._state(agent), pinned_only=True) for agent in exporters
+            Route("GET", f"/state/{agent.name}", self._agent_state_handler(agent), pinned_only=True)
+            for agent in exporters
         ]
-        return [Route("GET", "/decisions", self._decisions, pinned_only=True), *states]
+        return [Route("GET", "/decisions", self._handle_decisions_request, pinned_only=True), *states]
 
     def current_snapshot(self, body: bytes | None = None) -> tuple[Snapshot, float]:
         """The snapshot that answers this body, or the newest one, and the time."""
         now = self._clock.now()
         return self._snapshot_source(body, now), now
 
-    def _handle(self, request: Request) -> Response:
+    def _handle_extender_request(self, request: Request) -> Response:
         path, body = request.path, request.body
         snapshot, now = self.current_snapshot(body)
         exchange = RequestEntry(path=path, at=now, generation=snapshot.generation)
-        with self._record_failure(exchange, body):
+        with self._record_failed_request(exchange, body):
             handled = self._request_handler.handle(path, body, snapshot, now)
             self.store_decision(handled.decision)
             parts = handled.encode()
@@ -97,7 +104,7 @@ class Extender:
         return Response(200, parts)
 
     @contextlib.contextmanager
-    def _record_failure(self, exchange: RequestEntry, body: bytes) -> Iterator[None]:
+    def _record_failed_request(self, exchange: RequestEntry, body: bytes) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -105,12 +112,12 @@ class Extender:
             self._recorder.record_request(failed, body, [str(error).encode()])
             raise
 
-    async def _decisions(self, request: Request) -> Response:
+    async def _handle_decisions_request(self, request: Request) -> Response:
         return Response(
             200, await cooperative_scheduling.run(decision_endpoint.encode_page(self._ring, request.query))
         )
 
-    def _state(self, agent: StateExporter[Any, Any]) -> Handler:
+    def _agent_state_handler(self, agent: StateExporter[Any, Any]) -> Handler:
         async def answer(request: Request) -> Response:
             agent_state = self.current_snapshot()[0].agent_states.get(agent.name)
             if agent_state is None:
@@ -170,16 +177,16 @@ class BindRoutes:
     def routes(self) -> list[Route]:
         """`/scheduler/bind` and the path of the agent, with one handler."""
         paths = (ALL_AGENTS, f"/agents/{self._binder.name}")
-        return [Route("POST", f"{path}/bind", self._bind, pinned_only=True) for path in paths]
+        return [Route("POST", f"{path}/bind", self._handle_bind_request, pinned_only=True) for path in paths]
 
-    async def _bind(self, request: Request) -> Response:
+    async def _handle_bind_request(self, request: Request) -> Response:
         binding = wire_format.decode_binding(request.body)
         outcome = await self._bindings.bind(binding)
-        self._extender.store_decision(self._decision(binding, outcome))
+        self._extender.store_decision(self._decision_about_bind(binding, outcome))
         is_refused = bool(outcome.error) and self._binder.bind_errors == "status"
         return Response(404 if is_refused else 200, wire_format.bind_response(outcome.error))
 
-    def _decision(self, binding: wire_format.BindingArgs, outcome: BindOutcome) -> Decision:
+    def _decision_about_bind(self, binding: wire_format.BindingArgs, outcome: BindOutcome) -> Decision:
         snapshot, at = self._extender.current_snapshot()
         pod = PodRef(binding.pod_namespace, binding.pod_name, binding.pod_uid)
         names = snapshot.nodes.named([binding.node])

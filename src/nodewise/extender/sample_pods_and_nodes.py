@@ -123,7 +123,7 @@ _NULLS: Final = {"metadata": {"name": "one", "labels": None, "annotations": None
 _COMPLETE: Final = {"Pod": POD, "Node": NODE}
 
 
-def check_type(kind: str, merged: type[Any]) -> None:
+def check_type_decodes_samples(kind: str, merged: type[Any]) -> None:
     """Decode the samples of a Pod or a Node as the type. One of `UNREADABLE` names a field of a wrong type."""
     for sample in (_COMPLETE[kind], _MINIMAL, _NULLS):
         msgspec.json.decode(msgspec.json.encode(sample), type=merged)

@@ -143,7 +143,7 @@ class Explanation(NamedTuple):
 def explain(attempt: Attempt) -> Explanation:
     """Explain an attempt, by node and rule."""
     decision = attempt.main_decision
-    findings = tuple(_findings(attempt))
+    findings = tuple(_explain_nodes(attempt))
     held = any(
         verdict.joined is not None and not counterfactuals.follows_from_evidence(verdict)
         for _, verdict in decision.verdicts
@@ -152,10 +152,10 @@ def explain(attempt: Attempt) -> Explanation:
     return Explanation(attempt, findings, groups, tuple(counterfactuals.changes(decision)), stuck, held)
 
 
-def _findings(attempt: Attempt) -> Iterator[NodeExplanation]:
-    decision, scored, points = attempt.main_decision, attempt.scored, _points(attempt.scored)
-    filtering = list(_rules_of_answers(decision.verdicts))
-    ranking = list(_rules_of_answers((scored or decision).scores))
+def _explain_nodes(attempt: Attempt) -> Iterator[NodeExplanation]:
+    decision, scored, points = attempt.main_decision, attempt.scored, _scores_by_node(attempt.scored)
+    filtering = list(_rules_of_verdicts_or_scores(decision.verdicts))
+    ranking = list(_rules_of_verdicts_or_scores((scored or decision).scores))
     positions = {name: number for number, name in enumerate(scored.names)} if scored else {}
     for position in _candidate_order(decision, points):
         name = decision.names[position]
@@ -168,23 +168,23 @@ def _findings(attempt: Attempt) -> Iterator[NodeExplanation]:
             parts = tuple(_score_parts_at(scored, positions[name]))
         yield NodeExplanation(
             name,
-            tuple(_reasons(decision, position)),
+            tuple(_rejection_reasons_of_node(decision, position)),
             tuple(measured),
             points.get(name),
-            _details(places),
+            _details_by_agent(places),
             parts,
             decision_values_json.merge_numbers(*places),
         )
 
 
-def _rules_of_answers(
+def _rules_of_verdicts_or_scores(
     answers: Iterable[tuple[str, Verdict | Scores]],
 ) -> Iterator[tuple[Evidence, counterfactuals.Mask]]:
     for _, answer in answers:
-        yield from map(_rule, answer.evidence)
+        yield from map(_rule_and_rejected_candidates, answer.evidence)
 
 
-def _details(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], ...]:
+def _details_by_agent(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], ...]:
     """By agent; if both decisions have details, those of the later one."""
     return tuple(
         {
@@ -201,13 +201,13 @@ def _candidate_order(decision: Decision, points: Mapping[str, int]) -> list[int]
     return order
 
 
-def _points(scored: Decision | None) -> dict[str, int]:
+def _scores_by_node(scored: Decision | None) -> dict[str, int]:
     if scored is None or not scored.scores:
         return {}
     return dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True))
 
 
-def _reasons(decision: Decision, position: int) -> Iterator[tuple[str, Reason]]:
+def _rejection_reasons_of_node(decision: Decision, position: int) -> Iterator[tuple[str, Reason]]:
     for agent, verdict in decision.verdicts:
         if code := int(verdict.codes[position]):
             yield agent, verdict.reasons[code - 1]
@@ -219,7 +219,7 @@ def _score_parts_at(scored: Decision, position: int) -> Iterator[ScorePart]:
             yield ScorePart(scores.label or agent, scores.weight, int(scores.points[position]))
 
 
-def _rule(rule: Evidence) -> tuple[Evidence, counterfactuals.Mask]:
+def _rule_and_rejected_candidates(rule: Evidence) -> tuple[Evidence, counterfactuals.Mask]:
     return rule, counterfactuals.rejects(rule)
 
 

@@ -43,7 +43,7 @@ def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Wei
     times = Counter(map(_name_in_weight_part, parts))
     problems: list[Problem] = []
     # parts with a priority's own name come last, so that they override those with the agent's name
-    for part in sorted(parts, key=lambda part: _is_label(_name_in_weight_part(part), weights)):
+    for part in sorted(parts, key=lambda part: _is_priority_label(_name_in_weight_part(part), weights)):
         name, weight = _name_in_weight_part(part), _parse_weight(part.partition("=")[2])
         if not name or weight is None:
             problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
@@ -52,7 +52,9 @@ def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Wei
         elif named := _priorities_named(name, weights):
             weights.update(dict.fromkeys(named, weight))
         else:
-            problems.append(Problem("--weights", repr(part), "one of " + ", ".join(_valid_names(weights))))
+            problems.append(
+                Problem("--weights", repr(part), "one of " + ", ".join(_valid_priority_names(weights)))
+            )
     if parts and not problems and not any(weights.values()):
         problems.append(Problem("--weights", repr(options.weights), "at least one weight above 0"))
     if problems:
@@ -60,7 +62,7 @@ def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Wei
     return weights
 
 
-def _is_label(name: str, priorities: Iterable[Priority]) -> bool:
+def _is_priority_label(name: str, priorities: Iterable[Priority]) -> bool:
     return any(priority.label == name for priority in priorities)
 
 
@@ -71,7 +73,7 @@ def _priorities_named(name: str, priorities: Iterable[Priority]) -> list[Priorit
     return own or [priority for priority in priorities if priority.agent == name]
 
 
-def _valid_names(priorities: Iterable[Priority]) -> list[str]:
+def _valid_priority_names(priorities: Iterable[Priority]) -> list[str]:
     """All valid names."""
     return sorted(
         {name for priority in priorities for name in (priority.label or priority.agent, priority.agent)}

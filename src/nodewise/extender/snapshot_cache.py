@@ -172,7 +172,7 @@ class SnapshotCache:
         current = self.snapshot.agent_states
         if agent in current and (amended := amend(current[agent])) is not current[agent]:
             self._overrides += [override] if override is not None else []
-            self._publish(self._cluster_state, {**current, agent: amended}, self._overrides)
+            self._publish_with_overrides(self._cluster_state, {**current, agent: amended}, self._overrides)
 
     def withdraw_amendment(self, key: Hashable) -> None:
         """Amend no later snapshot by the amendment of this key. The newest one stays as it is: to undo it, amend."""
@@ -206,7 +206,7 @@ class SnapshotCache:
     async def _build_snapshot(self) -> None:
         cluster_state, metric_requests = await self._take_cluster_state()
         generation = self._reports.report(cluster_state)
-        for name in self._agent_states.due(cluster_state):
+        for name in self._agent_states.agents_to_rebuild(cluster_state):
             began = self._clock.monotonic()
             try:
                 problems = await cooperative_scheduling.run(self._agent_states.build(name, cluster_state))
@@ -287,12 +287,12 @@ class SnapshotCache:
                 current[amendment.agent] = amendment.amend(current[amendment.agent])
         self._cluster_state, self._overrides = cluster_state, [*self._responses, *self._amendment_overrides()]
         if self._responses or self._amendments:
-            self._publish(cluster_state, current, self._overrides)
+            self._publish_with_overrides(cluster_state, current, self._overrides)
         else:
             self._swap_snapshot(cluster_state, current, generation)
         self._reports.settle(self._overrides)
 
-    def _publish(
+    def _publish_with_overrides(
         self, cluster_state: ClusterState, current: Mapping[str, Any], overrides: Sequence[Override]
     ) -> None:
         self._swap_snapshot(cluster_state, current, self._reports.report(cluster_state, overrides))
@@ -346,9 +346,13 @@ class _Reports:
         """The generation of the snapshot that is made of the cluster state."""
         self._generation += 1
         if self.subscribers:
-            self._note_all(overrides)
+            self._note_override_changes(overrides)
             cluster_state = _apply_overrides(cluster_state, overrides)
-            changes = None if self._reported is None else self._changes(self._reported, cluster_state)
+            changes = (
+                None
+                if self._reported is None
+                else self._object_changes_between(self._reported, cluster_state)
+            )
             self._reported = msgspec.structs.replace(cluster_state, changes=changes)
             for subscriber in self.subscribers:
                 subscriber(self._reported, self._generation)
@@ -357,22 +361,22 @@ class _Reports:
     def settle(self, overrides: Iterable[Override]) -> None:
         """The reported cluster state is the newest one from the stores, but for overrides."""
         self._candidates = {}
-        self._note_all(overrides)
+        self._note_override_changes(overrides)
 
-    def _note_all(self, overrides: Iterable[Override]) -> None:
+    def _note_override_changes(self, overrides: Iterable[Override]) -> None:
         for override in overrides:
             self.note(override.name, [override.key])
 
-    def _changes(self, before: ClusterState, after: ClusterState) -> dict[str, Changes[Any]]:
+    def _object_changes_between(self, before: ClusterState, after: ClusterState) -> dict[str, Changes[Any]]:
         changes: dict[str, Changes[Any]] = {}
         for name, keys in self._candidates.items():
-            old, new = _objects(before, name), _objects(after, name)
+            old, new = _objects_of_kind(before, name), _objects_of_kind(after, name)
             pairs = {key: Change(old.get(key), new.get(key)) for key in keys}
             changes[name] = {key: change for key, change in pairs.items() if change.old is not change.new}
         return changes
 
 
-def _objects(cluster_state: ClusterState, name: str) -> Mapping[ObjectKey, Any]:
+def _objects_of_kind(cluster_state: ClusterState, name: str) -> Mapping[ObjectKey, Any]:
     return cluster_state.node_objects if name == NODES else cluster_state.objects.get(name, {})
 
 

@@ -105,14 +105,14 @@ class FailureReporter:
         self._clock, self._metrics_registry = clock, metrics_registry
 
     @contextmanager
-    def reporting(self, method: str) -> Iterator[None]:
+    def report_and_raise_agent_error(self, method: str) -> Iterator[None]:
         """Report whatever the block raises, and raise `AgentError` instead."""
         try:
             with raise_as_agent_error(self.origin):
                 yield
         except AgentError as error:
             if not error.is_reported:
-                self._report(error, method)
+                self._report_agent_failure(error, method)
                 error.is_reported = True
             raise
 
@@ -120,14 +120,14 @@ class FailureReporter:
     def starting(self, method: str) -> Iterator[None]:
         """The same at the start: `BadSettings` names the agent, and why it cannot be used."""
         try:
-            with self.reporting(method):
+            with self.report_and_raise_agent_error(method):
                 yield
         except AgentError as error:
             package = f"a package that works, not {self.origin.package} {self.origin.version}"
             problem = Problem("--agents", f"{self.origin.agent!r}, {method}: {error.why}", package)
             raise BadSettings("agents", [problem]) from error
 
-    def _report(self, error: AgentError, method: str) -> None:
+    def _report_agent_failure(self, error: AgentError, method: str) -> None:
         failure = error.failure
         if self._metrics_registry is not None:
             self._metrics_registry.count("agent_failures_total", agent=self.origin.agent, kind=failure)
@@ -182,7 +182,7 @@ class ThirdPartyKind(AgentKind):
 
     def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         try:
-            with self.reporter.reporting("concerns"):
+            with self.reporter.report_and_raise_agent_error("concerns"):
                 return bool(self._kind.concerns(options, nodes, pods))
         except AgentError:
             return False
@@ -199,43 +199,43 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         if isinstance(agent, FilterPlugin):
             self.filter_enabled = agent.filter_enabled
             self.predicates = {
-                name: partial(self._verdict, function) for name, function in agent.predicates.items()
+                name: partial(self._call_for_verdict, function) for name, function in agent.predicates.items()
             }
         if isinstance(agent, ScorePlugin):
             self.score_enabled = agent.score_enabled
             self.priorities = {
-                name: partial(self._scores, function) for name, function in agent.priorities.items()
+                name: partial(self._call_for_scores, function) for name, function in agent.priorities.items()
             }
 
     def equivalence_key(self, pod: Any) -> Hashable:
         """The agent's key. If it fails, the pod gets a key that is equal to no other."""
         try:
-            with self._reporter.reporting("equivalence_key"):
+            with self._reporter.report_and_raise_agent_error("equivalence_key"):
                 return third_party_result_validation.validate_hashable(self._agent.equivalence_key(pod))
         except AgentError:
             return object()
 
     def filter(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Raises `AgentError` if the agent fails. None for a pod whose key is None: the agent is not called."""
-        return self._verdict(self._agent.filter, pod, candidates, snapshot)
+        return self._call_for_verdict(self._agent.filter, pod, candidates, snapshot)
 
     def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
         def preempt(pod: Any, candidates: Names, snapshot: Snapshot) -> Any:
             return self._agent.preempt(pod, candidates, snapshot, victims)
 
-        return self._verdict(preempt, pod, candidates, snapshot)
+        return self._call_for_verdict(preempt, pod, candidates, snapshot)
 
     def score(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        return self._scores(self._agent.score, pod, candidates, snapshot)
+        return self._call_for_scores(self._agent.score, pod, candidates, snapshot)
 
-    def _verdict(
+    def _call_for_verdict(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Verdict | None:
         return self._call_agent(
             "filter", function, third_party_result_validation.validate_verdict, pod, candidates, snapshot
         )
 
-    def _scores(
+    def _call_for_scores(
         self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
     ) -> Scores | None:
         return self._call_agent(
@@ -253,7 +253,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
     ) -> ResultT | None:
         state = snapshot.agent_states.get(self.name, NoState("its state is not computed yet"))
         own_snapshot = Snapshot(snapshot.nodes, {self.name: state}, snapshot.at, snapshot.generation)
-        with self._reporter.reporting(method):
+        with self._reporter.report_and_raise_agent_error(method):
             if self._agent.equivalence_key(pod) is None:
                 return None
             if isinstance(state, NoState):
@@ -299,7 +299,7 @@ class ThirdPartyDetails:
 
     def _read_details(self, read: Callable[[], T], default: T) -> T:
         try:
-            with self._reporter.reporting("details"):
+            with self._reporter.report_and_raise_agent_error("details"):
                 return read()
         except AgentError:
             return default
@@ -319,7 +319,7 @@ class ThirdPartyState(StateBuilder[Any]):
 
     def metric_requests(self, objects: Mapping[str, Any]) -> frozenset[MetricRequest]:
         """The metrics that the agent names; if it fails, those of the previous call."""
-        with suppress(AgentError), self._reporter.reporting("metric_requests"):
+        with suppress(AgentError), self._reporter.report_and_raise_agent_error("metric_requests"):
             self._metric_requests = third_party_result_validation.validate_metric_requests(
                 self._state.metric_requests(objects)
             )
@@ -328,7 +328,7 @@ class ThirdPartyState(StateBuilder[Any]):
     def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         """Empty if the agent fails."""
         try:
-            with self._reporter.reporting("problems"):
+            with self._reporter.report_and_raise_agent_error("problems"):
                 return third_party_result_validation.validate_problems(self._state.problems(objects))
         except AgentError:
             return {}
@@ -339,7 +339,7 @@ class ThirdPartyState(StateBuilder[Any]):
             cluster_state = replace(cluster_state, changes=None)
         self._has_failed = True
         try:
-            with self._reporter.reporting("build"):
+            with self._reporter.report_and_raise_agent_error("build"):
                 agent_state = yield from self._state.build(cluster_state)
         except AgentError as error:
             return NoState(error.why)
@@ -347,19 +347,19 @@ class ThirdPartyState(StateBuilder[Any]):
         return agent_state
 
     def count_request(self, pod: Any) -> None:
-        with suppress(AgentError), self._reporter.reporting("count_request"):
+        with suppress(AgentError), self._reporter.report_and_raise_agent_error("count_request"):
             self._state.count_request(pod)
 
     def recall(self, kept: bytes) -> None:
         try:
-            with self._reporter.reporting("recall"):
+            with self._reporter.report_and_raise_agent_error("recall"):
                 self._state.recall(kept)
         except AgentError as error:
             raise BadInput("memory", [Problem(self._reporter.origin.agent, error.why, "")]) from error
 
     def keep(self, kept: bytes | None) -> bytes | None:
         try:
-            with self._reporter.reporting("keep"):
+            with self._reporter.report_and_raise_agent_error("keep"):
                 return third_party_result_validation.validate_memory(self._state.keep(kept))
         except AgentError:
             return None

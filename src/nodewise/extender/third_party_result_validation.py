@@ -53,21 +53,21 @@ def validate_verdict(result: Any, size: int) -> Verdict | None:
     """A verdict about `size` candidates, without its details."""
     if result is None:
         return None
-    _expect(result, Verdict, "a result")
+    _expect_type(result, Verdict, "a result")
     reasons = tuple(map(validate_reason, _limit_count(result.reasons, "reasons")))
-    codes = _whole_numbers(result.codes, size, "codes", np.int16, len(reasons))
+    codes = _validate_whole_numbers(result.codes, size, "codes", np.int16, len(reasons))
     if result.joined not in {None, "any", "all"}:
         raise InvalidResult(f"joined is {_short_repr(result.joined)}, expected any, all or None")
-    return Verdict(codes, reasons, _evidence(result.evidence, size), result.joined)
+    return Verdict(codes, reasons, _validate_evidence(result.evidence, size), result.joined)
 
 
 def validate_scores(result: Any, size: int) -> Scores | None:
     """The scores of `size` candidates, without their details."""
     if result is None:
         return None
-    _expect(result, Scores, "a result")
-    points = _whole_numbers(result.points, size, "scores", np.int64, MAX_SCORE)
-    return Scores(points, _evidence(result.evidence, size))
+    _expect_type(result, Scores, "a result")
+    points = _validate_whole_numbers(result.points, size, "scores", np.int64, MAX_SCORE)
+    return Scores(points, _validate_evidence(result.evidence, size))
 
 
 def validate_reason(result: Reason) -> StaticReason:
@@ -77,14 +77,14 @@ def validate_reason(result: Reason) -> StaticReason:
 
 def validate_text(value: Any) -> str:
     """A text that can be encoded, cut to 500 characters."""
-    _expect(value, str, "a text")
+    _expect_type(value, str, "a text")
     cut = value if len(value) <= _MAX_TEXT_LENGTH else f"{value[: _MAX_TEXT_LENGTH - 1]}…"
     return str(cut).encode("utf-8", "replace").decode()
 
 
 def validate_numbers(array: Any, size: int, what: str, kinds: str = "iuf") -> NDArray[Any]:
     """An array of one number for each candidate. `kinds` are numpy's letters for kinds of numbers."""
-    _expect(array, np.ndarray, what)
+    _expect_type(array, np.ndarray, what)
     if array.shape != (size,):
         raise InvalidResult(f"{what} of shape {array.shape} for {size} candidates")
     if array.dtype.kind not in kinds:
@@ -111,7 +111,7 @@ def validate_memory(result: Any) -> bytes | None:
     """JSON to be stored, next to that of other agents."""
     if result is None:
         return None
-    _expect(result, bytes, "a memory")
+    _expect_type(result, bytes, "a memory")
     if len(result) > _MAX_MEMORY_BYTES:
         raise InvalidResult(f"a memory of {len(result)} bytes, expected at most {_MAX_MEMORY_BYTES}")
     try:
@@ -123,12 +123,12 @@ def validate_memory(result: Any) -> bytes | None:
 
 def validate_metric_requests(result: Any) -> frozenset[MetricRequest]:
     """The metrics to be fetched."""
-    _expect(result, frozenset, "metric requests")
-    return frozenset(map(_metric_request, result))
+    _expect_type(result, frozenset, "metric requests")
+    return frozenset(map(_validate_metric_request, result))
 
 
-def _metric_request(metric_request: Any) -> MetricRequest:
-    _expect(metric_request, MetricRequest, "a metric request")
+def _validate_metric_request(metric_request: Any) -> MetricRequest:
+    _expect_type(metric_request, MetricRequest, "a metric request")
     if not metric_request.metric or not float(metric_request.max_age_s) >= 0:
         raise InvalidResult(f"{_short_repr(metric_request)}, expected a metric's name and a max age from 0")
     if metric_request.aggregate not in ("", *AGGREGATIONS):
@@ -154,7 +154,7 @@ def validate_watched(result: Any, agent: str) -> tuple[Watched, ...]:
     """The objects that the agent reads. Their names begin with the agent's, and `keep` is not set."""
     resources_watched = tuple(result)
     for entry in resources_watched:
-        _expect(entry, Watched, "watched")
+        _expect_type(entry, Watched, "watched")
         if not entry.name.startswith(agent):
             raise InvalidResult(
                 f"watched objects named {entry.name!r}, expected a name that begins with {agent!r}"
@@ -166,7 +166,7 @@ def validate_watched(result: Any, agent: str) -> tuple[Watched, ...]:
 
 def validate_resources(result: Any) -> Mapping[str, bool]:
     """The names of resources, and whether no node needs to have each of them."""
-    _expect(result, dict, "resources")
+    _expect_type(result, dict, "resources")
     return {validate_text(name): bool(is_mark) for name, is_mark in result.items()}
 
 
@@ -176,9 +176,9 @@ def validate_state(result: Any) -> StateBuilder[Any]:
     _expect_members(result, "state", {"inputs": Inputs})
     if result.memory_scope not in get_args(MemoryScope):
         raise InvalidResult(f"memory_scope {_short_repr(result.memory_scope)}")
-    _expect(result.inputs.objects, frozenset, "inputs.objects")
+    _expect_type(result.inputs.objects, frozenset, "inputs.objects")
     for name in result.inputs.objects:
-        _expect(name, str, "a name in inputs.objects")
+        _expect_type(name, str, "a name in inputs.objects")
     return result
 
 
@@ -219,7 +219,7 @@ def validate_kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentK
     for object_kind, field in (("Pod", "pod_fields"), ("Node", "node_fields")):
         try:
             merged = merge(object_kind, *(getattr(other, field) for other in others), getattr(result, field))
-            sample_pods_and_nodes.check_type(object_kind, merged)
+            sample_pods_and_nodes.check_type_decodes_samples(object_kind, merged)
         except (TypeError, *UNREADABLE) as error:
             raise InvalidResult(f"KIND.{field}: {error}") from error
     return result
@@ -264,7 +264,7 @@ def _expect_members(value: Any, what: str, attributes: Mapping[str, type]) -> No
             raise InvalidResult(f"{what}.{attribute} is missing, or no {expected.__name__}")
 
 
-def _whole_numbers(array: Any, size: int, what: str, dtype: DTypeLike, most: int) -> NDArray[Any]:
+def _validate_whole_numbers(array: Any, size: int, what: str, dtype: DTypeLike, most: int) -> NDArray[Any]:
     """An array of one whole number from 0 to `most` for each candidate."""
     values = validate_numbers(array, size, what, "iu")
     if size and not (values.min() >= 0 and values.max() <= most):
@@ -272,37 +272,37 @@ def _whole_numbers(array: Any, size: int, what: str, dtype: DTypeLike, most: int
     return values.astype(dtype)
 
 
-def _evidence(result: Any, size: int) -> tuple[Evidence, ...]:
-    return tuple(_rule(rule, size) for rule in _limit_count(result, "evidence"))
+def _validate_evidence(result: Any, size: int) -> tuple[Evidence, ...]:
+    return tuple(_validate_rule_evidence(rule, size) for rule in _limit_count(result, "evidence"))
 
 
-def _rule(rule: Any, size: int) -> Evidence:
-    _expect(rule, Evidence, "evidence")
+def _validate_rule_evidence(rule: Any, size: int) -> Evidence:
+    _expect_type(rule, Evidence, "evidence")
     if rule.operator not in COMPARISONS:
         raise InvalidResult(
             f"operator {_short_repr(rule.operator)}, expected one of {', '.join(COMPARISONS)}"
         )
     if rule.target is not None:
-        _expect(rule.target, int, "a target")
+        _expect_type(rule.target, int, "a target")
     return Evidence(
         validate_text(rule.metric),
         rule.operator,
         rule.target,
         validate_numbers(rule.values, size, "values", "iu"),
-        _whole_numbers(rule.states, size, "states", np.uint8, max(ValueState)),
+        _validate_whole_numbers(rule.states, size, "states", np.uint8, max(ValueState)),
         validate_numbers(rule.ages_s, size, "ages"),
         bool(rule.rejects_missing),
     )
 
 
 def _limit_count(values: Any, what: str) -> tuple[Any, ...]:
-    _expect(values, tuple, what)
+    _expect_type(values, tuple, what)
     if len(values) > _MAX_REASONS:
         raise InvalidResult(f"{len(values)} {what}, expected at most {_MAX_REASONS}")
     return tuple(values)
 
 
-def _expect(value: Any, expected: type, what: str) -> None:
+def _expect_type(value: Any, expected: type, what: str) -> None:
     if not isinstance(value, expected):
         raise InvalidResult(f"{what} of type {type(value).__name__}, expected {expected.__name__}")
 

@@ -118,18 +118,18 @@ class RequestDecoder(Generic[PodT]):
 
     def decode_candidates(self, body: bytes, index: NodeIndex) -> CandidateRequest[PodT]:
         """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
-        request_limits.check_candidates(body)
+        request_limits.check_candidate_count_and_pod_size(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _require_field(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
-            request_limits.check_nodes(len(raw))
-            names = _node_names(raw)
+            request_limits.check_node_count(len(raw))
+            names = _decode_node_names(raw)
             return CandidateRequest(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
         listed = bytes(args.node_names)
-        request_limits.check_names(listed)
+        request_limits.check_name_count(listed)
         try:
             return CandidateRequest(pod, index.read(listed), None)
         except UNREADABLE as error:
@@ -139,7 +139,7 @@ class RequestDecoder(Generic[PodT]):
 
     def decode_preemption(self, body: bytes) -> PreemptionRequest[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
-        request_limits.check_victims(body)
+        request_limits.check_victim_count(body)
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
         pod = _require_field(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
@@ -169,17 +169,17 @@ class NodeDecoder(Generic[PodT]):
 
     def nodes(self, body: bytes) -> list[PodT] | None:
         """The nodes in the order of the request; None if it has only names. `BadInput` names the wrong one."""
-        request_limits.check_candidates(body)
+        request_limits.check_candidate_count_and_pod_size(body)
         args: _NodesOnly = _decode(_read_nodes, body, lambda args: args.nodes is None)
         if args.nodes is None:
             return None if args.node_names != _NULL else []
         raw = args.nodes.items or []
-        request_limits.check_nodes(len(raw))
+        request_limits.check_node_count(len(raw))
         complete = [lenient_request_decoder.is_complete(node) for node in raw]
-        _check_odd_node_count(len(complete) - sum(complete))
-        return [self._node(number, node, complete[number]) for number, node in enumerate(raw)]
+        _check_lenient_node_count(len(complete) - sum(complete))
+        return [self._decode_node(number, node, complete[number]) for number, node in enumerate(raw)]
 
-    def _node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
+    def _decode_node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
         try:
             return self._decode(
                 raw
@@ -225,7 +225,7 @@ def _require_field(value: Any, field: str, wanted: str) -> Any:
     return value
 
 
-def _node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
+def _decode_node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
     names: list[str] = []
     odd = 0
     for number, node in enumerate(nodes):
@@ -236,12 +236,12 @@ def _node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
             names.append(_read_node(node).metadata.name)
         except UNREADABLE:
             odd += 1
-            _check_odd_node_count(odd)
-            names.append(_decode_odd_name(number, node))
+            _check_lenient_node_count(odd)
+            names.append(_decode_node_name_leniently(number, node))
     return names
 
 
-def _decode_odd_name(number: int, node: msgspec.Raw) -> str:
+def _decode_node_name_leniently(number: int, node: msgspec.Raw) -> str:
     try:
         return _read_node(
             lenient_request_decoder.rename_keys(bytes(node), lenient_request_decoder.NODE_NAME)
@@ -252,7 +252,7 @@ def _decode_odd_name(number: int, node: msgspec.Raw) -> str:
         ) from error
 
 
-def _check_odd_node_count(count: int) -> None:
+def _check_lenient_node_count(count: int) -> None:
     if count > lenient_request_decoder.MOST_NODES:
         text = f"{count} nodes without the keys of a Node in their right case"
         raise BadInput(
@@ -299,7 +299,7 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
     failed = _failed_nodes(decision, kept) if decision.verdicts else b"null"
     tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
     if request.nodes is None:
-        names = node_name_json.name_list(decision.names, np.flatnonzero(kept))
+        names = node_name_json.encode_name_list(decision.names, np.flatnonzero(kept))
         return [b'{"Nodes":null,"NodeNames":', names, tail]
     parts: list[bytes] = [b","] * (2 * int(np.count_nonzero(kept)))
     parts[1::2] = [request.nodes[position] for position in np.flatnonzero(kept).tolist()]
@@ -316,13 +316,13 @@ def _failed_nodes(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
         for code, reason in enumerate(verdict.reasons, 1):
             chosen = np.flatnonzero(codes == code)
             if len(chosen):
-                parts.append(node_name_json.name_map(decision.names, chosen, _encode(reason.text())))
+                parts.append(node_name_json.encode_name_map(decision.names, chosen, _encode(reason.text())))
     return b"{" + b",".join(parts) + b"}"
 
 
 def prioritize_response(decision: Decision) -> bytes:
     """HostPriorityList: every candidate, with 0 if no agent scores it."""
-    return node_name_json.host_priority_list(decision.names, decision.points())
+    return node_name_json.encode_host_priority_list(decision.names, decision.points())
 
 
 def preempt_response(request: PreemptionRequest[Any], decision: Decision) -> bytes:

@@ -74,7 +74,9 @@ def _create_transport(
     server = kubeconfig_context.cluster["server"]
     url = urlsplit(server)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise _bad_settings(kubeconfig_context, "cluster: server", shown(server), "https://host:port")
+        raise _kubeconfig_settings_error(
+            kubeconfig_context, "cluster: server", shown(server), "https://host:port"
+        )
     proxy = kubeconfig_context.cluster.get("proxy-url") or proxy_settings.proxy_url(server, os.environ)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
 
@@ -90,7 +92,7 @@ def _create_transport(
     try:
         return RenewingTransport(make, tls_credentials.has_changed)
     except (ValueError, ImportError, httpx2.InvalidURL) as error:
-        raise _bad_settings(
+        raise _kubeconfig_settings_error(
             kubeconfig_context, "cluster: proxy-url", str(error), "a URL that can be used"
         ) from error
 
@@ -106,7 +108,7 @@ def _create_client(
             base_url=server, auth=auth, headers=headers, transport=transport, timeout=None, trust_env=False
         )
     except (ValueError, httpx2.InvalidURL) as error:
-        raise _bad_settings(
+        raise _kubeconfig_settings_error(
             kubeconfig_context, "cluster: server", str(error), "a URL that can be used"
         ) from error
 
@@ -120,7 +122,7 @@ def _httpcore_extensions(kubeconfig_context: KubeconfigContext) -> dict[str, str
 def _impersonation_headers(kubeconfig_context: KubeconfigContext) -> dict[str, str]:
     """The headers of `kubectl --as`. Groups and extras need repeated headers, so they are errors, not ignored."""
     if kubeconfig_context.user.get("as-groups") or kubeconfig_context.user.get("as-user-extra"):
-        raise _bad_settings(
+        raise _kubeconfig_settings_error(
             kubeconfig_context, "user: as-groups, as-user-extra", "set", "a user that needs no impersonation"
         )
     pairs = (
@@ -130,7 +132,7 @@ def _impersonation_headers(kubeconfig_context: KubeconfigContext) -> dict[str, s
     return {header: value for header, value in pairs if value}
 
 
-def _bad_settings(
+def _kubeconfig_settings_error(
     kubeconfig_context: KubeconfigContext, field: str, actual: str, expected: str
 ) -> BadSettings:
     return BadSettings(

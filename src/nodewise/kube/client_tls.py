@@ -24,17 +24,17 @@ def context(kubeconfig_context: KubeconfigContext) -> ssl.SSLContext:
     invalid.
     """
     what = f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}"
-    made = _verifying_context(kubeconfig_context, what)
+    made = _create_verifying_ssl_context(kubeconfig_context, what)
     pair = _read_client_key_pair(kubeconfig_context.user, what)
     if pair is not None:
-        load_pair(made, *pair, what)
+        load_client_key_pair(made, *pair, what)
     return made
 
 
-def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> None:
+def load_client_key_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> None:
     """Load a PEM pair into a context; new connections present it."""
     try:
-        pem_files.load(context, certificate, key)
+        pem_files.load_pair_into_ssl_context(context, certificate, key)
     except (ssl.SSLError, ValueError) as error:
         problem = Problem(
             "client-certificate, client-key", _openssl_reason(error), "an unencrypted pair in PEM"
@@ -51,16 +51,16 @@ class TlsCredentials:
         """BadSettings if a file cannot be used."""
         self._chosen = kubeconfig_context
         self._shown: tuple[bytes, bytes] | None = None
-        pair = _certificate_paths(kubeconfig_context.user, "client-certificate", "client-key")
-        bundle = _certificate_paths(kubeconfig_context.cluster, "certificate-authority")
+        pair = _certificate_file_paths(kubeconfig_context.user, "client-certificate", "client-key")
+        bundle = _certificate_file_paths(kubeconfig_context.cluster, "certificate-authority")
         now_s = clock.now()
         self._pair = (
-            ReloadableFiles("kube_client", pair, pem_files.read_pair, metrics_registry, now_s)
+            ReloadableFiles("kube_client", pair, pem_files.read_certificate_and_key, metrics_registry, now_s)
             if pair
             else None
         )
         self._bundle = (
-            ReloadableFiles("kube_ca", bundle, pem_files.read_bundle, metrics_registry, now_s)
+            ReloadableFiles("kube_ca", bundle, pem_files.read_trusted_certificates, metrics_registry, now_s)
             if bundle
             else None
         )
@@ -74,7 +74,7 @@ class TlsCredentials:
         """Present this PEM pair from now on. Returns False if it is already in use. BadSettings, with `what`, if it is
         invalid.
         """
-        load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key, what)
+        load_client_key_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key, what)
         before, self._shown = self._shown, (certificate, key)
         return before != self._shown
 
@@ -90,7 +90,7 @@ class TlsCredentials:
         return context(self._chosen._replace(user=user, cluster=cluster))
 
 
-def _certificate_paths(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
+def _certificate_file_paths(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
     """The path of each field, if all fields are given as files and none inline; else empty."""
     files = {
         field: section[field] for field in fields if section.get(field) and not section.get(f"{field}-data")
@@ -112,14 +112,14 @@ def client_certificate_expiry_hint(kubeconfig_context: KubeconfigContext, now_s:
     )
 
 
-def ca_certificates(kubeconfig_context: KubeconfigContext) -> bytes:
+def read_ca_certificates(kubeconfig_context: KubeconfigContext) -> bytes:
     """The authorities, in PEM, that the server is verified against; empty for those of the system."""
     what = f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}"
     return _read_tls_field(kubeconfig_context.cluster, "certificate-authority", what)
 
 
-def _verifying_context(kubeconfig_context: KubeconfigContext, what: str) -> ssl.SSLContext:
-    trusted = ca_certificates(kubeconfig_context)
+def _create_verifying_ssl_context(kubeconfig_context: KubeconfigContext, what: str) -> ssl.SSLContext:
+    trusted = read_ca_certificates(kubeconfig_context)
     try:
         made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
     except (ssl.SSLError, ValueError) as error:

@@ -62,7 +62,7 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
         self._current = made
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        self._check_certificates()
+        self._renew_if_certificates_changed()
         generation = self._current
         generation.calls += 1
         try:
@@ -71,7 +71,7 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
         except BaseException:
             generation.calls -= 1
             raise
-        response.extensions[RETIRED] = lambda: self._is_retired(generation)
+        response.extensions[RETIRED] = lambda: self._is_retired_connection_generation(generation)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _CountedBody(response.stream, generation)
         return response
@@ -81,11 +81,11 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
             await generation.transport.aclose()
         self._old = []
 
-    def _is_retired(self, generation: _Generation) -> bool:
-        self._check_certificates()
+    def _is_retired_connection_generation(self, generation: _Generation) -> bool:
+        self._renew_if_certificates_changed()
         return generation is not self._current
 
-    def _check_certificates(self) -> None:
+    def _renew_if_certificates_changed(self) -> None:
         if self._has_changed():
             self.renew()
 
@@ -96,7 +96,7 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
             await generation.transport.aclose()
 
 
-def is_retired(response: httpx2.Response) -> bool:
+def is_on_retired_connection(response: httpx2.Response) -> bool:
     """Whether the connection of a response uses certificates that have been replaced."""
     ask: Callable[[], bool] | None = response.extensions.get(RETIRED)
     return ask is not None and ask()

@@ -122,7 +122,7 @@ class Elector:
         """Write the Lease. Leadership counts from before the write was sent, as it may have arrived at once."""
         sent_s = self._clock.monotonic()
         await self._write_lease(
-            leader_election_rules.acquire_or_renew(self._observed, self._lock, self._clock.now()),
+            leader_election_rules.lease_after_acquire_or_renew(self._observed, self._lock, self._clock.now()),
             self._call_timeout_s(),
         )
         self._until_s = sent_s + self._lock.timings.renew_s

@@ -73,7 +73,7 @@ class ApiCall(NamedTuple):
         return f"{self.verb} {self.url}"
 
 
-def status_of(body: bytes) -> ErrorStatus:
+def parse_status_body(body: bytes) -> ErrorStatus:
     """The Status in a body. For a body without one, such as from a proxy, its beginning is the message."""
     try:
         status = msgspec.json.decode(body, type=ErrorStatus)

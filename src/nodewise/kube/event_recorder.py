@@ -98,13 +98,17 @@ class EventRecorder:
     ) -> None:
         """Queue an event. Never blocks and never fails; `action` is the action that caused it, in one word."""
         event = RecordedEvent(
-            about, type_, _truncate("reason", reason), _truncate("note", note), _truncate("action", action)
+            about,
+            type_,
+            _truncate_to_api_limit("reason", reason),
+            _truncate_to_api_limit("note", note),
+            _truncate_to_api_limit("action", action),
         )
-        series = self._series_of(event)
+        series = self._event_series_key(event)
         series.count += 1
         series.last_s = self._clock.now()
         if not series.waiting:
-            self._enqueue(event, series)
+            self._enqueue_or_drop_event(event, series)
 
     async def run(self) -> None:
         """Write queued events when they are due, until cancelled."""
@@ -135,7 +139,7 @@ class EventRecorder:
             sleeping.cancel()
             waking.cancel()
 
-    def _series_of(self, event: RecordedEvent) -> _EventSeries:
+    def _event_series_key(self, event: RecordedEvent) -> _EventSeries:
         now_s = self._clock.now()
         series = self._known.get(event)
         if series is None or now_s - series.last_s > FORGET_S:
@@ -146,7 +150,7 @@ class EventRecorder:
             self._known.popitem(last=False)
         return series
 
-    def _enqueue(self, event: RecordedEvent, series: _EventSeries) -> None:
+    def _enqueue_or_drop_event(self, event: RecordedEvent, series: _EventSeries) -> None:
         now_s = self._clock.monotonic()
         bucket = self._rate_limit_bucket(event)
         wait_s = None if len(self._queue) >= MOST_WAITING else bucket.take(now_s, PATIENCE_S)
@@ -178,7 +182,7 @@ class EventRecorder:
         try:
             await self._create_or_update_event(event, series)
         except NodewiseError as error:
-            self._handle_failure(event, series, error)
+            self._retry_or_drop_event(event, series, error)
         else:
             series.tries = 0
             self._is_losing = False
@@ -201,7 +205,7 @@ class EventRecorder:
         series.name = body["metadata"]["name"]
         self._metrics_registry.count("events_total", outcome="recorded")
 
-    def _handle_failure(self, event: RecordedEvent, series: _EventSeries, error: NodewiseError) -> None:
+    def _retry_or_drop_event(self, event: RecordedEvent, series: _EventSeries, error: NodewiseError) -> None:
         series.tries += 1
         if isinstance(error, Unavailable) and series.tries < TRIES:
             series.waiting = True
@@ -244,7 +248,7 @@ def _event_series_body(series: _EventSeries) -> dict[str, Any]:
     return {"count": max(series.count, 2), "lastObservedTime": format_micro_time(series.last_s)}
 
 
-def _truncate(field: str, text: str) -> str:
+def _truncate_to_api_limit(field: str, text: str) -> str:
     """The text, truncated to the number of UTF-8 bytes that the API server accepts, in whole characters."""
     most = _LONGEST[field]
     data = text.encode()

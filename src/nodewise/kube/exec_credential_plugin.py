@@ -74,16 +74,16 @@ class ExecPlugin(httpx2.Auth):
 
     async def async_auth_flow(self, request: httpx2.Request) -> Flow:
         await self._renew_credentials(self._clock.now() >= self._ends_at_s)
-        response = yield self._authorize(request)
+        response = yield self._set_authorization_header(request)
         if response.status_code == httpx2.codes.UNAUTHORIZED:
             refused = request.headers.get("Authorization", "")
             await self._renew_credentials(refused == self._authorization_header())
-            yield self._authorize(request)
+            yield self._set_authorization_header(request)
 
     def _authorization_header(self) -> str:
         return f"Bearer {self._token}" if self._token else ""
 
-    def _authorize(self, request: httpx2.Request) -> httpx2.Request:
+    def _set_authorization_header(self, request: httpx2.Request) -> httpx2.Request:
         if self._token:
             request.headers["Authorization"] = self._authorization_header()
         return request
@@ -95,7 +95,7 @@ class ExecPlugin(httpx2.Auth):
         before = self._ends_at_s, self._token
         async with self._lock:
             if (self._ends_at_s, self._token) == before:
-                self._apply_output(await self._run_plugin())
+                self._apply_plugin_credentials(await self._run_plugin())
 
     async def _run_plugin(self) -> bytes:
         """Run the plugin and return its output. It has no terminal: a service cannot prompt for a password."""
@@ -104,7 +104,7 @@ class ExecPlugin(httpx2.Auth):
             process = await asyncio.create_subprocess_exec(
                 self._config.command,
                 *(self._config.args or ()),
-                env=self._environment(),
+                env=self._plugin_environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
@@ -118,7 +118,7 @@ class ExecPlugin(httpx2.Auth):
             raise Unavailable(self._what, [Problem("", actual, "exit status 0")], retry_after_s=5.0)
         return output
 
-    def _environment(self) -> dict[str, str]:
+    def _plugin_environment(self) -> dict[str, str]:
         """The environment of the process, with the variables of the kubeconfig and of the protocol (KEP-541)."""
         spec: dict[str, Any] = {"interactive": False}
         if self._cluster is not None:
@@ -127,7 +127,7 @@ class ExecPlugin(httpx2.Auth):
         own = {pair["name"]: pair.get("value", "") for pair in self._config.env or () if "name" in pair}
         return {**os.environ, **own, "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode()}
 
-    def _apply_output(self, output: bytes) -> None:
+    def _apply_plugin_credentials(self, output: bytes) -> None:
         try:
             status = msgspec.json.decode(output, type=_ExecCredential).status
             ends_at_s = _expiry_s(status)
@@ -174,7 +174,7 @@ def _cluster_info(kubeconfig_context: KubeconfigContext) -> dict[str, Any]:
     info: dict[str, Any] = {
         field: kubeconfig_context.cluster[field] for field in fields if field in kubeconfig_context.cluster
     }
-    if authority := client_tls.ca_certificates(kubeconfig_context):
+    if authority := client_tls.read_ca_certificates(kubeconfig_context):
         info["certificate-authority-data"] = b64encode(authority).decode()
     for entry in kubeconfig_context.cluster.get("extensions") or ():
         if isinstance(entry, dict) and entry.get("name") == "client.authentication.k8s.io/exec":

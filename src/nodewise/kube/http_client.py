@@ -116,7 +116,7 @@ class HttpApi:
                 async for piece in response.aiter_bytes():
                     for line in splitter.feed(piece):
                         yield line
-                    if connection_renewal.is_retired(response):
+                    if connection_renewal.is_on_retired_connection(response):
                         return  # as if the server had ended the watch; the caller continues from the last event
                 if rest := splitter.rest():
                     yield rest
@@ -208,7 +208,7 @@ class HttpApi:
             self._on_response()
         if response.is_success:
             return
-        status = error_responses.status_of(await _read_body(response))
+        status = error_responses.parse_status_body(await _read_body(response))
         retry_after = response.headers.get("retry-after", "")
         call = _api_call(verb, request)
         hint = self._connection_info.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
@@ -231,14 +231,14 @@ class HttpApi:
             self._metrics_registry.count("kube_requests_total", verb=verb, outcome=outcome)
 
 
-def error_kind(error: type[Exception]) -> type[NodewiseError] | None:
+def error_kind_of_exception(error: type[Exception]) -> type[NodewiseError] | None:
     """The kind of error for an exception or the nearest of its base classes; None for an unknown one."""
     return next((TRANSLATED[parent] for parent in error.__mro__ if parent in TRANSLATED), None)
 
 
 def translate_error(error: Exception, call: ApiCall, server: str) -> NodewiseError:
     """The `NodewiseError` for a library's exception. It names the server's URL, the most frequent cause."""
-    kind = error_kind(type(error)) or Unavailable
+    kind = error_kind_of_exception(type(error)) or Unavailable
     actual = str(error) or type(error).__name__
     remedy = f"is the API server at {server} up, and is this its address?"
     return kind(str(call), [Problem("", actual, "")], remedy=remedy)

@@ -75,7 +75,7 @@ def wait_s(observed: ObservedLease | None, lock: LeaseLock, now_s: float) -> flo
     return max(0.0, observed.at_s + duration_s - now_s)
 
 
-def acquire_or_renew(observed: ObservedLease | None, lock: LeaseLock, wall_s: float) -> LeaseSpec:
+def lease_after_acquire_or_renew(observed: ObservedLease | None, lock: LeaseLock, wall_s: float) -> LeaseSpec:
     """The Lease with the identity of this process: renewed if it holds it, else acquired, which adds a transition."""
     now = format_micro_time(wall_s)
     spec = observed.spec if observed else LeaseSpec()

@@ -113,7 +113,9 @@ _KINDS: Final[Mapping[str, Literal["put", "gone", "bookmark"]]] = {
 }
 
 
-def request_parameters(state: ListWatchState, limit: int, random: Callable[[], float]) -> dict[str, str]:
+def list_or_watch_parameters(
+    state: ListWatchState, limit: int, random: Callable[[], float]
+) -> dict[str, str]:
     """The parameters of the next request."""
     if isinstance(state, ListState):
         return {"limit": str(limit)} | ({"continue": state.token} if state.token else {})
@@ -179,7 +181,7 @@ def state_after_error(state: ListWatchState, error: Exception) -> ListWatchState
     return VersionCheckState(state.version) if isinstance(state, WatchState) else state
 
 
-def key_of(data: msgspec.Raw) -> Key:
+def object_key(data: msgspec.Raw) -> Key:
     """Namespace and name of an object that may be invalid otherwise; empty if they cannot be read."""
     try:
         meta = _HEAD.decode(data).metadata
@@ -188,7 +190,7 @@ def key_of(data: msgspec.Raw) -> Key:
     return meta.namespace, meta.name
 
 
-def version_of(data: msgspec.Raw) -> str:
+def resource_version_of_object(data: msgspec.Raw) -> str:
     """The resource version of an object; empty if it has none."""
     try:
         return _HEAD.decode(data).metadata.resource_version

@@ -34,7 +34,7 @@ class ObjectDecoder(Generic[T]):
         self._kind = kind
         self._keep = keep
         self._decoder = msgspec.json.Decoder(type_)
-        self._raw = tuple(_raw_fields(type_))
+        self._raw = tuple(_find_raw_json_fields(type_))
         self._metrics_registry = metrics_registry
         self._writer: StoreWriter[T] = StoreWriter()
         self._named: set[Key] = set()
@@ -62,12 +62,16 @@ class ObjectDecoder(Generic[T]):
         """Apply the server's response to our write before the watch delivers it (`StoreWriter.apply_response`)."""
         raw = msgspec.Raw(data)
         item = self._decode_and_filter(raw)
-        return None if item is None else self._writer.apply_response(item, list_watch.version_of(raw))
+        return (
+            None
+            if item is None
+            else self._writer.apply_response(item, list_watch.resource_version_of_object(raw))
+        )
 
     def apply(self, watch_event: list_watch.WatchEvent) -> None:
         """Apply an event of the watch."""
         if watch_event.kind == "bookmark":
-            self._writer.reach(watch_event.version)
+            self._writer.advance_resource_version(watch_event.version)
             return
         item = self._decode_and_filter(watch_event.object) if watch_event.kind == "put" else None
         if item is None:
@@ -87,7 +91,7 @@ class ObjectDecoder(Generic[T]):
         try:
             return self._detach_raw_fields(self._decoder.decode(data))
         except UNREADABLE as error:
-            self._report_unreadable(list_watch.key_of(data), str(error))
+            self._report_unreadable_object(list_watch.object_key(data), str(error))
             return None
 
     def _detach_raw_fields(self, item: T) -> T:
@@ -100,7 +104,7 @@ class ObjectDecoder(Generic[T]):
                 msgspec.structs.force_setattr(part, name, getattr(part, name).copy())
         return item
 
-    def _report_unreadable(self, key: Key, error: str) -> None:
+    def _report_unreadable_object(self, key: Key, error: str) -> None:
         self._metrics_registry.count("kube_unreadable_total", kind=self._kind)
         if key not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add(key)
@@ -108,10 +112,10 @@ class ObjectDecoder(Generic[T]):
             logs.emit("object_unreadable", kind=self._kind, namespace=namespace, name=name, error=error)
 
 
-def _raw_fields(type_: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def _find_raw_json_fields(type_: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """The fields of a struct with raw JSON: the path to the struct that has the field, and the field's name."""
     for field in msgspec.structs.fields(type_):
         if field.type is msgspec.Raw:
             yield path, field.name
         elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from _raw_fields(field.type, (*path, field.name))
+            yield from _find_raw_json_fields(field.type, (*path, field.name))

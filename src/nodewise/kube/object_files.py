@@ -38,12 +38,12 @@ class ObjectLocation(NamedTuple):
     """The position in each List around the object, from 0, the outermost List first."""
 
     @property
-    def in_source(self) -> str:
+    def location_within_source(self) -> str:
         """The location without the source."""
         return ", ".join([f"document {self.document}", *(f"items[{position}]" for position in self.items)])
 
     def __str__(self) -> str:
-        return f"{self.source}, {self.in_source}"
+        return f"{self.source}, {self.location_within_source}"
 
 
 class FileObject(NamedTuple):
@@ -127,14 +127,14 @@ def _read_texts(
         if str(path) == "-":
             yield STDIN, (stdin or sys.stdin.buffer).read()
             continue
-        for file in _files_of_path(Path(path), problems):
+        for file in _list_object_files(Path(path), problems):
             try:
                 yield str(file), file.read_bytes()
             except OSError as error:
                 problems.append(Problem(str(file), error.strerror or str(error), "a file that can be read"))
 
 
-def _files_of_path(path: Path, problems: list[Problem]) -> list[Path]:
+def _list_object_files(path: Path, problems: list[Problem]) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
@@ -145,16 +145,16 @@ def _files_of_path(path: Path, problems: list[Problem]) -> list[Path]:
 
 def _parse_objects(text: bytes, source: str) -> Iterator[tuple[Kind, FileObject]]:
     for number, data in yaml_json_documents.split_documents(text, source):
-        yield from _expand_list(FileObject(ObjectLocation(source, number), data), _TypeMeta())
+        yield from _expand_list_object(FileObject(ObjectLocation(source, number), data), _TypeMeta())
 
 
-def _expand_list(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, FileObject]]:
+def _expand_list_object(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, FileObject]]:
     """The object, or the objects of a list. Items of a `NodeList` need no apiVersion and kind."""
     try:
         head = msgspec.json.decode(entry.data, type=_TypeMeta)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadInput(
-            entry.location.source, [_problem_of_msgspec_error(entry.location.in_source, error)]
+            entry.location.source, [_problem_of_msgspec_error(entry.location.location_within_source, error)]
         ) from error
     api_version = head.api_version or around.api_version
     kind = head.kind or around.kind.removesuffix("List")
@@ -162,13 +162,13 @@ def _expand_list(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, F
         actual = shown(entry.data[:60].decode(errors="replace"))
         raise BadInput(
             entry.location.source,
-            [Problem(entry.location.in_source, actual, "an object with apiVersion and kind")],
+            [Problem(entry.location.location_within_source, actual, "an object with apiVersion and kind")],
         )
     if kind.endswith("List") and head.items is not None:
         whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
         for position, item in enumerate(head.items):
             location = entry.location._replace(items=(*entry.location.items, position))
-            yield from _expand_list(FileObject(location, bytes(item)), whole)
+            yield from _expand_list_object(FileObject(location, bytes(item)), whole)
         return
     group = api_version.rpartition("/")[0]
     yield (group, kind), entry

@@ -34,7 +34,7 @@ async def list_objects(
     state: ListWatchState = ListState()
     limit, count, expired = list_watch.FIRST_LIMIT, 0, 0
     while isinstance(state, ListState):
-        params = {**target.selectors, **list_watch.request_parameters(state, limit, float)}
+        params = {**target.selectors, **list_watch.list_or_watch_parameters(state, limit, float)}
         try:
             body = await api.get(path, params, timeout_s=PAGE_S)
         except Expired as error:

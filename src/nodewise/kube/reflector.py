@@ -95,7 +95,7 @@ class Reflector(Generic[T]):
         """Apply the server's response to our write. Returns the object in the store afterwards, or None."""
         return self._decoder.apply_response(response)
 
-    def relist(self) -> None:
+    def request_relist(self) -> None:
         """List again (resync) at the next response of the server. A watch has a bookmark at least every minute."""
         self._relist_requested = True
 
@@ -103,7 +103,7 @@ class Reflector(Generic[T]):
         """Seconds since the last response; infinite before the first. A watch has a bookmark at least every minute."""
         return self._clock.monotonic() - self._last_response_s
 
-    async def until_synced(self) -> None:
+    async def wait_until_synced(self) -> None:
         """Wait for the first complete list."""
         await self._synced.wait()
 
@@ -121,22 +121,22 @@ class Reflector(Generic[T]):
         if self._relist_requested:
             self._relist_requested = False
             state = self._state = ListState(reason="doubt")
-        parameters = list_watch.request_parameters(state, self._limit, self._random)
+        parameters = list_watch.list_or_watch_parameters(state, self._limit, self._random)
         if isinstance(state, ListState):
             await self._list_page(state, {**self._target.selectors, **parameters})
         elif isinstance(state, VersionCheckState):
-            await self._check_version(state, parameters)
+            await self._check_resource_version(state, parameters)
         else:
             await self._watch_until_end({**self._target.selectors, **parameters})
 
-    async def _check_version(self, state: VersionCheckState, params: Mapping[str, str]) -> None:
+    async def _check_resource_version(self, state: VersionCheckState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params)
-        self._record_response()
+        self._record_server_response()
         self._state = list_watch.parse_version_check(state, body)
 
     async def _list_page(self, state: ListState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
-        self._record_response()
+        self._record_server_response()
         # splitting a page into objects and decoding them take half a millisecond each: yield in between
         await asyncio.sleep(0)
         after, page = list_watch.parse_page(state, body)
@@ -159,20 +159,20 @@ class Reflector(Generic[T]):
             async for line in lines:
                 is_empty = False
                 await self._pace.pause()
-                self._record_response()
-                self._apply_line(line)
+                self._record_server_response()
+                self._apply_watch_line(line)
                 if self._relist_requested:
                     break
         if is_empty and self._clock.monotonic() - began_s < _AT_ONCE_S:
             raise Unavailable(f"watch {self._path}", [Problem("", "it ended at once", "")])
-        self._record_response()
+        self._record_server_response()
 
-    def _apply_line(self, line: bytes) -> None:
+    def _apply_watch_line(self, line: bytes) -> None:
         if isinstance(self._state, WatchState):
             self._state, watch_event = list_watch.parse_watch_line(self._state, line)
             self._decoder.apply(watch_event)
 
-    def _record_response(self) -> None:
+    def _record_server_response(self) -> None:
         """Record a response of the server."""
         self._last_response_s = self._clock.monotonic()
         self._metrics_registry.set("kube_contact_timestamp_seconds", self._clock.now(), kind=self._kind)

@@ -161,7 +161,7 @@ class StoreWriter(Generic[N]):
         """Objects of responses that the watch has not reached, by version."""
         self.store: Store[N] = Store(self._contents)
 
-    def reach(self, version: str) -> None:
+    def advance_resource_version(self, version: str) -> None:
         """The server has reported everything up to `version`; an empty one has no meaning."""
         if not version:
             return
@@ -175,39 +175,39 @@ class StoreWriter(Generic[N]):
 
         The result is the object that the store has then, which may be newer.
         """
-        key, reached = _key(new), self._contents.resource_version
+        key, reached = _namespace_and_name(new), self._contents.resource_version
         if not version.isdecimal():
             return self._contents.objects.get(key)
         at = int(version)
         known = self._ahead.get(key, int(reached) if reached.isdecimal() else -1)
         if at > known:
             self._ahead[key] = at
-            self._put_object(key, new)
+            self._add_or_modify_object(key, new)
         return self._contents.objects.get(key)
 
     def apply(self, new: N, version: str = "") -> None:
         """Apply an added or modified object, at the version that the change made."""
-        self.reach(version)
-        if _key(new) not in self._ahead:
-            self._put_object(_key(new), new)
+        self.advance_resource_version(version)
+        if _namespace_and_name(new) not in self._ahead:
+            self._add_or_modify_object(_namespace_and_name(new), new)
 
-    def _put_object(self, key: Key, new: N) -> None:
+    def _add_or_modify_object(self, key: Key, new: N) -> None:
         old = self._contents.objects.get(key)
         if old is not None and old == new:
             return  # none of the fields that we read changed; a kubelet writes its node's status every few minutes
         self._contents.objects[key] = new
-        self._publish(key, Change(old, new))
+        self._publish_change(key, Change(old, new))
 
     def remove(self, key: Key, version: str = "") -> None:
         """Remove a deleted object, at the version that the deletion made. Ignores an unknown object."""
-        self.reach(version)
+        self.advance_resource_version(version)
         if key in self._ahead:
             return
         old = self._contents.objects.pop(key, None)
         if old is not None:
-            self._publish(key, Change(old, None))
+            self._publish_change(key, Change(old, None))
 
-    def _publish(self, key: Key, change: Change[N]) -> None:
+    def _publish_change(self, key: Key, change: Change[N]) -> None:
         if self._buffer:
             self._candidates.add(key)
         self._contents.publish({key: change})
@@ -221,7 +221,7 @@ class StoreWriter(Generic[N]):
 
         An unmodified object stays the same object, so a new list needs the memory of one list, not two.
         """
-        key = _key(item)
+        key = _namespace_and_name(item)
         before = self._contents.objects.get(key)
         if before is None or before != item:
             self._candidates.add(key)
@@ -259,7 +259,7 @@ class StoreWriter(Generic[N]):
         are_numbers = version.isdecimal() and reached.isdecimal()
         if are_numbers and int(version) < int(reached):
             self._ahead = {}
-        self.reach(version)
+        self.advance_resource_version(version)
 
     def replace(self, items: Iterable[N]) -> None:
         """Set the whole contents at once, as from files."""
@@ -269,5 +269,5 @@ class StoreWriter(Generic[N]):
         self.finish()
 
 
-def _key(item: KubernetesObject) -> Key:
+def _namespace_and_name(item: KubernetesObject) -> Key:
     return item.metadata.namespace, item.metadata.name

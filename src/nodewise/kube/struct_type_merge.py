@@ -73,7 +73,7 @@ def _merge_field_declarations(
                 path, first, _type_text(default), struct, _type_text(_comparable_default(other))
             )
         type_ = both
-    return field.name, type_, _struct_field_spec(wire, type_, default)
+    return field.name, type_, _msgspec_field_definition(wire, type_, default)
 
 
 Side = tuple[Declared, Any]
@@ -129,7 +129,7 @@ def _comparable_default(field: FieldInfo) -> Any:
     return default
 
 
-def _struct_field_spec(wire: str, type_: Any, default: Any) -> Any:
+def _msgspec_field_definition(wire: str, type_: Any, default: Any) -> Any:
     if default is _EMPTY:
         struct = type_ if _is_struct(type_) else next(part for part in get_args(type_) if _is_struct(part))
         return msgspec.field(default=struct(), name=wire)

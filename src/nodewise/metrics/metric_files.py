@@ -87,10 +87,10 @@ def read_snapshot(
     by_metric: dict[str, list[NodeSample]] = {}
     for item in (
         *_read_metric_value_lists(objects),
-        *(item for table in tables for item in _csv_values(table)),
+        *(item for table in tables for item in _parse_csv_values(table)),
     ):
         by_metric.setdefault(item.metric_name, []).extend(metric_value_list.node_samples([item]))
-    for metric, usage in _usage_entries(objects, known).items():
+    for metric, usage in _node_usage_by_metric(objects, known).items():
         by_metric.setdefault(metric, []).extend(usage)
     return MetricsSnapshot(
         {
@@ -147,7 +147,7 @@ def _read_metric_value_lists(objects: FileObjects) -> Iterator[MetricValue]:
         yield item
 
 
-def _usage_entries(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSample]]:
+def _node_usage_by_metric(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSample]]:
     """The usage of nodes, by metric."""
     listed = [
         item for _, item in _decode_objects(objects, (resource_metrics_api.GROUP, "NodeMetrics"), NodeMetrics)
@@ -155,7 +155,9 @@ def _usage_entries(objects: FileObjects, known: NodeAttributes) -> dict[str, lis
     if not listed:
         return {}
     own = objects.of(NODES, _NODE)
-    nodes = cooperative_scheduling.run_without_pauses(node_attributes.read_nodes(own)) if own else known
+    nodes = (
+        cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(own)) if own else known
+    )
     return cooperative_scheduling.run_without_pauses(resource_metrics_api.by_metric(listed, nodes))
 
 
@@ -169,7 +171,7 @@ def _decode_objects(objects: FileObjects, kind: tuple[str, str], type_: type[T])
             raise BadInput(_WHAT, [Problem(entry.where, str(error), f"a {kind[1]}")]) from error
 
 
-def _csv_values(table: Path) -> Iterator[MetricValue]:
+def _parse_csv_values(table: Path) -> Iterator[MetricValue]:
     try:
         text = table.read_text()
     except (OSError, UnicodeDecodeError) as error:

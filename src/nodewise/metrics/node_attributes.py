@@ -61,7 +61,7 @@ class NodeAttributes(NamedTuple):
         """The node that a name or an address identifies, with or without a port; None if there is none."""
         node = self.names.get(text)
         if node is None and text:
-            node = self.names.get(_canonical_address(without_port(text)))
+            node = self.names.get(_canonical_address(strip_port(text)))
         return node
 
 
@@ -74,7 +74,7 @@ NodeLookup = Callable[[], Awaitable[NodeAttributes]]
 """Returns the current attributes of all nodes."""
 
 
-def read_nodes(nodes: Iterable[Any]) -> Generator[None, None, NodeAttributes]:
+def read_node_attributes(nodes: Iterable[Any]) -> Generator[None, None, NodeAttributes]:
     """The attributes of these nodes; yields between parts. An address of two nodes identifies neither of them."""
     allocatable: dict[str, NodeAllocatable] = {}
     owners: dict[str, dict[str, str | None]] = {"Hostname": {}, "InternalIP": {}}
@@ -125,7 +125,7 @@ class NodeAttributesCache:
         async with self._reading:
             if self._changed:
                 self._changed = False
-                self._nodes = await cooperative_scheduling.run(read_nodes(self._store.values()))
+                self._nodes = await cooperative_scheduling.run(read_node_attributes(self._store.values()))
         return self._nodes
 
     def _note_node_changes(self, changes: Changes[Any] | None) -> None:
@@ -136,7 +136,7 @@ class NodeAttributesCache:
         )
 
 
-def without_port(text: str) -> str:
+def strip_port(text: str) -> str:
     """The host of `10.0.0.7:9100`, `[fd00::7]:9100` and `host:9100`; a text without a port is unchanged."""
     if text.startswith("["):
         return text[1:].partition("]")[0]

@@ -32,7 +32,7 @@ class NodeIndex:
     @cached_property
     def table(self) -> NameTable | None:
         """The table of names, built on first use; None if the lengths of the names differ too much."""
-        return node_name_json_rows.build_table(list(self._numbers))
+        return node_name_json_rows.build_name_table(list(self._numbers))
 
     def prepare(self) -> None:
         """Build the table in advance, so that no request waits for it: about 2 ms for 5,000 names."""
@@ -104,7 +104,7 @@ class Names(msgspec.Struct, eq=False, gc=False):
         if isinstance(at, int):
             return self.strange[at] if at in self.strange else str(self.index.names[self.numbers[at]])
         if self.strange:
-            chosen: NDArray[np.object_] = self._all()[at]
+            chosen: NDArray[np.object_] = self._all_names_in_order()[at]
             return chosen
         names: NDArray[np.object_] = self.index.names[self.numbers[at]]
         return names
@@ -114,10 +114,10 @@ class Names(msgspec.Struct, eq=False, gc=False):
 
     def tolist(self) -> list[str]:
         """All names, in order."""
-        names: list[str] = self._all().tolist()
+        names: list[str] = self._all_names_in_order().tolist()
         return names
 
-    def _all(self) -> NDArray[np.object_]:
+    def _all_names_in_order(self) -> NDArray[np.object_]:
         names: NDArray[np.object_] = self.index.names[self.numbers]
         for position, name in self.strange.items():
             names[position] = name

@@ -60,7 +60,7 @@ class NameTable:
         self._text = self._as_rows(text)
         ends = np.tri(self.width + 1, self.width, -1, dtype=np.uint8)
         self._masks = self._as_rows(ends * np.uint8(255))
-        self._build_tables(self._rows_as_words(self._held))
+        self._build_hash_tables(self._rows_as_words(self._held))
 
     def _as_rows(self, matrix: NDArray[np.uint8]) -> Rows:
         rows: Rows = np.ascontiguousarray(matrix).reshape(-1).view(self._row)
@@ -69,7 +69,7 @@ class NameTable:
     def _rows_as_words(self, rows: Rows) -> Words:
         return rows.view(np.uint64).reshape(len(rows), -1)
 
-    def _build_tables(self, words: Words) -> None:
+    def _build_hash_tables(self, words: Words) -> None:
         """Choose hash factors and fill both tables; repeat while names collide in both."""
         count = len(words)
         bits = max(count * _SPREAD - 1, 1).bit_length()
@@ -119,7 +119,7 @@ class NameTable:
         return rows
 
 
-def build_table(names: Sequence[str]) -> NameTable | None:
+def build_name_table(names: Sequence[str]) -> NameTable | None:
     """The table of these names; None if rows of equal width would be much longer than the names."""
     quoted = [b'"' + name + b'"' for name in encode_names(names)]
     if not quoted or max(map(len, quoted)) * len(quoted) > _MOST_WASTE * sum(map(len, quoted)):

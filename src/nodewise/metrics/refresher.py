@@ -83,7 +83,7 @@ class MetricsRefresher:
         try:
             while True:
                 await self._run_period()
-                self._report_ages()
+                self._report_metric_ages()
         finally:
             for task in self._under_way.values():
                 task.cancel()
@@ -110,9 +110,9 @@ class MetricsRefresher:
         for request in requests - self._under_way.keys():
             task = asyncio.create_task(self._fetch_metric(request))
             self._under_way[request] = task
-            task.add_done_callback(partial(self._end_fetch, request))
+            task.add_done_callback(partial(self._remove_ended_fetch, request))
 
-    def _end_fetch(self, request: MetricRequest, _: asyncio.Task[None]) -> None:
+    def _remove_ended_fetch(self, request: MetricRequest, _: asyncio.Task[None]) -> None:
         self._under_way.pop(request, None)
 
     def _notify(self) -> None:
@@ -127,12 +127,12 @@ class MetricsRefresher:
         if request not in self._requests:
             return
         if isinstance(outcome, Series):
-            self._apply_series(request, before, outcome)
+            self._store_fetched_series(request, before, outcome)
             await self._selector.log_unused_sources(request)
         else:
-            self._apply_failure(request.key, outcome)
+            self._store_fetch_failure(request.key, outcome)
 
-    def _apply_series(self, request: MetricRequest, before: Series | None, series: Series) -> None:
+    def _store_fetched_series(self, request: MetricRequest, before: Series | None, series: Series) -> None:
         if request.key in self.snapshot.failures:
             logs.emit("metric_back", metric=request.key, nodes=len(series.samples))
         if series.invalid and (before is None or before.invalid.keys() != series.invalid.keys()):
@@ -147,13 +147,13 @@ class MetricsRefresher:
         self._metrics_registry.set("metric_nodes", len(series.samples), metric=request.name)
         self._notify()
 
-    def _apply_failure(self, key: str, failure: FetchFailure) -> None:
+    def _store_fetch_failure(self, key: str, failure: FetchFailure) -> None:
         if self.snapshot.failures.get(key) != failure.why:
             logs.emit("metric_failed", metric=key, error=failure.why)
         self.snapshot = self.snapshot.with_failure(key, failure.why, failure.cause)
         self._notify()
 
-    def _report_ages(self) -> None:
+    def _report_metric_ages(self) -> None:
         now = self._clock.now()
         for request in self._requests:
             series = self.snapshot.series.get(request.key)

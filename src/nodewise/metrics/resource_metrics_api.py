@@ -83,7 +83,7 @@ class ResourceMetricsSource:
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """One of the metrics. `MetricNotFound` if the API is not registered, `Unavailable` if no node has values."""
-        response = await self._current_response(request.metric, now)
+        response = await self._response_of_this_refresh(request.metric, now)
         if response.failure:
             raise response.failure
         builder = SeriesBuilder()
@@ -91,15 +91,15 @@ class ResourceMetricsSource:
             builder.add(node, entry)
         return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
-    async def _current_response(self, metric: str, now: float) -> NodeUsageResponse:
+    async def _response_of_this_refresh(self, metric: str, now: float) -> NodeUsageResponse:
         """The response of this refresh: a metric that has already used the response needs a new one."""
         async with self._lock:
             if metric in self._response.served or now - self._response.at > _SHARED_S:
-                self._response = await self._read(now)
+                self._response = await self._fetch_node_metrics(now)
             self._response.served.add(metric)
             return self._response
 
-    async def _read(self, now: float) -> NodeUsageResponse:
+    async def _fetch_node_metrics(self, now: float) -> NodeUsageResponse:
         try:
             body = await self._api.get(_PATH, timeout_s=self._timeout_s)
             nodes = await self._nodes()
@@ -144,14 +144,14 @@ def by_metric(
                 (item.usage.cpu, allocatable.cpu, "cpu", cpu, cpu_share),
                 (item.usage.memory, allocatable.memory, "memory", memory, memory_share),
             ):
-                used = _sample(item, value)
+                used = _parse_usage_sample(item, value)
                 usage.append((name, used))
                 share.append((name, used if isinstance(used, str) else _usage_share(used, whole, of)))
         yield
     return entries
 
 
-def _sample(item: NodeMetrics, value: Any) -> Sample | str:
+def _parse_usage_sample(item: NodeMetrics, value: Any) -> Sample | str:
     """The sample of a usage, or the reason why it is invalid."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"{shown(value)} is not {quantity.EXPECTED}"

@@ -34,9 +34,9 @@ _early_whatever_level: list[_BufferedEvent] = []
 
 def configure(level: str = "info", form: Format = "text") -> None:
     """Set level and format of all lines, and write buffered events. The command line calls it once."""
-    _set_level_and_form("debug", form)
+    _set_level_and_format("debug", form)
     _write_buffered(_early_whatever_level)
-    _set_level_and_form(level, form)
+    _set_level_and_format(level, form)
     _write_buffered(_early)
     # Libraries use the standard module `logging`; only their warnings are of interest to an operator.
     logging.basicConfig(stream=sys.stderr, level=max(_LEVELS[level], logging.WARNING), format="%(message)s")
@@ -48,7 +48,7 @@ def _write_buffered(early: list[_BufferedEvent]) -> None:
         emit(event, **fields)
 
 
-def _set_level_and_form(level: str, form: Format) -> None:
+def _set_level_and_format(level: str, form: Format) -> None:
     # plain tracebacks: pretty ones include the values of variables, such as the bodies of requests
     plain = structlog.dev.plain_traceback
     text = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)

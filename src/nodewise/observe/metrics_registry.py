@@ -40,7 +40,7 @@ class MetricsRegistry:
         return Histogram(full, row.help, row.labels, registry=self._registry, buckets=row.buckets)
 
     def _metric_with_labels(self, name: str, labels: dict[str, str]) -> Any:
-        key = _key(name, labels)
+        key = _metric_series_key(name, labels)
         series = self._series.get(key)
         if series is None:
             metric = self._metrics[name]
@@ -58,7 +58,7 @@ class MetricsRegistry:
 
     def forget(self, name: str, **labels: str) -> None:
         """Remove one series of a metric with labels, so that deleted objects are not exposed forever."""
-        self._series.pop(_key(name, labels), None)
+        self._series.pop(_metric_series_key(name, labels), None)
         with contextlib.suppress(KeyError):
             self._metrics[name].remove(*(labels[label] for label in METRICS[name].labels))
 
@@ -67,5 +67,5 @@ class MetricsRegistry:
         return generate_latest(self._registry)
 
 
-def _key(name: str, labels: dict[str, str]) -> tuple[str, ...]:
+def _metric_series_key(name: str, labels: dict[str, str]) -> tuple[str, ...]:
     return (name, *[labels[label] for label in METRICS[name].labels])

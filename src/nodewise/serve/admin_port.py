@@ -32,7 +32,7 @@ def admin_routes(waiting_for: Callable[[], Sequence[str]], metrics_registry: Met
     ]
 
 
-def loopback_only(route: Route) -> Route:
+def restrict_to_loopback(route: Route) -> Route:
     """The route for clients that connect to a loopback address, whatever addresses the port listens on: processes of
     this machine or pod, and `kubectl port-forward`. `Refused` for all others.
     """

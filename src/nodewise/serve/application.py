@@ -137,9 +137,9 @@ class HttpExchange:
         if self.response is None:
             try:
                 self._check_request_header()
-                self._check_size()
+                self._check_body_size()
             except NodewiseError as error:
-                self._refuse(error)
+                self._set_error_response(error)
 
     def receive(self, part: bytes) -> None:
         """Append a part of the body; the rest of a body that was refused is dropped."""
@@ -148,9 +148,9 @@ class HttpExchange:
         self._size += len(part)
         if self.is_started:
             try:
-                self._check_size()
+                self._check_body_size()
             except NodewiseError as error:
-                self._refuse(error)
+                self._set_error_response(error)
                 return
         if isinstance(self._body, io.BytesIO):
             self._body.write(part)
@@ -166,11 +166,11 @@ class HttpExchange:
         if self.response is not None:
             return None
         began_s = time.perf_counter()
-        request = self._request()
+        request = self._build_request()
         try:
             response = self._handler(request)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises, the client gets a response
-            self._fail(error)
+            self._set_response_of_exception(error)
             return None
         if not isinstance(response, Response):
             return self._await_response(response, began_s)
@@ -194,7 +194,7 @@ class HttpExchange:
         try:
             response = await pending
         except Exception as error:  # noqa: BLE001 - as in `finish`
-            self._fail(error)
+            self._set_response_of_exception(error)
         else:
             self._complete_response(response, began_s)
 
@@ -209,18 +209,18 @@ class HttpExchange:
         self.response = response
         self._application.observe(self.head.path, time.perf_counter() - began_s)
 
-    def _fail(self, error: Exception) -> None:
+    def _set_response_of_exception(self, error: Exception) -> None:
         if isinstance(error, NodewiseError):
-            self._refuse(error)
+            self._set_error_response(error)
             return
         self.log_exception()
-        self._refuse(NodewiseError("a defect of nodewise; see the log of the server"))
+        self._set_error_response(NodewiseError("a defect of nodewise; see the log of the server"))
 
-    def _refuse(self, error: NodewiseError) -> None:
+    def _set_error_response(self, error: NodewiseError) -> None:
         self._body = b""
-        self.response = responses.from_error(error)
+        self.response = responses.response_from_error(error)
 
-    def _request(self) -> Request:
+    def _build_request(self) -> Request:
         head, peer = self.head, self._peer
         query = (
             dict(parse_qsl(head.query.decode("latin-1"), keep_blank_values=True)) if head.query else _NO_QUERY
@@ -231,12 +231,12 @@ class HttpExchange:
     def _check_request_header(self) -> None:
         head = self.head
         if head.method == "POST":
-            _check_json(head.content_type, head.content_encoding)
+            _check_json_content_type(head.content_type, head.content_encoding)
         if head.content_length is not None:
-            self._application.check_length("Content-Length", head.content_length)
+            self._application.check_body_length("Content-Length", head.content_length)
 
-    def _check_size(self) -> None:
-        self._application.check_length("body", self._size)
+    def _check_body_size(self) -> None:
+        self._application.check_body_length("body", self._size)
         concurrency_limit = self._route.concurrency_limit if self._route is not None else None
         size = max(self._size, self.head.content_length or 0)
         if (
@@ -274,7 +274,7 @@ class Application:
         for methods in self._routes.values():
             if "GET" in methods:
                 methods.setdefault("HEAD", methods["GET"])
-        self._forgiving = {_normalized_path(route.path): route.path for route in routes if route.is_forgiving}
+        self._forgiving = {_normalize_path(route.path): route.path for route in routes if route.is_forgiving}
 
     def open(self, head: RequestHeader, peer: RemotePeer) -> HttpExchange:
         """An exchange for a request header."""
@@ -292,7 +292,7 @@ class Application:
             return None, responses.refusal_response(405, problem, [("Allow", allowed)])
         return route, peer.pinned_only_refusal if route.pinned_only else None
 
-    def check_length(self, field: str, length: int) -> None:
+    def check_body_length(self, field: str, length: int) -> None:
         """`TooLarge` for a body over the limit."""
         if length > self._max_body_bytes:
             problem = Problem(field, f"{length} bytes", f"at most {self._max_body_bytes}")
@@ -309,7 +309,7 @@ class Application:
 
     def _unknown_path_response(self, head: RequestHeader) -> Response:
         """404, or a redirect as the servers of the older systems gave it."""
-        path = self._forgiving.get(_normalized_path(head.path))
+        path = self._forgiving.get(_normalize_path(head.path))
         if path is None:
             served = ", ".join(sorted(self._routes))
             return responses.refusal_response(404, Problem("path", shown(head.path), f"one of {served}"))
@@ -320,12 +320,12 @@ class Application:
         )
 
 
-def _normalized_path(path: str) -> str:
+def _normalize_path(path: str) -> str:
     """Equal for paths that differ in case, in doubled slashes and in one at the end."""
     return "/".join(part for part in path.lower().split("/") if part)
 
 
-def _check_json(content_type: str | None, encoding: str) -> None:
+def _check_json_content_type(content_type: str | None, encoding: str) -> None:
     """BadInput unless the body is JSON without compression; parameters such as charset do not matter."""
     if encoding.strip().lower() not in ("", "identity"):
         problem = Problem("Content-Encoding", shown(encoding), "none: a body is not unpacked here")

@@ -36,20 +36,22 @@ class CertificateIssuer:
         begun = _certificate_builder(self._name, self._name, self._key.public_key(), now, valid)
         self.cert = self._sign_certificate(
             begun.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
-                _key_usage(signs_certificates=True), critical=True
+                _key_usage_extension(signs_certificates=True), critical=True
             )
         )
         """The certificate of the authority, PEM, which the peer has to trust."""
 
     def server(self, names: Sequence[str], common_name: str) -> SignedCertificate:
         """Issue a server certificate for host names and IP addresses. A long common name is truncated."""
-        return self._issue(common_name[:_LONGEST_NAME], names, ExtendedKeyUsageOID.SERVER_AUTH)
+        return self._issue_certificate(common_name[:_LONGEST_NAME], names, ExtendedKeyUsageOID.SERVER_AUTH)
 
     def client(self, name: str) -> SignedCertificate:
         """Issue a client certificate. A name that is a valid host name is also a subject alternative name."""
-        return self._issue(name, [name] if is_host(name) else [], ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._issue_certificate(name, [name] if is_host(name) else [], ExtendedKeyUsageOID.CLIENT_AUTH)
 
-    def _issue(self, common_name: str, names: Sequence[str], use: x509.ObjectIdentifier) -> SignedCertificate:
+    def _issue_certificate(
+        self, common_name: str, names: Sequence[str], use: x509.ObjectIdentifier
+    ) -> SignedCertificate:
         key = ec.generate_private_key(ec.SECP256R1())
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         begun = _certificate_builder(
@@ -57,15 +59,15 @@ class CertificateIssuer:
         )
         begun = (
             begun.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(_key_usage_extension(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
             .add_extension(identifier, critical=False)
         )
         if names:  # Go rejects an empty list
             begun = begun.add_extension(
-                x509.SubjectAlternativeName(map(_general_name, names)), critical=False
+                x509.SubjectAlternativeName(map(_subject_alternative_name, names)), critical=False
             )
-        return SignedCertificate(self._sign_certificate(begun), private_pem(key))
+        return SignedCertificate(self._sign_certificate(begun), private_key_as_pem(key))
 
     def _sign_certificate(self, begun: x509.CertificateBuilder) -> bytes:
         return begun.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
@@ -77,10 +79,10 @@ def certificate_request(name: str) -> SignedCertificate:
     request = (
         x509.CertificateSigningRequestBuilder().subject_name(_subject_name(name)).sign(key, hashes.SHA256())
     )
-    return SignedCertificate(request.public_bytes(_PEM), private_pem(key))
+    return SignedCertificate(request.public_bytes(_PEM), private_key_as_pem(key))
 
 
-def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_key_as_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
@@ -98,7 +100,7 @@ def is_host(name: str) -> bool:
     return len(name) < 254 and all(map(_LABEL.fullmatch, name.lower().split(".")))  # noqa: PLR2004 - RFC 1035
 
 
-def is_address(name: str) -> bool:
+def is_ip_address(name: str) -> bool:
     """Whether the name is an IP address."""
     try:
         ipaddress.ip_address(name)
@@ -107,8 +109,8 @@ def is_address(name: str) -> bool:
     return True
 
 
-def _general_name(name: str) -> x509.GeneralName:
-    return x509.IPAddress(ipaddress.ip_address(name)) if is_address(name) else x509.DNSName(name)
+def _subject_alternative_name(name: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(name)) if is_ip_address(name) else x509.DNSName(name)
 
 
 def _subject_name(name: str) -> x509.Name:
@@ -131,7 +133,7 @@ def _certificate_builder(
     )
 
 
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage_extension(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,

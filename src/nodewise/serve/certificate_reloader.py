@@ -56,7 +56,7 @@ class ReloadableFiles(Generic[T]):
         A change takes effect when two consecutive calls read the same content: `cat old new > bundle` has only the old
         content for a moment, and two files are written one after the other.
         """
-        changed = self._is_due(now_s) and self._reload(now_s)
+        changed = self._is_due(now_s) and self._reload_changed_files(now_s)
         self._warn_of_expiry(now_s)
         return changed
 
@@ -69,10 +69,10 @@ class ReloadableFiles(Generic[T]):
         self._tried = self._seen
         return news or (bool(self._problem) and now_s >= self._again_at_s)
 
-    def _reload(self, now_s: float) -> bool:
+    def _reload_changed_files(self, now_s: float) -> bool:
         try:
             fresh = self._read(self._paths, self._tried)
-            self._check_validity(fresh, now_s)
+            self._check_validity_period(fresh, now_s)
         except BadSettings as error:
             self._record_failed_reload(str(error), now_s)
             return False
@@ -85,7 +85,7 @@ class ReloadableFiles(Generic[T]):
         logs.emit("tls_reloaded", **self._log_fields(now_s))
         return changed
 
-    def _check_validity(self, fresh: T, now_s: float) -> None:
+    def _check_validity_period(self, fresh: T, now_s: float) -> None:
         field, path = next(iter(self._paths.items()))
         end_s, begin_s = fresh.end_s(now_s), fresh.begin_s()
         if end_s > now_s >= begin_s:

@@ -110,18 +110,20 @@ class ClientAuthorizer:
             return self._refuse_client("client_ca_changed", peer, client, expected)
         if client.is_ca and self._options.refuse_ca_client:
             return self._refuse_client("ca_certificate", peer, client, _NOT_A_CA)
-        mismatch = _pin_mismatch(client, self._options.client_name)
+        mismatch = _describe_pin_mismatch(client, self._options.client_name)
         if mismatch and not self._options.any_client:
             return self._refuse_client("client_name", peer, client, mismatch)
         if client.is_ca:
             self._metrics_registry.count("ca_clients_total")
-            self._warn_once("ca_client", peer, client)
+            self._warn_once_per_client("ca_client", peer, client)
         if not mismatch:
             return PINNED
-        self._warn_once("unpinned_client", peer, client, missing=mismatch)
+        self._warn_once_per_client("unpinned_client", peer, client, missing=mismatch)
         return Authorization(pinned_only_refusal=_refusal_response(client, mismatch))
 
-    def _warn_once(self, event: str, peer: str, client: CertificateIdentity, **fields: str) -> None:
+    def _warn_once_per_client(
+        self, event: str, peer: str, client: CertificateIdentity, **fields: str
+    ) -> None:
         if (event, client) not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add((event, client))
             logs.emit(event, peer=peer, names=client.names, **fields)
@@ -136,7 +138,7 @@ class ClientAuthorizer:
         return Authorization(refusal, refusal)
 
 
-def _pin_mismatch(client: CertificateIdentity, pins: Sequence[str]) -> str:
+def _describe_pin_mismatch(client: CertificateIdentity, pins: Sequence[str]) -> str:
     """What a certificate lacks to be pinned, with the remedy; empty if it is pinned."""
     has_name = not set(pins).isdisjoint(client.names)
     if has_name and client.for_client:

@@ -66,7 +66,7 @@ class ProtocolNotOffered(ssl.SSLError):
     """The client offers application protocols, and http/1.1 is not among them."""
 
 
-def reason_of(error: OSError) -> str:
+def close_reason_of_error(error: OSError) -> str:
     """The key of REASONS for the error of a handshake."""
     if isinstance(error, ProtocolNotOffered):
         return "alpn"

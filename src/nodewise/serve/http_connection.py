@@ -135,7 +135,7 @@ class HttpConnection(asyncio.Protocol):
         local = transport.get_extra_info("sockname")
         if len(self._connections.open) > self._options.max_connections:
             # the listener refuses at this number; several handshakes may end at once
-            self._end("too_many")
+            self._end_connection("too_many")
             return
         authorization = Authorization()
         secured = transport.get_extra_info("ssl_object")
@@ -148,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
             authorization.refusal,
             authorization.pinned_only_refusal,
         )
-        self._arm_timer()
+        self._start_phase_timer()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._ignores_input = True
@@ -180,17 +180,17 @@ class HttpConnection(asyncio.Protocol):
             if not self._ignores_input:
                 text = shown(str(error))
                 problem = Problem("request", text, "HTTP/1.1")
-                self._end("bad_request", text, responses.refusal_response(400, problem))
+                self._end_connection("bad_request", text, responses.refusal_response(400, problem))
         if not self._ignores_input:
-            self._count_bytes(before, len(data))
+            self._count_header_bytes(before, len(data))
         self._advance_first_exchange()
-        self._arm_timer()
+        self._start_phase_timer()
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
         if self._write_deadline is None:
             self._write_deadline = self._loop.call_later(
-                self._options.answer_timeout_s, self._end_unread_response
+                self._options.answer_timeout_s, self._abort_unread_response
             )
 
     def resume_writing(self) -> None:
@@ -198,7 +198,7 @@ class HttpConnection(asyncio.Protocol):
         if self._write_deadline is not None:
             self._write_deadline.cancel()
             self._write_deadline = None
-        self._write_pieces()
+        self._write_response_pieces()
 
     # called by the parser
 
@@ -220,14 +220,14 @@ class HttpConnection(asyncio.Protocol):
             return
         size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._fields)
         if size > self._options.header_bytes:
-            self._end_large_header(size)
+            self._reject_oversized_header(size)
         elif len(self._exchanges) > self._options.max_pipelined:
-            self._end("pipelined")
+            self._end_connection("pipelined")
         elif self._parser.should_upgrade():
             problem = Problem("Upgrade", "another protocol", "HTTP/1.1")
-            self._end("bad_request", "an upgrade", responses.refusal_response(400, problem))
+            self._end_connection("bad_request", "an upgrade", responses.refusal_response(400, problem))
         else:
-            self._receiving = exchange = self._application.open(self._request_head(), self._client)
+            self._receiving = exchange = self._application.open(self._build_request_head(), self._client)
             self._phase = Phase.BODY
             self._overhead_bytes = 0
             self._exchanges.append(exchange)
@@ -247,7 +247,7 @@ class HttpConnection(asyncio.Protocol):
 
     # called by the server
 
-    def retire(self) -> None:
+    def close_when_idle(self) -> None:
         """Close: at once when idle, after the response when a request is being answered."""
         self._is_last = self._closes = True
         if not self._exchanges:
@@ -262,7 +262,7 @@ class HttpConnection(asyncio.Protocol):
 
     # requests and responses
 
-    def _request_head(self) -> RequestHeader:
+    def _build_request_head(self) -> RequestHeader:
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         fields = dict(self._fields)
@@ -289,11 +289,11 @@ class HttpConnection(asyncio.Protocol):
         if exchange.response is not None:
             self._write_response(exchange)
         elif exchange is not self._receiving:
-            self._finish(exchange)
+            self._answer_complete_request(exchange)
         elif is_new and exchange.head.expects_continue:
             self.transport.write(_CONTINUE)
 
-    def _finish(self, exchange: HttpExchange) -> None:
+    def _answer_complete_request(self, exchange: HttpExchange) -> None:
         """Answer a request whose body is complete."""
         pending = exchange.finish()
         if pending is None:
@@ -337,9 +337,9 @@ class HttpConnection(asyncio.Protocol):
             exchange.log_exception()
             self._close()
             return
-        self._write_pieces()
+        self._write_response_pieces()
 
-    def _write_pieces(self) -> None:
+    def _write_response_pieces(self) -> None:
         """Write as much of the response as the client takes."""
         while self._pieces is not None and not (self._is_writing_paused or self.transport.is_closing()):
             piece = next(self._pieces, None)
@@ -363,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
             self._loop.call_soon(self._advance_first_exchange)  # other connections go first
         elif self._phase is Phase.ANSWERING:
             self._phase = Phase.IDLE
-        self._arm_timer()
+        self._start_phase_timer()
 
     def _pause_reading(self) -> None:
         if not self._is_reading_paused:
@@ -378,26 +378,26 @@ class HttpConnection(asyncio.Protocol):
 
     # limits
 
-    def _count_bytes(self, before: Phase, size: int) -> None:
+    def _count_header_bytes(self, before: Phase, size: int) -> None:
         """Count what came in beside bodies; a header that began within this read is counted when complete."""
         if self._phase is Phase.HEADER and before is not Phase.BODY:
             self._header_bytes += size
             if self._header_bytes > self._options.header_bytes:
-                self._end_large_header(self._header_bytes)
+                self._reject_oversized_header(self._header_bytes)
         elif self._phase is Phase.BODY:
             self._overhead_bytes = 0 if self._had_body else self._overhead_bytes + size
             self._had_body = False
             if self._overhead_bytes > _OVERHEAD_BYTES:
                 problem = Problem("body", "chunk extensions or trailers without end", "a body")
-                self._end("bad_request", problem.found, responses.refusal_response(400, problem))
+                self._end_connection("bad_request", problem.found, responses.refusal_response(400, problem))
 
-    def _end_large_header(self, size: int) -> None:
+    def _reject_oversized_header(self, size: int) -> None:
         problem = Problem("header", f"{size} bytes or more", f"at most {self._options.header_bytes}")
-        self._end("header_size", problem.found, responses.refusal_response(431, problem))
+        self._end_connection("header_size", problem.found, responses.refusal_response(431, problem))
 
     # deadlines
 
-    def _arm_timer(self) -> None:
+    def _start_phase_timer(self) -> None:
         """Arm the timer that the phase needs, and no other."""
         has_deadline = self._phase in _DEADLINE_PHASES
         watched = (self._phase, self._requests) if has_deadline else None
@@ -424,16 +424,16 @@ class HttpConnection(asyncio.Protocol):
             timeout_s = self._options.header_timeout_s
             problem = Problem("header", "not complete", f"all of it within {timeout_s:g} s")
             refusal = responses.refusal_response(408, problem) if self._header_bytes else None
-            self._end("header_deadline", response=refusal)
-        elif (left_s := self._body_left_s()) > 0:
+            self._end_connection("header_deadline", response=refusal)
+        elif (left_s := self._seconds_until_body_deadline()) > 0:
             self._deadline = self._loop.call_later(left_s, self._handle_timeout)
         else:
             timeout_s, idle_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
             expected = f"all of it within {timeout_s:g} s, no pause over {idle_s:g} s"
             problem = Problem("body", "not complete", expected)
-            self._end("body_deadline", response=responses.refusal_response(408, problem))
+            self._end_connection("body_deadline", response=responses.refusal_response(408, problem))
 
-    def _body_left_s(self) -> float:
+    def _seconds_until_body_deadline(self) -> float:
         """Seconds until the body is late, as things stand."""
         if self._is_reading_paused:
             self._exclude_read_pause()
@@ -446,7 +446,7 @@ class HttpConnection(asyncio.Protocol):
         self._began_s += now_s - self._last_read_s
         self._last_read_s = now_s
 
-    def _end_unread_response(self) -> None:
+    def _abort_unread_response(self) -> None:
         self._write_deadline = None
         self._ignores_input = True
         self._close_reasons.record("answer_deadline", self.peer)
@@ -454,7 +454,7 @@ class HttpConnection(asyncio.Protocol):
 
     # end of the connection
 
-    def _end(self, reason: str, detail: str = "", response: Response | None = None) -> None:
+    def _end_connection(self, reason: str, detail: str = "", response: Response | None = None) -> None:
         """Record why, send the response where it does not get into the middle of another one, and close.
 
         What is wrong with a request that was sent ahead does not cost the one before it its response.
@@ -469,9 +469,9 @@ class HttpConnection(asyncio.Protocol):
         if response is None or is_answered or is_behind or self.transport.is_closing():
             self._close()
         else:
-            self._send_last(responses.encode_closing_response(response))
+            self._send_last_response_and_close(responses.encode_connection_close_response(response))
 
-    def _send_last(self, response: bytes) -> None:
+    def _send_last_response_and_close(self, response: bytes) -> None:
         """Write and close, without a reset that would overtake the response while the client is still sending."""
         self._ignores_input = True
         self._phase = Phase.CLOSING

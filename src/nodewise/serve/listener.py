@@ -101,7 +101,7 @@ class Listener:
     def start(self) -> None:
         """Begin to accept."""
         self._paused = None
-        self._loop.add_reader(self._socket, self._accept)
+        self._loop.add_reader(self._socket, self._accept_connections)
 
     async def stop(self) -> None:
         """Stop accepting, and cancel handshakes."""
@@ -114,7 +114,7 @@ class Listener:
             task.cancel()
         await asyncio.gather(*handshakes, return_exceptions=True)
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         for _ in range(_AT_ONCE):
             try:
                 accepted, address = self._socket.accept()
@@ -128,12 +128,12 @@ class Listener:
                 self._close_reasons.record("too_many", peer)
                 continue
             if len(self._handshakes) >= self._options.max_handshakes:
-                self._cancel_oldest()
-            task = self._loop.create_task(self._serve(accepted, peer))
+                self._cancel_oldest_handshake()
+            task = self._loop.create_task(self._handle_new_connection(accepted, peer))
             self._handshakes[task] = peer
             task.add_done_callback(self._forget_handshake)
 
-    def _cancel_oldest(self) -> None:
+    def _cancel_oldest_handshake(self) -> None:
         """Cancel the oldest handshake: regular ones take milliseconds, so it is the least likely to end."""
         task, peer = next(iter(self._handshakes.items()))
         self._forget_handshake(task)
@@ -149,7 +149,7 @@ class Listener:
         self._loop.remove_reader(self._socket)
         self._paused = self._loop.call_later(_PAUSE_S, self.start)
 
-    async def _serve(self, accepted: socket.socket, peer: str) -> None:
+    async def _handle_new_connection(self, accepted: socket.socket, peer: str) -> None:
         """Handle a connection until its protocol takes over. Raises only if cancelled."""
         accepted.setblocking(False)
         try:
@@ -158,11 +158,13 @@ class Listener:
             else:
                 await self._start_tls(accepted, peer, self._tls)
         except OSError as error:
-            self._close_reasons.record(connection_close_reasons.reason_of(error), peer, str(error))
+            self._close_reasons.record(
+                connection_close_reasons.close_reason_of_error(error), peer, str(error)
+            )
 
     async def _start_tls(self, accepted: socket.socket, peer: str, tls: ServerCertificates) -> None:
         deadline = self._loop.time() + self._options.handshake_timeout_s
-        if not await self._speaks_tls(accepted, peer):
+        if not await self._check_client_speaks_tls(accepted, peer):
             return
         # The transport closes its socket when the handshake fails, before the exception; the copy can still send.
         with accepted.dup() as copy:
@@ -176,11 +178,11 @@ class Listener:
                 )
             except tls_handshake.HandshakeFailed as failed:
                 self._close_reasons.record(
-                    connection_close_reasons.reason_of(failed.cause), peer, str(failed.cause)
+                    connection_close_reasons.close_reason_of_error(failed.cause), peer, str(failed.cause)
                 )
                 _send_and_shut_down(copy, failed.alert)
 
-    async def _speaks_tls(self, accepted: socket.socket, peer: str) -> bool:
+    async def _check_client_speaks_tls(self, accepted: socket.socket, peer: str) -> bool:
         """Whether the first byte begins a handshake; if not, answer and close the connection."""
         speaks = False
         try:
@@ -201,7 +203,7 @@ class Listener:
         with contextlib.suppress(BlockingIOError):
             return accepted.recv(1, socket.MSG_PEEK)
         readable = self._loop.create_future()
-        self._loop.add_reader(accepted, _set, readable)
+        self._loop.add_reader(accepted, _set_future_once, readable)
         try:
             async with asyncio.timeout(self._options.handshake_timeout_s):
                 await readable
@@ -221,6 +223,6 @@ def _send_and_shut_down(connection: socket.socket, data: bytes) -> None:
         connection.shutdown(socket.SHUT_WR)
 
 
-def _set(readable: asyncio.Future[None]) -> None:
+def _set_future_once(readable: asyncio.Future[None]) -> None:
     if not readable.done():
         readable.set_result(None)

@@ -71,51 +71,53 @@ def read_contents(paths: Paths) -> Contents:
     return contents
 
 
-def read_pair(paths: Paths, held: Contents) -> X509KeyPair:
+def read_certificate_and_key(paths: Paths, held: Contents) -> X509KeyPair:
     """The certificate of the first path with the key of the second. BadSettings names every problem."""
     problems: list[Problem] = []
     (cert_field, cert_path), (key_field, key_path) = paths.items()
     certificate = _content_or_problem(cert_field, cert_path, held[cert_field], problems)
-    chain = _certificates(cert_field, cert_path, certificate, problems) if certificate is not None else []
+    chain = (
+        _parse_certificates(cert_field, cert_path, certificate, problems) if certificate is not None else []
+    )
     key = _content_or_problem(key_field, key_path, held[key_field], problems)
-    if key is not None and (actual := _key_problem(key, chain, cert_path)):
+    if key is not None and (actual := _private_key_problem(key, chain, cert_path)):
         problems.append(
             Problem(key_field, f"{key_path} {actual}", "the private key of the certificate, in PEM")
         )
     if problems or certificate is None or key is None:
         raise BadSettings(CERTIFICATE_FILES, problems)
     try:
-        load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
+        load_pair_into_ssl_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
     except (ssl.SSLError, OSError) as error:
         problem = Problem(cert_field, f"{cert_path} with {key_path}: {error}", "a pair that OpenSSL takes")
         raise BadSettings(CERTIFICATE_FILES, [problem]) from error
     return X509KeyPair(certificate, key, tuple(chain))
 
 
-def read_bundle(paths: Paths, held: Contents) -> CertificateBundle:
+def read_trusted_certificates(paths: Paths, held: Contents) -> CertificateBundle:
     """The trusted certificates of one path. BadSettings if there are none or they cannot be read."""
     problems: list[Problem] = []
     ((field, path),) = paths.items()
     text = _content_or_problem(field, path, held[field], problems)
-    authorities = _certificates(field, path, text, problems) if text is not None else []
+    authorities = _parse_certificates(field, path, text, problems) if text is not None else []
     if problems or text is None:
         raise BadSettings(CERTIFICATE_FILES, problems)
     try:
-        trust(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authorities)
+        add_trusted_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authorities)
     except ssl.SSLError as error:
         problem = Problem(field, f"{path}: {error}", "certificates that OpenSSL takes")
         raise BadSettings(CERTIFICATE_FILES, [problem]) from error
     return CertificateBundle(text, tuple(authorities))
 
 
-def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+def load_pair_into_ssl_context(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """Load a PEM pair into a context, which takes pairs from files only. ssl.SSLError where it is none."""
     with _temporary_file_path(certificate) as cert_path, _temporary_file_path(key) as key_path:
         # an empty password, as without one OpenSSL would ask for it on the terminal and wait
         context.load_cert_chain(cert_path, key_path, password="")
 
 
-def trust(context: ssl.SSLContext, authorities: Sequence[x509.Certificate]) -> None:
+def add_trusted_certificates(context: ssl.SSLContext, authorities: Sequence[x509.Certificate]) -> None:
     """Add trusted certificates to a context. ssl.SSLError if OpenSSL rejects them."""
     ders = (authority.public_bytes(serialization.Encoding.DER) for authority in authorities)
     context.load_verify_locations(cadata=b"".join(ders))
@@ -149,7 +151,7 @@ def _content_or_problem(
     return None
 
 
-def _certificates(field: str, path: str, pem: bytes, problems: list[Problem]) -> list[x509.Certificate]:
+def _parse_certificates(field: str, path: str, pem: bytes, problems: list[Problem]) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
@@ -157,7 +159,7 @@ def _certificates(field: str, path: str, pem: bytes, problems: list[Problem]) ->
         return []
 
 
-def _key_problem(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) -> str:
+def _private_key_problem(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) -> str:
     """The problem of a key: invalid, encrypted, or not the key of the first certificate. Empty if there is none."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
@@ -165,10 +167,10 @@ def _key_problem(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) 
         return "is encrypted"
     except (ValueError, UnsupportedAlgorithm):
         return "holds no private key that can be read"
-    matches = not chain or _public_bytes(key.public_key()) == _public_bytes(chain[0].public_key())
+    matches = not chain or _public_key_bytes(key.public_key()) == _public_key_bytes(chain[0].public_key())
     return "" if matches else f"does not match {cert_path}"
 
 
-def _public_bytes(key: object) -> bytes:
+def _public_key_bytes(key: object) -> bytes:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.DER, form)  # type: ignore[attr-defined, no-any-return]

@@ -44,7 +44,7 @@ STATUS: Final[dict[type[NodewiseError], int]] = {
 }
 
 
-def from_error(error: NodewiseError) -> Response:
+def response_from_error(error: NodewiseError) -> Response:
     """The response to an error: its kind determines the status, its problems the body."""
     status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
     headers = []
@@ -91,7 +91,7 @@ def encode_response(
     return itertools.chain([head + next(rest, b"")], rest)
 
 
-def encode_closing_response(response: Response) -> bytes:
+def encode_connection_close_response(response: Response) -> bytes:
     """The whole response, which announces the end of the connection: for what is refused before there is a request."""
     body = response.body if isinstance(response.body, bytes) else b"".join(response.body)
     return encode_header(response, close=True) + body

@@ -24,7 +24,7 @@ _LOOK_S: Final = 0.01
 """Poll interval of a stopping server for the end of its connections."""
 
 
-def _check_unsafe_options(options: ServeOptions) -> list[Problem]:
+def _unsafe_option_problems(options: ServeOptions) -> list[Problem]:
     if not options.unsafe or is_loopback(options.host) or options.unsafe_address == options.host:
         return []
     actual = f"plain HTTP on {options.host}, where anybody may call"
@@ -68,7 +68,7 @@ class HttpServer:
     async def start(self) -> None:
         """Open the port. BadSettings names all problems of files, address and port."""
         options = self._options
-        problems = _check_unsafe_options(options)
+        problems = _unsafe_option_problems(options)
         if not options.unsafe:
             try:
                 self._tls = ServerCertificates(
@@ -115,7 +115,7 @@ class HttpServer:
         with contextlib.suppress(asyncio.CancelledError):
             await self._ticker
         for connection in list(self._connections.open):
-            connection.retire()
+            connection.close_when_idle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._wait_for_connections_to_end()
@@ -148,32 +148,32 @@ class HttpServer:
         """Update what changes with time: the date of responses, the count of connections, the certificate files."""
         self._connections.date = formatdate(self._clock.now(), usegmt=True).encode()
         self._metrics_registry.set("connections", len(self._connections.open), port=str(self.port))
-        self._finish_old_connections(self._options.connection_age_s)
+        self._close_connections_past_max_age(self._options.connection_age_s)
         if self._tls is not None:
-            self._poll_certificates(self._tls)
+            self._reload_changed_certificates(self._tls)
 
-    def _poll_certificates(self, tls: ServerCertificates) -> None:
+    def _reload_changed_certificates(self, tls: ServerCertificates) -> None:
         """Reload changed certificate files, and set the metric of the client certificate that expires first."""
         before = tls.context
         if tls.poll():
-            self._retire_untrusted(tls)
+            self._close_untrusted_connections(tls)
         if tls.context is not before:
-            self._finish_old_connections(0.0)
+            self._close_connections_past_max_age(0.0)
         ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]
         if ends:
             self._metrics_registry.set("tls_certificate_expires_seconds", min(ends), certificate="clients")
         else:
             self._metrics_registry.forget("tls_certificate_expires_seconds", certificate="clients")
 
-    def _finish_old_connections(self, age_s: float) -> None:
+    def _close_connections_past_max_age(self, age_s: float) -> None:
         opened_before_s = asyncio.get_running_loop().time() - age_s
         for connection in list(self._connections.open):
             if connection.opened_s <= opened_before_s:
                 connection.finish()
 
-    def _retire_untrusted(self, tls: ServerCertificates) -> None:
+    def _close_untrusted_connections(self, tls: ServerCertificates) -> None:
         """After a change of the client CA: close connections whose certificate no longer verifies."""
         for connection in list(self._connections.open):
             if not tls.admits(connection.chain):
                 self._close_reasons.record("client_ca_changed", connection.peer)
-                connection.retire()
+                connection.close_when_idle()

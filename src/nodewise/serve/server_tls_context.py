@@ -51,8 +51,8 @@ def _context(pair: X509KeyPair, bundle: CertificateBundle | None) -> ServerConte
         context.verify_mode = ssl.CERT_REQUIRED
         # A certificate in the bundle is trusted as it is, so that a bundle of intermediates works as in Go.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        pem_files.trust(context, bundle.authorities)
-    pem_files.load(context, pair.certificate, pair.key)
+        pem_files.add_trusted_certificates(context, bundle.authorities)
+    pem_files.load_pair_into_ssl_context(context, pair.certificate, pair.key)
     context.bundle = bundle
     return context
 
@@ -133,7 +133,7 @@ class ServerCertificates:
             self._pair = ReloadableFiles(
                 "serving",
                 {"cert": options.cert, "key": options.key},
-                pem_files.read_pair,
+                pem_files.read_certificate_and_key,
                 metrics_registry,
                 now_s,
             )
@@ -145,7 +145,7 @@ class ServerCertificates:
                 self._bundle = ReloadableFiles(
                     "client_ca",
                     {"client_ca": options.client_ca},
-                    pem_files.read_bundle,
+                    pem_files.read_trusted_certificates,
                     metrics_registry,
                     now_s,
                 )

@@ -50,7 +50,7 @@ def _split_length_prefixed(data: bytes, width: int) -> tuple[bytes, bytes]:
     return data[width:end], data[end:]
 
 
-def _extensions(message: bytes) -> Iterator[tuple[int, bytes]]:
+def _client_hello_extensions(message: bytes) -> Iterator[tuple[int, bytes]]:
     rest = message[_MESSAGE + 2 + 32 :]  # after the message's header, the version and the random
     for width in (1, 2, 1):  # session id, cipher suites, compression methods
         _, rest = _split_length_prefixed(rest, width)
@@ -61,7 +61,7 @@ def _extensions(message: bytes) -> Iterator[tuple[int, bytes]]:
         yield kind, body
 
 
-def offered_protocols(data: bytes) -> tuple[bytes, ...] | None:
+def offered_alpn_protocols(data: bytes) -> tuple[bytes, ...] | None:
     """The application protocols that a ClientHello offers: () for none, None while it is incomplete.
 
     Never raises: OpenSSL refuses what cannot be parsed.
@@ -72,7 +72,7 @@ def offered_protocols(data: bytes) -> tuple[bytes, ...] | None:
     if message[0] != _CLIENT_HELLO:
         return ()
     names = []
-    for kind, body in _extensions(message):
+    for kind, body in _client_hello_extensions(message):
         if kind == _ALPN:
             rest, _ = _split_length_prefixed(body, 2)
             while rest:
@@ -103,7 +103,7 @@ class _ServerSslObject(ssl.SSLObject):
         data = self.incoming.read()
         self.incoming.write(data)
         self.received = (self.received or b"") + data
-        names = offered_protocols(self.received)
+        names = offered_alpn_protocols(self.received)
         if names is None:
             return
         self.received = None

@@ -42,7 +42,7 @@ class AnnotatedNodes:
 
     def __init__(self, nodes: Sequence[Object], window_s: float = 900.0) -> None:
         self.objects = {node["metadata"]["name"]: node for node in nodes}
-        self._read = {name: _node(node) for name, node in self.objects.items()}
+        self._read = {name: _read_node_object(node) for name, node in self.objects.items()}
         self._window: deque[UsageArray] = deque(maxlen=max(round(window_s / MINUTE_S), 1))
         self._pods: dict[str, Any] = {}
 
@@ -57,7 +57,7 @@ class AnnotatedNodes:
         """Add the usage of one minute and update the annotations. Return the changed nodes by name."""
         self._window.append(use)
         allocations = cooperative_scheduling.run_without_pauses(allocation_by_node(self._pods.values()))
-        measurements = NodeMeasurements(self._usage(), allocations, now)
+        measurements = NodeMeasurements(self._measured_usage_by_node(), allocations, now)
         plans = cooperative_scheduling.run_without_pauses(
             plan_patches(self._read.values(), measurements, _CONFIG, _RULES)
         )
@@ -67,7 +67,7 @@ class AnnotatedNodes:
             changed |= self._patch_node(plan.name, {**plan.patch, CONGESTION_FACTOR: str(factor)})
         return changed
 
-    def _usage(self) -> Mapping[str, NodeUsage]:
+    def _measured_usage_by_node(self) -> Mapping[str, NodeUsage]:
         window = np.array(self._window)
         brief = len(window) < (self._window.maxlen or 0) / 2
         return {
@@ -85,7 +85,7 @@ class AnnotatedNodes:
         if after == before:
             return {}
         self.objects[name] = {**node, "metadata": {**node["metadata"], "annotations": after}}
-        self._read[name] = _node(self.objects[name])
+        self._read[name] = _read_node_object(self.objects[name])
         return {name: self.objects[name]}
 
 
@@ -94,5 +94,5 @@ def _summarize_usage(values: NDArray[np.float64]) -> ResourceUsage:
     return ResourceUsage(summary.mean, summary.deviation)
 
 
-def _node(obj: Object) -> Any:
+def _read_node_object(obj: Object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(obj), type=_NODE)

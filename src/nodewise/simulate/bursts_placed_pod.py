@@ -23,13 +23,13 @@ class PlacedPod:
         self.restarts = 0
         self._placed = self._started = minute
         self._started_s = now
-        made = bursts_workload.pod_object(pod)
+        made = bursts_workload.build_pod_object(pod)
         self._pod_object = {**made, "spec": {**made["spec"], "nodeName": node}}
-        self.obj = self._with_status(_NOT_TERMINATED)
+        self.obj = self._pod_with_last_state(_NOT_TERMINATED)
         """The Pod object with its current status."""
 
     @property
-    def ends(self) -> int:
+    def end_minute(self) -> int:
         """The first minute in which the pod no longer exists."""
         return self._placed + self.pod.minutes
 
@@ -47,9 +47,9 @@ class PlacedPod:
         ended = {"exitCode": 137, "reason": "Error", "startedAt": began, "finishedAt": format_rfc3339(now)}
         self.restarts += 1
         self._started, self._started_s = minute + 1, now
-        self.obj = self._with_status({"terminated": ended})
+        self.obj = self._pod_with_last_state({"terminated": ended})
 
-    def _with_status(self, last_state: Object) -> Object:
+    def _pod_with_last_state(self, last_state: Object) -> Object:
         container = {
             "name": CONTAINER,
             "restartCount": self.restarts,

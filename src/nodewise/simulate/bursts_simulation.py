@@ -123,7 +123,7 @@ class _Simulation:
     """State of one run, advanced minute by minute."""
 
     def __init__(self, scenario: Scenario, agents: AgentGroup, seed: int) -> None:
-        nodes = bursts_workload.node_objects(scenario)
+        nodes = bursts_workload.build_node_objects(scenario)
         names = [node["metadata"]["name"] for node in nodes]
         self._arrivals = deque(bursts_workload.pods(scenario, seed))
         self._numbers = {name: number for number, name in enumerate(names)}
@@ -148,7 +148,7 @@ class _Simulation:
 
     def step(self) -> None:
         """Simulate the next minute."""
-        self._end_pods()
+        self._delete_ended_pods()
         self._submit_arrivals()
         self._record_placements()
         use = self._usage_by_node()
@@ -163,8 +163,8 @@ class _Simulation:
         if self._waiting and changed:
             self.cluster.touch(next(iter(changed)))  # one event stands for the updates of all nodes
 
-    def _end_pods(self) -> None:
-        for name in [name for name, placed in self._placed.items() if placed.ends <= self._minute]:
+    def _delete_ended_pods(self) -> None:
+        for name in [name for name, placed in self._placed.items() if placed.end_minute <= self._minute]:
             self.cluster.delete(f"{NAMESPACE}/{name}")
             self._annotated.remove_pod(name)
             self._pod_changes[NAMESPACE, name] = None
@@ -175,13 +175,13 @@ class _Simulation:
         end_s = (self._minute + 1) * MINUTE_S
         while self._arrivals and self._arrivals[0].at_s < end_s:
             pod = self._arrivals.popleft()
-            self._pass_time(pod.at_s)
+            self._advance_clock(pod.at_s)
             self._waiting[pod.name] = pod
             self.pods += 1
-            self.cluster.submit(bursts_workload.pod_object(pod))
-        self._pass_time(end_s)
+            self.cluster.submit(bursts_workload.build_pod_object(pod))
+        self._advance_clock(end_s)
 
-    def _pass_time(self, until_s: float) -> None:
+    def _advance_clock(self, until_s: float) -> None:
         simulated_cluster.pass_time(self.cluster, self._clock, START_S + until_s - self._clock.now())
 
     def _record_placements(self) -> None:

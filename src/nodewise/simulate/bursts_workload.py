@@ -103,7 +103,7 @@ def pods(scenario: Scenario, seed: int) -> list[BurstyPod]:
     workloads = apps()
     arrivals = _arrival_times(scenario, float(np.mean([app.cpu_milli for app in workloads])), random)
     return [
-        _pod(f"pod-{number}", workloads[random.integers(len(workloads))], at_s, random)
+        _generate_pod(f"pod-{number}", workloads[random.integers(len(workloads))], at_s, random)
         for number, at_s in enumerate(arrivals)
     ]
 
@@ -112,13 +112,13 @@ def apps() -> list[App]:
     """The apps of the cluster, the same in all runs; runs differ in the arrivals and phases of pods."""
     random = np.random.default_rng(_APPS_SEED)
     return [
-        _app(f"{pattern}-{number}", pattern, random)
+        _generate_app(f"{pattern}-{number}", pattern, random)
         for pattern, count in _APPS.items()
         for number in range(count)
     ]
 
 
-def _app(name: str, usage_pattern: UsagePattern, random: np.random.Generator) -> App:
+def _generate_app(name: str, usage_pattern: UsagePattern, random: np.random.Generator) -> App:
     cpu = int(random.choice(_CPU_CHOICES[usage_pattern], p=_CPU_CHANCES))
     memory = round(cpu / 1000 * random.uniform(*_GIB_PER_CORE) * 8) * _GIB // 8
     hungry, leaky = usage_pattern == "hungry", usage_pattern == "leaky"
@@ -147,7 +147,7 @@ def _arrival_times(scenario: Scenario, cpu_milli: float, random: np.random.Gener
     return np.sort(np.concatenate([first, FILL_MINUTES * MINUTE_S + others]))
 
 
-def _pod(name: str, app: App, at_s: float, random: np.random.Generator) -> BurstyPod:
+def _generate_pod(name: str, app: App, at_s: float, random: np.random.Generator) -> BurstyPod:
     minutes = int(np.clip(np.ceil(random.exponential(LIFE_MINUTES)), _LEAST_LIFE, _MOST_LIFE))
     is_busy = np.fromiter(_busy_by_minute(app, minutes, random), bool, minutes)
     unrest = random.uniform(0.9, 1.1, minutes)
@@ -168,7 +168,7 @@ def _busy_by_minute(app: App, minutes: int, random: np.random.Generator) -> Iter
         done, busy = done + lasts, not busy
 
 
-def pod_object(pod: BurstyPod) -> dict[str, Any]:
+def build_pod_object(pod: BurstyPod) -> dict[str, Any]:
     """The Pod object as a client creates it."""
     requests = {"cpu": f"{pod.app.cpu_milli}m", "memory": str(pod.app.memory_bytes)}
     return {
@@ -182,7 +182,7 @@ def pod_object(pod: BurstyPod) -> dict[str, Any]:
     }
 
 
-def node_objects(scenario: Scenario) -> list[dict[str, Any]]:
+def build_node_objects(scenario: Scenario) -> list[dict[str, Any]]:
     """Node objects, identical except for their names."""
     allocatable = {"cpu": f"{CPU_MILLI}m", "memory": str(MEMORY_BYTES), "pods": "110"}
     status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}

@@ -46,7 +46,7 @@ class Inventory:
         """Add a new pod with the fields that the API server sets (`now_s` is Unix time), or replace one."""
         self._made += 1
         uid = uuid.uuid5(uuid.NAMESPACE_URL, f"{pod.key}#{self._made}")
-        made = parsed_nodes_and_pods.named(pod, str(uid), now_s)
+        made = parsed_nodes_and_pods.pod_as_stored(pod, str(uid), now_s)
         self.put(made)
         return made
 
@@ -57,7 +57,7 @@ class Inventory:
         if pod.nominated:
             self._nominated[pod.key] = pod
         if pod.node in self._nodes and not parsed_nodes_and_pods.has_ended(pod.obj):
-            self._nodes[pod.node] = self._nodes[pod.node].adding(pod)
+            self._nodes[pod.node] = self._nodes[pod.node].with_additional_pods(pod)
 
     def remove(self, key: str) -> None:
         """Remove a pod; does nothing if there is none."""

@@ -73,7 +73,7 @@ class ExtenderClient:
         """The feasible nodes; all of them if the extender has no filter verb."""
         if not self.entry.filter_verb:
             return FilteredNodes(list(nodes), {}, {})
-        body = self._nodes_request(pod, nodes)
+        body = self._encode_nodes_request(pod, nodes)
         answer = extender_messages.decode(self._post(self.entry.filter_verb, body), Filtered)
         if answer.error:
             raise Unavailable(answer.error)
@@ -84,7 +84,7 @@ class ExtenderClient:
         """Names and scores as received; empty if the extender has no prioritize verb."""
         if not self.entry.prioritize_verb:
             return []
-        body = self._nodes_request(pod, nodes)
+        body = self._encode_nodes_request(pod, nodes)
         answer = extender_messages.decode(self._post(self.entry.prioritize_verb, body), list[HostScore])
         return [(host_score.host, host_score.score) for host_score in answer]
 
@@ -93,17 +93,18 @@ class ExtenderClient:
     ) -> dict[str, Victims]:
         """The remaining candidates with their victims."""
         whole = not self.entry.node_cache_capable
-        body = extender_messages.preempt_request(pod, victims, whole=whole)
+        body = extender_messages.encode_preempt_request(pod, victims, whole=whole)
         answer = extender_messages.decode(self._post(self.entry.preempt_verb, body), Preempted)
         by_node = answer.node_name_to_meta_victims or {}
         return {
-            name: self._victims(name, on_node or MetaVictims(), nodes) for name, on_node in by_node.items()
+            name: self._read_victims_of_node(name, on_node or MetaVictims(), nodes)
+            for name, on_node in by_node.items()
         }
 
-    def _nodes_request(self, pod: Pod, nodes: Sequence[NodeInfo]) -> bytes:
+    def _encode_nodes_request(self, pod: Pod, nodes: Sequence[NodeInfo]) -> bytes:
         if self.entry.node_cache_capable:
-            return extender_messages.nodes_request(pod, None, [info.name for info in nodes])
-        return extender_messages.nodes_request(pod, [info.node.raw for info in nodes], None)
+            return extender_messages.encode_nodes_request(pod, None, [info.name for info in nodes])
+        return extender_messages.encode_nodes_request(pod, [info.node.raw for info in nodes], None)
 
     def _remaining_nodes(self, answer: Filtered, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
         """Whole nodes in a response hold no pods: kube-scheduler treats them as empty from here on."""
@@ -124,7 +125,9 @@ class ExtenderClient:
             "which is not found in the input node list"
         )
 
-    def _victims(self, name: str, victims: MetaVictims, nodes: Mapping[str, NodeInfo]) -> Victims:
+    def _read_victims_of_node(
+        self, name: str, victims: MetaVictims, nodes: Mapping[str, NodeInfo]
+    ) -> Victims:
         if name not in nodes:
             raise Unavailable(f'nodeinfo not found for node name "{name}"')
         on_node = {pod.uid: pod for pod in nodes[name].pods}
@@ -150,7 +153,7 @@ class ExtenderClient:
                 if answer.status_code != _OK:
                     code = answer.status_code
                     raise Unavailable(f"failed {verb} with extender at URL {url}, code {code}")
-                return _read_until_deadline(answer, end_s)
+                return _read_body_until_deadline(answer, end_s)
         except httpx2.RequestError as error:
             raise Unavailable(
                 f'Post "{url}": {go_http_error_texts.go_error_text(error, httpx2.URL(url))}'
@@ -159,7 +162,7 @@ class ExtenderClient:
             raise Unavailable(f'parse "{url}": {error}') from error
 
 
-def _read_until_deadline(answer: httpx2.Response, end_s: float) -> bytes:
+def _read_body_until_deadline(answer: httpx2.Response, end_s: float) -> bytes:
     pieces = []
     try:
         for piece in answer.iter_bytes():

@@ -77,7 +77,7 @@ def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredExtender,
     problems: list[Problem] = []
     valid: list[ConfiguredExtender] = []
     for index, document in enumerate(documents):
-        entry, entry_problems = _entry(document, f"extenders[{index}]")
+        entry, entry_problems = _decode_extender_entry(document, f"extenders[{index}]")
         problems += entry_problems
         valid += [entry] if entry else []
     problems += _duplicate_resource_problems(valid)
@@ -86,15 +86,17 @@ def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredExtender,
     return tuple(sorted(valid, key=lambda entry: entry.ignorable))
 
 
-def _entry(document: Mapping[str, Any], field: str) -> tuple[ConfiguredExtender | None, list[Problem]]:
+def _decode_extender_entry(
+    document: Mapping[str, Any], field: str
+) -> tuple[ConfiguredExtender | None, list[Problem]]:
     try:
         entry = msgspec.convert(document, ConfiguredExtender)
     except msgspec.ValidationError as error:
         return None, [Problem(field, str(error), "the fields of an extender")]
-    return entry, _problems(entry, field)
+    return entry, _extender_entry_problems(entry, field)
 
 
-def _problems(entry: ConfiguredExtender, field: str) -> list[Problem]:
+def _extender_entry_problems(entry: ConfiguredExtender, field: str) -> list[Problem]:
     problems = []
     if entry.prioritize_verb and entry.weight <= 0:
         problems.append(Problem(f"{field}.weight", str(entry.weight), "a positive weight"))

@@ -71,21 +71,21 @@ class _Arguments(msgspec.Struct, rename="pascal"):
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def nodes_request(pod: Pod, whole: Sequence[msgspec.Raw] | None, names: Sequence[str] | None) -> bytes:
+def encode_nodes_request(pod: Pod, whole: Sequence[msgspec.Raw] | None, names: Sequence[str] | None) -> bytes:
     """Encode the request of filter and prioritize; exactly one of the two lists is None."""
     items = None if whole is None else _NodeItems(list(whole))
     return _ENCODER.encode(_Arguments(pod.raw, items, names))
 
 
-def preempt_request(pod: Pod, victims: Mapping[str, Victims], *, whole: bool) -> bytes:
+def encode_preempt_request(pod: Pod, victims: Mapping[str, Victims], *, whole: bool) -> bytes:
     """Encode the request of preempt: victims by node, as whole objects or as uids."""
-    by_node = {name: _victims(on_node, whole=whole) for name, on_node in victims.items()}
+    by_node = {name: _encode_victims(on_node, whole=whole) for name, on_node in victims.items()}
     fields = ("NodeNameToVictims", "NodeNameToMetaVictims")
     used = fields[0] if whole else fields[1]
     return _ENCODER.encode({"Pod": pod.raw, **dict.fromkeys(fields), used: by_node})
 
 
-def _victims(victims: Victims, *, whole: bool) -> Object:
+def _encode_victims(victims: Victims, *, whole: bool) -> Object:
     pods = [pod.raw if whole else {"UID": pod.uid} for pod in victims.pods]
     return {"Pods": pods, "NumPDBViolations": victims.budget_violations}
 
@@ -96,22 +96,22 @@ def decode(body: bytes, kind: type[Answer]) -> Answer:
     Unavailable for an invalid response, with Go's message where that does not depend on the position of the error.
     """
     try:
-        return msgspec.convert(_first_value(body), kind | None) or kind()
+        return msgspec.convert(_cut_first_json_value(body), kind | None) or kind()
     except msgspec.ValidationError as error:
         raise Unavailable(f"json: cannot unmarshal the answer: {error}") from None
 
 
-def _first_value(body: bytes) -> Any:
+def _cut_first_json_value(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except msgspec.DecodeError as error:
         if "trailing characters" not in str(error):
-            raise Unavailable(_unreadable(body, str(error))) from None
+            raise Unavailable(_unreadable_response_error(body, str(error))) from None
         text = body.decode(errors="replace").lstrip()
         return json.JSONDecoder().raw_decode(text)[0]
 
 
-def _unreadable(body: bytes, why: str) -> str:
+def _unreadable_response_error(body: bytes, why: str) -> str:
     text = body.decode(errors="replace").lstrip()
     if not text:
         return "EOF"

@@ -64,7 +64,7 @@ SimulatedFilterPlugins = tuple[SimulatedFilterPlugin, ...]
 
 def standard(ignored: Collection[str] = ()) -> SimulatedFilterPlugins:
     """The default plugins; `ignored` are resources that extenders manage."""
-    return (*_BY_NODE, _resources_fit_plugin(frozenset(ignored)))
+    return (*_BY_NODE, _make_resources_fit_plugin(frozenset(ignored)))
 
 
 def judge(plugins: SimulatedFilterPlugins, pod: Pod, info: NodeInfo) -> Rejection | None:
@@ -98,11 +98,11 @@ def _tolerates_cordon(pod: Pod) -> bool:
 
 
 def _reject_untolerated_taint(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
-    tainted = _is_tainted(pod, info.node)
+    tainted = _has_untolerated_taint(pod, info.node)
     return ("node(s) had untolerated taint(s)",) if tainted else ()
 
 
-def _is_tainted(pod: Pod, node: Node) -> bool:
+def _has_untolerated_taint(pod: Pod, node: Node) -> bool:
     return bool(node_affinity_and_taints.untolerated(pod, node, node_affinity_and_taints.NOT_SCHEDULED))
 
 
@@ -119,7 +119,7 @@ def _was_uncordoned(_pod: Pod, event: ClusterEvent) -> bool:
     return after is not None and not after.is_cordoned and (before is None or before.is_cordoned)
 
 
-def _newly_satisfied_hint(is_right: Callable[[Pod, Node], bool]) -> Callable[[Pod, ClusterEvent], bool]:
+def _make_newly_satisfied_hint(is_right: Callable[[Pod, Node], bool]) -> Callable[[Pod, ClusterEvent], bool]:
     """A queueing hint: whether the node satisfies the predicate now and did not before, or is new."""
 
     def helps(pod: Pod, event: ClusterEvent) -> bool:
@@ -137,8 +137,10 @@ def _has_other_taints(event: ClusterEvent) -> bool:
     return before.taints != after.taints or (before.is_cordoned and not after.is_cordoned)
 
 
-def _may_match_now(pod: Pod, event: ClusterEvent) -> bool:
-    return _has_other_taints(event) or _newly_satisfied_hint(node_affinity_and_taints.matches)(pod, event)
+def _may_affinity_match_now(pod: Pod, event: ClusterEvent) -> bool:
+    return _has_other_taints(event) or _make_newly_satisfied_hint(node_affinity_and_taints.matches)(
+        pod, event
+    )
 
 
 _BY_NODE: Final[SimulatedFilterPlugins] = (
@@ -146,13 +148,13 @@ _BY_NODE: Final[SimulatedFilterPlugins] = (
     SimulatedFilterPlugin(
         "TaintToleration",
         _reject_untolerated_taint,
-        _newly_satisfied_hint(lambda pod, node: not _is_tainted(pod, node)),
+        _make_newly_satisfied_hint(lambda pod, node: not _has_untolerated_taint(pod, node)),
     ),
-    SimulatedFilterPlugin("NodeAffinity", _reject_unmatched_affinity, _may_match_now),
+    SimulatedFilterPlugin("NodeAffinity", _reject_unmatched_affinity, _may_affinity_match_now),
 )
 
 
-def _resources_fit_plugin(ignored: frozenset[str]) -> SimulatedFilterPlugin:
+def _make_resources_fit_plugin(ignored: frozenset[str]) -> SimulatedFilterPlugin:
     """NodeResourcesFit. A pod that exceeds the whole node is rejected for good."""
 
     def short(pod: Pod, info: NodeInfo) -> list[str]:

@@ -60,12 +60,12 @@ def _exception_chain(error: BaseException | None) -> Iterator[BaseException]:
 def _os_error_text(error: httpx2.RequestError, errno: int, url: httpx2.URL) -> str:
     message = os.strerror(errno).lower()
     if isinstance(error, httpx2.ConnectError):
-        return f"dial tcp {_address(url)}: connect: {message}"
+        return f"dial tcp {_resolved_host_and_port(url)}: connect: {message}"
     operation = "write" if isinstance(error, httpx2.WriteError) else "read"
-    return f"{operation} tcp {_address(url)}: {operation}: {message}"
+    return f"{operation} tcp {_resolved_host_and_port(url)}: {operation}: {message}"
 
 
-def _address(url: httpx2.URL) -> str:
+def _resolved_host_and_port(url: httpx2.URL) -> str:
     """The resolved address, because Go's message contains the address that it dialled."""
     port = url.port or (443 if url.scheme == "https" else 80)
     address = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)[0]

@@ -41,7 +41,7 @@ class TracePod(NamedTuple):
     """Accepted GPU models; empty accepts any."""
 
     @property
-    def demand_milli(self) -> int:
+    def total_gpu_demand_milli(self) -> int:
         """Thousandths of all GPUs together."""
         return self.gpus * self.gpu_milli
 
@@ -70,25 +70,27 @@ class _CsvRow:
 
 def nodes(path: str) -> list[TraceNode]:
     """Read a node list. BadInput names each invalid line and column."""
-    nodes = _read(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"), _node)
+    nodes = _read_trace_file(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"), _parse_node_line)
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise _trace_error([Problem(f"{path}: sn", shown(duplicate), "each name once")])
+        raise _invalid_trace_error([Problem(f"{path}: sn", shown(duplicate), "each name once")])
     if not any(node.gpus for node in nodes):
-        raise _trace_error([Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs")])
+        raise _invalid_trace_error([Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs")])
     return nodes
 
 
 def pods(path: str) -> list[TracePod]:
     """Read a pod list. BadInput names each invalid line and column."""
-    pods = _read(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"), _pod)
-    if not any(pod.demand_milli for pod in pods):
-        raise _trace_error([Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs")])
+    pods = _read_trace_file(
+        path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"), _parse_pod_line
+    )
+    if not any(pod.total_gpu_demand_milli for pod in pods):
+        raise _invalid_trace_error([Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs")])
     return pods
 
 
-def _node(line: _CsvRow) -> TraceNode:
+def _parse_node_line(line: _CsvRow) -> TraceNode:
     name = line.text("sn")
     if not name:
         line.report_problem("sn", "a name")
@@ -96,7 +98,7 @@ def _node(line: _CsvRow) -> TraceNode:
     return TraceNode(name, line.number("cpu_milli"), line.number("memory_mib"), gpus, line.text("model"))
 
 
-def _pod(line: _CsvRow) -> TracePod:
+def _parse_pod_line(line: _CsvRow) -> TracePod:
     gpus, milli = line.number("num_gpu", _MAX_GPUS), line.number("gpu_milli", GPU_MILLI)
     if gpus and not milli:
         line.report_problem("gpu_milli", f"1 to {GPU_MILLI} of each GPU")
@@ -110,7 +112,7 @@ def _pod(line: _CsvRow) -> TracePod:
     )
 
 
-def _read(path: str, columns: tuple[str, ...], read: Callable[[_CsvRow], T]) -> list[T]:
+def _read_trace_file(path: str, columns: tuple[str, ...], read: Callable[[_CsvRow], T]) -> list[T]:
     problems: list[Problem] = []
     rows: list[T] = []
     try:
@@ -119,9 +121,9 @@ def _read(path: str, columns: tuple[str, ...], read: Callable[[_CsvRow], T]) -> 
             if len(problems) >= _MAX_PROBLEMS:
                 break
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _trace_error([Problem(path, str(error), "a readable CSV file")]) from error
+        raise _invalid_trace_error([Problem(path, str(error), "a readable CSV file")]) from error
     if problems:
-        raise _trace_error(problems)
+        raise _invalid_trace_error(problems)
     return rows
 
 
@@ -130,12 +132,12 @@ def _read_csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, M
         lines = csv.DictReader(file, strict=True, restval="")
         missing = [name for name in columns if name not in (lines.fieldnames or ())]
         if missing:
-            raise _trace_error(
+            raise _invalid_trace_error(
                 [Problem(f"{path}: line 1", shown(lines.fieldnames), f"columns {', '.join(columns)}")]
             )
         for cells in lines:
             yield lines.line_num, cells
 
 
-def _trace_error(problems: list[Problem]) -> BadInput:
+def _invalid_trace_error(problems: list[Problem]) -> BadInput:
     return BadInput("trace", problems)

@@ -82,7 +82,7 @@ def run(
     while len(allocated) <= end:
         pod = trace.pods[int(random.integers(len(trace.pods)))]
         count += 1
-        arrived += pod.demand_milli
+        arrived += pod.total_gpu_demand_milli
         failed += not cluster.place(pod, f"pod-{count}")
         while len(allocated) <= end and arrived * 100 >= len(allocated) * gpus_milli:
             report_progress(len(allocated))
@@ -123,10 +123,10 @@ class _TraceCluster:
         self._index = NodeIndex(node.name for node in trace.nodes)
         self._cpu = np.array([node.cpu_milli for node in trace.nodes], np.int64)
         self._memory = np.array([node.memory_mib for node in trace.nodes], np.int64)
-        self._templates = {pod: _pod(pod) for pod in set(trace.pods)}
+        self._templates = {pod: _build_pod_object(pod) for pod in set(trace.pods)}
         self._records: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._gpus_milli, self._allocated_milli = trace.gpus_milli, 0
-        objects = {("", node.name): _node(node) for node in trace.nodes}
+        objects = {("", node.name): _build_node_object(node) for node in trace.nodes}
         cluster_state = ClusterState(self._index, {}, MetricsSnapshot(), 0.0, objects)
         agent_state: GpuState = cooperative_scheduling.run_without_pauses(self._builder.build(cluster_state))
         nothing = np.zeros(agent_state.layout.size + 1, np.int64)
@@ -136,7 +136,7 @@ class _TraceCluster:
     def place(self, pod: TracePod, name: str) -> bool:
         """Place a pod for the rest of the run. Return whether it fits."""
         candidates = np.flatnonzero((self._cpu >= pod.cpu_milli) & (self._memory >= pod.memory_mib))
-        pod_to_place = _with_name(self._templates[pod], name)
+        pod_to_place = _copy_pod_with_name(self._templates[pod], name)
         snapshot = Snapshot(self._index, {GpuAgent.name: self._state}, 0.0)
         node = self._best_node(pod_to_place, candidates, snapshot)
         if node is None:
@@ -149,7 +149,7 @@ class _TraceCluster:
             self._allocate(on, pod_to_place, plan)
         self._cpu[node] -= pod.cpu_milli
         self._memory[node] -= pod.memory_mib
-        self._allocated_milli += pod.demand_milli
+        self._allocated_milli += pod.total_gpu_demand_milli
         self._update_free_cpu(node)
         return True
 
@@ -204,7 +204,7 @@ class _TraceCluster:
         return fragmentation.build_fragmentation_tables(class_counts, GENERIC.counts)
 
 
-def _node(node: TraceNode) -> GpuNode:
+def _build_node_object(node: TraceNode) -> GpuNode:
     """Build the Node object; the number of pods that may share a GPU is its number of thousandths."""
     gpus = [
         {"name": f"card{at}", "model": node.model, "capacity": {COUNT: GPU_MILLI, MILLI: GPU_MILLI}}
@@ -216,11 +216,11 @@ def _node(node: TraceNode) -> GpuNode:
     return msgspec.json.decode(msgspec.json.encode(manifest), type=GpuNode)
 
 
-def _pod(pod: TracePod) -> AllocatedPod:
+def _build_pod_object(pod: TracePod) -> AllocatedPod:
     """Build the Pod object, without a name."""
     requests = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
     if pod.gpus:
-        requests |= {COUNT: str(pod.gpus), MILLI: str(pod.demand_milli)}
+        requests |= {COUNT: str(pod.gpus), MILLI: str(pod.total_gpu_demand_milli)}
     annotations = {MODELS: ",".join(pod.models)} if pod.models else {}
     manifest = {
         "metadata": {"name": "", "namespace": _NAMESPACE, "annotations": annotations},
@@ -229,7 +229,7 @@ def _pod(pod: TracePod) -> AllocatedPod:
     return msgspec.json.decode(msgspec.json.encode(manifest), type=AllocatedPod)
 
 
-def _with_name(pod: AllocatedPod, name: str) -> AllocatedPod:
+def _copy_pod_with_name(pod: AllocatedPod, name: str) -> AllocatedPod:
     """Copy the pod with a name and a uid."""
     replace = msgspec.structs.replace
     return replace(pod, metadata=replace(pod.metadata, name=name, uid=name, resourceVersion="1"))

@@ -115,7 +115,7 @@ class FakeApi:
             return self.raw[path]
         place = self._parse_path("get", path)
         if not place.name:
-            return msgspec.json.encode(self._list(place, params))
+            return msgspec.json.encode(self._list_objects(place, params))
         return msgspec.json.encode(self._get_object("get", path, place))
 
     async def create(
@@ -123,7 +123,7 @@ class FakeApi:
     ) -> bytes:
         await self._record_call("create", path)
         place = self._parse_path("create", path)
-        item = _decode("create", path, body)
+        item = _decode_request_body("create", path, body)
         if place.sub == "binding":
             return self._bind_pod(path, place, item)
         meta = item.setdefault("metadata", {})
@@ -132,7 +132,7 @@ class FakeApi:
             meta.setdefault("namespace", place.namespace)
         key = (place.resource, place.namespace, name)
         if key in self._objects:
-            raise _error("create", path, 409, f'{place.resource.plural} "{name}" already exists')
+            raise _api_error("create", path, 409, f'{place.resource.plural} "{name}" already exists')
         meta["name"] = name
         return msgspec.json.encode(self._store_object(key, item))
 
@@ -142,7 +142,7 @@ class FakeApi:
         await self._record_call("replace", path)
         place = self._parse_path("replace", path)
         before = self._get_object("replace", path, place)
-        item = _decode("replace", path, body)
+        item = _decode_request_body("replace", path, body)
         return self._update_object("replace", path, place, before, item)
 
     async def patch(
@@ -151,7 +151,7 @@ class FakeApi:
         await self._record_call("patch", path)
         place = self._parse_path("patch", path)
         before = self._get_object("patch", path, place)
-        patch = _decode("patch", path, body)
+        patch = _decode_request_body("patch", path, body)
         if kind == "apply":
             manager, force = params.get("fieldManager", ""), params.get("force") == "true"
             item, conflicts = server_side_apply.apply(before, patch, manager)
@@ -172,10 +172,10 @@ class FakeApi:
         await self._record_call("delete", path)
         place = self._parse_path("delete", path)
         item = self._get_object("delete", path, place)
-        options = _decode("delete", path, body) if body else {}
+        options = _decode_request_body("delete", path, body) if body else {}
         for field, wanted in (options.get("preconditions") or {}).items():
             if item["metadata"][field] != wanted:
-                raise _error("delete", path, 409, f"the {field} in the precondition does not match")
+                raise _api_error("delete", path, 409, f"the {field} in the precondition does not match")
         self._delete_object((place.resource, item["metadata"].get("namespace", ""), place.name))
         return b'{"kind":"Status","status":"Success"}'
 
@@ -223,7 +223,7 @@ class FakeApi:
         if resource is None:
             known = any(version == api_version for api_version, _ in self._kinds)
             text = "the server could not find the requested resource" if known else "404 page not found"
-            raise _error(verb, path, 404, text)
+            raise _api_error(verb, path, 404, text)
         return _RequestPath(resource, namespace, rest[1], rest[2])
 
     def _bind_pod(self, path: str, place: _RequestPath, binding: Object) -> bytes:
@@ -232,13 +232,13 @@ class FakeApi:
         meta = binding["metadata"]
         for field in ("uid", "resourceVersion"):
             if meta.get(field, pod["metadata"][field]) != pod["metadata"][field]:
-                raise _error("create", path, 409, f"the {field} in the precondition does not match")
+                raise _api_error("create", path, 409, f"the {field} in the precondition does not match")
         if pod["metadata"].get("deletionTimestamp"):
-            raise _error(
+            raise _api_error(
                 "create", path, 409, f"pod {place.name} is being deleted, cannot be assigned to a host"
             )
         if node := pod.get("spec", {}).get("nodeName"):
-            raise _error("create", path, 409, f'pod {place.name} is already assigned to node "{node}"')
+            raise _api_error("create", path, 409, f'pod {place.name} is already assigned to node "{node}"')
         annotations = {**pod["metadata"].get("annotations", {}), **meta.get("annotations", {})}
         item = {
             **pod,
@@ -251,20 +251,24 @@ class FakeApi:
     def _get_object(self, verb: str, path: str, place: _RequestPath) -> Object:
         item = self._objects.get((place.resource, place.namespace, place.name))
         if item is None:
-            raise _error(verb, path, 404, f'{place.resource.plural} "{place.name}" not found')
+            raise _api_error(verb, path, 404, f'{place.resource.plural} "{place.name}" not found')
         return item
 
-    def _list(self, place: _RequestPath, params: Params) -> Object:
+    def _list_objects(self, place: _RequestPath, params: Params) -> Object:
         limit = int(params.get("limit", 0)) or 1 << 40
         selectors = params.get("fieldSelector", ""), params.get("labelSelector", "")
         if token := params.get("continue"):
             revision, start = json.loads(base64.b64decode(token))
             if (revision, place, selectors) not in self._pages:
-                raise _error("get", place.resource.plural, 410, "the provided continue parameter is too old")
+                raise _api_error(
+                    "get", place.resource.plural, 410, "the provided continue parameter is too old"
+                )
             items = self._pages[revision, place, selectors]
         else:
             revision, start = self._revision, 0
-            items = [i for k, i in sorted(self._objects.items()) if _is_selected(i, k[0], place, params)]
+            items = [
+                i for k, i in sorted(self._objects.items()) if _matches_selectors(i, k[0], place, params)
+            ]
             self._pages[revision, place, selectors] = items
         meta = {"resourceVersion": str(revision)}
         if start + limit < len(items):
@@ -288,7 +292,7 @@ class FakeApi:
                 ApiCall(verb, path), 422, ErrorStatus(kind="Status", details=StatusDetails((cause,)))
             )
         if other:
-            raise _error(verb, path, 409, "the object has been modified; please apply your changes")
+            raise _api_error(verb, path, 409, "the object has been modified; please apply your changes")
         return msgspec.json.encode(
             self._store_object((place.resource, meta.get("namespace", ""), place.name), item)
         )
@@ -336,8 +340,8 @@ def _watch_event_line(entry: _LoggedChange, place: _RequestPath, params: Params)
             return b""
         item: Object = {"kind": place.resource.kind, "metadata": {"resourceVersion": str(entry.revision)}}
         return msgspec.json.encode({"type": "BOOKMARK", "object": item})
-    was = entry.old is not None and _is_selected(entry.old, entry.resource, place, params)
-    now = entry.new is not None and _is_selected(entry.new, entry.resource, place, params)
+    was = entry.old is not None and _matches_selectors(entry.old, entry.resource, place, params)
+    now = entry.new is not None and _matches_selectors(entry.new, entry.resource, place, params)
     if not was and not now:
         return b""
     kind = "DELETED" if not now else "MODIFIED" if was else "ADDED"
@@ -346,16 +350,16 @@ def _watch_event_line(entry: _LoggedChange, place: _RequestPath, params: Params)
     return msgspec.json.encode({"type": kind, "object": item})
 
 
-def _is_selected(item: Object, resource: Resource, place: _RequestPath, params: Params) -> bool:
+def _matches_selectors(item: Object, resource: Resource, place: _RequestPath, params: Params) -> bool:
     if resource != place.resource or (place.namespace and item["metadata"]["namespace"] != place.namespace):
         return False
     labels = item["metadata"].get("labels", {})
-    return _selects(params.get("fieldSelector", ""), lambda path: _field(item, path.split("."))) and _selects(
-        params.get("labelSelector", ""), labels.get
-    )
+    return _selector_matches(
+        params.get("fieldSelector", ""), lambda path: _value_at_field_path(item, path.split("."))
+    ) and _selector_matches(params.get("labelSelector", ""), labels.get)
 
 
-def _selects(selector: str, value_of: Callable[[str], Any]) -> bool:
+def _selector_matches(selector: str, value_of: Callable[[str], Any]) -> bool:
     """Whether a selector such as `a=b,c!=d` matches."""
     for part in filter(None, selector.split(",")):
         name, _, value = part.partition("=")
@@ -364,7 +368,7 @@ def _selects(selector: str, value_of: Callable[[str], Any]) -> bool:
     return True
 
 
-def _field(item: Any, path: list[str]) -> Any:
+def _value_at_field_path(item: Any, path: list[str]) -> Any:
     for step in path:
         item = item.get(step, "") if isinstance(item, dict) else ""
     return item
@@ -383,16 +387,16 @@ def _merge_patch(before: Any, patch: Any) -> Any:
     return merged
 
 
-def _decode(verb: str, path: str, body: object) -> Object:
+def _decode_request_body(verb: str, path: str, body: object) -> Object:
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     try:
         decoded: Object = json.loads(data)
     except ValueError as error:
-        raise _error(verb, path, 400, str(error)) from error
+        raise _api_error(verb, path, 400, str(error)) from error
     return decoded
 
 
-def _error(verb: str, path: str, code: int, message: str) -> NodewiseError:
+def _api_error(verb: str, path: str, code: int, message: str) -> NodewiseError:
     return error_responses.error_from_status(
         ApiCall(verb, path), code, ErrorStatus(kind="Status", message=message, code=code)
     )

@@ -47,7 +47,7 @@ class InProcessExtender(httpx2.BaseTransport):
     def __init__(self, agents: AgentGroup, nodes: Sequence[str], clock: Clock, period_s: float) -> None:
         self._clock = clock
         self._states = {kind.name: kind.state(agents.options[kind.name], period_s) for kind in agents.kinds}
-        _check_inputs(self._states)
+        _reject_agents_that_need_metrics(self._states)
         self._agent_states = AgentStates(self._states, period_s)
         self._request_handler = RequestHandler(agents.kinds, agents.options, self._states, agents.chain)
         self._index = NodeIndex(nodes)
@@ -83,7 +83,7 @@ class InProcessExtender(httpx2.BaseTransport):
             self._nodes,
             changes=self._log.take(),
         )
-        for name in self._agent_states.due(cluster_state):
+        for name in self._agent_states.agents_to_rebuild(cluster_state):
             cooperative_scheduling.run_without_pauses(self._agent_states.build(name, cluster_state))
         self._generation += 1
         self.snapshot = Snapshot(
@@ -105,7 +105,7 @@ class InProcessExtender(httpx2.BaseTransport):
         self._objects[watched.name] = after
 
 
-def _check_inputs(states: Mapping[str, StateBuilder[Any]]) -> None:
+def _reject_agents_that_need_metrics(states: Mapping[str, StateBuilder[Any]]) -> None:
     metered = [name for name, state in states.items() if state.inputs.metrics]
     if metered:
         seen = f"{', '.join(metered)} from metrics"

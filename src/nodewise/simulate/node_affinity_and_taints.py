@@ -64,32 +64,32 @@ def _term_matches(term: Term, node: Node) -> bool:
     if not labels and not fields:
         return False
     return all(
-        _label_fits(requirement, node.labels.get(requirement["key"])) for requirement in labels
-    ) and all(_field_fits(requirement, node.name) for requirement in fields)
+        _label_meets_requirement(requirement, node.labels.get(requirement["key"])) for requirement in labels
+    ) and all(_field_meets_requirement(requirement, node.name) for requirement in fields)
 
 
-def _label_fits(requirement: Term, label: str | None) -> bool:
+def _label_meets_requirement(requirement: Term, label: str | None) -> bool:
     judge = _OPERATORS.get(requirement["operator"])
     return judge is not None and judge(label, requirement.get("values") or ())
 
 
-def _field_fits(requirement: Term, name: str) -> bool:
+def _field_meets_requirement(requirement: Term, name: str) -> bool:
     values = requirement.get("values") or ()
     known = requirement["key"] == "metadata.name" and requirement["operator"] in ("In", "NotIn")
-    return known and len(values) == 1 and _label_fits(requirement, name)
+    return known and len(values) == 1 and _label_meets_requirement(requirement, name)
 
 
-def _number(text: str) -> int | None:
+def _parse_integer(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
         return None
 
 
-def _integer_comparison(holds: Callable[[int, int], bool]) -> Callable[[str | None, Values], bool]:
+def _make_integer_comparison(holds: Callable[[int, int], bool]) -> Callable[[str | None, Values], bool]:
     def judge(label: str | None, values: Values) -> bool:
-        has = None if label is None else _number(label)
-        bound = _number(values[0]) if len(values) == 1 else None
+        has = None if label is None else _parse_integer(label)
+        bound = _parse_integer(values[0]) if len(values) == 1 else None
         return has is not None and bound is not None and holds(has, bound)
 
     return judge
@@ -100,7 +100,7 @@ _OPERATORS: Final[Mapping[str, Callable[[str | None, Values], bool]]] = {
     "NotIn": lambda label, values: label not in values,
     "Exists": lambda label, _: label is not None,
     "DoesNotExist": lambda label, _: label is None,
-    "Gt": _integer_comparison(int.__gt__),
-    "Lt": _integer_comparison(int.__lt__),
+    "Gt": _make_integer_comparison(int.__gt__),
+    "Lt": _make_integer_comparison(int.__lt__),
 }
 """Predicates by operator; the label is None if the node does not have it."""

@@ -26,11 +26,11 @@ class NodeInfo(NamedTuple):
     def name(self) -> str:
         return self.node.name
 
-    def adding(self, *pods: Pod) -> "NodeInfo":
+    def with_additional_pods(self, *pods: Pod) -> "NodeInfo":
         """Return a copy with additional pods."""
         requested, (cpu, memory) = self.requested, self.scored
         for pod in pods:
-            requested = resource_requests.plus(requested, pod.requests)
+            requested = resource_requests.add_amounts(requested, pod.requests)
             cpu, memory = cpu + pod.scored[0], memory + pod.scored[1]
         return self._replace(pods=(*self.pods, *pods), requested=requested, scored=(cpu, memory))
 
@@ -46,4 +46,4 @@ class NodeInfo(NamedTuple):
 
 def node_info_with_pods(node: Node, pods: Sequence[Pod]) -> NodeInfo:
     """Create the NodeInfo of a node with pods."""
-    return NodeInfo(node).adding(*pods)
+    return NodeInfo(node).with_additional_pods(*pods)

@@ -94,7 +94,7 @@ def node(obj: Object) -> Node:
     return Node(
         name=_object_name(obj, "Node"),
         labels=metadata.get("labels") or {},
-        taints=_taints(spec.get("taints") or []),
+        taints=_parse_taints(spec.get("taints") or []),
         is_cordoned=bool(spec.get("unschedulable")),
         allocatable=resource_requests.allocatable(obj.get("status") or {}),
         obj=obj,
@@ -108,19 +108,19 @@ def pod(obj: Object) -> Pod:
         namespace=metadata.get("namespace") or "default",
         name=_object_name(obj, "Pod"),
         uid=metadata.get("uid") or "",
-        priority=_priority(spec),
-        requests=resource_requests.requested(spec),
+        priority=_parse_priority(spec),
+        requests=resource_requests.requests_that_must_fit(spec),
         scored=resource_requests.scored(spec),
         node=spec.get("nodeName") or "",
         nominated=status.get("nominatedNodeName") or "",
-        started_s=_start_time_s(status.get("startTime")),
+        started_s=_parse_start_time_s(status.get("startTime")),
         grace_s=float(spec.get("terminationGracePeriodSeconds", 30)),
         is_leaving="deletionTimestamp" in metadata,
         obj=obj,
     )
 
 
-def named(pod: Pod, uid: str, created_s: float) -> Pod:
+def pod_as_stored(pod: Pod, uid: str, created_s: float) -> Pod:
     """The pod as the API server stores it: with namespace, uid and creation time (Unix time)."""
     defaults = {"namespace": pod.namespace, "creationTimestamp": clock.format_rfc3339(created_s)}
     metadata = {**defaults, "uid": pod.uid or uid, **pod.obj["metadata"]}
@@ -144,7 +144,7 @@ def rejected(pod: Pod, reason: str, message: str, nominated: str) -> Pod:
     return replace(pod, nominated=nominated, obj={**pod.obj, "status": status})
 
 
-def as_terminating(pod: Pod, end_s: float) -> Pod:
+def pod_with_deletion_timestamp(pod: Pod, end_s: float) -> Pod:
     """The pod with a deletion timestamp (Unix time)."""
     metadata = {**pod.obj["metadata"], "deletionTimestamp": clock.format_rfc3339(end_s)}
     return replace(pod, is_leaving=True, obj={**pod.obj, "metadata": metadata})
@@ -168,7 +168,7 @@ def _object_name(obj: Object, kind: str) -> str:
     raise BadInput(f"a {kind} cannot be read", [Problem("metadata.name", shown(name), "a name")])
 
 
-def _start_time_s(timestamp: object) -> float:
+def _parse_start_time_s(timestamp: object) -> float:
     try:
         return clock.parse_rfc3339(str(timestamp)) if timestamp else math.inf
     except ValueError:
@@ -176,7 +176,7 @@ def _start_time_s(timestamp: object) -> float:
         raise BadInput("a Pod cannot be read", [problem]) from None
 
 
-def _taints(taints: object) -> tuple[Taint, ...]:
+def _parse_taints(taints: object) -> tuple[Taint, ...]:
     try:
         return msgspec.convert(taints, tuple[Taint, ...])
     except msgspec.ValidationError as error:
@@ -184,7 +184,7 @@ def _taints(taints: object) -> tuple[Taint, ...]:
         raise BadInput("a Node cannot be read", [problem]) from None
 
 
-def _priority(spec: Mapping[str, Any]) -> int:
+def _parse_priority(spec: Mapping[str, Any]) -> int:
     named_class = spec.get("priorityClassName")
     priority = spec.get("priority", _SYSTEM_PRIORITIES.get(str(named_class), None if named_class else 0))
     if isinstance(priority, int):

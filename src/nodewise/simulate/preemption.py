@@ -52,14 +52,14 @@ def attempt(
     pod: Pod, context: PreemptionContext, extenders: Sequence[ExtenderClient], random: Random
 ) -> Preemption:
     """Find the node with the least costly victims. The caller evicts them."""
-    if why := _ineligibility_reason(pod, context):
+    if why := _preemption_ineligibility_reason(pod, context):
         return Preemption(f"{_CLAIMS}, preemption: {why}")
     try:
         candidates, rejected = _preemption_candidates(pod, context, random)
         if not candidates:
             message = unschedulable_message.text(len(context.nodes), rejected.values(), absent=_NO_HELP)
             return Preemption(f"{_CLAIMS}, preemption: {message}", nominated="")
-        candidates = _pass_extenders(pod, candidates, extenders, context.nodes)
+        candidates = _filter_candidates_by_extenders(pod, candidates, extenders, context.nodes)
     except Unavailable as error:
         return Preemption(f"preemption: {error}")
     if not candidates:
@@ -68,7 +68,7 @@ def attempt(
     return Preemption(nominated=chosen, victims=candidates[chosen].pods)
 
 
-def _ineligibility_reason(pod: Pod, context: PreemptionContext) -> str:
+def _preemption_ineligibility_reason(pod: Pod, context: PreemptionContext) -> str:
     if pod.spec.get("preemptionPolicy") == "Never":
         return "not eligible due to preemptionPolicy=Never."
     info, rejection = context.nodes.get(pod.nominated), context.rejections.get(pod.nominated)
@@ -121,7 +121,7 @@ def _select_victims(pod: Pod, info: NodeInfo, judge: Judge) -> list[Pod] | Rejec
         return rejection
     victims = []
     for candidate in lesser:
-        spared = kept.adding(candidate)
+        spared = kept.with_additional_pods(candidate)
         if judge(spared):
             victims.append(candidate)
         else:
@@ -134,7 +134,7 @@ def _pod_importance(pod: Pod) -> tuple[int, float]:
     return -pod.priority, pod.started_s
 
 
-def _pass_extenders(
+def _filter_candidates_by_extenders(
     pod: Pod,
     candidates: dict[str, Victims],
     extenders: Sequence[ExtenderClient],
@@ -150,13 +150,13 @@ def _pass_extenders(
             if extender.entry.ignorable:
                 continue
             raise
-        candidates = _with_victims(left, ignorable=extender.entry.ignorable)
+        candidates = _candidates_with_victims(left, ignorable=extender.entry.ignorable)
         if not candidates:
             break
     return candidates
 
 
-def _with_victims(left: dict[str, Victims], *, ignorable: bool) -> dict[str, Victims]:
+def _candidates_with_victims(left: dict[str, Victims], *, ignorable: bool) -> dict[str, Victims]:
     for name, victims in left.items():
         if not victims.pods and not ignorable:
             raise Unavailable(f'expected at least one victim pod on node "{name}"')

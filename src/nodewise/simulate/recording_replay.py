@@ -88,7 +88,7 @@ class _ObjectOverrides:
     def __init__(self, others: Mapping[str, Mapping[ObjectKey, Any]]) -> None:
         self._others = {name: objects for name, objects in others.items() if objects}
 
-    def applied(self, cluster_state: ClusterState) -> ClusterState:
+    def apply_overrides(self, cluster_state: ClusterState) -> ClusterState:
         objects = {
             name: {**recorded, **self._others[name]} if name in self._others else recorded
             for name, recorded in cluster_state.objects.items()
@@ -117,7 +117,7 @@ class Player:
         self._wanted: set[str] = set()
         self._requested: set[str] = set()
 
-    def play(self, record: Record) -> Difference | None:
+    def replay_record(self, record: Record) -> Difference | None:
         """Process the next record. Return the difference if it is a request with a different response, else None.
 
         BadInput for a record that does not follow the previous ones.
@@ -155,7 +155,7 @@ class Player:
         """Build the snapshot of a cluster state, in the steps of `SnapshotCache.publish`."""
         self.tally.cluster_states += 1
         try:
-            snapshot = self._build_snapshot(self._overrides.applied(recorded), generation)
+            snapshot = self._build_snapshot(self._overrides.apply_overrides(recorded), generation)
         except Exception as error:  # noqa: BLE001 - as in the extender, the previous snapshot stays
             self._record_failure(error)
             return
@@ -175,7 +175,7 @@ class Player:
         self._requested |= {
             metric for metric in self._wanted - self._requested if cluster_state.metrics.was_fetched(metric)
         }
-        for name in self._agent_states.due(cluster_state):
+        for name in self._agent_states.agents_to_rebuild(cluster_state):
             try:
                 cooperative_scheduling.run_without_pauses(self._agent_states.build(name, cluster_state))
             except Exception as error:  # noqa: BLE001 - as recorded: the agent has no state, the others have

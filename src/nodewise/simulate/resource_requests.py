@@ -29,7 +29,7 @@ def allocatable(status: Mapping[str, Any]) -> Amounts:
     return _round_up_to_units(_parse_quantities(status.get(field), f"status.{field}"))
 
 
-def requested(spec: Mapping[str, Any]) -> Amounts:
+def requests_that_must_fit(spec: Mapping[str, Any]) -> Amounts:
     """Requests that must fit: the sum of all containers, or the peak of the init containers if that is larger."""
     return _round_up_to_units(_pod_requests(spec, {}))
 
@@ -40,7 +40,7 @@ def scored(spec: Mapping[str, Any]) -> tuple[int, int]:
     return amounts.get(CPU, 0), amounts.get(MEMORY, 0)
 
 
-def scored_by_containers(spec: Mapping[str, Any]) -> tuple[int, int]:
+def container_requests_for_scoring(spec: Mapping[str, Any]) -> tuple[int, int]:
     """Requests of an unplaced pod for LeastAllocated, which ignores pod-level requests.
 
     Observed with kube-scheduler 1.36.3.
@@ -48,7 +48,7 @@ def scored_by_containers(spec: Mapping[str, Any]) -> tuple[int, int]:
     return scored({**spec, "resources": None})
 
 
-def plus(left: Amounts, right: Amounts) -> dict[str, int]:
+def add_amounts(left: Amounts, right: Amounts) -> dict[str, int]:
     """Sum of two sets of amounts."""
     return dict(left) | {name: left.get(name, 0) + amount for name, amount in right.items()}
 
@@ -56,19 +56,19 @@ def plus(left: Amounts, right: Amounts) -> dict[str, int]:
 def _pod_requests(spec: Mapping[str, Any], if_missing: Amounts) -> Amounts:
     total: Amounts = {}
     for container, field in _container_list_requests(spec, "containers"):
-        total = plus(total, _container_requests(container, field, if_missing))
+        total = add_amounts(total, _container_requests(container, field, if_missing))
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container, field in _container_list_requests(spec, "initContainers"):
         own = _container_requests(container, field, if_missing)
         if container.get("restartPolicy") == "Always":
-            total, sidecars = plus(total, own), plus(sidecars, own)
+            total, sidecars = add_amounts(total, own), add_amounts(sidecars, own)
             peak = _elementwise_maximum(peak, sidecars)
         else:
-            peak = _elementwise_maximum(peak, plus(own, sidecars))
+            peak = _elementwise_maximum(peak, add_amounts(own, sidecars))
     total = _elementwise_maximum(total, peak)
     overhead = _parse_quantities(spec.get("overhead"), "spec.overhead")
-    return plus({**total, **_pod_level(spec, total)}, overhead)
+    return add_amounts({**total, **_pod_level_requests(spec, total)}, overhead)
 
 
 def _container_list_requests(spec: Mapping[str, Any], key: str) -> Sequence[tuple[Mapping[str, Any], str]]:
@@ -82,16 +82,16 @@ def _container_requests(container: Mapping[str, Any], field: str, if_missing: Am
     return {**if_missing, **limits, **requests}
 
 
-def _pod_level(spec: Mapping[str, Any], containers: Amounts) -> Amounts:
+def _pod_level_requests(spec: Mapping[str, Any], containers: Amounts) -> Amounts:
     """Pod-level requests override those of containers; pod-level limits apply only to resources without either."""
     resources = spec.get("resources") or {}
     requests = _parse_quantities(resources.get("requests"), "spec.resources.requests")
     limits = _parse_quantities(resources.get("limits"), "spec.resources.limits")
     defaults = {name: amount for name, amount in limits.items() if name not in containers}
-    return {name: amount for name, amount in {**defaults, **requests}.items() if _is_pod_level(name)}
+    return {name: amount for name, amount in {**defaults, **requests}.items() if _is_pod_level_resource(name)}
 
 
-def _is_pod_level(name: str) -> bool:
+def _is_pod_level_resource(name: str) -> bool:
     return name in (CPU, MEMORY) or name.startswith("hugepages-")
 
 

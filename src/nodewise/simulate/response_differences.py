@@ -98,10 +98,10 @@ def first_difference(recorded: ExtenderResponse, replayed: ExtenderResponse) -> 
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(recorded.body, replayed.body, strict=False))
     )
     start = max(same - _AROUND_BYTES // 2, 0)
-    before, after = (_shown(outcome, start) for outcome in (recorded, replayed))
+    before, after = (_format_response_excerpt(outcome, start) for outcome in (recorded, replayed))
     return f"from byte {same} on: {before} -> {after}"
 
 
-def _shown(outcome: ExtenderResponse, start: int) -> str:
+def _format_response_excerpt(outcome: ExtenderResponse, start: int) -> str:
     text = outcome.body[start : start + _AROUND_BYTES].decode(errors="replace")
     return f"{outcome.error} {text!r}".lstrip()

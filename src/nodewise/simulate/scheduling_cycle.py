@@ -76,7 +76,7 @@ class _NodeSearch(NamedTuple):
         return frozenset(by_plugins | ({filter_plugins.EXTENDER} if self.extenders_rejected else set()))
 
 
-def decide(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> SchedulingResult:
+def select_node_for_pod(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> SchedulingResult:
     """Select a node, or report why there is none. The caller binds and evicts."""
     if not snapshot.nodes:
         return SchedulingResult(None, UNSCHEDULABLE, unschedulable_message.NO_NODES)
@@ -90,7 +90,7 @@ def decide(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> Sche
     return _preempt(pod, snapshot, rules, search)
 
 
-def sample_size(nodes: int, percent: int = 0) -> int:
+def feasible_nodes_to_find(nodes: int, percent: int = 0) -> int:
     """Number of feasible nodes to find: all up to 100; then 50 % minus 1 % for each 125 nodes, at least 5 %."""
     if nodes < _LEAST_SAMPLE:
         return nodes
@@ -120,8 +120,8 @@ def _nominated_node(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules
     if waited_for is None:
         return None
     try:
-        feasible = _pass_plugins(pod, [waited_for], snapshot, rules, {})
-        left = _pass_extenders(pod, feasible, rules.extenders, {})
+        feasible = _filter_by_plugins(pod, [waited_for], snapshot, rules, {})
+        left = _filter_by_extenders(pod, feasible, rules.extenders, {})
     except Unavailable:
         return None
     return left[0].name if left else None
@@ -132,16 +132,16 @@ def _find_feasible_nodes(pod: Pod, snapshot: SchedulerSnapshot, rules: Scheduler
     infos = list(snapshot.nodes.values())
     rotated = (*infos[snapshot.first :], *infos[: snapshot.first])
     rejections: dict[str, Rejection] = {}
-    feasible = _pass_plugins(pod, rotated, snapshot, rules, rejections)
+    feasible = _filter_by_plugins(pod, rotated, snapshot, rules, rejections)
     examined_nodes = len(feasible) + len(rejections)
     try:
-        left = _pass_extenders(pod, feasible, rules.extenders, rejections)
+        left = _filter_by_extenders(pod, feasible, rules.extenders, rejections)
     except Unavailable as error:
         return _NodeSearch([], rejections, examined_nodes, error=str(error))
     return _NodeSearch(left, rejections, examined_nodes, extenders_rejected=len(left) != len(feasible))
 
 
-def _pass_plugins(
+def _filter_by_plugins(
     pod: Pod,
     infos: Sequence[NodeInfo],
     snapshot: SchedulerSnapshot,
@@ -149,7 +149,7 @@ def _pass_plugins(
     rejections: dict[str, Rejection],
 ) -> list[NodeInfo]:
     """Filter nodes until the sample is full; adds to `rejections`."""
-    enough = sample_size(len(infos), rules.percent)
+    enough = feasible_nodes_to_find(len(infos), rules.percent)
     feasible: list[NodeInfo] = []
     for info in infos:
         if rejection := filter_plugins.judge(rules.plugins, pod, _add_nominated_pods(pod, info, snapshot)):
@@ -170,10 +170,10 @@ def _add_nominated_pods(pod: Pod, info: NodeInfo, snapshot: SchedulerSnapshot) -
         and nominated.priority >= pod.priority
         and nominated.key != pod.key
     ]
-    return info.adding(*coming) if coming else info
+    return info.with_additional_pods(*coming) if coming else info
 
 
-def _pass_extenders(
+def _filter_by_extenders(
     pod: Pod, feasible: list[NodeInfo], extenders: Iterable[ExtenderClient], rejections: dict[str, Rejection]
 ) -> list[NodeInfo]:
     """The nodes that remain after all extenders; each gets those that the previous one left. Adds to `rejections`."""
@@ -202,7 +202,7 @@ def _best_node(pod: Pod, feasible: Sequence[NodeInfo], rules: SchedulerRules) ->
     """
     if len(feasible) == 1:
         return feasible[0].name
-    from_extenders = _extenders_scores(pod, feasible, rules.extenders)
+    from_extenders = _weighted_extender_scores(pod, feasible, rules.extenders)
 
     def rank(scored: tuple[NodeInfo, int]) -> tuple[int, float]:
         name, own = scored[0].name, scored[1]
@@ -213,7 +213,7 @@ def _best_node(pod: Pod, feasible: Sequence[NodeInfo], rules: SchedulerRules) ->
     return max(pairs, key=rank)[0].name
 
 
-def _extenders_scores(
+def _weighted_extender_scores(
     pod: Pod, feasible: Sequence[NodeInfo], extenders: Iterable[ExtenderClient]
 ) -> dict[str, int]:
     """Weighted extender scores by node. Extenders are called concurrently; a failed one contributes nothing."""
@@ -221,24 +221,26 @@ def _extenders_scores(
     totals: dict[str, int] = {}
     if not interested:
         return totals
-    for extender, scores in zip(interested, _prioritize_all(pod, feasible, interested), strict=True):
+    for extender, scores in zip(
+        interested, _request_scores_concurrently(pod, feasible, interested), strict=True
+    ):
         for name, score in scores:
             added = score * extender.entry.weight * _EXTENDER_SCALE
             totals[name] = totals.get(name, 0) + added
     return totals
 
 
-def _prioritize_all(
+def _request_scores_concurrently(
     pod: Pod, feasible: Sequence[NodeInfo], interested: Sequence[ExtenderClient]
 ) -> list[list[tuple[str, int]]]:
     """Call the extenders concurrently; a single one is called without a thread."""
     if len(interested) == 1:
-        return [_prioritize_one(pod, feasible, interested[0])]
+        return [_request_scores(pod, feasible, interested[0])]
     with ThreadPoolExecutor(len(interested)) as pool:
-        return list(pool.map(lambda extender: _prioritize_one(pod, feasible, extender), interested))
+        return list(pool.map(lambda extender: _request_scores(pod, feasible, extender), interested))
 
 
-def _prioritize_one(
+def _request_scores(
     pod: Pod, feasible: Sequence[NodeInfo], extender: ExtenderClient
 ) -> list[tuple[str, int]]:
     try:

@@ -47,7 +47,7 @@ class QueuedPod:
     early_retries: int = 0
 
     @property
-    def rank(self) -> tuple[int, float, int]:
+    def retry_sort_key(self) -> tuple[int, float, int]:
         """Sort key: the pod to try first."""
         return -self.priority, self.since_s, self.order
 
@@ -80,16 +80,16 @@ class Queue:
 
     def pop(self, now_s: float) -> str | None:
         """The pod to try now, None if there is none; it stays in the queue until it is removed or put back."""
-        self._move_due_pods(now_s)
+        self._activate_due_pods(now_s)
         active = self._pods_in_stage("active")
         if active:
-            return min(active, key=lambda entry: entry.rank).key
+            return min(active, key=lambda entry: entry.retry_sort_key).key
         early = [
             entry for entry in self._pods_in_stage("backing off") if entry.early_retries < _MAX_EARLY_RETRIES
         ]
         if not early:
             return None
-        first = min(early, key=lambda entry: (entry.ready_s, entry.rank))
+        first = min(early, key=lambda entry: (entry.ready_s, entry.retry_sort_key))
         first.early_retries += 1
         return first.key
 
@@ -122,17 +122,17 @@ class Queue:
 
     def next_due_s(self) -> float:
         """Time of the next retry without an event; infinite if there is none."""
-        return min((self._due_s(entry) for entry in self._entries.values()), default=math.inf)
+        return min((self._retry_time_s(entry) for entry in self._entries.values()), default=math.inf)
 
     def _move_to_active_or_backoff(self, entry: QueuedPod, now_s: float) -> None:
         entry.stage = "backing off" if entry.ready_s > now_s else "active"
 
-    def _move_due_pods(self, now_s: float) -> None:
+    def _activate_due_pods(self, now_s: float) -> None:
         for entry in self._entries.values():
-            if entry.stage != "active" and self._due_s(entry) <= now_s:
+            if entry.stage != "active" and self._retry_time_s(entry) <= now_s:
                 entry.stage, entry.early_retries = "active", 0
 
-    def _due_s(self, entry: QueuedPod) -> float:
+    def _retry_time_s(self, entry: QueuedPod) -> float:
         if entry.stage == "active":
             return -math.inf
         if entry.stage != "waiting":

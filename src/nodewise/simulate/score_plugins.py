@@ -29,7 +29,7 @@ def total_scores(pod: Pod, infos: Sequence[NodeInfo]) -> list[int]:
     ]
     preferences = [node_affinity_and_taints.preference(pod, info.node) for info in infos]
     fewer_taints = [MAX_SCORE - share for share in _percent_of_largest(taints)]
-    requested = resource_requests.scored_by_containers(pod.spec)
+    requested = resource_requests.container_requests_for_scoring(pod.spec)
     return [
         least_allocated(requested, info)
         + balanced(pod, info)
@@ -57,7 +57,7 @@ def balanced(pod: Pod, info: NodeInfo) -> int:
     """Higher if the pod brings the used shares of CPU and memory closer together: 50 to 100."""
     if not any(pod.requests.get(name) for name in _RESOURCES):
         return 0
-    before, after = _usage_evenness(info), _usage_evenness(info, pod)
+    before, after = _balance_of_used_shares(info), _balance_of_used_shares(info, pod)
     return MAX_SCORE // 2 + (MAX_SCORE // 2 + after - before) // 2
 
 
@@ -65,7 +65,7 @@ def _free_share(taken: int, has: int) -> int:
     return (has - taken) * MAX_SCORE // has if taken <= has else 0
 
 
-def _usage_evenness(info: NodeInfo, pod: Pod | None = None) -> int:
+def _balance_of_used_shares(info: NodeInfo, pod: Pod | None = None) -> int:
     has, requested = info.node.allocatable, pod.requests if pod else {}
     used = [
         min((info.requested.get(name, 0) + requested.get(name, 0)) / has[name], 1.0)

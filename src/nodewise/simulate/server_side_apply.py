@@ -21,7 +21,7 @@ def apply(before: Object, configuration: Object, manager: str) -> tuple[Object, 
     labels = dict(before["metadata"].get("labels") or {})
     wanted: Mapping[str, str] = configuration["metadata"]["labels"]
     owners = _label_owners(before)
-    conflicts = _conflicts(labels, wanted, owners, manager)
+    conflicts = _label_conflicts(labels, wanted, owners, manager)
     labels.update(wanted)
     for key, managers in owners.items():
         if key not in wanted and managers == {manager}:
@@ -31,7 +31,7 @@ def apply(before: Object, configuration: Object, manager: str) -> tuple[Object, 
     return {**before, "metadata": metadata}, conflicts
 
 
-def _conflicts(
+def _label_conflicts(
     labels: Mapping[str, str], wanted: Mapping[str, str], owners: Mapping[str, set[str]], manager: str
 ) -> dict[str, str]:
     """By field, the other managers of labels whose values would change."""

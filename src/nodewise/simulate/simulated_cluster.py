@@ -108,7 +108,7 @@ class Cluster:
         """Create a pod and try to place it; a pod that names its node runs there without scheduling."""
         made = self._create_pod(pod)
         if made.node:
-            self._notify_queue(ClusterEvent("pod bound"))
+            self._pass_event_to_queue(ClusterEvent("pod bound"))
         else:
             self._queue.add(made.key, made.priority, self._clock.monotonic())
         self.settle()
@@ -116,7 +116,7 @@ class Cluster:
 
     def delete(self, pod: str) -> None:
         """Delete a pod immediately."""
-        self._remove(self._inventory.pods[_key(pod)])
+        self._remove(self._inventory.pods[_pod_key(pod)])
         self.settle()
 
     def put_node(self, node: Object) -> None:
@@ -126,7 +126,7 @@ class Cluster:
         self._inventory.put_node(new)
         event = filter_plugins.node_event(known.node, new) if known else ClusterEvent("node added", new=new)
         if event:
-            self._notify_queue(event)
+            self._pass_event_to_queue(event)
         self.settle()
 
     def remove_node(self, name: str) -> None:
@@ -135,29 +135,29 @@ class Cluster:
         self._inventory.remove_node(name)
         for pod in info.pods:
             self._remove(pod)
-        self._notify_queue(ClusterEvent("node gone", old=info.node))
+        self._pass_event_to_queue(ClusterEvent("node gone", old=info.node))
         self.settle()
 
     def touch(self, name: str) -> None:
         """Send an update event of a node without a relevant change; it retries pods that extenders rejected."""
         node = self._inventory.nodes[name].node
-        self._notify_queue(ClusterEvent("node changed", node, node))
+        self._pass_event_to_queue(ClusterEvent("node changed", node, node))
         self.settle()
 
     def outcome(self, pod: str) -> PlacementStatus:
         """The current result for a pod."""
-        return self._statuses[_key(pod)]
+        return self._statuses[_pod_key(pod)]
 
     def event(self, pod: str) -> str:
         """The text of the pod's last FailedScheduling event, as kubectl shows it; empty for none."""
-        return self._events.get(_key(pod), "")
+        return self._events.get(_pod_key(pod), "")
 
     def is_gone(self, pod: str) -> bool:
         """Whether a pod was evicted or deleted, or is terminating."""
-        pod_now = self._inventory.pods.get(_key(pod))
+        pod_now = self._inventory.pods.get(_pod_key(pod))
         return pod_now is None or pod_now.is_leaving
 
-    def pending(self) -> list[str]:
+    def pending_pods(self) -> list[str]:
         """Pending pods as namespace/name, in order of arrival."""
         return self._queue.keys()
 
@@ -179,10 +179,10 @@ class Cluster:
 
     def _try_to_schedule(self, pod: Pod) -> None:
         snapshot = SchedulerSnapshot(self._inventory.nodes, self._inventory.nominated, self._first)
-        decision = scheduling_cycle.decide(pod, snapshot, self._rules)
+        decision = scheduling_cycle.select_node_for_pod(pod, snapshot, self._rules)
         self._first = (self._first + decision.examined_nodes) % max(len(snapshot.nodes), 1)
         if decision.node is None:
-            self._reject(pod, decision)
+            self._requeue_rejected_pod(pod, decision)
         else:
             self._bind(pod, decision.node)
 
@@ -190,9 +190,9 @@ class Cluster:
         self._queue.remove(pod.key)
         self._inventory.put(parsed_nodes_and_pods.bound(pod, node, self._clock.now()))
         self._statuses[pod.key] = PlacementStatus(node)
-        self._notify_queue(ClusterEvent("pod bound"))
+        self._pass_event_to_queue(ClusterEvent("pod bound"))
 
-    def _reject(self, pod: Pod, decision: SchedulingResult) -> None:
+    def _requeue_rejected_pod(self, pod: Pod, decision: SchedulingResult) -> None:
         """Return the pod to the queue first, so that the events of the rejection can move it."""
         self._queue.put_back(pod.key, decision.rejectors, self._clock.monotonic())
         self._events[pod.key] = unschedulable_message.event(decision.message)
@@ -212,7 +212,7 @@ class Cluster:
         self._statuses[pod.key] = outcome
         self._inventory.put(parsed_nodes_and_pods.rejected(pod, outcome.reason, outcome.message, nominated))
         if pod.nominated and nominated != pod.nominated:
-            self._notify_queue(ClusterEvent("pod gone"), at_most=pod.priority)
+            self._pass_event_to_queue(ClusterEvent("pod gone"), at_most=pod.priority)
         return True
 
     def _preempt(self, pod: Pod, node: str, victims: Iterable[Pod]) -> None:
@@ -227,9 +227,11 @@ class Cluster:
             if not victim.is_leaving:
                 self._ends_s[victim.key] = self._clock.monotonic() + victim.grace_s
                 self._inventory.put(
-                    parsed_nodes_and_pods.as_terminating(victim, self._clock.now() + victim.grace_s)
+                    parsed_nodes_and_pods.pod_with_deletion_timestamp(
+                        victim, self._clock.now() + victim.grace_s
+                    )
                 )
-                self._notify_queue(ClusterEvent("pod changed"))
+                self._pass_event_to_queue(ClusterEvent("pod changed"))
 
     def _remove_ended_pods(self) -> None:
         now_s = self._clock.monotonic()
@@ -241,9 +243,9 @@ class Cluster:
         self._queue.remove(pod.key)
         self._inventory.remove(pod.key)
         if pod.node or pod.nominated:
-            self._notify_queue(ClusterEvent("pod gone"), at_most=None if pod.node else pod.priority)
+            self._pass_event_to_queue(ClusterEvent("pod gone"), at_most=None if pod.node else pod.priority)
 
-    def _notify_queue(self, event: ClusterEvent, at_most: int | None = None) -> None:
+    def _pass_event_to_queue(self, event: ClusterEvent, at_most: int | None = None) -> None:
         """Pass an event to the queue; `at_most` excludes pods with a higher priority."""
 
         def may_help(entry: QueuedPod) -> bool:
@@ -272,5 +274,5 @@ def _rules(extenders: Sequence[Mapping[str, Any]], options: SimulatedSchedulerOp
     return SchedulerRules(filter_plugins.standard(ignored), clients, random, options.percent)
 
 
-def _key(pod: str) -> str:
+def _pod_key(pod: str) -> str:
     return pod if "/" in pod else f"default/{pod}"

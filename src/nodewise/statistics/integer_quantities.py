@@ -29,11 +29,11 @@ def _parse_quantity_in_steps(amount: Any, step: int) -> int:
     if not isinstance(amount, str | int | float) or isinstance(amount, bool):
         return 0
     text = str(amount)
-    return _whole_steps(text, step) if len(text) <= _MAX_LENGTH else 0
+    return _count_whole_steps(text, step) if len(text) <= _MAX_LENGTH else 0
 
 
 @lru_cache(maxsize=4096)
-def _whole_steps(text: str, step: int) -> int:
+def _count_whole_steps(text: str, step: int) -> int:
     try:
         return min(max(0, -(-quantity.parse(text) // step)), MAX_AMOUNT)
     except ValueError:

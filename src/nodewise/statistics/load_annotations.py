@@ -119,12 +119,12 @@ def number(text: str | None) -> float:
     return value if isfinite(value) else np.nan
 
 
-def numbers(texts: Iterable[str | None]) -> NDArray[np.float64]:
+def parse_numbers(texts: Iterable[str | None]) -> NDArray[np.float64]:
     """`number` of each text."""
     return np.fromiter(map(number, texts), np.float64)
 
 
-def integer(text: str | None, *, saturates: bool = False) -> float:
+def parse_integer(text: str | None, *, saturates: bool = False) -> float:
     """A whole number to base ten with an optional sign, as Go's ParseInt takes it; NaN for none.
 
     A number beyond 64 bits is NaN, or with `saturates` the nearest number of 64 bits.
@@ -137,8 +137,8 @@ def integer(text: str | None, *, saturates: bool = False) -> float:
 
 
 def integers(texts: Iterable[str | None], *, saturates: bool = False) -> NDArray[np.float64]:
-    """`integer` of each text."""
-    return np.fromiter((integer(text, saturates=saturates) for text in texts), np.float64)
+    """`parse_integer` of each text."""
+    return np.fromiter((parse_integer(text, saturates=saturates) for text in texts), np.float64)
 
 
 def time(text: str | None) -> float:
@@ -149,6 +149,6 @@ def time(text: str | None) -> float:
         return np.nan
 
 
-def times(texts: Iterable[str | None]) -> NDArray[np.float64]:
+def parse_times(texts: Iterable[str | None]) -> NDArray[np.float64]:
     """`time` of each text."""
     return np.fromiter(map(time, texts), np.float64)

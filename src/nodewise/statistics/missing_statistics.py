@@ -20,7 +20,7 @@ class MissingRules:
     def rejects_missing(self) -> bool:
         return self.when_missing == "reject"
 
-    def points_missing(self, own: int) -> int:
+    def score_without_statistics(self, own: int) -> int:
         """The score of a node without statistics; `own` is the default of the agent."""
         return own if self.score_missing is None else self.score_missing
 

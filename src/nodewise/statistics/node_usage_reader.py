@@ -174,7 +174,7 @@ class _NodeRows:
             if self._objects[number] is not node
         )
         for count, (number, node) in enumerate(changed):
-            self._objects[number], self._rows[number] = node, _annotation_row(node)
+            self._objects[number], self._rows[number] = node, _parse_load_annotations(node)
             if not count % _STRIDE:
                 yield
         return self._rows
@@ -187,7 +187,7 @@ class _NodeRows:
         self._index = index
 
 
-def _annotation_row(node: UsageNode) -> tuple[float, ...]:
+def _parse_load_annotations(node: UsageNode) -> tuple[float, ...]:
     allocatable = node_capacity.parse_capacity(node.status.allocatable)
     written = node.metadata.annotations
     if written is None:

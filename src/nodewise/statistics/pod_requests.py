@@ -56,7 +56,7 @@ class PodRequest(NamedTuple):
     memory_bytes: int = 0
 
 
-def is_holding(pod: Any) -> bool:
+def holds_requests(pod: Any) -> bool:
     """Whether the pod holds its requests of a node: it is bound and not completed.
 
     The API server selects such pods already; objects that are read from files are not selected.
@@ -75,7 +75,7 @@ def effective_request(pod: RequestingPod) -> PodRequest:
     return PodRequest(*(_effective_amount(running, init, resource) for resource in ("cpu", "memory")))
 
 
-def sum_of_containers(pod: RequestingPod, resource: str) -> int:
+def sum_of_container_requests(pod: RequestingPod, resource: str) -> int:
     """The sum of the containers without init containers: CPU in milli-CPU, other resources in whole units."""
     return _sum_of_requests(pod.spec.containers or (), resource)
 

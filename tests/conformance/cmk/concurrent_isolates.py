@@ -103,7 +103,9 @@ class ConcurrentIsolates:
 
 
 def fresh() -> Allocations:
-    return pool_allocations.from_lists({"exclusive": {0: LISTS}, "shared": {0: ("5",)}, "infra": {0: ("6",)}})
+    return pool_allocations.allocations_without_tasks(
+        {"exclusive": {0: LISTS}, "shared": {0: ("5",)}, "infra": {0: ("6",)}}
+    )
 
 
 def check_isolation(isolates: ConcurrentIsolates, store: AllocationStore) -> None:

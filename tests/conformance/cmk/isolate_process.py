@@ -68,7 +68,7 @@ def create_node(root: Path, allocations: Allocations) -> DirectoryNode:
 def on_two_cpus(root: Path) -> DirectoryNode:
     """The allocations with every list replaced by CPUs that this machine has."""
     lists = {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0,1",)}}
-    return create_node(root, pool_allocations.from_lists(lists))
+    return create_node(root, pool_allocations.allocations_without_tasks(lists))
 
 
 def show_command(*words: str) -> list[str]:

@@ -51,7 +51,7 @@ def write(files: Mapping[str, str | None], at: Path) -> Path:
 
 def allocations_of(pools: case_table_rows.Pools) -> Allocations:
     """The allocations of a node with these CPU lists and no tasks."""
-    return pool_allocations.from_lists(
+    return pool_allocations.allocations_without_tasks(
         {name: {at: text.split() for at, text in pool.items()} for name, pool in pools.items()}
     )
 

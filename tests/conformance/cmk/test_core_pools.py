@@ -14,32 +14,32 @@ from tests.conformance.cmk.case_table_rows import LineRow, ListRow, MaskRow, Poo
 @pytest.mark.parametrize("row", case_table_rows.read("lists", ListRow), ids=lambda row: row.id)
 def test_lists(row: ListRow) -> None:
     with pytest.raises(BadInput) as caught:
-        cpu_set_formats.parse_list(row.text)
+        cpu_set_formats.parse_cpu_numbers(row.text)
     assert [part for part in row.error if part not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("row", case_table_rows.read("masks", MaskRow), ids=lambda row: row.id)
 def test_masks(row: MaskRow) -> None:
-    assert cpu_set_formats.format_mask(row.cpus) == row.mask
+    assert cpu_set_formats.format_cpu_mask(row.cpus) == row.mask
 
 
 @pytest.mark.parametrize("row", case_table_rows.read("lines", LineRow), ids=lambda row: row.id)
 def test_command_lines(row: LineRow) -> None:
     isolated, problems = cpu_set_formats.parse_isolcpus(row.line, last=63)
-    assert (isolated, bool(problems)) == (set(cpu_set_formats.parse_list(row.isolated)), row.warns)
+    assert (isolated, bool(problems)) == (set(cpu_set_formats.parse_cpu_numbers(row.isolated)), row.warns)
 
 
 def planned(row: PoolsRow) -> PoolPlan:
     machine = topology.parse(case_cpu_topologies.texts(row.machine, row.isolated))
     exclusive_mode, shared_mode = row.modes.split("/")
     ask = PoolOptions(row.exclusive, row.shared, exclusive_mode, shared_mode, row.listed)
-    fast = cpu_set_formats.parse_list(row.fast or "")
+    fast = cpu_set_formats.parse_cpu_numbers(row.fast or "")
     if row.preferences is None:
         return pool_planning.plan(machine, ask, fast)
     wishes = {
         cpu: preference
         for preference, cores in row.preferences.items()
-        for core in cpu_set_formats.parse_list(cores)
+        for core in cpu_set_formats.parse_cpu_numbers(cores)
         for cpu in machine.cores[core].cpus
     }
     return pool_planning.plan(machine, ask, fast, wishes)

@@ -56,7 +56,7 @@ def cpu(node: DirectoryNode, *options: str) -> list[str]:
 def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> None:
     last = max(map(int, re.findall(r"\d+", Path("/sys/devices/system/cpu/online").read_text())))
     node = isolate_process.create_node(
-        tmp_path, pool_allocations.from_lists({"exclusive": {0: (f"0,{last + 1}",)}})
+        tmp_path, pool_allocations.allocations_without_tasks({"exclusive": {0: (f"0,{last + 1}",)}})
     )
     done = run(cpu(node, *show_command()))
     assert done.returncode == FAILED
@@ -135,7 +135,9 @@ def test_words_that_mean_nothing_are_named(two_cpu_node: DirectoryNode, words: l
 
 def test_isolate_waits_during_a_reconfiguration(two_cpu_node: DirectoryNode) -> None:
     stored = two_cpu_node.store.read()
-    target = pool_allocations.from_lists({"exclusive": {0: ("1",)}, "shared": {}, "infra": {0: ("0",)}})
+    target = pool_allocations.allocations_without_tasks(
+        {"exclusive": {0: ("1",)}, "shared": {}, "infra": {0: ("0",)}}
+    )
     two_cpu_node.store.replace(
         stored.version, stored.allocations, Intent(target, Task(1, 1, "boot"), "2026-01-01T00:00:00Z")
     )

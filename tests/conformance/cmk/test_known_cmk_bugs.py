@@ -13,7 +13,7 @@ from nodewise.cpu.cluster import api_server_features, node_setup_objects
 from nodewise.cpu.cluster.node_setup_objects import SetupOptions
 from nodewise.cpu.node import machine_features, nfd_feature_file
 from nodewise.cpu.pool_allocations import IDENTITIES, Task
-from nodewise.cpu.speed_select import fast_cpus, preferences
+from nodewise.cpu.speed_select import cpus_above_base_frequency, preferences
 from nodewise.cpu.store import configmap
 from nodewise.cpu.topology import CPUS
 from nodewise.cpu.webhook import certificates
@@ -50,7 +50,7 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
         pid = thread.native_id or 0
         stat = procfs.parse_stat((PROC / f"{pid}/stat").read_text())
         task = Task(pid, stat.start, procfs.read_boot_id(PROC)) if is_whole else Task(pid)
-        held = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [task])
+        held = allocations_of({"exclusive": {0: "0"}}).with_tasks(lambda *_: [task])
         conf = directory_of(held, tmp_path / "conf")
         report = json_output("reconcile", "--conf-dir", conf, "--proc-fs", PROC)
     finally:
@@ -61,7 +61,7 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
 
 def test_b37_isolate_asks_for_one_configmap_and_no_pod(two_cpu_node: DirectoryNode, tmp_path: Path) -> None:
     with cluster("v1.36.3", tmp_path) as (server, leading):
-        texts = configmap.format_texts(two_cpu_node.store.read().allocations)
+        texts = configmap.format_config_map_data(two_cpu_node.store.read().allocations)
         about = {"name": "cmk-config-n1", "annotations": {cmk_names.OWNER: "", IDENTITIES: texts.identities}}
         server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
         words = [CMK, "isolate", "--direct", *leading, "--pool=exclusive", "true"]
@@ -116,8 +116,8 @@ def test_b49_a_certificate_is_valid_east_of_greenwich_too() -> None:
 
 @pytest.mark.parametrize(("word", "is_on"), [("true", True), ("True", True), ("false", False), ("", False)])
 def test_b67_a_label_that_says_false_means_false(word: str, is_on: bool) -> None:
-    assert machine_features.is_enabled({cmk_names.SST_BF: word}, cmk_names.SST_BF) == is_on
-    assert not machine_features.is_enabled({}, cmk_names.SST_BF)
+    assert machine_features.is_feature_enabled({cmk_names.SST_BF: word}, cmk_names.SST_BF) == is_on
+    assert not machine_features.is_feature_enabled({}, cmk_names.SST_BF)
 
 
 @pytest.mark.parametrize("option", ["--version", "--help", "-h"])
@@ -156,7 +156,7 @@ def test_b73_the_register_is_not_needed_where_there_are_two_frequencies(tmp_path
         f"{CPUS}/cpu{cpu}/cpufreq/base_frequency": "2700000" if cpu < 2 else "2100000" for cpu in range(8)
     }
     assert sysfs.read_base_mhz(tmp_path) is None
-    assert fast_cpus(texts, None) == fast_cpus(texts, 2300) == {0, 1}
+    assert cpus_above_base_frequency(texts, None) == cpus_above_base_frequency(texts, 2300) == {0, 1}
 
 
 def test_b74_a_preference_that_cannot_be_read_is_none(tmp_path: Path) -> None:

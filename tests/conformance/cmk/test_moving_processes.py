@@ -27,13 +27,13 @@ from tests.unit.cpu.reconfiguration.process_trees import RunningProcessTree
 def started(row: MovedRow) -> Iterator[Mapping[str, RunningProcessTree]]:
     """All process trees of a row, by letter, each on the CPUs of its lists."""
     cpus: dict[str, set[int]] = {
-        name: set(cpu_set_formats.parse_list(text)) for name, text in row.strays.items()
+        name: set(cpu_set_formats.parse_cpu_numbers(text)) for name, text in row.strays.items()
     }
     for sockets in row.before.values():
         for text in " ".join(sockets.values()).split():
             numbers, *letters = text.split(":")
             for letter in letters:
-                cpus.setdefault(letter, set()).update(cpu_set_formats.parse_list(numbers))
+                cpus.setdefault(letter, set()).update(cpu_set_formats.parse_cpu_numbers(numbers))
     with ExitStack() as stack:
         yield {letter: stack.enter_context(process_trees.running(wanted)) for letter, wanted in cpus.items()}
 
@@ -82,7 +82,7 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
     with started(row) as families, cluster("v1.36.3", tmp_path) as (server, leading):
         tasks = {letter: family.task for letter, family in families.items()}
         first = node(row.before, tasks)
-        texts = configmap.format_texts(first)
+        texts = configmap.format_config_map_data(first)
         about = {
             "name": "cmk-config-n1",
             "annotations": {"Owner": "", pool_allocations.IDENTITIES: texts.identities},
@@ -99,11 +99,11 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
         config_maps = {path.rpartition("/")[2] for path in server.folder("configmaps")}
     left = {"directory": DirectoryStore(conf).read().allocations}
     if place == "configmap" and not row.error:
-        left["configmap"] = configmap.parse_texts(stored(server))
+        left["configmap"] = configmap.parse_config_map_data(stored(server))
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
     assert thread_affinities == {
-        letter: {frozenset(cpu_set_formats.parse_list(cpus))} for letter, cpus in row.runs.items()
+        letter: {frozenset(cpu_set_formats.parse_cpu_numbers(cpus))} for letter, cpus in row.runs.items()
     }
     if row.error:
         assert (left["directory"], stored(server)) == (first, texts)

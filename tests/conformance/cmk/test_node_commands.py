@@ -49,24 +49,24 @@ from tests.conformance.cmk.node_commands import (
 def test_versions(row: VersionRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:
-            api_server_features.parse(row.text)
+            api_server_features.parse_kubernetes_version(row.text)
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
-    version = api_server_features.parse(row.text)
-    assert not row.same or version == api_server_features.parse(row.same)
-    assert not row.older or version > api_server_features.parse(row.older)
+    version = api_server_features.parse_kubernetes_version(row.text)
+    assert not row.same or version == api_server_features.parse_kubernetes_version(row.same)
+    assert not row.older or version > api_server_features.parse_kubernetes_version(row.older)
 
 
 @pytest.mark.parametrize("row", case_table_rows.read("init", InitRow), ids=lambda row: row.id)
 def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
     machine = write(case_cpu_topologies.texts("T8"), tmp_path / "machine")
     options = ["--sysfs", machine, "--num-exclusive-cores", row.asked[0], "--num-shared-cores", row.asked[1]]
-    first = _planned(row.before, machine).mapped(
+    first = _planned(row.before, machine).with_tasks(
         lambda _, cpu_list: [Task(row.held[cpu_list.text], 5, BOOT)] if cpu_list.text in row.held else []
     )
     with cluster("v1.36.3", tmp_path) as (server, leading):
         if row.place == "configmap":
-            texts = configmap.format_texts(first)
+            texts = configmap.format_config_map_data(first)
             about = {
                 "name": "cmk-config-n1",
                 "annotations": {"Owner": "", pool_allocations.IDENTITIES: texts.identities},
@@ -81,7 +81,7 @@ def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
         assert not server.requests
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
-    assert description["pools"] == pool_allocations.as_description(first)["pools"]
+    assert description["pools"] == pool_allocations.as_describe_output(first)["pools"]
 
 
 def _planned(cores: Sequence[int], machine: Path) -> Allocations:
@@ -96,14 +96,14 @@ def _planned(cores: Sequence[int], machine: Path) -> Allocations:
         "-o",
         "json",
     )
-    return pool_allocations.from_lists(
+    return pool_allocations.allocations_without_tasks(
         {name: {int(at): texts for at, texts in sockets.items()} for name, sockets in plan["pools"].items()}
     )
 
 
 def _stored(server: MinimalApiServer) -> Allocations:
     config_map = server.objects[CONFIG_MAP]
-    return configmap.parse_texts(
+    return configmap.parse_config_map_data(
         ConfigMapTexts(
             config_map["data"]["config"], config_map["metadata"]["annotations"][pool_allocations.IDENTITIES]
         )
@@ -115,7 +115,7 @@ def _stored(server: MinimalApiServer) -> Allocations:
 )
 def test_a_node_advertises_its_cores(row: DiscoverRow, tmp_path: Path) -> None:
     conf = directory_of(allocations_of(row.pools), tmp_path / "conf")
-    is_old = api_server_features.parse(row.version) < (1, 7)
+    is_old = api_server_features.parse_kubernetes_version(row.version) < (1, 7)
     with cluster(row.version, tmp_path) as (server, leading):
         node = server.objects[NODES.path(name="n1")]
         if row.taints:
@@ -140,7 +140,7 @@ _TAINTS = "scheduler.alpha.kubernetes.io/taints"
 
 @pytest.mark.parametrize("row", case_table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
-    allocations = configmap.parse_texts(
+    allocations = configmap.parse_config_map_data(
         ConfigMapTexts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()}))
     )
     conf = directory_of(allocations, tmp_path / "conf")
@@ -186,7 +186,7 @@ def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_p
     inside = [unshare, "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
         skip_conditions.not_run("this machine lets nobody have a PID namespace: run as root")
-    allocations = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
+    allocations = allocations_of({"exclusive": {0: "0"}}).with_tasks(lambda *_: [Task(99_999_999)])
     conf = directory_of(allocations, tmp_path / "conf")
     done = run(row.command, "--conf-dir", conf, before=inside)
     assert done.returncode == row.code
@@ -260,7 +260,7 @@ class TestFullDisk:
         assert run("init", *options).returncode == 0
 
     def test_a_full_disk_frees_no_cpu_list(self, tmp_path: Path) -> None:
-        allocations = allocations_of({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
+        allocations = allocations_of({"exclusive": {0: "0"}}).with_tasks(lambda *_: [Task(99_999_999)])
         conf = directory_of(allocations, tmp_path / "conf")
         options = ["--conf-dir", conf, "--proc-fs", processes({}, tmp_path / "proc")]
         done = run("reconcile", *options, before=self.FULL)

@@ -49,7 +49,7 @@ def test_real_machines(name: str, tmp_path: Path) -> None:
         modes = (f"--exclusive-mode={mode}", f"--shared-mode={mode}")
         plan = json_output("plan", "--sysfs", root, *counts, *modes, "-o", "json")["pools"]
         lists = chain.from_iterable(lists for sockets in plan.values() for lists in sockets.values())
-        cpus = list(chain.from_iterable(map(cpu_set_formats.parse_list, lists)))
+        cpus = list(chain.from_iterable(map(cpu_set_formats.parse_cpu_numbers, lists)))
         assert len(cpus) == len(set(cpus))
         assert set(cpus) == online
 
@@ -71,9 +71,9 @@ def test_cases(row: PoolsRow, tmp_path: Path) -> None:
     options |= {"--sst-bf": row.fast} if row.fast else {}
     if row.preferences:
         threads = 8
-        cores = {name: cpu_set_formats.parse_list(text) for name, text in row.preferences.items()}
+        cores = {name: cpu_set_formats.parse_cpu_numbers(text) for name, text in row.preferences.items()}
         lists = {
-            name: cpu_set_formats.format_list([*ids, *(cpu + threads for cpu in ids)])
+            name: cpu_set_formats.format_cpu_list([*ids, *(cpu + threads for cpu in ids)])
             for name, ids in cores.items()
         }
         options["--sst-cp"] = ";".join(f"{name}={text}" for name, text in lists.items())

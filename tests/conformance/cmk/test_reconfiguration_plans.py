@@ -21,7 +21,7 @@ def node(pools: Pools) -> Allocations:
         }
         for pool, sockets in pools.items()
     }
-    return pool_allocations.parse(config)
+    return pool_allocations.parse_allocations(config)
 
 
 def brief(allocations: Allocations) -> Mapping[str, Mapping[int, str]]:

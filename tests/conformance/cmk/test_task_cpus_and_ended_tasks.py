@@ -36,12 +36,12 @@ def node(row: ClaimRow) -> Allocations:
     for sockets in config.values():
         for lists in sockets.values():
             lists.update({text: [str(row.held[text])] for text in lists if text in row.held})
-    return configmap.parse_texts(ConfigMapTexts(yaml.safe_dump(config)))
+    return configmap.parse_config_map_data(ConfigMapTexts(yaml.safe_dump(config)))
 
 
 def claimed(row: ClaimRow, draw: float = 0.0) -> AllocationResult:
     exclusive = pool_planning.IS_EXCLUSIVE.get(row.pool, False)
-    lists = allocator.parse_count(row.cores) if exclusive else 1
+    lists = allocator.parse_core_count(row.cores) if exclusive else 1
     return allocator.allocate(node(row), AllocationRequest(row.pool, lists, row.socket), WRAPPER, draw)
 
 
@@ -80,7 +80,7 @@ def test_134_each_of_several_shared_lists_is_chosen() -> None:
 @pytest.mark.parametrize("row", case_table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_sweeps(row: SweepRow) -> None:
     config = {name: {0: lists} for name, lists in row.state.items()}
-    before = configmap.parse_texts(ConfigMapTexts(yaml.safe_dump(config)))
+    before = configmap.parse_config_map_data(ConfigMapTexts(yaml.safe_dump(config)))
     processes = dict.fromkeys(row.alive, NodeProcess(start=5, parent=0))
     swept = ended_tasks.remove_ended_tasks(before, processes, "one")
     report = ended_tasks.as_report(swept.reclaimed)
@@ -91,9 +91,9 @@ def test_sweeps(row: SweepRow) -> None:
     left = {pid for pids in holders(swept.allocations).values() for pid in pids}
     assert left == set(row.alive)
     assert row.reclaims or json.dumps(report, indent=2) == '{\n  "reclaimedCpuLists": []\n}'
-    allowed = {pid: cpu_set_formats.parse_list(cpus) for pid, cpus in row.allowed.items()}
+    allowed = {pid: cpu_set_formats.parse_cpu_numbers(cpus) for pid, cpus in row.allowed.items()}
     elsewhere = [
-        f"{mismatch['pid']} {mismatch['cpus']} {cpu_set_formats.format_ranges(mismatch['actualCpus'])}"
+        f"{mismatch['pid']} {mismatch['cpus']} {cpu_set_formats.format_cpu_ranges(mismatch['actualCpus'])}"
         for mismatch in ended_tasks.tasks_on_wrong_cpus(before, allowed)
     ]
     assert elsewhere == row.elsewhere
@@ -101,13 +101,16 @@ def test_sweeps(row: SweepRow) -> None:
 
 def test_96_a_list_of_one_cpu_is_quoted() -> None:
     plan = pool_planning.plan(topology.parse(case_cpu_topologies.texts("T4n", "1-3")), PoolOptions(2, 1))
-    assert "    '1': []\n" in configmap.format_texts(pool_allocations.from_lists(plan.pools)).config
+    assert (
+        "    '1': []\n"
+        in configmap.format_config_map_data(pool_allocations.allocations_without_tasks(plan.pools)).config
+    )
 
 
 def test_98_the_files_of_a_fresh_directory() -> None:
     machine = topology.parse(case_cpu_topologies.texts("T8", "1,2,9,10"))
     plan = pool_planning.plan(machine, PoolOptions(1, 1, non_isolcpus="0,3-5"))
-    files = directory.format_files(pool_allocations.from_lists(plan.pools))
+    files = directory.format_files(pool_allocations.allocations_without_tasks(plan.pools))
     flags = {path: text for path, text in files.items() if path.endswith("/exclusive") and text is not None}
     assert flags == {
         "pools/exclusive/exclusive": "1",
@@ -130,7 +133,7 @@ def test_101_a_directory_is_described_but_for_its_path() -> None:
     files = {"pools/exclusive/exclusive": "1", "pools/exclusive/0/0/tasks": ""}
     files |= {"pools/shared/exclusive": "0", "pools/shared/0/0/tasks": "", "lock": ""}
     lists = {"0": {"cpus": "0", "tasks": []}}
-    assert pool_allocations.as_description(directory.parse_files(files)) == {
+    assert pool_allocations.as_describe_output(directory.parse_files(files)) == {
         "pools": {
             "exclusive": {"cpuLists": lists, "exclusive": True, "name": "exclusive"},
             "shared": {"cpuLists": lists, "exclusive": False, "name": "shared"},
@@ -144,7 +147,7 @@ def test_100_pools_are_described() -> None:
         "shared": {0: {"4,13,5,14": [2001, 2002, 2003]}},
         "infra": {0: {"6,15,7,16,8,17": [3001, 4002, 5003]}},
     }
-    description = pool_allocations.as_description(pool_allocations.parse(config))["pools"]
+    description = pool_allocations.as_describe_output(pool_allocations.parse_allocations(config))["pools"]
     assert {name: pool["exclusive"] for name, pool in description.items()} == {
         "exclusive": True,
         "shared": False,
@@ -157,9 +160,11 @@ def test_100_pools_are_described() -> None:
 
 def test_104_an_unknown_pool_is_an_error() -> None:
     with pytest.raises(BadInput, match="pool 'foo'; expected exclusive"):
-        configmap.parse_texts(ConfigMapTexts("foo: {0: {'1': []}}"))
+        configmap.parse_config_map_data(ConfigMapTexts("foo: {0: {'1': []}}"))
 
 
 def test_143_overlapping_lists_are_reported() -> None:
-    allocations = configmap.parse_texts(ConfigMapTexts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}"))
+    allocations = configmap.parse_config_map_data(
+        ConfigMapTexts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}")
+    )
     assert pool_allocations.overlaps(allocations) == ("exclusive:0 and shared:0 (in both: [0])",)

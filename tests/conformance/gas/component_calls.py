@@ -114,7 +114,7 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "books": _books,
     "cards": _cards,
     "devices": gpu_node_label_parsers.parse_device_indices,
-    "divided": lambda arguments: extended_resource_amounts.divide(*arguments),
+    "divided": lambda arguments: extended_resource_amounts.divide_amounts(*arguments),
     "ended": _ended,
     "groups": _groups,
     "joined": _joined,

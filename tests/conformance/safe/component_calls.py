@@ -203,7 +203,7 @@ def _samples(arguments: Mapping[str, Any]) -> list[float]:
 
 
 def _chunks(count: int) -> list[float]:
-    means = sample_statistics.chunk_means(np.arange(1.0, count + 1))
+    means = sample_statistics.means_of_sample_chunks(np.arange(1.0, count + 1))
     assert len(means) == sample_statistics.CHUNKS
     values: list[float] = means[[0, 1, 2, 3, 50, -1]].tolist()
     return values
@@ -213,7 +213,7 @@ def _memory(request: str) -> list[Any]:
     wanted = _allocation({"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": request}]}]})
     assert wanted is not None
     text = wanted["requested-memory"]
-    amount = resource_units.requested_amounts(
+    amount = resource_units.requests_from_annotations(
         msgspec.convert({"requested-memory": text}, AllocationAnnotations)
     )
     return [text, resource_units.to_agent_units(np.array([amount]).T)[1, 0]]

@@ -53,7 +53,7 @@ def test_its_options_are_settings(kind: AgentKind, tmp_path: Path) -> None:
     assert kind in agent_selection.agents_without_conflicts(*GROUPS)
     file = tmp_path / "nodewise.yaml"
     file.write_text("probe: {label: example.com/limit}")
-    settings = settings_file.read_config_file(str(file), GROUPS, agents.built_in())
+    settings = settings_file.read_config_file(str(file), GROUPS, agents.built_in_agent_kinds())
     assert settings.sections == {NAME: {"probe_label": "example.com/limit"}}
 
 
@@ -85,6 +85,6 @@ def test_doctor_examines_it(kind: AgentKind) -> None:
     extender = ExtenderWorkload(
         Workload("Deployment/nodewise/nodewise", "nodewise"), {"agents": f"{NAME},safe"}
     )
-    [finding] = extender_entries.check_similar_agents.function((extender,))
+    [finding] = extender_entries.check_agents_with_similar_scores.function((extender,))
     assert f"{NAME}, safe" in finding.found
     assert any("nodewise-memory" in right for right in needed_rights(extender))

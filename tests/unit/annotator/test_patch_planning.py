@@ -48,7 +48,7 @@ def at(age_s: float) -> dict[str, str]:
 def test_a_number_moved_if_it_is_off_by_more_than_two_percent(
     stands: str | None, wanted: str | None, is_moved: bool
 ) -> None:
-    assert patch_planning.has_changed(stands, wanted) is is_moved
+    assert patch_planning.has_annotation_changed(stands, wanted) is is_moved
 
 
 def test_only_what_moved_is_written_with_the_time() -> None:

@@ -24,14 +24,14 @@ def test_of_one_sample_nobody_knows_the_deviation_and_of_none_nothing() -> None:
 
 
 def test_chunks_are_the_averages_of_their_own_samples() -> None:
-    means = sample_statistics.chunk_means(np.arange(1.0, 251.0))
+    means = sample_statistics.means_of_sample_chunks(np.arange(1.0, 251.0))
     assert len(means) == 100
     assert list(means[:4]) == [2, 5, 8, 11]
     assert (means[50], means[-1]) == (151.5, 249.5)
 
 
 def test_few_samples_are_their_own_chunks() -> None:
-    assert list(sample_statistics.chunk_means(FREE)) == list(FREE)
+    assert list(sample_statistics.means_of_sample_chunks(FREE)) == list(FREE)
 
 
 def test_a_trend_goes_on() -> None:

@@ -82,7 +82,7 @@ class TestPatience:
 
 
 def test_a_mount_that_was_named_is_the_hosts() -> None:
-    assert common_options.host_proc(ProcessOptions(proc_fs="/host/proc")) == Path("/host/proc")
+    assert common_options.host_proc_path(ProcessOptions(proc_fs="/host/proc")) == Path("/host/proc")
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"isolate", "reaffinitize"}))

@@ -87,7 +87,7 @@ def test_each_option_says_what_it_means_and_in_which_form_it_is_wanted(typed: st
 def test_a_hundred_options_stand_below_what_they_are_about() -> None:
     titles = re.findall(r"^(\S.*):$", help_text("nodewise extender"), re.MULTILINE)
     assert titles[0] == "Options"
-    assert {f"Agent {name}" for name in (kind.name for kind in agents.built_in())} <= set(titles)
+    assert {f"Agent {name}" for name in (kind.name for kind in agents.built_in_agent_kinds())} <= set(titles)
     assert {"Several agents", "Port, TLS and limits of requests"} <= set(titles)
     at = help_text("nodewise extender").index
     assert at("Port, TLS and limits of requests:") < at("\n  --client-ca ") < at("Agent telemetry:")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.cli.object_and_metric_sources import SourceDependencies, create_sources
+from nodewise.cli.object_and_metric_sources import SourceDependencies, create_metric_sources
 from nodewise.errors import BadSettings
 from nodewise.metrics.node_attributes import NO_NODES, NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -54,11 +54,13 @@ REFUSED: dict[str, tuple[list[str], SourceDependencies, str]] = {
 
 @pytest.mark.parametrize(("names", "on", "made"), MADE.values(), ids=MADE)
 def test_made(names: list[str], on: SourceDependencies, made: list[str]) -> None:
-    assert [source.name for source in create_sources(names, (), on)] == made
+    assert [source.name for source in create_metric_sources(names, (), on)] == made
 
 
 def test_files_that_objects_come_from_are_the_first_source() -> None:
-    assert [source.name for source in create_sources(["auto"], ["folder"], dependencies(None, URL))] == [
+    assert [
+        source.name for source in create_metric_sources(["auto"], ["folder"], dependencies(None, URL))
+    ] == [
         "file",
         "prometheus",
     ]
@@ -67,4 +69,4 @@ def test_files_that_objects_come_from_are_the_first_source() -> None:
 @pytest.mark.parametrize(("names", "on", "words"), REFUSED.values(), ids=REFUSED)
 def test_refused(names: list[str], on: SourceDependencies, words: str) -> None:
     with pytest.raises(BadSettings, match=words):
-        create_sources(names, (), on)
+        create_metric_sources(names, (), on)

@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_used_says_why(text: str, tmp_path: Path) -> None:
 
 def test_help_and_pages_come_from_the_docstrings() -> None:
     rows = {
-        setting.flag: (setting.variable, setting.shown_default(), setting.help)
+        setting.flag: (setting.variable, setting.default_as_text(), setting.help)
         for setting in setting_declarations.list_settings(ExampleOptions)
     }
     assert rows["--wait"] == ("NODEWISE_WAIT", "5s", "How long.")

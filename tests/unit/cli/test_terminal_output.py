@@ -46,7 +46,7 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
         file_diff.unified_diff("x", b"", text.encode()), nl=False
     ),
     "who held a node's book": configmap._warn,
-    "isolate": lambda text: isolate.log("error", text),
+    "isolate": lambda text: isolate.print_log_line("error", text),
     "another package's agent": lambda text: click.echo(agents._escape_markup(text)),
 }
 

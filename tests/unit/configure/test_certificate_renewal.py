@@ -18,7 +18,7 @@ from nodewise.serve.certificate_issuer import CertificateIssuer
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
-NAMES = certificate_renewal.service_names("nodewise")
+NAMES = certificate_renewal.service_dns_names("nodewise")
 SPEC = CertificateSpec(NAMES, lifetime=90 * DAY)
 RENEWED = NOW + 61 * DAY
 
@@ -310,7 +310,7 @@ def test_secrets_hold_both_sides_and_are_read_back() -> None:
     for certificates in (issue_certificates(), announce_authority()):
         manifests = certificate_manifests.build_secrets(certificates, "web", ("nodewise-tls", "client"))
         assert ConnectionCertificates(*map(certificate_manifests.parse_secret, manifests)) == certificates
-        assert all(map(certificate_manifests.is_managed, manifests))
+        assert all(map(certificate_manifests.is_written_by_nodewise, manifests))
         assert [secret["type"] for secret in manifests] == ["kubernetes.io/tls"] * 2
         assert set(manifests[0]["data"]) >= {"tls.crt", "tls.key", "ca.crt"}
 

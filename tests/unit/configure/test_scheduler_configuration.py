@@ -20,14 +20,14 @@ HTTPS = SchedulerOptions("https://nodewise:9001/", EntryFiles("ca.crt", "tls.crt
 
 
 def entries(*roles: AgentRole, url: str = LOCAL, **more: Any) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = scheduler_configuration.build_configuration(
+    entries: list[dict[str, Any]] = scheduler_configuration.build_scheduler_configuration(
         roles, SchedulerOptions(url, **more)
     )["extenders"]
     return entries
 
 
 def test_pods_that_a_resource_marks_are_filtered_and_wait_without_an_answer() -> None:
-    assert scheduler_configuration.build_configuration([GUARD], HTTPS) == {
+    assert scheduler_configuration.build_scheduler_configuration([GUARD], HTTPS) == {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "profiles": [{"schedulerName": "default-scheduler"}],
@@ -129,7 +129,7 @@ def test_a_filter_without_a_score_is_not_prioritized() -> None:
 
 
 def test_a_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
-    configuration = scheduler_configuration.build_configuration(
+    configuration = scheduler_configuration.build_scheduler_configuration(
         [RANK], SchedulerOptions(LOCAL, scheduler_name="mine", kubeconfig="/k")
     )
     assert configuration["profiles"] == [{"schedulerName": "mine"}]
@@ -184,5 +184,7 @@ def test_what_would_not_work_or_say_yes_by_silence_is_refused(
     roles: list[AgentRole], wish: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadSettings) as refused:
-        scheduler_configuration.build_configuration(roles, SchedulerOptions(**{"url": LOCAL, **wish}))
+        scheduler_configuration.build_scheduler_configuration(
+            roles, SchedulerOptions(**{"url": LOCAL, **wish})
+        )
     assert message in str(refused.value)

@@ -8,7 +8,7 @@ from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.errors import BadInput, Unavailable
 
 TASK = Task(7, start=1, boot="b")
-NODE = pool_allocations.from_lists(
+NODE = pool_allocations.allocations_without_tasks(
     {
         "exclusive": {0: ["2,10", "9,17"], 1: ["4,12", "5,13", "6,14"]},
         "shared": {0: ["0,8"], 1: ["3,11"]},
@@ -59,7 +59,7 @@ def test_a_shared_task_comes_to_one_of_the_lists_with_the_fewest_tasks() -> None
 
 
 def test_lists_that_overlap_are_never_given_together() -> None:
-    node = pool_allocations.parse({"exclusive": {0: {"0-3": [], "2": [], "4": []}}})
+    node = pool_allocations.parse_allocations({"exclusive": {0: {"0-3": [], "2": [], "4": []}}})
     assert texts(allocate(AllocationRequest("exclusive", 2), node)) == ["0-3", "4"]
     held = allocator.allocate(node, AllocationRequest("exclusive"), Task(8), 0.0).allocations
     assert texts(allocate(AllocationRequest("exclusive"), held)) == ["4"]
@@ -68,14 +68,14 @@ def test_lists_that_overlap_are_never_given_together() -> None:
 
 
 def test_a_pool_without_lists_has_none_to_give() -> None:
-    node = pool_allocations.parse({"shared": {0: {}}, "exclusive": {}})
+    node = pool_allocations.parse_allocations({"shared": {0: {}}, "exclusive": {}})
     for pool in ("shared", "exclusive"):
         with pytest.raises(Unavailable, match=f"pool {pool}: 0 of 0"):
             allocate(AllocationRequest(pool), node)
 
 
 def test_missing_pools_are_not_reported() -> None:
-    node = pool_allocations.parse({"exclusive": {0: {"64": []}}})
+    node = pool_allocations.parse_allocations({"exclusive": {0: {"64": []}}})
     claim = allocate(AllocationRequest("exclusive"), node)
     assert allocator.task_environment(claim.allocations, claim.cpu_lists, TASK) == {
         "CMK_CPUS_ASSIGNED": "64",
@@ -88,5 +88,5 @@ def test_missing_pools_are_not_reported() -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "²", "9" * 20])
 def test_a_number_of_cores_is_positive_and_whole(text: str) -> None:
     with pytest.raises(BadInput, match="CMK_NUM_CORES"):
-        allocator.parse_count(text)
-    assert allocator.parse_count(" 3 ") == 3
+        allocator.parse_core_count(text)
+    assert allocator.parse_core_count(" 3 ") == 3

@@ -23,16 +23,16 @@ from nodewise.errors import BadInput
     ],
 )
 def test_lists(text: str, cpus: tuple[int, ...]) -> None:
-    assert cpu_set_formats.parse_list(text) == cpus
+    assert cpu_set_formats.parse_cpu_numbers(text) == cpus
 
 
 @pytest.mark.parametrize(
     ("text", "cpus"), [("all", (0, 1, 2, 3)), ("2-N", (2, 3)), ("N", (3,)), ("0,N", (0, 3))]
 )
 def test_the_last_cpu_has_a_name_where_it_is_known(text: str, cpus: tuple[int, ...]) -> None:
-    assert cpu_set_formats.parse_list(text, last=3) == cpus
+    assert cpu_set_formats.parse_cpu_numbers(text, last=3) == cpus
     with pytest.raises(BadInput):
-        cpu_set_formats.parse_list(text)
+        cpu_set_formats.parse_cpu_numbers(text)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_last_cpu_has_a_name_where_it_is_known(text: str, cpus: tuple[int, .
 )
 def test_an_invalid_list_is_named(text: str, piece: str, wanted: str) -> None:
     with pytest.raises(BadInput) as caught:
-        cpu_set_formats.parse_list(text, "--excl-non-isolcpus")
+        cpu_set_formats.parse_cpu_numbers(text, "--excl-non-isolcpus")
     problem = caught.value.problems[0]
     assert problem.field == "--excl-non-isolcpus"
     assert problem.found.startswith(piece)
@@ -66,14 +66,14 @@ def test_an_invalid_list_is_named(text: str, piece: str, wanted: str) -> None:
 
 def test_all_errors_are_reported_together() -> None:
     with pytest.raises(BadInput) as caught:
-        cpu_set_formats.parse_list("1,a,2-1,3")
+        cpu_set_formats.parse_cpu_numbers("1,a,2-1,3")
     assert [problem.found for problem in caught.value.problems] == ["'a'", "'2-1'"]
 
 
 def test_lists_are_written_short_or_in_order() -> None:
-    assert cpu_set_formats.format_ranges([10, 8, 9, 0, 1, 2, 5]) == "0-2,5,8-10"
-    assert cpu_set_formats.format_ranges([]) == ""
-    assert cpu_set_formats.format_list([2, 6, 3, 7]) == "2,6,3,7"
+    assert cpu_set_formats.format_cpu_ranges([10, 8, 9, 0, 1, 2, 5]) == "0-2,5,8-10"
+    assert cpu_set_formats.format_cpu_ranges([]) == ""
+    assert cpu_set_formats.format_cpu_list([2, 6, 3, 7]) == "2,6,3,7"
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,18 @@ def test_lists_are_written_short_or_in_order() -> None:
     ],
 )
 def test_masks(text: str, cpus: set[int]) -> None:
-    assert cpu_set_formats.parse_mask(text) == cpus
+    assert cpu_set_formats.parse_cpu_mask(text) == cpus
 
 
 @pytest.mark.parametrize("text", ["", "g", "1 2", "-1", ",", "f" * 100_000])
 def test_an_invalid_mask_is_named(text: str) -> None:
     with pytest.raises(BadInput, match="cpu0/topology/thread_siblings"):
-        cpu_set_formats.parse_mask(text, "cpu0/topology/thread_siblings")
+        cpu_set_formats.parse_cpu_mask(text, "cpu0/topology/thread_siblings")
 
 
 def test_masks_are_written_in_one_piece() -> None:
-    assert cpu_set_formats.format_mask([0, 11]) == "801"
-    assert cpu_set_formats.format_mask([64]) == "10000000000000000"
+    assert cpu_set_formats.format_cpu_mask([0, 11]) == "801"
+    assert cpu_set_formats.format_cpu_mask([64]) == "10000000000000000"
 
 
 @pytest.mark.parametrize(

@@ -50,4 +50,4 @@ def test_lines_end_at_a_line_feed(text: str, lines: list[str]) -> None:
 @pytest.mark.parametrize("text", ["0\u20281", "0,\x0b1", "\u0661", "0\x85"])
 def test_white_space_and_digits_of_other_scripts_are_no_cpus(text: str) -> None:
     with pytest.raises(BadInput):
-        cpu_set_formats.parse_list(text)
+        cpu_set_formats.parse_cpu_numbers(text)

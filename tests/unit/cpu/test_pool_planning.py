@@ -16,7 +16,7 @@ def test_pools_of_real_machines_divide_their_online_cpus(name: str, mode: str) -
     count = (len(machine.cores) - 1) // 2
     plan = pool_planning.plan(machine, PoolOptions(count, len(machine.cores) - 1 - count, mode, mode))
     lists = [text for sockets in plan.pools.values() for texts in sockets.values() for text in texts]
-    cpus = [cpu for text in lists for cpu in cpu_set_formats.parse_list(text)]
+    cpus = [cpu for text in lists for cpu in cpu_set_formats.parse_cpu_numbers(text)]
     assert len(cpus) == len(set(cpus))
     assert set(cpus) == machine.online
     assert plan.warnings == ()

@@ -115,4 +115,7 @@ def test_a_list_written_with_ranges_survives() -> None:
 def test_a_thread_on_some_of_its_tasks_cpus_goes_to_as_many(
     cpus: set[int], before: set[int], after: set[int], there: set[int]
 ) -> None:
-    assert reconfiguration_plan.affinity_after(frozenset(cpus), frozenset(before), frozenset(after)) == there
+    assert (
+        reconfiguration_plan.thread_affinity_after_move(frozenset(cpus), frozenset(before), frozenset(after))
+        == there
+    )

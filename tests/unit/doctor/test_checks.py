@@ -401,7 +401,7 @@ def test_what_is_found(facts: Facts, expected: set[str]) -> None:
     report = check_runner.examine(facts)
     grave = {finding.id for finding in report.findings if finding.severity != "note"}
     assert grave == expected, report.findings
-    assert report.is_sound == (not expected)
+    assert report.has_no_errors_or_warnings == (not expected)
     assert all(
         finding.object and finding.found and finding.expected and finding.remedy
         for finding in report.findings
@@ -439,7 +439,7 @@ def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
 def test_what_is_skipped_is_neither_told_nor_missed() -> None:
     facts = entry(httpTimeout=None)._replace(gpu_nodes=FORBIDDEN)
     report = check_runner.examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})
-    assert report.is_sound
+    assert report.has_no_errors_or_warnings
     assert not report.findings
     assert not {"http-timeout-missing", "gpu-node-without-labels"} & {
         *report.checked,
@@ -459,7 +459,7 @@ def test_the_gravest_come_first() -> None:
 def test_programs_of_other_namespaces_are_a_note() -> None:
     report = check_runner.examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
     (finding,) = report.findings
-    assert (finding.id, finding.severity, report.is_sound) == ("not-looked-at", "note", True)
+    assert (finding.id, finding.severity, report.has_no_errors_or_warnings) == ("not-looked-at", "note", True)
     assert "-n web" in finding.remedy
 
 
@@ -559,5 +559,5 @@ def test_a_configuration_that_cannot_be_read_is_not_sound() -> None:
         "/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-a", "it lies on host a"
     )
     report = check_runner.examine(SOUND._replace(schedulers=(SchedulerInfo("Pod/a", hidden, STATIC),)))
-    assert not report.is_sound
+    assert not report.has_no_errors_or_warnings
     assert "extender-not-registered" in dict(report.not_checked)

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from nodewise import errors
-from nodewise.cli.doctor import command, print_json, print_table
+from nodewise.cli.doctor import command, print_findings_json, print_findings_table
 from nodewise.clock import SystemClock
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import COLLECTORS, collect_facts, telemetry_policies
@@ -169,7 +169,7 @@ def test_a_config_map_that_may_not_be_read_is_said_with_its_right() -> None:
 def test_a_config_map_that_holds_no_configuration_is_not_sound(data: str) -> None:
     held = {"/api/v1/namespaces/nodewise/configmaps/second": {"data": {"scheduler.yaml": data}}}
     report = check_runner.examine(facts({**SECOND, **held}))
-    assert not report.is_sound
+    assert not report.has_no_errors_or_warnings
     assert "extender-not-registered" in dict(report.not_checked)
 
 
@@ -178,7 +178,7 @@ def test_a_volume_whose_name_is_a_path_is_not_looked_up(name: str) -> None:
     scheduler = second_scheduler()
     scheduler["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] = name
     report = check_runner.examine(facts({DEPLOYMENTS: [scheduler]}))
-    assert not report.is_sound
+    assert not report.has_no_errors_or_warnings
     assert any("segment: " in f.found for f in report.findings if f.id == "not-looked-at")
 
 
@@ -267,7 +267,7 @@ def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goe
     assert not isinstance(certificates.client, UnavailableFact)
     assert certificates.client
     assert certificates.client[0].public_key == certificates.key
-    for printer in (print_table, print_json):
+    for printer in (print_findings_table, print_findings_json):
         assert "PRIVATE" not in capture_report(check_runner.examine(cluster), capsys, printer)
     assert b"PRIVATE" not in repr(cluster).encode()
 
@@ -339,7 +339,7 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
 
 def test_who_may_read_nothing_is_told_each_right() -> None:
     report = check_runner.examine(facts({}, ("/api", "/apis")))
-    assert not report.is_sound
+    assert not report.has_no_errors_or_warnings
     rights = " ".join(finding.expected for finding in report.findings)
     for right in ("list nodes", "list pods", "list taspolicies.telemetry.intel.com", "list deployments.apps"):
         assert right in rights
@@ -387,7 +387,7 @@ def test_an_id_that_there_is_not_is_refused() -> None:
 
 
 def capture_report(
-    report: Report, capsys: pytest.CaptureFixture[str], printer: Callable[..., None] = print_table
+    report: Report, capsys: pytest.CaptureFixture[str], printer: Callable[..., None] = print_findings_table
 ) -> str:
     printer(report, color=False)
     return capsys.readouterr().out
@@ -413,7 +413,7 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
 
 def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
     report = msgspec.json.decode(
-        capture_report(check_runner.examine(entry(ignorable=True)), capsys, print_json)
+        capture_report(check_runner.examine(entry(ignorable=True)), capsys, print_findings_json)
     )
     assert report["sound"] is False
     (document,) = report["findings"]

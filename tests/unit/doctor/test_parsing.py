@@ -9,7 +9,10 @@ import yaml
 from nodewise.doctor.checks.telemetry_policies import feasible_nodes_to_find
 from nodewise.doctor.collectors.deschedulers import parse_descheduler_policy
 from nodewise.doctor.collectors.extender_workloads import parse_metrics
-from nodewise.doctor.collectors.rights_and_admission_policies import enforced_policies, needed_rights
+from nodewise.doctor.collectors.rights_and_admission_policies import (
+    enforced_admission_policies,
+    needed_rights,
+)
 from nodewise.doctor.facts import AdmissionPolicy, UnavailableFact
 from nodewise.doctor.parsing import scheduler_configuration, workloads
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
@@ -57,7 +60,7 @@ def admission_binding(**spec: Any) -> Any:
 )
 def test_which_admission_policies_are_enforced(policy: Any, binding: Any, is_enforced: bool) -> None:
     wanted = AdmissionPolicy("p", frozenset({"nodes", "nodes/*"}), ("a == 'b'",))
-    assert enforced_policies([policy], [binding]) == ((wanted,) if is_enforced else ())
+    assert enforced_admission_policies([policy], [binding]) == ((wanted,) if is_enforced else ())
 
 
 @pytest.mark.parametrize(
@@ -235,7 +238,7 @@ def test_settings_of_flags_variables_and_file() -> None:
         "metrics": "custom,resource",
     }
     assert EXTENDER._replace(settings=settings).is_set("no_cluster")
-    assert workloads.settings_file(container) == "/c"
+    assert workloads.settings_file_path(container) == "/c"
 
 
 def test_plugins_of_both_versions_of_a_deschedulers_policy() -> None:

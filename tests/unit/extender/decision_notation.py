@@ -48,7 +48,8 @@ def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -
     """A verdict of these rules. The reason names the first violated rule, or all rules if `joined` is "all"."""
     masks = [breaks(rule) for rule in rules]
     texts = [
-        f"policy d/pol: {rule.metric} {rule.operator} {quantity.to_text(rule.target or 0)}" for rule in rules
+        f"policy d/pol: {rule.metric} {rule.operator} {quantity.nano_to_text(rule.target or 0)}"
+        for rule in rules
     ]
     if joined == "all":
         codes = np.where(np.logical_and.reduce(masks), 1, 0)

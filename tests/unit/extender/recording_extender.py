@@ -77,7 +77,7 @@ class RecordedExtender:
         self._last = cluster_state
         self._state.metric_requests(cluster_state.objects)
         self.recording.record_cluster_state(cluster_state, generation)
-        for name in self._agent_states.due(cluster_state):
+        for name in self._agent_states.agents_to_rebuild(cluster_state):
             cooperative_scheduling.run_without_pauses(self._agent_states.build(name, cluster_state))
         self.snapshot = Snapshot(
             cluster_state.nodes, self._agent_states.newest(), cluster_state.now, generation
@@ -123,5 +123,5 @@ def replay(
     header: Any = records[0].entry
     chosen = options or TelemetryOptions(**header.agents[0].options)
     player = Player(ReplayAgents([KIND], {"telemetry": chosen}, header.sync_period_s, objects or {}))
-    responses = [player.play(record) for record in records[1:]]
+    responses = [player.replay_record(record) for record in records[1:]]
     return Played(player, [response for response in responses if response is not None])

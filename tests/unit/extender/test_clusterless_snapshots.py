@@ -113,9 +113,9 @@ class TestView:
 
 
 def test_agents_that_need_a_cluster_are_named() -> None:
-    clusterless_snapshots.check_objects([kind()], {"heats": None})
+    clusterless_snapshots.reject_agents_that_need_cluster([kind()], {"heats": None})
     with pytest.raises(BadSettings, match="agent heats; expected a cluster: it reads things"):
-        clusterless_snapshots.check_objects(
+        clusterless_snapshots.reject_agents_that_need_cluster(
             [kind(Watched("things", THINGS, HeatNodeFields))], {"heats": None}
         )
 
@@ -124,8 +124,8 @@ def test_agents_that_go_by_metrics_are_named() -> None:
     def state(*wanted: MetricRequest) -> Any:
         return SimpleNamespace(metric_requests=lambda _: frozenset(wanted))
 
-    clusterless_snapshots.check_metrics({"heats": state()})
+    clusterless_snapshots.reject_agents_that_need_metrics({"heats": state()})
     with pytest.raises(
         BadSettings, match="agent heats; expected a cluster: a request brings no metrics, such as heat"
     ):
-        clusterless_snapshots.check_metrics({"heats": state(MetricRequest("heat"))})
+        clusterless_snapshots.reject_agents_that_need_metrics({"heats": state(MetricRequest("heat"))})

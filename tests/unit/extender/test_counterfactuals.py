@@ -34,7 +34,9 @@ def test_targets_are_round_numbers(target: str, value: str, wanted: str) -> None
 
 def told(change: RuleChange) -> str:
     """The relaxed targets as text: `3 at 85, 4 at 90`."""
-    return ", ".join(f"{relaxed.more} at {quantity.to_text(relaxed.target)}" for relaxed in change.relaxed)
+    return ", ".join(
+        f"{relaxed.more} at {quantity.nano_to_text(relaxed.target)}" for relaxed in change.relaxed
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,14 +105,14 @@ def test_a_change_names_the_rule_that_it_is_about() -> None:
     rejected = decision(heat="85 70", dust="1 90")
     for change in counterfactuals.changes(rejected):
         rule = replace(change.rule, target=change.relaxed[-1].target)
-        passing = counterfactuals.feasible_with(rejected, change.agent, change.number, rule)
+        passing = counterfactuals.feasible_with_changed_rule(rejected, change.agent, change.number, rule)
         assert int((passing & ~rejected.feasible()).sum()) == change.relaxed[-1].more
 
 
 def test_an_operator_that_is_not_known_rejects_nobody() -> None:
     rule = replace(evidence("heat", "85 70"), operator="Above")
     assert not counterfactuals.rejects(rule).any()
-    assert np.array_equal(counterfactuals.without_effect(rule).values, rule.values)
+    assert np.array_equal(counterfactuals.rule_without_effect(rule).values, rule.values)
 
 
 def test_details_say_how_far_a_node_is_from_passing() -> None:

@@ -270,7 +270,7 @@ class ReflectorSuite:
         await api.create(CONFIGMAPS.path(space), item("before", k="1"))
         reflector = self.reflector(api, space)
         async with run_in_background(reflector.run()):
-            await reflector.until_synced()
+            await reflector.wait_until_synced()
             assert [(i.metadata.name, i.data) for i in reflector.store.values()] == [("before", {"k": "1"})]
             await api.create(CONFIGMAPS.path(space), item("later", k="1"))
             await eventually(lambda: len(reflector.store) == 2)
@@ -290,7 +290,7 @@ class ReflectorSuite:
             reported.extend((old and old.data, new and new.data) for old, new in changes.values())
 
         async with run_in_background(reflector.run()):
-            await reflector.until_synced()
+            await reflector.wait_until_synced()
             reflector.store.subscribe(note)
             await api.create(CONFIGMAPS.path(space), item("a", k="1"))
             await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
@@ -303,7 +303,7 @@ class ReflectorSuite:
         labelled = {"metadata": {"name": "a", "labels": {"on": "yes"}}}
         await api.create(CONFIGMAPS.path(space), labelled)
         async with run_in_background(reflector.run()):
-            await reflector.until_synced()
+            await reflector.wait_until_synced()
             assert len(reflector.store) == 1
             await api.patch(CONFIGMAPS.path(space, "a"), {"metadata": {"labels": {"on": "no"}}}, "merge")
             await eventually(lambda: len(reflector.store) == 0)
@@ -316,7 +316,7 @@ class ReflectorSuite:
         sizes: list[int] = []
         reflector.store.subscribe(lambda _: sizes.append(len(reflector.store)))
         async with run_in_background(reflector.run()):
-            await reflector.until_synced()
+            await reflector.wait_until_synced()
         keys: list[Key] = list(reflector.store.snapshot())
         assert keys == [(space, name) for name in names]
         assert sizes == [230], "readers never saw a half-filled store"

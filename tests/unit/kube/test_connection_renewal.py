@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from nodewise.kube.connection_renewal import RenewingTransport, is_retired
+from nodewise.kube.connection_renewal import RenewingTransport, is_on_retired_connection
 
 pytestmark = pytest.mark.anyio
 
@@ -69,9 +69,9 @@ async def test_a_change_has_the_next_call_go_out_on_new_connections() -> None:
 async def test_a_call_under_way_is_finished_on_its_old_connection() -> None:
     files = FakeCertificateFiles()
     async with files.http.stream("GET", "/") as under_way:
-        assert not is_retired(under_way)
+        assert not is_on_retired_connection(under_way)
         files.news = True
-        assert is_retired(under_way), "who watches asks, and so notices without another call"
+        assert is_on_retired_connection(under_way), "who watches asks, and so notices without another call"
         assert await files.called() == "2"
         assert files.closed == [False, False]
         assert b"".join([piece async for piece in under_way.aiter_bytes()]) == b"somebody"
@@ -98,4 +98,4 @@ async def test_a_close_closes_all() -> None:
 
 
 async def test_a_transport_of_another_kind_is_never_retired() -> None:
-    assert not is_retired(httpx2.Response(200))
+    assert not is_on_retired_connection(httpx2.Response(200))

@@ -16,7 +16,9 @@ def status(message: str = "", **more: Any) -> bytes:
 
 
 def error_of(code: int, body: bytes = b"", retry_after: str = "", hint: str = "") -> NodewiseError:
-    return error_responses.error_from_status(CALL, code, error_responses.status_of(body), retry_after, hint)
+    return error_responses.error_from_status(
+        CALL, code, error_responses.parse_status_body(body), retry_after, hint
+    )
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,9 @@ def library_exceptions() -> list[type[Exception]]:
 
 @pytest.mark.parametrize("kind", [*library_exceptions(), ssl.SSLError, ConnectionResetError, TimeoutError])
 def test_every_exception_of_the_library_is_known(kind: type[Exception]) -> None:
-    assert http_client.error_kind(kind) is not None, f"{kind.__name__} needs a row in client.TRANSLATED"
+    assert http_client.error_kind_of_exception(kind) is not None, (
+        f"{kind.__name__} needs a row in client.TRANSLATED"
+    )
 
 
 @pytest.mark.parametrize(

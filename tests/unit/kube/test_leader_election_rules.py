@@ -59,7 +59,7 @@ NOW = "2023-11-14T22:13:20.500000Z"
     ],
 )
 def test_what_a_claim_writes(seen: ObservedLease | None, claimed: LeaseSpec) -> None:
-    assert leader_election_rules.acquire_or_renew(seen, LOCK, 1_700_000_000.5) == claimed
+    assert leader_election_rules.lease_after_acquire_or_renew(seen, LOCK, 1_700_000_000.5) == claimed
 
 
 def test_a_release_leaves_a_second_to_nobody() -> None:

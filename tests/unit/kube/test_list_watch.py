@@ -30,7 +30,7 @@ META = {"name": "a", "namespace": "n", "resourceVersion": "7"}
     ],
 )
 def test_what_is_asked(state: ListWatchState, wanted: dict[str, str]) -> None:
-    assert list_watch.request_parameters(state, 50, lambda: 0.5) == wanted
+    assert list_watch.list_or_watch_parameters(state, 50, lambda: 0.5) == wanted
 
 
 def test_a_page_that_is_not_the_last_leads_to_the_next() -> None:

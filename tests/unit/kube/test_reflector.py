@@ -163,7 +163,7 @@ async def test_what_is_doubted_is_listed_anew_with_the_next_word(followed: Refle
         followed.api.put(CONFIGMAPS, {"metadata": {"name": "lost", "namespace": "n"}})
         await turns()
         followed.reflector._decoder._writer.remove(("n", "lost"))
-        followed.reflector.relist()
+        followed.reflector.request_relist()
         await turns()
         assert len(followed.reflector.store) == 0
         followed.api.bookmark()

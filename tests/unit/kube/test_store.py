@@ -115,8 +115,8 @@ def test_a_store_knows_how_far_it_was_told() -> None:
     writer.apply(thing("a"), "12")
     assert writer.store.resource_version == "12"
     writer.remove(("n", "a"), "13")
-    writer.reach("20")
-    writer.reach("")
+    writer.advance_resource_version("20")
+    writer.advance_resource_version("")
     assert writer.store.resource_version == "20"
     assert seen == ["10", "11", "13"]
 

@@ -32,7 +32,7 @@ def decode(obj: dict[str, Any]) -> Any:
 
 
 def read(*allocatable: Any) -> NodeAttributes:
-    return cooperative_scheduling.run_without_pauses(node_attributes.read_nodes(allocatable))
+    return cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(allocatable))
 
 
 FLEET = read(

@@ -2,7 +2,7 @@ import pytest
 
 from nodewise.errors import BadSettings, Refused
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin_port import admin_routes, admin_server, loopback_only
+from nodewise.serve.admin_port import admin_routes, admin_server, restrict_to_loopback
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions
 from tests.unit.serve.raw_http_client import open_client
@@ -51,7 +51,7 @@ async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_i
         return Response(200, b"all")
 
     app = Application(
-        [loopback_only(Route("GET", "/decisions", decisions))], MetricsRegistry(), max_body_bytes=1
+        [restrict_to_loopback(Route("GET", "/decisions", decisions))], MetricsRegistry(), max_body_bytes=1
     )
     server = admin_server(app, AdminOptions(health_address="0.0.0.0", health_port=0), MetricsRegistry())
     await server.start()
@@ -63,7 +63,7 @@ async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_i
 
 @pytest.mark.parametrize("called", ["10.88.0.3", "", "::", "192.168.1.7"])
 async def test_what_is_private_is_refused_to_others(called):
-    route = loopback_only(Route("GET", "/decisions", lambda _: Response(200)))
+    route = restrict_to_loopback(Route("GET", "/decisions", lambda _: Response(200)))
     with pytest.raises(Refused, match="port-forward"):
         route.handler(Request("GET", "/decisions", {}, b"", "", "127.0.0.1:4711", called))
 

@@ -30,7 +30,9 @@ def test_a_servers_certificate_is_verified_for_each_of_its_names(
     issuer: CertificateIssuer, name: str
 ) -> None:
     leaf = x509.load_pem_x509_certificate(issuer.server(NAMES, NAMES[0]).cert)
-    subject = IPAddress(ipaddress.ip_address(name)) if certificate_issuer.is_address(name) else DNSName(name)
+    subject = (
+        IPAddress(ipaddress.ip_address(name)) if certificate_issuer.is_ip_address(name) else DNSName(name)
+    )
     assert policy(issuer).build_server_verifier(subject).verify(leaf, [])[0] == leaf
     with pytest.raises(VerificationError):
         policy(issuer).build_server_verifier(DNSName("other.nodewise.svc")).verify(leaf, [])

@@ -27,7 +27,9 @@ class RotatedFiles:
         self.cert, self.key = folder / "tls.crt", folder / "tls.key"
         self.write(self.issue(-1, 90))
         paths = {"cert": str(self.cert), "key": str(self.key)}
-        self.kept = ReloadableFiles("serving", paths, pem_files.read_pair, self.metrics_registry, NOW_S)
+        self.kept = ReloadableFiles(
+            "serving", paths, pem_files.read_certificate_and_key, self.metrics_registry, NOW_S
+        )
 
     def poll(self, now_s):
         """Poll twice, because a change counts once it is stable."""
@@ -153,7 +155,9 @@ def test_a_certificate_whose_time_has_not_come_is_taken_when_it_has(files):
 def test_one_that_is_over_is_served_at_the_start_and_told_every_day(files):
     files.write(files.issue(-9, -1))
     paths = {"cert": str(files.cert), "key": str(files.key)}
-    kept = ReloadableFiles("serving", paths, pem_files.read_pair, files.metrics_registry, NOW_S)
+    kept = ReloadableFiles(
+        "serving", paths, pem_files.read_certificate_and_key, files.metrics_registry, NOW_S
+    )
     with capture_logs() as lines:
         for later_s in (0, 1, DAY_S - 1, DAY_S):
             kept.poll(NOW_S + later_s)
@@ -181,7 +185,7 @@ def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_pat
     late, soon, good = (authority(days) for days in (-1, 3, 300))
     file.write_bytes(good)
     kept = ReloadableFiles(
-        "client_ca", {"client_ca": str(file)}, pem_files.read_bundle, metrics_registry, NOW_S
+        "client_ca", {"client_ca": str(file)}, pem_files.read_trusted_certificates, metrics_registry, NOW_S
     )
     file.write_bytes(late + soon + good)
     kept.poll(NOW_S)
@@ -208,5 +212,5 @@ def test_all_that_is_wrong_at_the_start_is_said_together(tmp_path):
     cert.write_text("text")
     paths = {"cert": str(cert), "key": ""}
     with pytest.raises(BadSettings) as raised:
-        ReloadableFiles("serving", paths, pem_files.read_pair, MetricsRegistry(), NOW_S)
+        ReloadableFiles("serving", paths, pem_files.read_certificate_and_key, MetricsRegistry(), NOW_S)
     assert [problem.field for problem in raised.value.problems] == ["cert", "key"]

@@ -38,7 +38,7 @@ def _verification(code: int) -> ssl.SSLCertVerificationError:
     ],
 )
 def test_what_a_handshake_ends_with_has_a_reason(error, reason):
-    assert connection_close_reasons.reason_of(error) == reason
+    assert connection_close_reasons.close_reason_of_error(error) == reason
 
 
 def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():

@@ -22,12 +22,12 @@ def test_a_kind_within_a_kind_has_its_status():
     class Special(errors.Conflict):
         pass
 
-    assert responses.from_error(Special("x")).status == 409
+    assert responses.response_from_error(Special("x")).status == 409
 
 
 def test_the_words_on_the_wire():
     response = responses.refusal_response(431, Problem("header", "9000 bytes", "at most 8192"))
-    assert responses.encode_closing_response(response) == (
+    assert responses.encode_connection_close_response(response) == (
         b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
         b"content-type: application/json\r\ncontent-length: 163\r\nconnection: close\r\n\r\n"
         b'{"error":"Request Header Fields Too Large: header: 9000 bytes; expected at most 8192",'
@@ -36,7 +36,7 @@ def test_the_words_on_the_wire():
 
 
 def test_pieces_on_the_wire_are_joined():
-    assert responses.encode_closing_response(Response(200, [b"a", b"b"], "text/plain")).endswith(
+    assert responses.encode_connection_close_response(Response(200, [b"a", b"b"], "text/plain")).endswith(
         b"\r\n\r\nab"
     )
 

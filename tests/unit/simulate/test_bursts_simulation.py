@@ -83,7 +83,7 @@ def test_the_same_seed_draws_the_same() -> None:
 
 
 def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
-    annotated = AnnotatedNodes(bursts_workload.node_objects(Scenario(nodes=2)))
+    annotated = AnnotatedNodes(bursts_workload.build_node_objects(Scenario(nodes=2)))
     for minute, milli in enumerate((1000.0, 3000.0)):
         use = np.array([[milli, 0.0], [2.0**30, 0.0]])
         annotated.write(use, START_S + 60 * minute)
@@ -98,7 +98,7 @@ def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
 
 
 def test_what_hardly_moves_is_not_written_again() -> None:
-    annotated = AnnotatedNodes(bursts_workload.node_objects(Scenario(nodes=1)))
+    annotated = AnnotatedNodes(bursts_workload.build_node_objects(Scenario(nodes=1)))
     first = annotated.write(np.array([[1000.0], [2.0**30]]), START_S)
     annotated.write(np.array([[1000.0], [2.0**30]]), START_S + 60)  # a deviation needs two samples
     third = annotated.write(np.array([[1001.0], [2.0**30]]), START_S + 120)
@@ -107,7 +107,7 @@ def test_what_hardly_moves_is_not_written_again() -> None:
 
 
 def test_requests_of_pods_are_written(pods) -> None:
-    annotated = AnnotatedNodes(bursts_workload.node_objects(Scenario(nodes=2)))
+    annotated = AnnotatedNodes(bursts_workload.build_node_objects(Scenario(nodes=2)))
     annotated.put_pod(PlacedPod(pods[0], "node-001", 0, START_S).obj)
     annotated.write(np.zeros((2, 2)), START_S)
     texts = annotated.objects["node-001"]["metadata"]["annotations"]
@@ -141,7 +141,7 @@ def test_a_pod_that_failed_begins_anew_and_ends_in_time(pods) -> None:
     assert placed.use(40)[1] == pod.use[1][30]
     placed.restart(40, START_S)
     assert placed.use(41)[1] == pod.use[1][0]
-    assert placed.ends == 10 + pod.minutes
+    assert placed.end_minute == 10 + pod.minutes
 
 
 def test_a_run_counts_nodes_minute_by_minute() -> None:

@@ -13,10 +13,10 @@ from nodewise.simulate.extender_messages import Victims
 from tests.cluster import kubernetes_objects as made
 from tests.unit.simulate import fake_extender
 
-POD = parsed_nodes_and_pods.named(
+POD = parsed_nodes_and_pods.pod_as_stored(
     parsed_nodes_and_pods.pod(made.pod("web", limits={"telemetry/scheduling": "1"})), "u1", 0
 )
-SMALL = parsed_nodes_and_pods.named(
+SMALL = parsed_nodes_and_pods.pod_as_stored(
     parsed_nodes_and_pods.pod(made.running_on("a", made.pod("small"))), "u2", 0
 )
 A = node_info.node_info_with_pods(parsed_nodes_and_pods.node(made.node("a")), [SMALL])

@@ -22,9 +22,9 @@ def test_an_extender_sees_no_kind_and_no_managed_fields() -> None:
 
 
 def test_the_api_server_names_a_pod_once() -> None:
-    pod = parsed_nodes_and_pods.named(parsed_nodes_and_pods.pod(made.pod("web")), "1-2", created_s=0)
+    pod = parsed_nodes_and_pods.pod_as_stored(parsed_nodes_and_pods.pod(made.pod("web")), "1-2", created_s=0)
     assert pod.uid == pod.obj["metadata"]["uid"] == "1-2"
-    assert parsed_nodes_and_pods.named(pod, "other", created_s=9).uid == "1-2"
+    assert parsed_nodes_and_pods.pod_as_stored(pod, "other", created_s=9).uid == "1-2"
     assert pod.obj["metadata"]["namespace"] == "default"
 
 

@@ -24,7 +24,9 @@ CLAIMS = "no new claims to deallocate, preemption: "
 
 def running(name: str, node: str, cpu: str = "3", priority: int = 0, started_s: float = 100) -> Pod:
     pod = parsed_nodes_and_pods.pod(made.running_on(node, made.pod(name, cpu=cpu, priority=priority)))
-    return parsed_nodes_and_pods.bound(parsed_nodes_and_pods.named(pod, f"uid-{name}", 0), node, started_s)
+    return parsed_nodes_and_pods.bound(
+        parsed_nodes_and_pods.pod_as_stored(pod, f"uid-{name}", 0), node, started_s
+    )
 
 
 def full(name: str, *pods: Pod) -> NodeInfo:
@@ -113,7 +115,7 @@ def test_a_pod_may_not_want_to_preempt() -> None:
 
 
 def test_who_waits_for_victims_to_go_takes_no_others() -> None:
-    going = parsed_nodes_and_pods.as_terminating(running("small", "a"), end_s=130)
+    going = parsed_nodes_and_pods.pod_with_deletion_timestamp(running("small", "a"), end_s=130)
     preempted = attempt(full("a", going), full("b", running("other", "b")), status={"nominatedNodeName": "a"})
     assert preempted == Preemption(f"{CLAIMS}not eligible due to a terminating pod on the nominated node.")
 

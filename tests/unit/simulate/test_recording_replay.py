@@ -149,17 +149,19 @@ class TestRecalling:
     def test_scores_are_those_of_what_was_kept(self) -> None:
         kept = b'{"version":1,"until":0,"types":{"d/web":{"n1":[0.5,9,9,1000]}}}'
         player = self.player()
-        player.play(recording_file.record(recording_file.MemoryEntry(agent="learned"), kept))
-        player.play(Record(recording_file.NodesEntry(added=("n1",))))
-        player.play(Record(SnapshotEntry(generation=1, now=NOW)))
-        difference = player.play(self.exchange(7))
+        player.replay_record(recording_file.record(recording_file.MemoryEntry(agent="learned"), kept))
+        player.replay_record(Record(recording_file.NodesEntry(added=("n1",))))
+        player.replay_record(Record(SnapshotEntry(generation=1, now=NOW)))
+        difference = player.replay_record(self.exchange(7))
         assert difference is not None
         assert [(change.recorded, change.replayed) for change in difference.nodes] == [(7, 5)]
 
     @pytest.mark.parametrize(("agent", "kept"), [("learned", b"{}"), ("pigeon", b"{}"), ("nobody", b"")])
     def test_what_cannot_be_recalled_is_left_out(self, agent: str, kept: bytes) -> None:
         player = self.player()
-        assert player.play(recording_file.record(recording_file.MemoryEntry(agent=agent), kept)) is None
+        assert (
+            player.replay_record(recording_file.record(recording_file.MemoryEntry(agent=agent), kept)) is None
+        )
 
 
 def _answers(records: list[Record]) -> list[bytes]:

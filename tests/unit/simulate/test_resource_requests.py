@@ -55,7 +55,7 @@ SPECS: dict[str, tuple[Spec, dict[str, int]]] = {
 
 @pytest.mark.parametrize(("spec", "amounts"), SPECS.values(), ids=SPECS)
 def test_requests_are_counted_as_kube_scheduler_counts_them(spec: Spec, amounts: dict[str, int]) -> None:
-    assert resource_requests.requested(spec) == amounts
+    assert resource_requests.requests_that_must_fit(spec) == amounts
 
 
 def test_scores_count_something_for_a_container_that_asks_for_nothing() -> None:
@@ -65,7 +65,7 @@ def test_scores_count_something_for_a_container_that_asks_for_nothing() -> None:
 def test_a_pod_that_is_not_placed_yet_is_scored_by_its_containers() -> None:
     spec = {"containers": cpus("1"), "resources": {"requests": {"cpu": "3"}}}
     assert resource_requests.scored(spec)[0] == 3000
-    assert resource_requests.scored_by_containers(spec)[0] == 1000
+    assert resource_requests.container_requests_for_scoring(spec)[0] == 1000
 
 
 def test_a_node_without_allocatable_offers_its_capacity() -> None:
@@ -79,4 +79,4 @@ def test_what_is_no_quantity_is_named() -> None:
     with pytest.raises(
         BadInput, match=r"spec.containers\[0\].resources.requests.cpu: 'much'; expected a Kub"
     ):
-        resource_requests.requested({"containers": cpus("much")})
+        resource_requests.requests_that_must_fit({"containers": cpus("much")})

@@ -17,9 +17,9 @@ SIZES = [
 
 @pytest.mark.parametrize(("nodes", "sample"), SIZES)
 def test_how_many_feasible_nodes_are_enough(nodes: int, sample: int) -> None:
-    assert scheduling_cycle.sample_size(nodes) == sample
+    assert scheduling_cycle.feasible_nodes_to_find(nodes) == sample
 
 
 def test_a_percentage_may_be_set() -> None:
-    assert scheduling_cycle.sample_size(5000, percent=100) == 5000
-    assert scheduling_cycle.sample_size(5000, percent=1) == 100
+    assert scheduling_cycle.feasible_nodes_to_find(5000, percent=100) == 5000
+    assert scheduling_cycle.feasible_nodes_to_find(5000, percent=1) == 100

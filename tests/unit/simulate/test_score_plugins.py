@@ -10,18 +10,18 @@ SMALL = NodeInfo(parsed_nodes_and_pods.node(made.node("b", cpu="4", memory="8Gi"
 LARGE = NodeInfo(parsed_nodes_and_pods.node(made.node("e", cpu="8", memory="16Gi")))
 WEB = made.pod("web")
 TWO_CORES = parsed_nodes_and_pods.pod(WEB | {"spec": WEB["spec"] | {"resources": {"requests": {"cpu": "2"}}}})
-ASKED = resource_requests.scored_by_containers(TWO_CORES.spec)
+ASKED = resource_requests.container_requests_for_scoring(TWO_CORES.spec)
 
 
 def test_least_allocated_likes_what_stays_free() -> None:
     assert score_plugins.least_allocated(ASKED, SMALL) == 98
-    assert score_plugins.least_allocated(ASKED, LARGE.adding(TWO_CORES)) == 86
+    assert score_plugins.least_allocated(ASKED, LARGE.with_additional_pods(TWO_CORES)) == 86
 
 
 def test_balanced_likes_what_brings_the_shares_together() -> None:
     assert score_plugins.balanced(TWO_CORES, SMALL) == 62
     assert score_plugins.balanced(TWO_CORES, LARGE) == 68
-    assert score_plugins.balanced(TWO_CORES, LARGE.adding(TWO_CORES)) == 69
+    assert score_plugins.balanced(TWO_CORES, LARGE.with_additional_pods(TWO_CORES)) == 69
 
 
 def test_balanced_has_no_word_on_a_pod_that_asks_for_nothing() -> None:

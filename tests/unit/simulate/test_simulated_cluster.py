@@ -136,9 +136,9 @@ class TestTryingAgain:
             placed.submit(made.pod("web"))
             fake.reject = {}
             simulated_cluster.pass_time(placed, clock, 299)
-            assert placed.pending() == ["default/web"]
+            assert placed.pending_pods() == ["default/web"]
             simulated_cluster.pass_time(placed, clock, 31)
-            assert placed.pending() == []
+            assert placed.pending_pods() == []
 
     def test_what_did_not_fit_waits_for_room(self, clock: ManualClock) -> None:
         with alone(clock, made.nodes("a")) as placed:
@@ -160,7 +160,7 @@ class TestTryingAgain:
             simulated_cluster.pass_time(placed, clock, 20)
             placed.put_node(made.node("a"))
             simulated_cluster.pass_time(placed, clock, 20)
-            assert placed.pending() == ["default/large", "default/picky"]
+            assert placed.pending_pods() == ["default/large", "default/picky"]
             placed.put_node(made.node("a", cpu="8"))
             assert placed.outcome("large").node == "a"
             placed.put_node(made.node("a", cpu="8", labels={"disk": "ssd"}))

@@ -9,12 +9,12 @@ from nodewise.statistics.missing_statistics import MissingOptions, NoStatistics,
 def test_the_older_systems_way_is_the_default():
     options = MissingOptions()
     assert not options.rejects_missing
-    assert (options.points_missing(0), options.points_missing(10)) == (0, 10)
+    assert (options.score_without_statistics(0), options.score_without_statistics(10)) == (0, 10)
 
 
 def test_one_score_for_all_agents_and_0_is_one():
-    assert MissingOptions(score_missing=0).points_missing(10) == 0
-    assert MissingOptions(score_missing=7).points_missing(0) == 7
+    assert MissingOptions(score_missing=0).score_without_statistics(10) == 0
+    assert MissingOptions(score_missing=7).score_without_statistics(0) == 7
 
 
 @pytest.mark.parametrize(("word", "rejects"), [("accept", False), ("pass", False), ("reject", True)])

@@ -43,9 +43,9 @@ def test_a_sidecar_runs_beside_the_containers():
 
 def test_init_containers_do_not_count_together():
     gpu_pod = pod({"cpu": "1", "gpu": "2"}, {"gpu": 1}, init=({"cpu": "4"},))
-    assert pod_requests.sum_of_containers(gpu_pod, "cpu") == 1000
-    assert pod_requests.sum_of_containers(gpu_pod, "gpu") == 3
-    assert pod_requests.sum_of_containers(gpu_pod, "memory") == 0
+    assert pod_requests.sum_of_container_requests(gpu_pod, "cpu") == 1000
+    assert pod_requests.sum_of_container_requests(gpu_pod, "gpu") == 3
+    assert pod_requests.sum_of_container_requests(gpu_pod, "memory") == 0
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class CongestionAgent(FilterPlugin[PodFields, CongestionState], ScorePlugin[PodF
         if state is None:
             reason = StatisticsNotReady("nodewise", "nodes are not read yet")
             return Verdict(np.ones(len(candidates), np.int16), (reason,))
-        details = self._details(state, candidates)
+        details = self._build_details(state, candidates)
         codes = np.isnan(details.factors).astype(np.int16)
         return Verdict(codes, (NoStatistics(self.name),), details=details)
 
@@ -51,9 +51,9 @@ class CongestionAgent(FilterPlugin[PodFields, CongestionState], ScorePlugin[PodF
         state = self.state(snapshot)
         if state is None:
             return None
-        return Scores(state.points[candidates.numbers], details=self._details(state, candidates))
+        return Scores(state.points[candidates.numbers], details=self._build_details(state, candidates))
 
-    def _details(self, state: CongestionState, candidates: Names) -> "CongestionDetails":
+    def _build_details(self, state: CongestionState, candidates: Names) -> "CongestionDetails":
         numbers = candidates.numbers
         return CongestionDetails(numbers, state.factors[numbers], state.invalid_texts, self._max)
 

@@ -54,7 +54,7 @@ class CongestionStateBuilder(StateBuilder[CongestionState]):
 
     def __init__(self, options: CongestionOptions) -> None:
         self._max = options.congestion_factor_max
-        self._missing = options.points_missing(MAX_SCORE)
+        self._missing = options.score_without_statistics(MAX_SCORE)
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, CongestionState]:
         factors = np.full(len(cluster_state.nodes) + 1, np.nan)

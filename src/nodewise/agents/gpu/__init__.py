@@ -75,7 +75,11 @@ class GpuKind(ControllerKind):
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
         """Nodes, pods and allocation records; pods without GPUs only for their CPU, if the placement needs it."""
-        keep = free_cpu.keep_pod_cpu if options.placement == "fragmentation" else free_cpu.keep_gpu_pod
+        keep = (
+            free_cpu.reduce_non_gpu_pod_to_cpu
+            if options.placement == "fragmentation"
+            else free_cpu.keep_gpu_pod
+        )
         return (
             Watched(PODS, _PODS, AllocatedPod, keep=keep),
             Watched(

@@ -98,8 +98,8 @@ class GpuAgent(
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (gpu_rejection_reasons.GpuStateNotReady(),))
         rows = agent_state.layout.rows[candidates.numbers]
-        order = placements.fit_order(self._placement_inputs_of(agent_state), demand)
-        verdict, fitted = _candidate_verdict(agent_state.layout, rows, demand, order)
+        order = placements.cheapest_gpu_order(self._placement_inputs_of(agent_state), demand)
+        verdict, fitted = _fit_demand_to_candidates(agent_state.layout, rows, demand, order)
         verdict = _reject_unknown_nodes(verdict, candidates)
         if not fitted.preferred.any():
             return verdict
@@ -148,8 +148,10 @@ class GpuAgent(
         ]
         numbers = np.arange(len(left) + 1)
         layout = gpu_arrays.build_layout(left, numbers, self._profile.subdevices)
-        order = placements.fit_order(self._placement_inputs, demand)
-        return _reject_unknown_nodes(_candidate_verdict(layout, numbers[:-1], demand, order)[0], candidates)
+        order = placements.cheapest_gpu_order(self._placement_inputs, demand)
+        return _reject_unknown_nodes(
+            _fit_demand_to_candidates(layout, numbers[:-1], demand, order)[0], candidates
+        )
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """Plan the GPUs that the pod already holds on the node, or else new ones."""
@@ -158,7 +160,7 @@ class GpuAgent(
             return None
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return _legacy_refusal(gpu_rejection_reasons.GpuStateNotReady())
+            return _refusal_with_older_text(gpu_rejection_reasons.GpuStateNotReady())
         if node not in snapshot.nodes:
             missing = f'error reading node {node}: node fetch error: node "{node}" not found'
             return Refusal(missing, gpu_rejection_reasons.UnknownNode())
@@ -173,7 +175,7 @@ class GpuAgent(
                 placements.gpu_order(self._placement_inputs_of(agent_state), demand),
             )
             if there is None or fitted.codes[0]:
-                return _legacy_refusal(fitted.reasons[fitted.codes[0] - 1])
+                return _refusal_with_older_text(fitted.reasons[fitted.codes[0] - 1])
             entry = self._new_reservation(pod, demand, fitted, there)
         seen = allocation_record.latest_planned_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
@@ -207,7 +209,7 @@ class GpuAgent(
         names = there.gpus.names
         gpus = tuple(tuple(names[at] for at in container) for container in fitted.gpus(0))
         requests = self._subdevice_requests(demand, gpus, fitted)
-        numbers = subdevice_assignment.assign(
+        numbers = subdevice_assignment.assign_subdevices(
             there.gpus, there.allocations, self._profile.subdevices, requests
         )
         tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
@@ -276,7 +278,7 @@ def _build_placement_inputs(options: GpuOptions, profile: ResourceProfile) -> Pl
     return PlacementInputs(options.placement, profile.counts, options.balanced_by(profile), workload)
 
 
-def _candidate_verdict(
+def _fit_demand_to_candidates(
     layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder
 ) -> tuple[Verdict, FitResult]:
     fitted = fit(layout, rows, demand, order)
@@ -285,7 +287,7 @@ def _candidate_verdict(
     return Verdict(fitted.codes, fitted.reasons, details=fit_detail), fitted
 
 
-def _legacy_refusal(reason: Reason) -> Refusal:
+def _refusal_with_older_text(reason: Reason) -> Refusal:
     """The refusal of a bind, with the older system's text for the reason."""
     kind: RejectionKind | None = getattr(reason, "kind", None)
     return Refusal(kind.value if kind is not None else reason.text(), reason)
@@ -307,7 +309,7 @@ def _layout_without_pods(
     if there is None:
         return NodeGpus(), node_allocations.EMPTY
     capacity = {name: row for name, row in there.gpus.capacity.items() if name in resources}
-    allocations = node_allocations.without_pods(there.allocations, uids)
+    allocations = node_allocations.allocations_without_pods(there.allocations, uids)
     if allocations is not there.allocations:
         allocations = allocations._replace(
             record_bytes=allocations.record_bytes
@@ -328,13 +330,13 @@ def _format_gpu_number(gpu: str) -> str:
 
 def _format_container_gpus(gpus: Mapping[str, Sequence[str]], entry: Reservation) -> str:
     """`train: card0, card1; side: card0 gt1`."""
-    parts = zip(gpus.items(), _container_segments(entry, len(gpus)), strict=True)
+    parts = zip(gpus.items(), _segments_by_container(entry, len(gpus)), strict=True)
     return "; ".join(
         f"{name}: {', '.join(_format_subdevice_segment(held, part))}" for (name, held), part in parts if held
     )
 
 
-def _container_segments(entry: Reservation, count: int) -> list[str]:
+def _segments_by_container(entry: Reservation, count: int) -> list[str]:
     segments = entry.subdevices.split("|")
     return segments if len(segments) == count else [""] * count
 

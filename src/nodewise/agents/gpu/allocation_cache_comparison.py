@@ -52,7 +52,7 @@ def differences(
     result = []
     for name in sorted(ours.nodes.keys() | fresh.nodes.keys()):
         ours_node, fresh_node = ours.nodes.get(name), fresh.nodes.get(name)
-        if name not in observed.nodes and (what := _different(name, ours, fresh)):
+        if name not in observed.nodes and (what := _difference_of_node(name, ours, fresh)):
             held = ours_node.record_text if ours_node else ""
             if (
                 held == stored(name)
@@ -70,7 +70,7 @@ def _has_observed_pod(node: NodeState | None, observed: ObservedChanges) -> bool
     return any(entry.key in observed.pods for entry in entries)
 
 
-def _different(name: str, ours: GpuState, fresh: GpuState) -> str:
+def _difference_of_node(name: str, ours: GpuState, fresh: GpuState) -> str:
     ours_node, fresh_node = ours.nodes.get(name), fresh.nodes.get(name)
     if ours_node is None or fresh_node is None:
         return (
@@ -84,14 +84,16 @@ def _different(name: str, ours: GpuState, fresh: GpuState) -> str:
     if ours_node.record_text != fresh_node.record_text:
         return "its allocation record differs"
     if ours_node.allocations.by_uid != fresh_node.allocations.by_uid:
-        pods = _different_pods(ours_node.allocations.by_uid, fresh_node.allocations.by_uid)
+        pods = _pods_with_different_allocations(ours_node.allocations.by_uid, fresh_node.allocations.by_uid)
         return f"the allocations of pods differ: {', '.join(pods[:5])}"
     if _layout_column(name, ours) != _layout_column(name, fresh):
         return "the free amounts of its GPUs or its CPU are out of date"
     return ""
 
 
-def _different_pods(held: Mapping[str, PodAllocation], listed: Mapping[str, PodAllocation]) -> list[str]:
+def _pods_with_different_allocations(
+    held: Mapping[str, PodAllocation], listed: Mapping[str, PodAllocation]
+) -> list[str]:
     """The pods with different allocations, in the order of their uids."""
     uids = sorted(uid for uid in held.keys() | listed.keys() if held.get(uid) != listed.get(uid))
     return [(held.get(uid) or listed[uid]).pod for uid in uids]

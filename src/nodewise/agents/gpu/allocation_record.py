@@ -119,10 +119,10 @@ def parse_record(text: str) -> AllocationRecord:
     try:
         return AllocationRecord(_entries(text), {})
     except UNREADABLE:
-        return _read_singly(text)
+        return _parse_reservations_singly(text)
 
 
-def _read_singly(text: str) -> AllocationRecord:
+def _parse_reservations_singly(text: str) -> AllocationRecord:
     try:
         raws = _raws(text)
     except UNREADABLE as error:

@@ -80,7 +80,7 @@ def format_amount(amount: int) -> str:
     return str(amount)
 
 
-def divide(amounts: Mapping[str, int], gpus: int) -> Amounts:
+def divide_amounts(amounts: Mapping[str, int], gpus: int) -> Amounts:
     """Divide amounts evenly among GPUs, at least one; the remainder is lost."""
     return Amounts({resource: amount // gpus for resource, amount in amounts.items()})
 

@@ -24,7 +24,7 @@ from nodewise.agents.gpu.gpu_arrays import GpuLayout, Mask
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, NumaGroup
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
-from nodewise.agents.gpu.rejection_collector import Rejections, Shortfalls, explain_failure
+from nodewise.agents.gpu.rejection_collector import Rejections, Shortfalls, record_rejection_reasons
 
 __all__ = ["Balanced", "FirstFit", "FitResult", "GpuChoice", "GpuOrder", "Shortfalls", "fit"]
 
@@ -139,7 +139,7 @@ def _fit_containers(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrd
             break
         choice = search.step(wanted, last=number == len(search.steps) - 1)
         choices = [choice if at in containers else previous for at, previous in enumerate(choices)]
-        preferred |= search.takes_preferred(choice)
+        preferred |= search.takes_preferred_gpu(choice)
     return _fit_result(rejections, choices, preferred)
 
 
@@ -164,10 +164,10 @@ class _Search:
         able = self._allowed.copy()
         for mask in enough.values():
             able &= mask
-        choice = self._choose(wanted, able)
+        choice = self._choose_gpus(wanted, able)
         failed = ~choice.is_complete & (self._rejections.codes == 0)
         if failed.any():
-            explain_failure(self._rejections, candidate_gpus, wanted, self._allowed, enough, failed)
+            record_rejection_reasons(self._rejections, candidate_gpus, wanted, self._allowed, enough, failed)
             self._rejections.reject(failed, self._not_together_reason(wanted))
         if not last:
             candidate_gpus.take(choice.mask(len(able)), wanted.per_gpu)
@@ -175,7 +175,7 @@ class _Search:
                 self._links.reserve(choice)
         return choice
 
-    def takes_preferred(self, choice: GpuChoice) -> Mask:
+    def takes_preferred_gpu(self, choice: GpuChoice) -> Mask:
         """(M): whether the preferred GPU is among the chosen ones; of linked GPUs it must be the first."""
         if not self._order.prefers:
             return np.zeros(len(self._candidate_gpus), bool)
@@ -184,7 +184,7 @@ class _Search:
         taken: Mask = (gpus == preferred).any(axis=0) & (preferred >= 0)
         return taken
 
-    def _choose(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
+    def _choose_gpus(self, wanted: ContainerDemand, able: Mask) -> GpuChoice:
         if wanted.count > len(able):
             return gpu_selection.empty_choice(1, len(self._candidate_gpus))
         if self._groups is None:

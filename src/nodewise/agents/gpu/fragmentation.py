@@ -126,7 +126,7 @@ def build_fragmentation_tables_stepwise(
     groups: dict[tuple[Mapping[str, int], frozenset[str] | None], list[PodClass]] = {}
     for pod_class, often in kept.items():
         if pod_class.gpus == 1:
-            single[grid.fitting_cells(pod_class)] += often / total
+            single[grid.cells_that_fit_class(pod_class)] += often / total
         else:
             groups.setdefault((pod_class.per_gpu, pod_class.models), []).append(pod_class)
         yield
@@ -151,9 +151,10 @@ class _Grid:
 
     def __init__(self, classes: Mapping[PodClass, float]) -> None:
         names = sorted({name for pod_class in classes for name in pod_class.per_gpu})
-        self.cpu_milli = _amount_steps(pod_class.cpu_milli for pod_class in classes)
+        self.cpu_milli = _distinct_positive_amounts(pod_class.cpu_milli for pod_class in classes)
         self.resources = {
-            name: _amount_steps(pod_class.per_gpu.get(name, 0) for pod_class in classes) for name in names
+            name: _distinct_positive_amounts(pod_class.per_gpu.get(name, 0) for pod_class in classes)
+            for name in names
         }
         self.models = tuple(sorted({model for pod_class in classes for model in pod_class.models or ()}))
 
@@ -162,24 +163,24 @@ class _Grid:
         steps = (len(values) + 1 for values in self.resources.values())
         return (len(self.cpu_milli) + 1, len(self.models) + 1, *steps)
 
-    def fitting_cells(self, pod_class: PodClass) -> tuple[slice | list[int], ...]:
+    def cells_that_fit_class(self, pod_class: PodClass) -> tuple[slice | list[int], ...]:
         wanted = [
             slice(_amount_cell(values, pod_class.per_gpu.get(name, 0)), None)
             for name, values in self.resources.items()
         ]
         return (
             slice(_amount_cell(self.cpu_milli, pod_class.cpu_milli), None),
-            self._class_models(pod_class),
+            self._model_cells_of_class(pod_class),
             *wanted,
         )
 
-    def _class_models(self, pod_class: PodClass) -> slice | list[int]:
+    def _model_cells_of_class(self, pod_class: PodClass) -> slice | list[int]:
         if pod_class.models is None:
             return slice(None)
         return [number for number, model in enumerate(self.models, 1) if model in pod_class.models]
 
 
-def _amount_steps(amounts: Iterable[int]) -> NDArray[np.int64]:
+def _distinct_positive_amounts(amounts: Iterable[int]) -> NDArray[np.int64]:
     return np.unique(np.array([amount for amount in amounts if amount > 0], np.int64))
 
 
@@ -192,10 +193,10 @@ def _build_group_table(
     grid: _Grid, members: Sequence[PodClass], classes: Mapping[PodClass, float], total: float
 ) -> GpuKindGroup:
     fits = np.zeros(grid.shape[1:], np.bool_)
-    fits[grid.fitting_cells(members[0])[1:]] = True
+    fits[grid.cells_that_fit_class(members[0])[1:]] = True
     hosted = np.zeros((grid.shape[0], MOST_GPUS + 1))
     for pod_class in members:
-        hosted[grid.fitting_cells(pod_class)[0], pod_class.gpus :] += classes[pod_class] / total
+        hosted[grid.cells_that_fit_class(pod_class)[0], pod_class.gpus :] += classes[pod_class] / total
     return GpuKindGroup(fits.reshape(-1), hosted)
 
 
@@ -229,7 +230,7 @@ def gpu_cells(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> GpuCel
         cells = numbers[candidate_gpus.model_codes()]
     for name, steps in workload.resources.items():
         cells = cells * (len(steps) + 1) + _amount_cells(steps, candidate_gpus.free(name))
-    return GpuCells(free_shares(workload.scales, candidate_gpus, workload.shared), cells)
+    return GpuCells(mean_free_gpu_shares(workload.scales, candidate_gpus, workload.shared), cells)
 
 
 def _amount_cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
@@ -246,7 +247,9 @@ def _amount_cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
     return cells
 
 
-def free_shares(scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequence[str]) -> Floats:
+def mean_free_gpu_shares(
+    scales: ShareScales, candidate_gpus: CandidateGpus, resources: Sequence[str]
+) -> Floats:
     """(C, M): the mean free share of those resources that the GPU has; 0 for an unusable GPU."""
     total = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)))
     for name, scale in scales.of(candidate_gpus.layout, resources).items():

@@ -40,11 +40,11 @@ def keep_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
     return pod if node_allocations.may_hold_gpus(pod) else None
 
 
-def keep_pod_cpu(pod: AllocatedPod) -> AllocatedPod | None:
+def reduce_non_gpu_pod_to_cpu(pod: AllocatedPod) -> AllocatedPod | None:
     """Keep pods that may hold GPUs; of other pods on a node only the CPU that they take."""
     if node_allocations.may_hold_gpus(pod):
         return pod
-    milli, metadata = cpu_on_node(pod), pod.metadata
+    milli, metadata = cpu_milli_on_node(pod), pod.metadata
     if not milli:
         return None
     return AllocatedPod(
@@ -54,33 +54,35 @@ def keep_pod_cpu(pod: AllocatedPod) -> AllocatedPod | None:
             uid=metadata.uid,
             resourceVersion=metadata.resourceVersion,
         ),
-        spec=AllocatedSpec(nodeName=sys.intern(pod.spec.nodeName), containers=_cpu_only_containers(milli)),
+        spec=AllocatedSpec(
+            nodeName=sys.intern(pod.spec.nodeName), containers=_containers_with_cpu_request(milli)
+        ),
     )
 
 
 @lru_cache(1024)
-def _cpu_only_containers(milli: int) -> tuple[GpuContainer, ...]:
+def _containers_with_cpu_request(milli: int) -> tuple[GpuContainer, ...]:
     """The same object for all pods with this request."""
     return (GpuContainer(resources=GpuResources(requests={"cpu": f"{milli}m"})),)
 
 
-def cpu_on_node(pod: AllocatedPod) -> int:
+def cpu_milli_on_node(pod: AllocatedPod) -> int:
     """The milli-CPU that a pod takes on its node."""
     return cpu_milli(pod) if pod.spec.nodeName and not node_allocations.has_ended(pod) else 0
 
 
 def cpu_of_gpu_pods(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodIndex) -> int:
     """The milli-CPU of pods with GPUs on a node, including those with a reservation that are not bound yet."""
-    return sum(map(cpu_on_node, bound)) + sum(
+    return sum(map(cpu_milli_on_node, bound)) + sum(
         cpu_milli(pod)
         for uid, allocation in allocations.by_uid.items()
         if allocation.source == "ledger"
-        and (pod := pods.by_key.get(_pod_key_of_name(allocation.pod))) is not None
+        and (pod := pods.by_key.get(_split_pod_name(allocation.pod))) is not None
         if pod.metadata.uid == uid and not pod.spec.nodeName
     )
 
 
-def _pod_key_of_name(name: str) -> tuple[str, str]:
+def _split_pod_name(name: str) -> tuple[str, str]:
     namespace, _, rest = name.partition("/")
     return namespace, rest
 
@@ -126,10 +128,10 @@ class FreeCpu:
             self._allocatable[name] = allocatable_cpu(node)
         self._moved.add(name)
 
-    def move(self, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
+    def apply_pod_change(self, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
         """Apply a changed pod without GPUs; None if it is new or was deleted."""
         for pod, sign in ((old, -1), (new, 1)):
-            milli = cpu_on_node(pod) if pod is not None else 0
+            milli = cpu_milli_on_node(pod) if pod is not None else 0
             if pod is not None and milli:
                 self._add_cpu(pod.spec.nodeName, sign * milli)
 
@@ -141,7 +143,7 @@ class FreeCpu:
             self._plain.pop(node, None)
         self._moved.add(node)
 
-    def touch(self, name: str) -> None:
+    def mark_node_changed(self, name: str) -> None:
         """Mark a node whose pods with GPUs may have changed."""
         self._moved.add(name)
 

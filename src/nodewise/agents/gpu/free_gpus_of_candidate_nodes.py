@@ -35,12 +35,12 @@ class CandidateGpus:
         """(C, M): the free amount of a resource; negative where the GPU does not have it. Do not change the array."""
         amounts = self._free.get(resource)
         if amounts is None:
-            amounts = self._free[resource] = self._columns(self.layout.free, resource, ABSENT)
+            amounts = self._free[resource] = self._values_of_candidates(self.layout.free, resource, ABSENT)
         return amounts
 
     def capacity(self, resource: str) -> Amounts:
         """(C, M): the capacity of a resource; 0 where the GPU does not have it."""
-        return self._columns(self.layout.capacity, resource, 0)
+        return self._values_of_candidates(self.layout.capacity, resource, 0)
 
     def used(self, resource: str) -> Amounts:
         """(C, M): the held or taken amount; 0 where the GPU does not have the resource."""
@@ -77,7 +77,7 @@ class CandidateGpus:
         """(M): position of the preferred GPU, or -1."""
         return self.layout.preferred[0, self.columns]
 
-    def _columns(self, arrays: Mapping[str, Amounts], resource: str, absent: int) -> Amounts:
+    def _values_of_candidates(self, arrays: Mapping[str, Amounts], resource: str, absent: int) -> Amounts:
         array = arrays.get(resource)
         if array is None:
             return np.full((self.layout.most_gpus, len(self)), absent, np.int64)

@@ -80,7 +80,8 @@ def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeC
     free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
     if subdevices in capacity:
         held_subdevices = [
-            _held_subdevices(usage, name, subdevices, taken) for name, taken in zip(at, named, strict=True)
+            _count_unavailable_subdevices(usage, name, subdevices, taken)
+            for name, taken in zip(at, named, strict=True)
         ]
         free[subdevices] = [*map(_clipped_free_amount, capacity[subdevices], held_subdevices)]
     counts = capacity.get(subdevices, (0,) * len(at))
@@ -94,7 +95,9 @@ def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeC
         groups=_numa_group_bits(gpus, at),
         group_state=BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,
         links=_packed_links(gpus, at),
-        free_subdevices=[_subdevice_bits(count, taken) for count, taken in zip(counts, named, strict=True)],
+        free_subdevices=[
+            _available_subdevices_as_bits(count, taken) for count, taken in zip(counts, named, strict=True)
+        ],
         record_bytes=usage.record_bytes,
     )
 
@@ -127,7 +130,7 @@ def _unavailable_subdevices(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozen
     return usage.subdevices.get(gpu, _NO_SUBDEVICES) | gpus.subdevices_off.get(gpu, _NO_SUBDEVICES)
 
 
-def _held_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:
+def _count_unavailable_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:
     """The number of unavailable sub-devices, which includes charged ones without a name."""
     charged = usage.amounts.get(gpu, _NOTHING).get(subdevices, 0)
     return len(taken) + max(0, charged - len(usage.subdevices.get(gpu, _NO_SUBDEVICES)))
@@ -138,7 +141,7 @@ def _clipped_free_amount(capacity: int, held: int) -> int:
     return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
 
 
-def _subdevice_bits(count: int, taken: Iterable[int]) -> int:
+def _available_subdevices_as_bits(count: int, taken: Iterable[int]) -> int:
     everything = (1 << (count or MOST_SUBDEVICES)) - 1
     if not taken:
         return everything

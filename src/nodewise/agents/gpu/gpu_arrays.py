@@ -107,7 +107,7 @@ def build_layout_stepwise(
     for start in range(0, len(nodes), _STEP):
         yield
         # each part is freed here, because freeing all of them at once takes milliseconds
-        _fill_columns(layout, start, parts.popleft(), codes)
+        _write_nodes_into_layout(layout, start, parts.popleft(), codes)
     return layout._replace(names=tuple(codes.names), models=tuple(codes.models))
 
 
@@ -117,17 +117,17 @@ def replace_node_in_layout(layout: GpuLayout, row: int, gpus: NodeGpus, usage: G
     grown = _enlarge(layout, new_column)
     codes = _Codes(grown)
     plain: dict[str, Any] = {
-        name: _array_with_cells(getattr(grown, name), row, cells, _ARRAYS[name][0])
-        for name, cells in _non_resource_columns(new_column, codes).items()
+        name: _replace_array_column(getattr(grown, name), row, cells, _ARRAYS[name][0])
+        for name, cells in _node_values_without_resources(new_column, codes).items()
     }
     return grown._replace(
         **plain,
         capacity={
-            name: _array_with_cells(have, row, new_column.capacity.get(name, ()), 0)
+            name: _replace_array_column(have, row, new_column.capacity.get(name, ()), 0)
             for name, have in grown.capacity.items()
         },
         free={
-            name: _array_with_cells(have, row, new_column.free.get(name, ()), ABSENT)
+            name: _replace_array_column(have, row, new_column.free.get(name, ()), ABSENT)
             for name, have in grown.free.items()
         },
         names=tuple(codes.names) if len(codes.names) > len(grown.names) else grown.names,
@@ -163,7 +163,7 @@ _ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
 """The fill value where a node has fewer GPUs, groups or links than others, and the type."""
 
 
-def _array_heights(gpus: int, groups: int, links: int) -> Mapping[str, int]:
+def _row_counts_of_arrays(gpus: int, groups: int, links: int) -> Mapping[str, int]:
     by_gpu = dict.fromkeys(("name_codes", "usable", "model_codes", "free_subdevices"), gpus)
     return by_gpu | {"preferred": 1, "group_states": 1, "record_bytes": 1, "groups": groups, "links": links}
 
@@ -188,7 +188,7 @@ def _empty_layout(
 ) -> Generator[None, None, GpuLayout]:
     """Arrays of the right size."""
     plain = {}
-    for name, height in _array_heights(size.gpus, size.groups, size.links).items():
+    for name, height in _row_counts_of_arrays(size.gpus, size.groups, size.links).items():
         yield
         plain[name] = np.full((height, width), *_ARRAYS[name])
     capacity, free = {}, {}
@@ -201,7 +201,7 @@ def _empty_layout(
     )
 
 
-def _non_resource_columns(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
+def _node_values_without_resources(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
     """The node's column of each array that is not by resource."""
     return {
         "name_codes": [*map(codes.name, node_column.names)],
@@ -216,30 +216,34 @@ def _non_resource_columns(node_column: NodeColumn, codes: _Codes) -> dict[str, S
     }
 
 
-def _fill_columns(layout: GpuLayout, start: int, columns: Sequence[NodeColumn], codes: _Codes) -> None:
+def _write_nodes_into_layout(
+    layout: GpuLayout, start: int, columns: Sequence[NodeColumn], codes: _Codes
+) -> None:
     """Write some nodes into new arrays that are not shared yet."""
-    plain = [_non_resource_columns(node_column, codes) for node_column in columns]
+    plain = [_node_values_without_resources(node_column, codes) for node_column in columns]
     for name, (fill, _) in _ARRAYS.items():
-        _write_cells(getattr(layout, name), start, [cells[name] for cells in plain], fill)
+        _write_array_columns(getattr(layout, name), start, [cells[name] for cells in plain], fill)
     for name, capacity in layout.capacity.items():
-        _write_cells(capacity, start, [node_column.capacity.get(name, ()) for node_column in columns], 0)
-        _write_cells(
+        _write_array_columns(
+            capacity, start, [node_column.capacity.get(name, ()) for node_column in columns], 0
+        )
+        _write_array_columns(
             layout.free[name], start, [node_column.free.get(name, ()) for node_column in columns], ABSENT
         )
 
 
-def _write_cells(array: NDArray[Any], start: int, cells: Sequence[Sequence[int]], fill: int) -> None:
+def _write_array_columns(array: NDArray[Any], start: int, cells: Sequence[Sequence[int]], fill: int) -> None:
     if len(array):
-        padded = [_pad_cells(values, len(array), fill) for values in cells]
+        padded = [_pad_values(values, len(array), fill) for values in cells]
         array[:, start : start + len(cells)] = np.array(padded, array.dtype).T
 
 
-def _pad_cells(cells: Sequence[int], height: int, fill: int) -> Sequence[int]:
+def _pad_values(cells: Sequence[int], height: int, fill: int) -> Sequence[int]:
     return cells if len(cells) == height else [*cells, *[fill] * (height - len(cells))]
 
 
-def _array_with_cells(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDArray[Any]:
-    padded = _pad_cells(cells, len(array), fill)
+def _replace_array_column(array: NDArray[Any], row: int, cells: Sequence[int], fill: int) -> NDArray[Any]:
+    padded = _pad_values(cells, len(array), fill)
     if array[:, row].tolist() == [*padded]:
         return array
     array = array.copy()
@@ -250,11 +254,11 @@ def _array_with_cells(array: NDArray[Any], row: int, cells: Sequence[int], fill:
 def _enlarge(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
     """The layout, enlarged for a node with more GPUs, groups, links or resources."""
     gpus = max(layout.most_gpus, len(node_column.names))
-    heights = _array_heights(
+    heights = _row_counts_of_arrays(
         gpus, max(len(layout.groups), len(node_column.groups)), max(len(layout.links), len(node_column.links))
     )
     arrays: dict[str, Any] = {
-        name: _array_with_height(getattr(layout, name), height, _ARRAYS[name][0])
+        name: _pad_array_to_height(getattr(layout, name), height, _ARRAYS[name][0])
         for name, height in heights.items()
     }
     resources = [*layout.capacity, *(name for name in node_column.capacity if name not in layout.capacity)]
@@ -262,12 +266,12 @@ def _enlarge(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
     return layout._replace(
         **arrays,
         capacity={
-            name: _array_with_height(layout.capacity.get(name, nothing), gpus, 0) for name in resources
+            name: _pad_array_to_height(layout.capacity.get(name, nothing), gpus, 0) for name in resources
         },
-        free={name: _array_with_height(layout.free.get(name, nothing), gpus, ABSENT) for name in resources},
+        free={name: _pad_array_to_height(layout.free.get(name, nothing), gpus, ABSENT) for name in resources},
     )
 
 
-def _array_with_height(array: NDArray[Any], height: int, fill: int) -> NDArray[Any]:
+def _pad_array_to_height(array: NDArray[Any], height: int, fill: int) -> NDArray[Any]:
     missing = height - len(array)
     return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else array

@@ -78,7 +78,7 @@ class NoneUsable(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         return _format_reason(
-            self.kind, f"container {self.container}: {_count_cards_with_verb(self.count)} may be used"
+            self.kind, f"container {self.container}: {_gpu_count_with_verb(self.count)} may be used"
         )
 
     def remedy(self) -> str:
@@ -98,7 +98,7 @@ class TooLittle(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        gpus = _count_cards_with_verb(self.count, "has", "have")
+        gpus = _gpu_count_with_verb(self.count, "has", "have")
         amount = extended_resource_amounts.format_amount(self.amount)
         return _format_reason(self.kind, f"container {self.container}: {gpus} {amount} {self.resource} left")
 
@@ -115,7 +115,7 @@ class NotTogether(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        gpus = _count_cards_with_verb(self.count, "has", "have")
+        gpus = _gpu_count_with_verb(self.count, "has", "have")
         return _format_reason(self.kind, f"container {self.container}: {gpus} all that it wants left")
 
     def remedy(self) -> str:
@@ -236,7 +236,7 @@ class Shortfall(msgspec.Struct, frozen=True):
         return f"{self.gpu} has {free_text} {self.resource} left, {wanted} wanted: {short} too little"
 
 
-def _count_cards_with_verb(count: int, singular_verb: str = "", plural_verb: str = "") -> str:
+def _gpu_count_with_verb(count: int, singular_verb: str = "", plural_verb: str = "") -> str:
     """`no GPU`, `fewer than 3 GPUs`, with a verb where one follows."""
     words = ("no GPU", singular_verb) if count == 1 else (f"fewer than {count} GPUs", plural_verb)
     return " ".join(filter(None, words))

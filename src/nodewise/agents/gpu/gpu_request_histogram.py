@@ -75,14 +75,16 @@ class DemandReader(NamedTuple):
 
     def day(self, pod: AllocatedPod) -> int:
         """The day on which the pod was created; today if unknown."""
-        today = typical_pods.day_number(self.now)
+        today = typical_pods.day_since_1970(self.now)
         try:
-            return min(typical_pods.day_number(clock.parse_rfc3339(pod.metadata.creationTimestamp)), today)
+            return min(
+                typical_pods.day_since_1970(clock.parse_rfc3339(pod.metadata.creationTimestamp)), today
+            )
         except ValueError:
             return today
 
 
-def add_pods(
+def add_pods_to_histogram(
     counted: DemandHistogram, old: Iterable[AllocatedPod], new: Iterable[AllocatedPod], reader: DemandReader
 ) -> Generator[None, None, DemandHistogram]:
     """Add new pods, and old pods that were not counted yet. Days that no longer count are dropped."""
@@ -92,13 +94,13 @@ def add_pods(
         came.setdefault(reader.day(pod), Counter()).update(reader.classes(pod))
         until = max(until, pod.metadata.creationTimestamp)
         yield
-    today = typical_pods.day_number(reader.now)
+    today = typical_pods.day_since_1970(reader.now)
     days = (today - ago for ago in range(typical_pods.DAYS))
     sums = {day: Counter(counted.history.get(day, {})) + came.get(day, Counter()) for day in days}
     return DemandHistogram({day: classes for day, classes in sums.items() if classes}, until)
 
 
-def config_map_body(data: Mapping[str, str], namespace: str, version: str) -> Mapping[str, Any]:
+def histogram_config_map(data: Mapping[str, str], namespace: str, version: str) -> Mapping[str, Any]:
     """The ConfigMap to write; `version` is that of the previous one, empty if there is none."""
     meta = {"name": NAME, "namespace": namespace} | ({"resourceVersion": version} if version else {})
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}

@@ -43,8 +43,8 @@ class ResourceCap:
         if gpus is None:
             return
         for resource in gpus.capacity:
-            _add_to_counter(self._having, resource, by)
-        _add_to_counter(self._widths, len(gpus.names), by)
+            _change_count(self._having, resource, by)
+        _change_count(self._widths, len(gpus.names), by)
 
     def __len__(self) -> int:
         """The number of different resources of all nodes."""
@@ -88,7 +88,7 @@ def _gpus_with_kept_resources(gpus: NodeGpus, kept: frozenset[str] | None) -> fr
     return frozenset(gpus.capacity) if kept is None else kept.intersection(gpus.capacity)
 
 
-def _add_to_counter(counter: Counter[_T], key: _T, by: int) -> None:
+def _change_count(counter: Counter[_T], key: _T, by: int) -> None:
     counter[key] += by
     if not counter[key]:
         del counter[key]

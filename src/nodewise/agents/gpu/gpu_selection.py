@@ -106,10 +106,10 @@ class GpuChoice(NamedTuple):
 
     def some(self, candidates: NDArray[np.intp]) -> "GpuChoice":
         """The choice of some candidates."""
-        subdevices = None if self.subdevices is None else _gather(self.subdevices, candidates)
-        return GpuChoice(_gather(self.gpus, candidates), subdevices)
+        subdevices = None if self.subdevices is None else _select_candidates(self.subdevices, candidates)
+        return GpuChoice(_select_candidates(self.gpus, candidates), subdevices)
 
-    def or_else(self, other: "GpuChoice") -> "GpuChoice":
+    def complete_with(self, other: "GpuChoice") -> "GpuChoice":
         """The other choice where this one is not complete."""
         gpus = np.where(self.is_complete, self.gpus, other.gpus)
         if self.subdevices is None or other.subdevices is None:
@@ -144,14 +144,14 @@ def choose_gpus_by_order(
     chosen: list[Positions] = []
     for number in range(container.count):
         if number and not order.steady:
-            candidate_gpus = after_choice(candidate_gpus, GpuChoice(chosen[-1][None]), container)
+            candidate_gpus = gpus_after_choice(candidate_gpus, GpuChoice(chosen[-1][None]), container)
             keys = order.keys(candidate_gpus, container)
         chosen.append(first_position(able, keys))
         able &= chosen[-1] != positions
     return GpuChoice(np.stack(chosen))
 
 
-def after_choice(
+def gpus_after_choice(
     candidate_gpus: CandidateGpus, choice: GpuChoice, container: ContainerDemand
 ) -> CandidateGpus:
     """The candidates' GPUs after a choice was taken."""
@@ -188,7 +188,7 @@ def choose_within_one_group(
     for group in groups:
         if group.has(able, count, ~best.is_complete):
             choice = choose(able & group.gpus(len(able)))
-            best = best.or_else(choice) if len(best.gpus) == len(choice.gpus) else choice
+            best = best.complete_with(choice) if len(best.gpus) == len(choice.gpus) else choice
     return best
 
 
@@ -198,7 +198,7 @@ def _largest_key(keys: Keys) -> Any:
     return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
 
 
-def _gather(values: Positions, candidates: NDArray[np.intp]) -> Positions:
+def _select_candidates(values: Positions, candidates: NDArray[np.intp]) -> Positions:
     """Gather row by row, which is several times as fast as all at once."""
     gathered = np.empty((len(values), len(candidates)), np.int8)
     for line, value in zip(gathered, values, strict=True):

@@ -18,8 +18,8 @@ from nodewise.agents.gpu.gpu_selection import (
     GpuOrder,
     Keys,
     Positions,
-    after_choice,
     first_position,
+    gpus_after_choice,
 )
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
 
@@ -64,7 +64,7 @@ class LinkAllocator:
         chosen: list[GpuChoice] = []
         for number in range(container.count // 2):
             if number and not order.steady:
-                candidate_gpus = after_choice(candidate_gpus, chosen[-1], container)
+                candidate_gpus = gpus_after_choice(candidate_gpus, chosen[-1], container)
                 keys = order.keys(candidate_gpus, container)
             # a link that is not usable now is not usable for a later pair either
             links = links.some(_usable_links(able, links, free))
@@ -106,19 +106,19 @@ def _first_linked_pair(able: Mask, keys: Keys | None, links: CandidateLinks) -> 
     taken = np.full(able.shape[1], -1, np.intp)
     taken[links.candidate[mine]] = mine
     none = taken < 0
-    gpus = np.stack([left, _values_at_candidates(links.right, taken, none)])
+    gpus = np.stack([left, _link_values_by_candidate(links.right, taken, none)])
     return GpuChoice(
         gpus,
         np.stack(
             [
-                _values_at_candidates(links.left_subdevice, taken, none),
-                _values_at_candidates(links.right_subdevice, taken, none),
+                _link_values_by_candidate(links.left_subdevice, taken, none),
+                _link_values_by_candidate(links.right_subdevice, taken, none),
             ]
         ),
     )
 
 
-def _values_at_candidates(values: Numbers, taken: NDArray[np.intp], none: Mask) -> Positions:
+def _link_values_by_candidate(values: Numbers, taken: NDArray[np.intp], none: Mask) -> Positions:
     if not len(values):
         return np.full(len(taken), -1, np.int8)
     return np.where(none, -1, values[taken]).astype(np.int8)

@@ -159,7 +159,7 @@ def _allocations_without_reservation(
     return {held.uid: held for held in by_annotations if held is not None}
 
 
-def without_pods(allocations: NodeAllocations, uids: Collection[str]) -> NodeAllocations:
+def allocations_without_pods(allocations: NodeAllocations, uids: Collection[str]) -> NodeAllocations:
     """The allocations without these pods."""
     held = {uid: allocation for uid, allocation in allocations.by_uid.items() if uid not in uids}
     if len(held) == len(allocations.by_uid):
@@ -238,7 +238,7 @@ def _charged_amounts_per_gpu(
 ) -> tuple[Mapping[str, int], ...]:
     """By container, the amounts that each of its GPUs is charged. The remainder is not charged."""
     return tuple(
-        quantities.divide(request, len(names)) if names else {}
+        quantities.divide_amounts(request, len(names)) if names else {}
         for request, names in zip(requests, gpus, strict=True)
     )
 

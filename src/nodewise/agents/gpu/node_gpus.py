@@ -138,7 +138,7 @@ class _Notes:
         return tuple(kept) if more <= 0 else (*kept, f"and {more} more")
 
 
-def _mapping_or_empty(raw: msgspec.Raw) -> dict[str, Any]:
+def _decode_mapping(raw: msgspec.Raw) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
     except UNREADABLE:
@@ -147,7 +147,7 @@ def _mapping_or_empty(raw: msgspec.Raw) -> dict[str, Any]:
 
 
 def _texts(raw: msgspec.Raw) -> dict[str, str]:
-    return {key: value for key, value in _mapping_or_empty(raw).items() if isinstance(value, str)}
+    return {key: value for key, value in _decode_mapping(raw).items() if isinstance(value, str)}
 
 
 def _positive_amounts(
@@ -170,7 +170,7 @@ def _find_gpus(
     node: GpuNode, tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, _Gpu]:
     """The GPUs, sorted by name."""
-    allocatable = _positive_amounts(_mapping_or_empty(node.status.allocatable), profile, "allocatable", notes)
+    allocatable = _positive_amounts(_decode_mapping(node.status.allocatable), profile, "allocatable", notes)
     annotations = node.metadata.annotations
     if annotations is not None and annotations.gpus is not None:
         by_name = _annotated_gpus(annotations.gpus, allocatable, profile, notes)
@@ -184,7 +184,7 @@ def _find_gpus(
         notes.add(
             f"{truncate(min(allocatable), LONGEST_NAME)} is allocatable, and nothing says which GPUs the node has"
         )
-    share = _Gpu(extended_resource_amounts.divide(allocatable, max(len(names), 1)))
+    share = _Gpu(extended_resource_amounts.divide_amounts(allocatable, max(len(names), 1)))
     return dict.fromkeys(sorted(names), share)
 
 
@@ -237,7 +237,7 @@ def _annotated_gpus(
     if not isinstance(elements, list) or len(elements) > MOST_GPUS:
         notes.add(f"annotation {GPUS}: {shown(elements)}; expected a list of at most {MOST_GPUS} GPUs")
         return {}
-    share = extended_resource_amounts.divide(allocatable, max(len(elements), 1))
+    share = extended_resource_amounts.divide_amounts(allocatable, max(len(elements), 1))
     by_name: dict[str, _Gpu] = {}
     for element in elements:
         name = element.get("name") if isinstance(element, dict) else None
@@ -329,7 +329,7 @@ def _parse_node_links(
     parsed, stopped = gpu_node_label_parsers.parse_links(text, by_index)
     if stopped:
         notes.add(f"label {key}: {stopped}")
-    existing = [link for link in parsed if _ends_exist(link, subdevices)]
+    existing = [link for link in parsed if _link_subdevices_exist(link, subdevices)]
     if len(existing) < len(parsed):
         notes.add(
             f"label {key}: {len(parsed) - len(existing)} links to GPUs or tiles that the node does not have"
@@ -339,7 +339,7 @@ def _parse_node_links(
     return tuple(existing[:MOST_LINKS])
 
 
-def _ends_exist(link: Link, subdevices: Mapping[str, int]) -> bool:
+def _link_subdevices_exist(link: Link, subdevices: Mapping[str, int]) -> bool:
     left, right = subdevices.get(link.left, -1), subdevices.get(link.right, -1)
     known = left >= 0 and right >= 0
     return (

@@ -88,7 +88,7 @@ class FullestGpu(NamedTuple):
     steady: bool = True
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
-        left = fragmentation.free_shares(
+        left = fragmentation.mean_free_gpu_shares(
             self.scales, candidate_gpus, _fullness_resources(container, self.counts)
         )
         return -left if self.emptiest else left
@@ -117,7 +117,7 @@ class LeastFragmentation(NamedTuple):
         return growth + _NEARLY * before.shares
 
 
-def fit_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
+def cheapest_gpu_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
     """The order of GPUs where it only matters whether the pod fits.
 
     If one container alone takes GPUs without links, the order does not matter.
@@ -160,10 +160,10 @@ def node_points(
     after = _candidates_after_placement(before, demand, fitted)
     keys = _node_sort_keys(inputs, placement, before, after, demand, fitted)
     fits = np.ones(len(rows), bool) if fitted is None else fitted.codes == 0
-    return points_by_keys([*keys, _shuffled_order(rows)], fits)
+    return scores_from_sort_keys([*keys, _pseudo_random_order(rows)], fits)
 
 
-def points_by_keys(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
+def scores_from_sort_keys(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Points by several keys (M), the most important first, smaller ones better; 0 where the pod does not fit."""
     places = np.lexsort([*keys[::-1], ~fits])
     scores = np.zeros(len(fits), np.int64)
@@ -185,10 +185,10 @@ def _node_sort_keys(
     resources = _fullness_resources_of_pod(demand, inputs) or tuple(
         name for name in before.layout.capacity if name not in inputs.counts
     )
-    left = fragmentation.free_shares(inputs.workload.scales, after, resources)
+    left = fragmentation.mean_free_gpu_shares(inputs.workload.scales, after, resources)
     if placement == "spread":
         return [-left.sum(axis=0)]
-    taken = (left * _taken_gpus(before, fitted)).sum(axis=0)
+    taken = (left * _chosen_gpus_mask(before, fitted)).sum(axis=0)
     best_fit = [_round_keys(taken), _round_keys(left.sum(axis=0))]
     if placement == "pack":
         return best_fit
@@ -231,7 +231,7 @@ def _candidates_after_placement(
     return after
 
 
-def _taken_gpus(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[np.bool_]:
+def _chosen_gpus_mask(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[np.bool_]:
     """(C, M): the GPUs that the pod gets."""
     taken = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), bool)
     for choice in fitted.containers if fitted else ():
@@ -273,7 +273,7 @@ def _round_keys(values: Floats) -> Floats:
     return np.round(values, 6)
 
 
-def _shuffled_order(rows: NDArray[np.intp]) -> Floats:
+def _pseudo_random_order(rows: NDArray[np.intp]) -> Floats:
     """A fixed pseudo-random order of nodes, which separates neighbours that are often of one kind."""
     mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(32)).astype(np.float64)

@@ -107,7 +107,7 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
             containers=wanted
         )
         group = _same_gpu_containers(pod, containers, profile)
-        _check_pairs(demand)
+        _check_linked_gpu_counts(demand)
     except _Refused as error:
         return Demand(problem=error.reason)
     return demand._replace(same_gpu=group, cpu_milli=cpu_milli(pod))
@@ -182,7 +182,7 @@ def _container_demand(name: str, requests: Mapping[str, int], profile: ResourceP
     positive = {resource: amount for resource, amount in requests.items() if amount}
     count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
     if count:
-        return ContainerDemand(name, count, extended_resource_amounts.divide(positive, count))
+        return ContainerDemand(name, count, extended_resource_amounts.divide_amounts(positive, count))
     return ContainerDemand(name)
 
 
@@ -260,14 +260,18 @@ def _parse_demand_annotations(annotations: Mapping[str, str], options: GpuOption
     return Demand(
         linked=LINKED in annotations,
         single_numa=SINGLE_NUMA in annotations,
-        allow=_split_names(ALLOW, allow) if options.enable_allowlist and allow is not None else None,
-        deny=_split_names(DENY, deny) if options.enable_denylist and deny is not None else frozenset(),
+        allow=_split_comma_separated_names(ALLOW, allow)
+        if options.enable_allowlist and allow is not None
+        else None,
+        deny=_split_comma_separated_names(DENY, deny)
+        if options.enable_denylist and deny is not None
+        else frozenset(),
         models=_parse_model_annotation(annotations.get(MODELS)),
         placement=_parse_placement_annotation(annotations.get(PLACEMENT)),
     )
 
 
-def _split_names(key: str, text: str) -> frozenset[str]:
+def _split_comma_separated_names(key: str, text: str) -> frozenset[str]:
     """Names between commas; blanks are part of a name."""
     if text.count(",") >= _MOST_NAMES:
         raise _invalid_demand_error(
@@ -279,7 +283,7 @@ def _split_names(key: str, text: str) -> frozenset[str]:
 def _parse_model_annotation(text: str | None) -> frozenset[str] | None:
     if text is None:
         return None
-    names = frozenset(filter(None, (name.strip() for name in _split_names(MODELS, text))))
+    names = frozenset(filter(None, (name.strip() for name in _split_comma_separated_names(MODELS, text))))
     if not names:
         raise _invalid_demand_error(
             RejectionKind.MALFORMED,
@@ -316,7 +320,7 @@ def _same_gpu_containers(
         )
     group = tuple(at[name] for name in names)
     for index in group:
-        _check_shareable(containers[index], profile)
+        _check_gpu_can_be_shared(containers[index], profile)
     try:
         extended_resource_amounts.sum_amounts(_gpu_requests(containers[index], profile) for index in group)
     except OverflowError as error:
@@ -325,7 +329,7 @@ def _same_gpu_containers(
     return group
 
 
-def _check_shareable(container: GpuContainer, profile: ResourceProfile) -> None:
+def _check_gpu_can_be_shared(container: GpuContainer, profile: ResourceProfile) -> None:
     requests = _gpu_requests(container, profile)
     where = f"container {truncate(container.name, LONGEST_NAME)} of {SAME_GPU}"
     barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))
@@ -338,7 +342,7 @@ def _check_shareable(container: GpuContainer, profile: ResourceProfile) -> None:
         raise _invalid_demand_error(RejectionKind.CONFLICT, words, "let it ask for one", at_once=False)
 
 
-def _check_pairs(demand: Demand) -> None:
+def _check_linked_gpu_counts(demand: Demand) -> None:
     for container in demand.containers if demand.linked else ():
         if container.count % 2:
             raise _invalid_demand_error(

@@ -91,7 +91,7 @@ class Rejections:
         )
 
 
-def explain_failure(
+def record_rejection_reasons(
     rejections: Rejections,
     candidate_gpus: CandidateGpus,
     container: ContainerDemand,
@@ -112,7 +112,7 @@ def explain_failure(
         amount = container.per_gpu[resource]
         few = failed & (_count_gpus(allowed & mask) < count)
         at = rejections.reject(few, gpu_rejection_reasons.TooLittle(container.name, count, resource, amount))
-        _record_largest(rejections, candidate_gpus, allowed & ~mask, resource, amount, at)
+        _record_largest_shortfall(rejections, candidate_gpus, allowed & ~mask, resource, amount, at)
         together = together & mask
     at = rejections.reject(
         failed & (_count_gpus(together) < count), gpu_rejection_reasons.NotTogether(container.name, count)
@@ -135,7 +135,7 @@ def _gpu_lacking_fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]
     return fewest
 
 
-def _record_largest(
+def _record_largest_shortfall(
     rejections: Rejections,
     candidate_gpus: CandidateGpus,
     lacking: Mask,

@@ -78,12 +78,12 @@ def _may_have_unconfirmed(node: NodeState, agent_state: GpuState) -> bool:
     if node.allocations.stale or node.allocations.undecided:
         return True
     return any(
-        allocation.source == "ledger" and _is_unbound(allocation.pod, agent_state)
+        allocation.source == "ledger" and _has_no_node(allocation.pod, agent_state)
         for allocation in node.allocations.by_uid.values()
     )
 
 
-def _is_unbound(pod: str, agent_state: GpuState) -> bool:
+def _has_no_node(pod: str, agent_state: GpuState) -> bool:
     namespace, _, name = pod.partition("/")
     known = agent_state.pods.by_key.get((namespace, name))
     return known is None or not known.spec.nodeName

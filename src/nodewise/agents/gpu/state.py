@@ -136,13 +136,15 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         pods = PodIndex(cluster_state.objects.get(PODS, {}), cluster_state.versions.get(PODS, ""))
         if pods.version != self._version:
             # a reservation that a version ended stays ended only as long as versions grow
-            self._dirty |= self._undecided if _is_later(pods.version, self._version) else self._records.keys()
+            self._dirty |= (
+                self._undecided if _is_later_version(pods.version, self._version) else self._records.keys()
+            )
             self._version = pods.version
         yield from self._recompute_marked_nodes(pods)
         yield from self._update_layout(cluster_state.nodes)
         cpu_free = yield from self._free_cpu.free(self._rows, self._cpu_held)
         yield from self._rebuild_typical_pods(
-            cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_number(cluster_state.now)
+            cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_since_1970(cluster_state.now)
         )
         return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload)
 
@@ -208,7 +210,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         if self._seen_histogram == (only, today):
             return
         counted = yield from gpu_request_histogram.parse_histogram(only)
-        classes = typical_pods.class_counts(counted.history, today)
+        classes = typical_pods.counts_of_recent_classes(counted.history, today)
         if classes != self._classes:
             self._workload = yield from fragmentation.build_fragmentation_tables_stepwise(
                 classes, self._profile.counts
@@ -227,7 +229,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     def _apply_pod(self, key: ObjectKey, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
         old, plain_old = _pod_by_gpu_use(old)
         new, plain_new = _pod_by_gpu_use(new)
-        self._free_cpu.move(plain_old, plain_new)
+        self._free_cpu.apply_pod_change(plain_old, plain_new)
         if old is not None and old.spec.nodeName:
             there = self._bound.get(old.spec.nodeName, {})
             there.pop(key, None)
@@ -282,7 +284,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             if node_state.problems:
                 self._problems[name] = node_state.problems
         self._moved.add(name)
-        self._free_cpu.touch(name)
+        self._free_cpu.mark_node_changed(name)
 
     def _update_layout(self, index: NodeIndex) -> Generator[None, None, None]:
         """Update the layout: the changed columns, or everything if other nodes have GPUs."""
@@ -325,7 +327,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
 _NO_RECORD: Final = ("", allocation_record.EMPTY)
 
 
-def _is_later(version: str, before: str) -> bool:
+def _is_later_version(version: str, before: str) -> bool:
     return version.isdecimal() and before.isdecimal() and int(version) > int(before)
 
 

@@ -23,7 +23,7 @@ class SubdeviceRequest(NamedTuple):
     """The sub-device that has the link; -1 without one."""
 
 
-def assign(
+def assign_subdevices(
     gpus: NodeGpus, usage: GpuUsage, resource: str, containers: Sequence[Sequence[SubdeviceRequest]]
 ) -> tuple[tuple[Tiles, ...], ...]:
     """Sub-device numbers by container and GPU, in the order in which they are taken; `resource` counts sub-devices.

@@ -60,12 +60,12 @@ def pod_classes(demand: Demand) -> Iterator[PodClass]:
                 yield PodClass(container.count, wanted, demand.cpu_milli, demand.models)
 
 
-def day_number(at_s: float) -> int:
+def day_since_1970(at_s: float) -> int:
     """The day of a time, in seconds since 1970."""
     return int(at_s // _DAY_S)
 
 
-def class_counts(history: History, today: int) -> Classes:
+def counts_of_recent_classes(history: History, today: int) -> Classes:
     """The classes of all days that count."""
     total: Counter[PodClass] = Counter()
     for when, counts in history.items():
@@ -86,17 +86,17 @@ class _Kept(msgspec.Struct, omit_defaults=True):
 
 def encode(history: History) -> dict[str, str]:
     """Encode a history as data of the ConfigMap; equal histories yield equal texts."""
-    return {f"day-{when}": _encode_day(counts) for when, counts in sorted(history.items())}
+    return {f"day-{when}": _encode_classes_of_day(counts) for when, counts in sorted(history.items())}
 
 
-def _encode_day(counts: Mapping[PodClass, int]) -> str:
+def _encode_classes_of_day(counts: Mapping[PodClass, int]) -> str:
     rows = [
         _Kept(
             pods,
             pod_class.gpus,
             dict(sorted(pod_class.per_gpu.items())),
             pod_class.cpu_milli,
-            _models_text(pod_class),
+            _format_models(pod_class),
         )
         for pod_class, pods in counts.items()
     ]
@@ -105,7 +105,7 @@ def _encode_day(counts: Mapping[PodClass, int]) -> str:
     return f"[{b','.join(itertools.islice(kept, _MOST_CLASSES)).decode()}]"
 
 
-def _models_text(pod_class: PodClass) -> list[str] | None:
+def _format_models(pod_class: PodClass) -> list[str] | None:
     return None if pod_class.models is None else sorted(pod_class.models)
 
 
@@ -115,13 +115,13 @@ def decode(data: Mapping[str, str] | None) -> History:
     for key, text in (data or {}).items():
         number = key.removeprefix("day-")
         if number.isascii() and number.isdecimal() and len(number) < len(str(LARGEST)):
-            counts = Counter(dict(_decode_day(text)))
+            counts = Counter(dict(_decode_classes_of_day(text)))
             if counts:
                 history[int(number)] = counts
     return history
 
 
-def _decode_day(text: str) -> Iterator[tuple[PodClass, int]]:
+def _decode_classes_of_day(text: str) -> Iterator[tuple[PodClass, int]]:
     try:
         rows = msgspec.json.decode(text, type=list[msgspec.Raw])
     except UNREADABLE:

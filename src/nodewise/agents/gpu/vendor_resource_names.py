@@ -84,21 +84,21 @@ _MOST_NAMES: Final = 64
 _NATIVE: Final = "kubernetes.io/"
 
 
-def _is_prefix(value: Any) -> bool:
+def _is_resource_prefix(value: Any) -> bool:
     """Kubernetes' own resources belong to no device plugin, and pods with no others are not kept (`free_cpu`)."""
     return isinstance(value, str) and _PREFIX.fullmatch(value) is not None and not value.endswith(_NATIVE)
 
 
-def _is_resource(value: Any) -> bool:
+def _is_resource_name(value: Any) -> bool:
     return isinstance(value, str) and _RESOURCE.fullmatch(value) is not None
 
 
-def _is_label(value: Any) -> bool:
+def _is_label_key(value: Any) -> bool:
     return isinstance(value, str) and _LABEL.fullmatch(value) is not None
 
 
-def _are_resources(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(_is_resource, value))
+def _are_resource_names(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(_is_resource_name, value))
 
 
 class ProfileField(NamedTuple):
@@ -111,18 +111,20 @@ class ProfileField(NamedTuple):
 
 FIELDS: Final[Mapping[str, ProfileField]] = {
     "prefix": ProfileField(
-        _is_prefix, "a domain and a slash, such as example.com/, not of kubernetes.io", is_required=True
+        _is_resource_prefix,
+        "a domain and a slash, such as example.com/, not of kubernetes.io",
+        is_required=True,
     ),
     "counts": ProfileField(
-        lambda value: _are_resources(value) and bool(value),
+        lambda value: _are_resource_names(value) and bool(value),
         "a list of resource names without the prefix, one at least",
         is_required=True,
     ),
-    "shares": ProfileField(_are_resources, "a list of resource names without the prefix"),
-    "monitoring": ProfileField(_are_resources, "a list of resource names without the prefix"),
-    "tiles": ProfileField(_is_resource, "a resource name without the prefix"),
+    "shares": ProfileField(_are_resource_names, "a list of resource names without the prefix"),
+    "monitoring": ProfileField(_are_resource_names, "a list of resource names without the prefix"),
+    "tiles": ProfileField(_is_resource_name, "a resource name without the prefix"),
     "cards": ProfileField(lambda value: value in ("labels", "count"), "labels or count"),
-    "count_label": ProfileField(_is_label, "the key of a node label"),
+    "count_label": ProfileField(_is_label_key, "the key of a node label"),
 }
 
 

@@ -20,7 +20,7 @@ import msgspec
 from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
-from nodewise.agents.learned.pod_types import ObservedPod, PendingPod, pod_reducer
+from nodewise.agents.learned.pod_types import ObservedPod, PendingPod, make_pod_reducer
 from nodewise.agents.learned.state import PODS, LearnedStateBuilder
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
@@ -43,7 +43,7 @@ class LearnedKind(AgentKind):
 
     def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
         """All pods on nodes from which something can be learned."""
-        return (Watched(PODS, _PODS, ObservedPod, keep=pod_reducer(options.learned_namespaces)),)
+        return (Watched(PODS, _PODS, ObservedPod, keep=make_pod_reducer(options.learned_namespaces)),)
 
     def state(self, options: LearnedOptions, sync_period_s: float) -> LearnedStateBuilder:  # noqa: ARG002
         return LearnedStateBuilder(options)

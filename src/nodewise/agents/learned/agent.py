@@ -117,9 +117,9 @@ class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingP
         type_ = pending_pod_type(pod)
         known = state.types.get(pod_type_key(pod.metadata.namespace, type_))
         expected = expected_rewards(known, state.now, self._rule)
-        untried = _reward_scores(np.array([expected.untried + expected.untried_bonus]))
-        by_node = np.full(len(snapshot.nodes) + 1, self._options.points_missing(int(untried[0])))
-        by_node[expected.nodes] = _reward_scores(expected.rewards + expected.bonus)
+        untried = _scores_from_rewards(np.array([expected.untried + expected.untried_bonus]))
+        by_node = np.full(len(snapshot.nodes) + 1, self._options.score_without_statistics(int(untried[0])))
+        by_node[expected.nodes] = _scores_from_rewards(expected.rewards + expected.bonus)
         details = LearnedDetails(type_, candidates.numbers, expected)
         return Scores(by_node[candidates.numbers], details=details)
 
@@ -150,7 +150,7 @@ class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingP
         return b", ".join(entries)
 
 
-def _reward_scores(rewards: Floats) -> NDArray[np.int64]:
+def _scores_from_rewards(rewards: Floats) -> NDArray[np.int64]:
     whole = np.trunc(MAX_SCORE * rewards + _ROUNDING)
     points: NDArray[np.int64] = np.clip(whole, 0, MAX_SCORE).astype(np.int64)
     return points

@@ -54,7 +54,7 @@ def outcome_between(before: ObservedPod | None, after: ObservedPod, mttf_s: floa
         return None if is_known else PodOutcome(FAILED, 1, _pod_end_time(after))
     if phase != _RUNNING:
         return None
-    ended = _worst_outcome(_ends_between(before, after, mttf_s))
+    ended = _worst_termination_outcome(_terminations_between(before, after, mttf_s))
     if ended is not None:
         return ended
     if not _runs_without_terminations(after) or (before is not None and _runs_without_terminations(before)):
@@ -62,7 +62,7 @@ def outcome_between(before: ObservedPod | None, after: ObservedPod, mttf_s: floa
     return PodOutcome(RUNS, 1, _latest_container_start(after))
 
 
-def _ends_between(before: ObservedPod | None, after: ObservedPod, mttf_s: float) -> Iterator[_End]:
+def _terminations_between(before: ObservedPod | None, after: ObservedPod, mttf_s: float) -> Iterator[_End]:
     """The terminations of containers between two versions of a pod."""
     earlier = {container.name: container for container in _container_statuses(before)} if before else {}
     for container in _container_statuses(after):
@@ -77,7 +77,7 @@ def outcome_since(pod: ObservedPod, until_s: float, mttf_s: float) -> PodOutcome
         return PodOutcome(FAILED, 1, _pod_end_time(pod)) if _pod_end_time(pod) > until_s else None
     if phase != _RUNNING:
         return None
-    ended = _worst_outcome(
+    ended = _worst_termination_outcome(
         _End(_termination_outcome(None, container, mttf_s), 1, at)
         for container in _container_statuses(pod)
         if (at := _termination_time(_newest_termination(container), "finishedAt")) > until_s
@@ -95,7 +95,7 @@ def _container_statuses(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
     return pod.status.containerStatuses or ()
 
 
-def _worst_outcome(ends: Iterable[_End]) -> PodOutcome | None:
+def _worst_termination_outcome(ends: Iterable[_End]) -> PodOutcome | None:
     all_ends = list(ends)
     if not all_ends:
         return None

@@ -97,7 +97,7 @@ class ObservedPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     status: ObservedPodStatus = ObservedPodStatus()
 
 
-def pod_reducer(namespaces: Iterable[str]) -> Callable[[ObservedPod], ObservedPod | None]:
+def make_pod_reducer(namespaces: Iterable[str]) -> Callable[[ObservedPod], ObservedPod | None]:
     """Return a function that reduces a pod to what is stored, or to None. No namespaces: all.
 
     A terminating pod is dropped: its containers end because it is deleted.
@@ -156,7 +156,7 @@ def pending_pod_type(pod: PendingPod) -> str:
     return own or _type_from_owner(metadata)
 
 
-def observed_pod_type(pod: ObservedPod) -> str:
+def bound_pod_type(pod: ObservedPod) -> str:
     """The type of a bound pod, by the same rule."""
     return _type_from_labels(pod.metadata) or _type_from_owner(pod.metadata)
 

@@ -17,7 +17,7 @@ from nodewise.agents.learned.learning_rule import LearningRule
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pod_outcomes import PodOutcome
 from nodewise.agents.learned.pod_type_rewards import RewardMemory, TypeRewards
-from nodewise.agents.learned.pod_types import ObservedPod, observed_pod_type, pod_type_key
+from nodewise.agents.learned.pod_types import ObservedPod, bound_pod_type, pod_type_key
 from nodewise.errors import BadInput
 from nodewise.state import Change, Changes, difference
 
@@ -201,7 +201,7 @@ def _observations_of(pod: ObservedPod, outcome: PodOutcome | None) -> list[_Obse
     if outcome is None:
         return []
     return [
-        _Observation(pod_type_key(pod.metadata.namespace, observed_pod_type(pod)), pod.spec.nodeName, outcome)
+        _Observation(pod_type_key(pod.metadata.namespace, bound_pod_type(pod)), pod.spec.nodeName, outcome)
     ]
 
 

@@ -47,7 +47,7 @@ class PigeonKind(AgentKind):
         """Pods on nodes, if their requests are counted instead of read from annotations."""
         if options.pigeon_usage == "annotations":
             return ()
-        keep = node_request_sums.pod_request_reducer(options.pigeon_gpu_resource)
+        keep = node_request_sums.make_pod_request_reducer(options.pigeon_gpu_resource)
         return (Watched(PODS, _PODS, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002

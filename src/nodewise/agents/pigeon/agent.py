@@ -66,7 +66,7 @@ class PigeonAgent(
         if state is None:
             return None
         demand = resource_units.pod_demand(pod, self._options.pigeon_gpu_resource)
-        details = self._details(
+        details = self._build_details(
             state,
             demand[: self._config.resources],
             candidates,
@@ -80,7 +80,7 @@ class PigeonAgent(
             return None
         return demands.demand_variability(state.memory.with_pod(pod.metadata.uid, demand), state.scale)
 
-    def _details(
+    def _build_details(
         self, state: PigeonState, demand: Row, candidates: Names, variability: float | None
     ) -> PigeonDetails:
         numbers = candidates.numbers

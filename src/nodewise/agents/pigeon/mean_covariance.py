@@ -24,7 +24,7 @@ class TableMoments(NamedTuple):
     """(R, n): each column minus the mean."""
 
 
-def table_moments(table: Floats) -> TableMoments:
+def mean_and_covariance(table: Floats) -> TableMoments:
     """The moments of a table; zeros for a table without columns."""
     resources, count = table.shape
     if not count:
@@ -43,19 +43,19 @@ class ColumnGrowth(NamedTuple):
     """(R, k)"""
 
 
-def grown_mean(before: TableMoments, growth: ColumnGrowth) -> Floats:
+def mean_after_growth(before: TableMoments, growth: ColumnGrowth) -> Floats:
     """The mean (R, k) after each growth."""
     mean: Floats = before.mean[:, None] + growth.by / before.deviations.shape[1]
     return mean
 
 
-def grown_variance(before: TableMoments, growth: ColumnGrowth, along: Floats) -> Floats:
+def variance_after_growth(before: TableMoments, growth: ColumnGrowth, along: Floats) -> Floats:
     """The variance aᵀΣa (k) along the directions a (R, k), with the covariance Σ after each growth."""
     count = before.deviations.shape[1]
-    steps = _column_products(along, growth.by)
-    crossed = _column_products(along, before.deviations[:, growth.columns])
+    steps = _column_dot_products(along, growth.by)
+    crossed = _column_dot_products(along, before.deviations[:, growth.columns])
     grown = 2 * steps * crossed / count + steps**2 * ((count - 1) / count**2)
-    variance: Floats = np.maximum(_column_products(along, before.covariance @ along) + grown, 0.0)
+    variance: Floats = np.maximum(_column_dot_products(along, before.covariance @ along) + grown, 0.0)
     return variance
 
 
@@ -64,12 +64,12 @@ def variability(mean: Floats, variance: Floats) -> Floats:
 
     The arguments are µ (R, k) and µᵀΣµ (k), which is not negative. Albert and Zhang, Biometrical Journal 52(5), 2010.
     """
-    length = _column_products(mean, mean)
+    length = _column_dot_products(mean, mean)
     coefficients: Floats = np.divide(np.sqrt(variance), length, out=np.zeros_like(variance), where=length > 0)
     return coefficients
 
 
-def _column_products(left: Floats, right: Floats) -> Floats:
+def _column_dot_products(left: Floats, right: Floats) -> Floats:
     """The sum of the products of each column."""
     sums: Floats = (left * right).sum(axis=0)
     return sums

@@ -18,7 +18,7 @@ from nodewise.statistics.pod_requests import (
     RequestedResources,
     RequestingContainer,
     RequestingPod,
-    is_holding,
+    holds_requests,
 )
 
 _STRIDE: Final = 64
@@ -39,24 +39,24 @@ class HoldingPod(RequestingPod, frozen=True, gc=False, kw_only=True):
     status: HoldingStatus = HoldingStatus()
 
 
-def pod_request_reducer(gpu: str) -> Callable[[HoldingPod], HoldingPod | None]:
+def make_pod_request_reducer(gpu: str) -> Callable[[HoldingPod], HoldingPod | None]:
     """Return a function that reduces a bound pod to its node and its requests, and drops any other pod."""
     return partial(_reduce_pod_to_requests, gpu)
 
 
 def _reduce_pod_to_requests(gpu: str, pod: HoldingPod) -> HoldingPod | None:
-    if not is_holding(pod):
+    if not holds_requests(pod):
         return None
     metadata = HoldingMetadata(name=pod.metadata.name, namespace=intern(pod.metadata.namespace))
     spec = HoldingSpec(
-        containers=_shared_request_container(gpu, resource_units.pod_amounts(pod, gpu)),
+        containers=_container_with_requests(gpu, resource_units.raw_pod_requests(pod, gpu)),
         nodeName=intern(pod.spec.nodeName),
     )
     return HoldingPod(metadata=metadata, spec=spec)
 
 
 @lru_cache(4096)
-def _shared_request_container(gpu: str, amounts: Amounts) -> tuple[RequestingContainer, ...]:
+def _container_with_requests(gpu: str, amounts: Amounts) -> tuple[RequestingContainer, ...]:
     """The same object for all pods that request the same."""
     cpu, memory, _, devices, storage = (int(amount) for amount in amounts)
     requests: dict[str, Quantity] = {
@@ -106,7 +106,7 @@ class NodeRequests:
         return self._sums.get(node, _NOTHING)
 
     def _add_pod_requests(self, pod: HoldingPod, sign: int) -> None:
-        node, amounts = pod.spec.nodeName, resource_units.pod_amounts(pod, self._gpu)
+        node, amounts = pod.spec.nodeName, resource_units.raw_pod_requests(pod, self._gpu)
         # whole numbers of Python: what is subtracted is exactly what was added
         total = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
         if any(total):

@@ -35,7 +35,7 @@ class PigeonDetails(NamedTuple):
 
     def text(self, candidate: int) -> str:
         """`A_BINPACK 0.287820; memory: no statistics`, or `does not fit: cpu`."""
-        return "; ".join(self._text_parts(candidate))
+        return "; ".join(self._describe_candidate(candidate))
 
     def distances(self) -> Floats:
         """1: no candidate is rejected by these values."""
@@ -47,7 +47,7 @@ class PigeonDetails(NamedTuple):
         `missing` lists the resources whose requested amount is unknown, if there are any.
         """
         numbers: dict[str, Any] = {"objective": self._objective_value(candidate)}
-        if missing := list(_resource_names(self.missing, candidate)):
+        if missing := list(_unpack_resource_names(self.missing, candidate)):
             numbers["missing"] = missing
         if self.variability is not None:
             numbers["demand_variability"] = self.variability
@@ -66,12 +66,12 @@ class PigeonDetails(NamedTuple):
         measured = float(self.cluster_values[candidate])
         return measured if self.variability is None else abs(measured - self.variability)
 
-    def _text_parts(self, candidate: int) -> Iterator[str]:
+    def _describe_candidate(self, candidate: int) -> Iterator[str]:
         if not np.isnan(self.cluster_values[candidate]):
             yield f"{self.objective} {self._objective_value(candidate):.6f}"
         else:
-            yield f"does not fit: {', '.join(_resource_names(self.lacking, candidate))}"
-        if missing := ", ".join(_resource_names(self.missing, candidate)):
+            yield f"does not fit: {', '.join(_unpack_resource_names(self.lacking, candidate))}"
+        if missing := ", ".join(_unpack_resource_names(self.missing, candidate)):
             yield f"{missing}: no statistics"
 
 
@@ -81,7 +81,7 @@ def pack_resource_bits(table: NDArray[np.bool_]) -> Bits:
     return packed
 
 
-def _resource_names(bits: Bits | None, candidate: int) -> Iterator[str]:
+def _unpack_resource_names(bits: Bits | None, candidate: int) -> Iterator[str]:
     if bits is not None:
         mask = int(bits[candidate])
         yield from (name for number, name in enumerate(NAMES) if mask >> number & 1)

@@ -41,8 +41,8 @@ def load_config(options: PigeonOptions) -> PigeonConfig:
     path = options.pigeon_config or DEFAULT
     entries, odd = _read_config_file(path, is_needed=bool(options.pigeon_config))
     wrong: list[Problem] = []
-    objective = _combine_objective(options, entries.get(OBJECTIVE), wrong)
-    prime = _combine_prime_resource(options, entries.get(INDEX), wrong)
+    objective = _merge_objective_settings(options, entries.get(OBJECTIVE), wrong)
+    prime = _merge_prime_resource_settings(options, entries.get(INDEX), wrong)
     if wrong:
         raise BadSettings("pigeon", wrong)
     return PigeonConfig(objective, prime, options.num_resources, odd)
@@ -78,7 +78,9 @@ def _parse_config_lines(path: str, text: str) -> Iterator[tuple[str, _Entry]]:
             yield key.strip(), _Entry(value.strip(), f"{path} line {number}")
 
 
-def _combine_objective(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> Objective:
+def _merge_objective_settings(
+    options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]
+) -> Objective:
     chosen = options.policy_objective
     if entry is None:
         return chosen or A_BINPACK
@@ -86,13 +88,13 @@ def _combine_objective(options: PigeonOptions, entry: _Entry | None, wrong: list
     if entry.value not in OBJECTIVES:
         wrong.append(Problem(where, shown(entry.value), f"one of {', '.join(OBJECTIVES)}"))
     elif chosen and chosen != entry.value:
-        wrong.append(_contradiction_problem(where, entry.value, f"--policy-objective {chosen}"))
+        wrong.append(_conflicting_settings_problem(where, entry.value, f"--policy-objective {chosen}"))
     else:
         return entry.value
     return A_BINPACK
 
 
-def _combine_prime_resource(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> int:
+def _merge_prime_resource_settings(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> int:
     chosen, most = options.policy_resource_index, options.num_resources - 1
     wanted = f"a whole number from 0 to {most}, as {options.num_resources} resources count"
     if chosen is not None and chosen > most:
@@ -104,10 +106,10 @@ def _combine_prime_resource(options: PigeonOptions, entry: _Entry | None, wrong:
     if index is None:
         wrong.append(Problem(where, shown(entry.value), wanted))
     elif chosen is not None and chosen != index:
-        wrong.append(_contradiction_problem(where, entry.value, f"--policy-resource-index {chosen}"))
+        wrong.append(_conflicting_settings_problem(where, entry.value, f"--policy-resource-index {chosen}"))
     return index or 0
 
 
-def _contradiction_problem(where: str, value: str, setting: str) -> Problem:
+def _conflicting_settings_problem(where: str, value: str, setting: str) -> Problem:
     """A problem instead of a precedence: otherwise one of two explicit settings would have no effect."""
     return Problem(where, f"{value}, but {setting}", "the same in both, or one of the two alone")

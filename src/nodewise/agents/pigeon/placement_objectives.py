@@ -48,14 +48,14 @@ class LoadBalanceObjective:
     def __init__(self, table: NodeTable, prime: int) -> None:
         self._prime = prime
         self._per_unit = _per_unit(table.capacity[prime])
-        self._moments: TableMoments = mean_covariance.table_moments(
+        self._moments: TableMoments = mean_covariance.mean_and_covariance(
             _prime_resource_shares(table, prime)[None]
         )
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
         growth = ColumnGrowth(columns, (demand[self._prime] * self._per_unit[columns])[None])
         deviation: Floats = np.sqrt(
-            mean_covariance.grown_variance(self._moments, growth, np.ones_like(growth.by))
+            mean_covariance.variance_after_growth(self._moments, growth, np.ones_like(growth.by))
         )
         return deviation
 
@@ -77,10 +77,10 @@ class ConsolidateObjective:
         self._offsets = shares - self._mean
         """Relative to the mean without the pod, so that the sums stay small and exact."""
         self._ordered = np.sort(self._offsets)
-        self._below = _running_sums(self._ordered), _running_sums(self._ordered**2)
+        self._below = _cumulative_sums(self._ordered), _cumulative_sums(self._ordered**2)
         self._above = tuple(
             sums[::-1]
-            for sums in (_running_sums(self._ordered[::-1]), _running_sums(self._ordered[::-1] ** 2))
+            for sums in (_cumulative_sums(self._ordered[::-1]), _cumulative_sums(self._ordered[::-1] ** 2))
         )
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
@@ -91,10 +91,11 @@ class ConsolidateObjective:
         is_inside = (mean > 0) & (mean < 1)
         low, high = np.where(is_inside, mean, 1.0), np.where(is_inside, 1.0 - mean, 1.0)
         at = np.searchsorted(self._ordered, move)
-        below = _square_deviations(at, move, *(sums[at] for sums in self._below)) / low**2
-        above = _square_deviations(count - at, move, *(sums[at] for sums in self._above)) / high**2
+        below = _sum_of_squared_deviations(at, move, *(sums[at] for sums in self._below)) / low**2
+        above = _sum_of_squared_deviations(count - at, move, *(sums[at] for sums in self._above)) / high**2
         before, after = (
-            _relative_distance(self._offsets[columns] + more - move, low, high) for more in (0.0, growths)
+            _share_of_largest_distance(self._offsets[columns] + more - move, low, high)
+            for more in (0.0, growths)
         )
         mean_square = np.maximum(below + above - before**2 + after**2, 0.0) / count
         return np.where(is_inside, 1.0 - np.sqrt(mean_square), 0.0)
@@ -111,12 +112,14 @@ class BinpackObjective:
             has_no_capacity, table.used > 0, np.clip(table.used * _per_unit(table.capacity), 0.0, 1.0)
         )
         self._per_unit = _per_unit(table.capacity)
-        self._moments = mean_covariance.table_moments(shares)
+        self._moments = mean_covariance.mean_and_covariance(shares)
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
         growth = ColumnGrowth(columns, demand[:, None] * self._per_unit[:, columns])
-        mean = mean_covariance.grown_mean(self._moments, growth)
-        return mean_covariance.variability(mean, mean_covariance.grown_variance(self._moments, growth, mean))
+        mean = mean_covariance.mean_after_growth(self._moments, growth)
+        return mean_covariance.variability(
+            mean, mean_covariance.variance_after_growth(self._moments, growth, mean)
+        )
 
 
 LAYOUTS: Final[Mapping[Objective, Callable[[NodeTable, int], ObjectiveLayout]]] = {
@@ -137,16 +140,18 @@ def _prime_resource_shares(table: NodeTable, prime: int) -> Floats:
     return np.where(capacity > 0, table.used[prime] * _per_unit(capacity), 1.0)
 
 
-def _running_sums(values: Floats) -> Floats:
+def _cumulative_sums(values: Floats) -> Floats:
     """The sums of the first 0, 1, 2, … values."""
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-def _square_deviations(count: NDArray[np.intp], at: Floats, sums: Floats, square_sums: Floats) -> Floats:
+def _sum_of_squared_deviations(
+    count: NDArray[np.intp], at: Floats, sums: Floats, square_sums: Floats
+) -> Floats:
     """The sum of (at - x)² over `count` values x, from their sum and the sum of their squares."""
     return count * at**2 - 2 * at * sums + square_sums
 
 
-def _relative_distance(offset: Floats, low: Floats, high: Floats) -> Floats:
+def _share_of_largest_distance(offset: Floats, low: Floats, high: Floats) -> Floats:
     """The distance of a share from the mean, relative to the largest possible one."""
     return np.where(offset < 0, -offset / low, offset / high)

@@ -37,10 +37,10 @@ UNKNOWN: Final[Amounts] = (np.nan,) * len(NAMES)
 _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
-def pod_amounts(pod: RequestingPod, gpu: str = GPU) -> Amounts:
+def raw_pod_requests(pod: RequestingPod, gpu: str = GPU) -> Amounts:
     """The requests of a pod's containers, without init containers and overhead."""
     cpu, memory, devices, storage = (
-        pod_requests.sum_of_containers(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
+        pod_requests.sum_of_container_requests(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
     )
     return (cpu, memory, 1, devices, storage)
 
@@ -48,7 +48,7 @@ def pod_amounts(pod: RequestingPod, gpu: str = GPU) -> Amounts:
 def pod_demand(pod: RequestingPod, gpu: str = GPU) -> Row:
     """The requests of a pod in the agent's units, with defaults for CPU and memory."""
     cpu, memory, pods, devices, storage = (
-        amount // unit for amount, unit in zip(pod_amounts(pod, gpu), UNITS, strict=True)
+        amount // unit for amount, unit in zip(raw_pod_requests(pod, gpu), UNITS, strict=True)
     )
     return np.array([cpu or DEFAULT_CPU, memory or DEFAULT_MEMORY, pods, devices, storage], np.float64)
 
@@ -56,11 +56,11 @@ def pod_demand(pod: RequestingPod, gpu: str = GPU) -> Row:
 def allocatable_amounts(raw: msgspec.Raw, gpu: str = GPU) -> Amounts:
     """The allocatable amounts of a node, in the units of quantities; 0 for absent ones."""
     whole = node_capacity.parse_capacity(raw)
-    devices = whole.gpu if gpu == GPU else _amount(raw, gpu)
+    devices = whole.gpu if gpu == GPU else _parse_amount(raw, gpu)
     return (whole.cpu_milli, whole.memory_bytes, whole.pods, devices, whole.ephemeral_storage_bytes)
 
 
-def _amount(raw: msgspec.Raw, resource: str) -> int:
+def _parse_amount(raw: msgspec.Raw, resource: str) -> int:
     try:
         fields = _decode(raw) or {}
     except UNREADABLE:
@@ -68,7 +68,7 @@ def _amount(raw: msgspec.Raw, resource: str) -> int:
     return integer_quantities.units(fields.get(resource))
 
 
-def requested_amounts(written: AllocationAnnotations | None) -> Amounts:
+def requests_from_annotations(written: AllocationAnnotations | None) -> Amounts:
     """The sum of the requests of a node's pods, by its annotations; NaN for absent ones.
 
     Decimal numbers are accepted too, because older annotators wrote `1610612736.0`.

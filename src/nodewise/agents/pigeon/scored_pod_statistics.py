@@ -59,7 +59,7 @@ class _CountedPods:
         while len(self.pods) > MAX_PODS:
             self.pods.popitem(last=False)
 
-    def encoded(self) -> bytes:
+    def encode_counted_pods(self) -> bytes:
         samples, mean, covariance = self.statistics
         pods = list(self.pods)
         return _encode(
@@ -85,19 +85,19 @@ class DemandMemory:
 
     def with_pod(self, uid: str, pod_demand: Row) -> DemandStatistics:
         """The statistics including this pod. A pod without a uid is always new."""
-        has_counted = uid and _pod_mark(uid) in self._counted.pods
+        has_counted = uid and _hash_pod_uid(uid) in self._counted.pods
         return self.statistics if has_counted else pod_request_statistics.add_pod(self.statistics, pod_demand)
 
     def count(self, uid: str, pod_demand: Row) -> None:
         """Count a pod unless it is counted already."""
-        mark = _pod_mark(uid) if uid else self._new_pod_mark()
+        mark = _hash_pod_uid(uid) if uid else self._unique_id_without_uid()
         if mark in self._counted.pods:
             self._counted.pods.move_to_end(mark)
             return
         self._counted.add([(mark, pod_demand)])
         self._unstored.append((mark, pod_demand))
 
-    def _new_pod_mark(self) -> str:
+    def _unique_id_without_uid(self) -> str:
         """A mark of no other pod."""
         while f"#{self._unnamed}" in self._counted.pods:
             self._unnamed += 1
@@ -116,8 +116,8 @@ class DemandMemory:
         if kept is not None:
             with contextlib.suppress(BadInput):
                 counted, news = self._merge_stored_pods(kept)
-                return counted.encoded() if news else None
-        return self._counted.encoded() if self._counted.pods else None
+                return counted.encode_counted_pods() if news else None
+        return self._counted.encode_counted_pods() if self._counted.pods else None
 
     def _merge_stored_pods(self, kept: bytes) -> tuple[_CountedPods, list[tuple[str, Row]]]:
         """The stored pods with the new ones, and the new ones."""
@@ -146,5 +146,5 @@ def _unreadable_statistics_error(value: str, expected: str) -> BadInput:
     return BadInput("stored statistics of the agent pigeon", [Problem("pigeon.json", value, expected)])
 
 
-def _pod_mark(uid: str) -> str:
+def _hash_pod_uid(uid: str) -> str:
     return blake2b(uid.encode("utf-8", "replace"), digest_size=_MARK_BYTES).hexdigest()

@@ -108,7 +108,7 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
     def build(self, cluster_state: ClusterState) -> Generator[None, None, PigeonState]:
         """Lay the nodes out; the same state as before where no amount changed."""
         if cluster_state.changes is None:
-            self._reset()
+            self._clear_cache()
         nodes = {name for (_, name), _ in cluster_state.changes_of(NODES)}
         if self._node_requests is not None:
             nodes |= yield from self._node_requests.apply(cluster_state.changes_of(PODS))
@@ -128,7 +128,7 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         self._newest = cluster_state.nodes, agent_state
         return agent_state
 
-    def _reset(self) -> None:
+    def _clear_cache(self) -> None:
         """Clear the cache."""
         self._amounts.clear()
         self._newest = None
@@ -147,7 +147,7 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         capacity = resource_units.allocatable_amounts(node.status.allocatable, self._gpu)
         if self._node_requests is not None:
             return _Amounts(capacity, self._node_requests.of(name))
-        return _Amounts(capacity, resource_units.requested_amounts(node.metadata.annotations))
+        return _Amounts(capacity, resource_units.requests_from_annotations(node.metadata.annotations))
 
     def _lay_out_nodes(self, nodes: Sequence[_Amounts]) -> Generator[None, None, PigeonState]:
         count = self._config.resources

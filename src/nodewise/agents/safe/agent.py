@@ -70,7 +70,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         """`BadSettings` if scipy is not installed."""
         self._options = options
         self._scorer = RiskScorer(options.safe_utilization / 100, options.safe_percentile / 100)
-        self._points_missing = options.points_missing(OWN_MISSING)
+        self._points_missing = options.score_without_statistics(OWN_MISSING)
         risks = (
             TooRisky(resource, options.safe_percentile, options.safe_utilization) for resource in RESOURCES
         )
@@ -87,7 +87,9 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return _reject_not_ready(candidates)
-        return self._risk_verdict(shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod)))
+        return self._risk_verdict(
+            shares.usage_shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        )
 
     def preempt(
         self, pod: PodFields, candidates: Names, snapshot: Snapshot, victims: Victims
@@ -99,10 +101,10 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return _reject_not_ready(candidates)
-        with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
         is_running_there = [pod.metadata.uid in victims.get(name, ()) for name in candidates.tolist()]
         if any(is_running_there):
-            measured = shares.shares_with_pod(base, candidates.numbers, _NO_REQUEST)
+            measured = shares.usage_shares_with_pod(base, candidates.numbers, _NO_REQUEST)
             with_pod = with_pod._replace(mean=np.where(is_running_there, measured.mean, with_pod.mean))
         return self._risk_verdict(with_pod)
 
@@ -111,7 +113,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return None
-        with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
         return self._lowest_resource_scores(self._scorer.scores(with_pod.mean, with_pod.deviation), with_pod)
 
     def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
@@ -119,30 +121,30 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return None
-        with_pod = shares.shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
-        return self._lowest_resource_scores(_balance_points(with_pod), with_pod)
+        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        return self._lowest_resource_scores(_balance_scores_by_resource(with_pod), with_pod)
 
     def _risk_verdict(self, with_pod: Shares) -> Verdict:
         cpu, memory = self._scorer.rejects(with_pod.mean, with_pod.deviation)
         codes = np.where(cpu, np.int16(1), np.where(memory, np.int16(2), np.int16(0)))
         if self._options.rejects_missing:
             codes[np.isnan(with_pod.mean).all(axis=0)] = 3
-        return Verdict(codes, self._reasons, details=self._details(with_pod))
+        return Verdict(codes, self._reasons, details=self._build_details(with_pod))
 
     def _lowest_resource_scores(self, points: NDArray[np.int64], with_pod: Shares) -> Scores:
         """A node's score is the lowest of its resources' points."""
         known = np.where(points == _UNKNOWN_POINTS, MAX_SCORE + 1, points).min(axis=0)
         scores = np.where(known > MAX_SCORE, self._points_missing, known)
-        return Scores(scores, details=self._details(with_pod))
+        return Scores(scores, details=self._build_details(with_pod))
 
-    def _details(self, with_pod: Shares) -> RiskDetails:
+    def _build_details(self, with_pod: Shares) -> RiskDetails:
         scorer = self._scorer
         return RiskDetails(
             with_pod, scorer.threshold, scorer.percentile, prints_table=self._options.safe_print_table
         )
 
 
-def _balance_points(with_pod: Shares) -> NDArray[np.int64]:
+def _balance_scores_by_resource(with_pod: Shares) -> NDArray[np.int64]:
     """By resource and candidate: 10 for an unused node, 0 for a full one; `_UNKNOWN_POINTS` for NaN.
 
     The load is half of the mean and the root of the deviation together. Halves are rounded up.

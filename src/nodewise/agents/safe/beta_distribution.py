@@ -51,17 +51,21 @@ def is_valid(alpha: ArrayLike, beta: ArrayLike) -> NDArray[np.bool_]:
 
 def beta_function(alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The complete beta function B(alpha, beta)."""
-    return _where_valid(import_scipy_special().beta(alpha, beta), alpha, beta)
+    return _nan_for_invalid_shapes(import_scipy_special().beta(alpha, beta), alpha, beta)
 
 
 def cdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value of at most `x`: the regularised incomplete beta function."""
-    return _where_valid(import_scipy_special().betainc(*_separate_shapes(x, alpha, beta)), alpha, beta)
+    return _nan_for_invalid_shapes(
+        import_scipy_special().betainc(*_make_shapes_unequal(x, alpha, beta)), alpha, beta
+    )
 
 
 def survival(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value above `x`, exact also where 1 - cdf would round to 0."""
-    return _where_valid(import_scipy_special().betaincc(*_separate_shapes(x, alpha, beta)), alpha, beta)
+    return _nan_for_invalid_shapes(
+        import_scipy_special().betaincc(*_make_shapes_unequal(x, alpha, beta)), alpha, beta
+    )
 
 
 def pdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
@@ -73,7 +77,7 @@ def pdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
         logarithm = functions.xlogy(alpha - 1, x) + functions.xlog1py(beta - 1, -x)
         edge = np.exp(logarithm - functions.betaln(alpha, beta))
     density = np.where((x == 0) | (x == 1), edge, inner)
-    return _where_valid(np.where((x < 0) | (x > 1), 0.0, density), alpha, beta)
+    return _nan_for_invalid_shapes(np.where((x < 0) | (x > 1), 0.0, density), alpha, beta)
 
 
 def mean_residual_life(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
@@ -88,7 +92,7 @@ def mean_residual_life(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Float
 
 def moments(alpha: ArrayLike, beta: ArrayLike) -> BetaMoments:
     """The first three moments; the first is the mean. For the variance use `variance`."""
-    alpha, beta = _as_floats(_where_valid(alpha, alpha, beta), beta)
+    alpha, beta = _as_floats(_nan_for_invalid_shapes(alpha, alpha, beta), beta)
     with np.errstate(invalid="ignore"):
         total = alpha + beta
         first = alpha / total
@@ -98,7 +102,7 @@ def moments(alpha: ArrayLike, beta: ArrayLike) -> BetaMoments:
 
 def variance(alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The variance, computed without the difference of two nearly equal moments."""
-    alpha, beta = _as_floats(_where_valid(alpha, alpha, beta), beta)
+    alpha, beta = _as_floats(_nan_for_invalid_shapes(alpha, alpha, beta), beta)
     with np.errstate(invalid="ignore"):
         total = alpha + beta
         return alpha / total * (beta / total) / (total + 1)
@@ -187,7 +191,7 @@ def _as_floats(*values: ArrayLike) -> Sequence[Floats]:
     return np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
 
 
-def _separate_shapes(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> tuple[Floats, Floats, Floats]:
+def _make_shapes_unequal(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> tuple[Floats, Floats, Floats]:
     """The arguments for scipy: of two equal shapes, one is changed in its last digit.
 
     For equal shapes scipy uses a shortcut with an error of up to 1e-3 for large shapes, which is exact at 1/2 only.
@@ -196,7 +200,7 @@ def _separate_shapes(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> tuple[F
     return alpha, np.where((alpha == beta) & (x != 1 / 2), np.nextafter(beta, np.inf), beta), x
 
 
-def _where_valid(values: Any, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+def _nan_for_invalid_shapes(values: Any, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     return np.where(is_valid(alpha, beta), values, np.nan)
 
 

@@ -51,9 +51,9 @@ class RiskDetails:
 
     def _candidate_risk(self, number: int, candidate: int) -> float:
         block, place = divmod(candidate, _BLOCK)
-        return float(self._block_risks(block)[number, place])
+        return float(self._compute_risks_of_block(block)[number, place])
 
-    def _block_risks(self, block: int) -> NDArray[np.float64]:
+    def _compute_risks_of_block(self, block: int) -> NDArray[np.float64]:
         """The risks of some candidates, by resource."""
         risks = self._risks.get(block)
         if risks is None:
@@ -67,7 +67,9 @@ class RiskDetails:
         size = self.shares.mean.shape[1]
         if not size:
             return np.zeros(0)
-        risks = np.concatenate([self._block_risks(block) for block in range(-(-size // _BLOCK))], axis=1)
+        risks = np.concatenate(
+            [self._compute_risks_of_block(block) for block in range(-(-size // _BLOCK))], axis=1
+        )
         worst = np.fmax(*risks)
         beyond = np.maximum(worst - self.percentile, 0.0) / max(1 - self.percentile, np.finfo(float).tiny)
         distances: NDArray[np.float64] = np.nan_to_num(np.minimum(beyond, 1.0), nan=1.0)

@@ -70,7 +70,7 @@ class RiskScorer:
         beta_distribution.import_scipy_special()
         self.threshold = threshold
         self.percentile = percentile
-        levels = _levels(percentile)
+        levels = _risk_levels(percentile)
         between = np.array([*(np.array([1.0, *levels[:-1]]) + levels) / 2, 0.0])
         self._scores = self._scores_of_risk(between)
         self._rejects = between > percentile
@@ -118,7 +118,7 @@ class RiskScorer:
         return answer.reshape(shape)
 
 
-def _levels(percentile: float) -> Floats:
+def _risk_levels(percentile: float) -> Floats:
     """The risks at which the score or the verdict changes, in descending order."""
     levels = percentile * (1 - np.arange(_MAX_SCORE) / _MAX_SCORE) ** 2
     return np.array([*levels[(levels > beta_distribution.NO_RISK) & (levels < 1)], beta_distribution.NO_RISK])
@@ -148,15 +148,15 @@ class _Curves(NamedTuple):
         bands[~((deviations >= beta_distribution.STEADY) & (limits > 0))] = _COMPUTED  # includes NaN
         near = np.flatnonzero((bands < 0) & (bands != _COMPUTED))
         if len(near):
-            bands[near] = self._side_of_curve(
+            bands[near] = self._band_next_to_curve(
                 -1 - bands[near].astype(np.intp), places[near] / _COLUMNS_PER_PIECE, headrooms[near]
             )
         return bands
 
-    def _side_of_curve(self, levels: Ints, places: Floats, headrooms: Floats) -> NDArray[np.int8]:
+    def _band_next_to_curve(self, levels: Ints, places: Floats, headrooms: Floats) -> NDArray[np.int8]:
         """The band of nodes in cells that the curve of a level crosses, or `_COMPUTED` too close to it."""
         at = places.astype(np.intp)
-        beyond = np.arcsinh(headrooms) - _evaluate(self.pieces[:, levels, at], places - at)
+        beyond = np.arcsinh(headrooms) - _evaluate_polynomials(self.pieces[:, levels, at], places - at)
         margins = self.margins[levels, at]
         sides = np.where(beyond > margins, levels + 1, np.where(beyond < -margins, levels, _COMPUTED))
         return sides.astype(np.int8)
@@ -164,22 +164,22 @@ class _Curves(NamedTuple):
 
 def _curves(threshold: float, levels: Floats) -> _Curves:
     spreads = np.arange(2 * _PIECES + 1) * (_COLUMNS_PER_PIECE / _COLUMNS_PER_SPREAD / 2)
-    points = _points(threshold, *np.meshgrid(spreads, levels))
-    pieces = _interpolate(points[:, ::2])
-    errors = np.abs(_evaluate(pieces, 0.5) - points[:, 1::2])
+    points = _headroom_curve_points(threshold, *np.meshgrid(spreads, levels))
+    pieces = _interpolating_polynomials(points[:, ::2])
+    errors = np.abs(_evaluate_polynomials(pieces, 0.5) - points[:, 1::2])
     around = sliding_window_view(np.pad(errors, ((0, 0), (1, 1))), 3, axis=1)
     margins = _MIN_ERROR + _ERROR_FACTOR * around.max(axis=-1)
-    return _Curves(threshold, pieces, margins, _build_table(pieces, margins))
+    return _Curves(threshold, pieces, margins, _build_risk_band_table(pieces, margins))
 
 
-def _points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
+def _headroom_curve_points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
     """asinh of the headroom at which the risk equals the level, for each spread; normal at spread 0."""
     points: Floats = np.arcsinh(-beta_distribution.import_scipy_special().ndtri(levels))
     some = spreads > 0
     spreads, levels = spreads[some], levels[some]
 
     def quantile_difference(at: Floats, which: Ints) -> Floats:
-        means, rests = _means(threshold, np.sinh(at) * spreads[which])
+        means, rests = _means_below_threshold(threshold, np.sinh(at) * spreads[which])
         weights = 1 / spreads[which] ** 2 - 1
         risks = np.clip(
             beta_distribution.survival(threshold, means * weights, rests * weights), _MIN_RISK, _MAX_RISK
@@ -194,7 +194,7 @@ def _points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
     return points
 
 
-def _means(threshold: float, shifts: Floats) -> tuple[Floats, Floats]:
+def _means_below_threshold(threshold: float, shifts: Floats) -> tuple[Floats, Floats]:
     """The means that are `shifts` times sqrt(mean (1 - mean)) below the threshold, and 1 minus these."""
     squares = shifts * shifts
     roots = np.sqrt(squares * (squares + 4 * threshold * (1 - threshold)))
@@ -228,7 +228,7 @@ def _find_zeros(
     return zeros
 
 
-def _interpolate(points: Floats) -> Floats:
+def _interpolating_polynomials(points: Floats) -> Floats:
     """The polynomials [power, level, piece] through the points [level, place] around each piece."""
     count = points.shape[1]
     pieces = np.arange(count - 1)
@@ -241,7 +241,7 @@ def _interpolate(points: Floats) -> Floats:
     return polynomials
 
 
-def _evaluate(polynomials: Floats, at: Floats | float) -> Floats:
+def _evaluate_polynomials(polynomials: Floats, at: Floats | float) -> Floats:
     """Evaluate polynomials, given by power, at one place each (Horner's method)."""
     value: Floats = polynomials[-1]
     for coefficients in polynomials[-2::-1]:
@@ -249,9 +249,9 @@ def _evaluate(polynomials: Floats, at: Floats | float) -> Floats:
     return value
 
 
-def _build_table(pieces: Floats, margins: Floats) -> NDArray[np.int8]:
+def _build_risk_band_table(pieces: Floats, margins: Floats) -> NDArray[np.int8]:
     """Build the table: a curve crosses all cells of a column between its minimum and its maximum there."""
-    curves = _evaluate(pieces[..., None], np.linspace(0, 1, _COLUMNS_PER_PIECE * _SAMPLES + 1))
+    curves = _evaluate_polynomials(pieces[..., None], np.linspace(0, 1, _COLUMNS_PER_PIECE * _SAMPLES + 1))
     samples = sliding_window_view(curves, _SAMPLES + 1, axis=-1)[..., ::_SAMPLES, :]
     low, high = samples.min(axis=-1), samples.max(axis=-1)
     slack = margins[..., None] + (high - low) / _SAMPLES

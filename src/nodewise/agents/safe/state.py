@@ -59,10 +59,10 @@ class SafeStateBuilder(StateBuilder[SafeState | None]):
             return None
         load = yield from self._reader.read(cluster_state)
         yield
-        return state_of_loads(load, self._forecast_weight)
+        return combine_load_and_forecast(load, self._forecast_weight)
 
 
-def state_of_loads(load: NodeLoads, forecast_weight: float) -> SafeState:
+def combine_load_and_forecast(load: NodeLoads, forecast_weight: float) -> SafeState:
     """The load combined with the forecast, whose weight is from 0 to 1.
 
     A pod adds its request to the mean and nothing to the deviation, so only the deviation is divided here already.
@@ -78,7 +78,7 @@ def state_of_loads(load: NodeLoads, forecast_weight: float) -> SafeState:
     return SafeState(used, capacity, deviation, missing)
 
 
-def shares_with_pod(before: SafeState, numbers: NDArray[np.intp], request: PodRequest) -> Shares:
+def usage_shares_with_pod(before: SafeState, numbers: NDArray[np.intp], request: PodRequest) -> Shares:
     """The shares of the nodes with these numbers, with the pod."""
     demand = np.array(request, np.float64)[:, np.newaxis]
     mean = (before.used.take(numbers, axis=1) + demand) / before.capacity.take(numbers, axis=1)

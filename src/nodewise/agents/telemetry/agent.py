@@ -21,7 +21,7 @@ _MAX_LENGTH: Final = 63
 """Characters of a label value, and of a namespace."""
 
 
-def misspelt_label(keys: Iterable[str]) -> str:
+def find_misspelt_policy_label(keys: Iterable[str]) -> str:
     """The first label key that is nearly POLICY_LABEL; empty if there is none, or if the label itself is there.
 
     The rule is that of `deploy/pod-admission.yaml`: without prefix, case and the characters -, _ and ., the key differs
@@ -92,7 +92,7 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         if not isinstance(policy, PolicyState) or policy.ranks is None or policy.preferred_rule is None:
             return None
         evidence = policy.preferred_rule.evidence(candidates, ranks_only=True)
-        return Scores(rank_scores.points_from_ranks(policy.ranks[candidates.numbers]), (evidence,))
+        return Scores(rank_scores.scores_from_ranks(policy.ranks[candidates.numbers]), (evidence,))
 
     def _evaluated_policy_of_pod(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:
         """The evaluated policy that the pod names, the reason why there is none, or None if the pod names none."""

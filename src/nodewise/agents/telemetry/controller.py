@@ -127,9 +127,9 @@ class LabelWriter:
         self._set_remaining(len(differing))
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, differing.items())
-        await run_api_calls(self._finish(node, labels_) for node, labels_ in due)
+        await run_api_calls(self._finish_node(node, labels_) for node, labels_ in due)
 
-    async def _finish(self, node: str, wanted: Labels) -> None:
+    async def _finish_node(self, node: str, wanted: Labels) -> None:
         await self._write(node, wanted)
         self._set_remaining(self._remaining - 1)
 
@@ -336,10 +336,14 @@ class ResourceAdvertiser:
     async def step(self) -> None:
         if not self._name:
             return
-        lacking = [node.metadata.name for node in self._handle.nodes.values() if self._lacks_resource(node)]
+        lacking = [
+            node.metadata.name
+            for node in self._handle.nodes.values()
+            if self._lacks_advertised_resource(node)
+        ]
         await run_api_calls(self._advertise(name) for name in lacking)
 
-    def _lacks_resource(self, node: Any) -> bool:
+    def _lacks_advertised_resource(self, node: Any) -> bool:
         amount = _decode_object(node.status.capacity).get(self._name)
         try:
             # the API server writes 1000 as 1k

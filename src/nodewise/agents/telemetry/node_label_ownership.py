@@ -42,11 +42,11 @@ def inheritable_label_keys(metadata: Mapping[str, Any], policies: frozenset[str]
     return frozenset(
         key
         for key, managers in owners.items()
-        if managers <= OLD_MANAGERS and _has_telemetry_form(key, labels.get(key, ""), policies)
+        if managers <= OLD_MANAGERS and _looks_like_telemetry_label(key, labels.get(key, ""), policies)
     )
 
 
-def _has_telemetry_form(key: str, value: str, policies: frozenset[str]) -> bool:
+def _looks_like_telemetry_label(key: str, value: str, policies: frozenset[str]) -> bool:
     return key.startswith(PREFIX) or (key in policies and value == VIOLATING)
 
 

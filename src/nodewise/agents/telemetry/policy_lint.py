@@ -61,7 +61,7 @@ def lint(policy: bytes) -> list[Problem]:
 def _rules_without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of rules that the API server accepts and that have no effect."""
     for name in ("dontschedule", "deschedule", "labeling"):
-        for number, rule in enumerate(_rules(policy, name)):
+        for number, rule in enumerate(_rules_of_strategy(policy, name)):
             path = f"spec.strategies.{name}.rules[{number}]"
             if rule.get("target") in (None, ""):
                 wanted = "a target; without one the value is compared with 0"
@@ -71,7 +71,7 @@ def _rules_without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
                 yield Problem(f"{path}.labels", "none", wanted)
 
 
-def _rules(policy: Mapping[str, Any], strategy: str) -> list[Mapping[str, Any]]:
+def _rules_of_strategy(policy: Mapping[str, Any], strategy: str) -> list[Mapping[str, Any]]:
     """The rules of a strategy that are objects."""
     value: Any = policy
     for key in ("spec", "strategies", strategy, "rules"):
@@ -107,7 +107,7 @@ def _name_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
     if not texts["name"] and not texts["generateName"]:
         yield Problem("metadata.name", "none", "the name of the policy")
     checks: dict[str, tuple[Callable[[str], bool], str]] = {
-        "name": (_is_subdomain, "at most 253 lower-case letters, digits, - and ."),
+        "name": (_is_dns_subdomain, "at most 253 lower-case letters, digits, - and ."),
         "generateName": (
             partial(_is_name_prefix, is_name_generated=not texts["name"]),
             "lower-case letters, digits, - and .",
@@ -128,7 +128,7 @@ def _label_key_problems(path: str, pairs: Any, *, are_labels: bool) -> Iterator[
         return
     for key, value in pairs.items():
         prefix, slash, name = key.rpartition("/")
-        if not is_valid_label_part(name) or (slash and not _is_subdomain(prefix)):
+        if not is_valid_label_part(name) or (slash and not _is_dns_subdomain(prefix)):
             yield Problem(f"{path}.{key[:80]}", shown(key), "a key such as example.com/name")
         if value is None:
             continue
@@ -139,7 +139,7 @@ def _label_key_problems(path: str, pairs: Any, *, are_labels: bool) -> Iterator[
 
 
 def _is_namespace(text: str) -> bool:
-    return _is_subdomain(text) and "." not in text and len(text) <= _MAX_LABEL
+    return _is_dns_subdomain(text) and "." not in text and len(text) <= _MAX_LABEL
 
 
 def _is_name_prefix(prefix: str, *, is_name_generated: bool) -> bool:
@@ -148,10 +148,12 @@ def _is_name_prefix(prefix: str, *, is_name_generated: bool) -> bool:
     with `-`, and, unless there is a name, the name that it generates from the first 58 characters.
     """
     masked = f"{prefix[:-2]}a" if len(prefix) > 1 and prefix.endswith("-") else prefix
-    return _is_subdomain(masked) and (not is_name_generated or _is_subdomain(f"{prefix[:_MAX_BASE]}a"))
+    return _is_dns_subdomain(masked) and (
+        not is_name_generated or _is_dns_subdomain(f"{prefix[:_MAX_BASE]}a")
+    )
 
 
-def _is_subdomain(text: Any) -> bool:
+def _is_dns_subdomain(text: Any) -> bool:
     return isinstance(text, str) and len(text) <= _MAX_SUBDOMAIN and bool(_SUBDOMAIN.fullmatch(text))
 
 

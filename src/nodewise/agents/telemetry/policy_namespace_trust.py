@@ -66,7 +66,7 @@ class NamespaceTrust:
         """Whether policies of a namespace may affect the whole cluster; `namespaces` are the `trusted_namespaces`."""
         return self._all or namespace in namespaces
 
-    def restrict(self, policy: Policy) -> Policy:
+    def restrict_untrusted_policy(self, policy: Policy) -> Policy:
         """The policy with the restrictions of a namespace that is not trusted.
 
         Strategies that write node labels are left out, so their metrics are not fetched either. Rules that need trust
@@ -80,7 +80,7 @@ class NamespaceTrust:
             for name, strategy in policy.strategies.items()
             if name not in omitted
         }
-        reasons = [*_no_effect(omitted), *_trust_refusals(kept)]
+        reasons = [*_no_effect_messages(omitted), *_trust_refusals(kept)]
         if not reasons:
             return msgspec.structs.replace(policy, strategies=kept)
         message = (
@@ -89,13 +89,13 @@ class NamespaceTrust:
         return msgspec.structs.replace(policy, strategies=kept, not_trusted=message)
 
     def _restrict_rule(self, rule: Rule, namespace: str) -> Rule:
-        refusal = self._refusal(rule)
+        refusal = self._trust_refusal_reason(rule)
         if rule.unusable or not refusal:
             return rule
         text = f"namespace {namespace} is not trusted: {refusal}"
         return msgspec.structs.replace(rule, unusable=text, refusal=refusal, remedy=remedy(namespace))
 
-    def _refusal(self, rule: Rule) -> str:
+    def _trust_refusal_reason(self, rule: Rule) -> str:
         """Why a rule needs trust, without the text of its query; empty if it does not."""
         if rule.query:
             return "rules with a query cannot be used"
@@ -126,7 +126,7 @@ def _compile_metric_pattern(text: str) -> re.Pattern[str] | None:
         raise BadSettings("settings", [Problem("--allowed-metrics", seen, "a regular expression")]) from error
 
 
-def _no_effect(strategies: list[str]) -> Iterator[str]:
+def _no_effect_messages(strategies: list[str]) -> Iterator[str]:
     if strategies:
         yield f"{' and '.join(strategies)} {'has' if len(strategies) == 1 else 'have'} no effect"
 

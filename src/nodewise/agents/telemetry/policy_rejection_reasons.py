@@ -16,7 +16,7 @@ _MAX_LENGTH: Final = 512
 
 def rule_text(rule: Rule) -> str:
     """A rule as text: `cpu_temp GreaterThan 80`."""
-    return f"{rule.metric_request().name} {rule.operator} {quantity.to_text(rule.target)}"
+    return f"{rule.metric_request().name} {rule.operator} {quantity.nano_to_text(rule.target)}"
 
 
 class RuleBroken(msgspec.Struct, frozen=True):

@@ -21,19 +21,19 @@ _STEPWISE: Final = MAX_SCORE + 1
 Ranks = NDArray[np.int64]
 
 
-def dense_ranks(operator: str, column: Column, states: States) -> Ranks:
+def rank_nodes_by_value(operator: str, column: Column, states: States) -> Ranks:
     """The rank of each node among all nodes, by node number: 0 is best, equal values share one, -1 unmeasured."""
     ranks = np.full(len(states), -1, np.int64)
     fresh = np.flatnonzero(states == ValueState.FRESH)
     if not len(fresh):
         return ranks
-    direction = rule_operators.preferred_order(operator)
+    direction = rule_operators.sort_direction(operator)
     _, place = np.unique(column.values[fresh], return_inverse=True)
     ranks[fresh] = 0 if direction == 0 else place if direction > 0 else place.max() - place
     return ranks
 
 
-def points_from_ranks(ranks: Ranks) -> NDArray[np.int64]:
+def scores_from_ranks(ranks: Ranks) -> NDArray[np.int64]:
     """Scores 0..10 of the candidates, given their dense ranks in the order of the request."""
     measured = ranks >= 0
     count = int(measured.sum())

@@ -47,7 +47,7 @@ class RuleEvaluation(NamedTuple):
         )
 
 
-def evaluate(
+def evaluate_rule(
     rule: Rule, column: Column, now: float, max_age_s: float, *, reject_missing: bool
 ) -> RuleEvaluation:
     """Evaluate a rule over all nodes."""

@@ -36,7 +36,7 @@ def compare(operator: str, values: Values, target: int) -> NDArray[np.bool_]:
     return np.asarray(entry.compare(values, target), bool)
 
 
-def preferred_order(operator: str) -> int:
+def sort_direction(operator: str) -> int:
     """The `Operator.order` of an operator; 0 for one that does not exist."""
     entry = OPERATORS.get(operator)
     return entry.order if entry else 0

@@ -25,7 +25,7 @@ class RuleHistory(NamedTuple):
     suspended: bool = False
 
     @property
-    def has_fresh(self) -> bool:
+    def any_fresh_value(self) -> bool:
         """Whether any node had a fresh value at the last evaluation."""
         return bool((self.fresh_at == self.evaluated_at).any())
 

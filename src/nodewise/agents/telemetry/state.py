@@ -81,7 +81,11 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             known = self._parsed.get(key)
             if known is None or known[0] is not policy_object or known[1] != is_trusted:
                 policy = policies.parse_policy(policy_object)
-                known = (policy_object, is_trusted, policy if is_trusted else self._trust.restrict(policy))
+                known = (
+                    policy_object,
+                    is_trusted,
+                    policy if is_trusted else self._trust.restrict_untrusted_policy(policy),
+                )
             policies_by_key[key] = known
         self._parsed = policies_by_key
         return {key: policy for key, (_, _, policy) in policies_by_key.items()}
@@ -109,7 +113,9 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         agent_state: dict[ObjectKey, PolicyState] = {}
         evaluated: dict[Rule, RuleEvaluation] = {}
         policies_ = self.policies(cluster_state.objects)
-        metric_requests = (rule.metric_request() for policy in policies_.values() for rule in _rules(policy))
+        metric_requests = (
+            rule.metric_request() for policy in policies_.values() for rule in _usable_rules(policy)
+        )
         # equal requests of several rules are laid out once
         requests_by_key = {metric_request.key: metric_request for metric_request in metric_requests}
         for metric_request in requests_by_key.values():
@@ -127,19 +133,19 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def _evaluate_policy(
         self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Rule, RuleEvaluation]
     ) -> Generator[None, None, PolicyState]:
-        filter_rules = yield from self._evaluate_all(policy.rules("dontschedule"), cluster_state, evaluated)
+        filter_rules = yield from self._evaluate_rules(policy.rules("dontschedule"), cluster_state, evaluated)
         # Only the first rule of scheduleonmetric counts, as in the older system.
         first = [rule for rule in policy.rules("scheduleonmetric")[:1] if not rule.unusable]
-        preferred_rule = next(iter((yield from self._evaluate_all(first, cluster_state, evaluated))), None)
+        preferred_rule = next(iter((yield from self._evaluate_rules(first, cluster_state, evaluated))), None)
         ranked = (
-            rank_scores.dense_ranks(
+            rank_scores.rank_nodes_by_value(
                 preferred_rule.rule.operator, preferred_rule.column, preferred_rule.states
             )
             if preferred_rule
             else None
         )
         yield
-        wanted = yield from self._labels(policy, cluster_state, evaluated)
+        wanted = yield from self._node_label_columns(policy, cluster_state, evaluated)
         verdict = self._strategy_verdict(policy, tuple(filter_rules), cluster_state)
         yield
         return PolicyState(
@@ -150,10 +156,14 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             preferred_rule,
             tuple(wanted),
             self._unfetched_metrics(policy, cluster_state),
-            tuple(rule for rule in _rules(policy) if rule in evaluated and self._histories[rule].suspended),
+            tuple(
+                rule
+                for rule in _usable_rules(policy)
+                if rule in evaluated and self._histories[rule].suspended
+            ),
         )
 
-    def _labels(
+    def _node_label_columns(
         self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Rule, RuleEvaluation]
     ) -> Generator[None, None, list[LabelColumn]]:
         """The node labels of `deschedule` and `labeling`; rules that cannot be evaluated are ignored."""
@@ -163,7 +173,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             usable = [rule for rule in listed if not rule.unusable]
             # all rules must be broken, and a rule that cannot be evaluated never is
             never_broken = len(usable) < len(listed) and policy.strategies[name].all_of
-            evaluations[name] = yield from self._evaluate_all(
+            evaluations[name] = yield from self._evaluate_rules(
                 () if never_broken else usable, cluster_state, evaluated
             )
         descheduling = node_labels.descheduling_column(policy, evaluations["deschedule"])
@@ -201,7 +211,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         )
         return combine(name, filter_rules)
 
-    def _evaluate_all(
+    def _evaluate_rules(
         self,
         rules: Iterable[Rule],
         cluster_state: ClusterState,
@@ -209,17 +219,17 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     ) -> Generator[None, None, list[RuleEvaluation]]:
         evaluations: list[RuleEvaluation] = []
         for rule in rules:
-            evaluation = yield from self._evaluate(rule, cluster_state, evaluated)
+            evaluation = yield from self._evaluate_rule(rule, cluster_state, evaluated)
             evaluations.append(evaluation)
         return evaluations
 
-    def _evaluate(
+    def _evaluate_rule(
         self, rule: Rule, cluster_state: ClusterState, evaluated: dict[Rule, RuleEvaluation]
     ) -> Generator[None, None, RuleEvaluation]:
         """Evaluate a rule over all nodes; equal rules of several policies are computed once."""
         if rule not in evaluated:
             column = self._metric_column(rule.metric_request().key, cluster_state)
-            evaluation = rule_evaluation.evaluate(
+            evaluation = rule_evaluation.evaluate_rule(
                 rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
             )
             yield
@@ -243,7 +253,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def _unfetched_metrics(self, policy: Policy, cluster_state: ClusterState) -> dict[str, str]:
         """The metrics of the policy that count as never fetched, by key, with the cause."""
         causes = {
-            rule.metric_request().key: self._unfetched_cause(rule, cluster_state) for rule in _rules(policy)
+            rule.metric_request().key: self._unfetched_cause(rule, cluster_state)
+            for rule in _usable_rules(policy)
         }
         return {key: cause for key, cause in sorted(causes.items()) if cause is not None}
 
@@ -260,7 +271,12 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         history = self._histories.get(rule)
         if history is not None and history.suspended:
             return None
-        if not column.cause and history is not None and len(cluster_state.nodes) and not history.has_fresh:
+        if (
+            not column.cause
+            and history is not None
+            and len(cluster_state.nodes)
+            and not history.any_fresh_value
+        ):
             return "every value is older than max_age"
         return column.cause or None
 
@@ -287,7 +303,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         )
 
 
-def _rules(policy: Policy) -> list[Rule]:
+def _usable_rules(policy: Policy) -> list[Rule]:
     """All usable rules of a policy without duplicates."""
     rules = (rule for strategy in policy.strategies.values() for rule in strategy.rules)
     return list(dict.fromkeys(rule for rule in rules if not rule.unusable))

@@ -58,7 +58,7 @@ def desired_status(
         for condition in _policy_conditions(state, conflict)
         if condition.type in _ALWAYS or condition.status == "True" or condition.type in known
     ]
-    return PolicyStatus(conditions, generation, violating_count(state), sorted(state.unfetched))
+    return PolicyStatus(conditions, generation, count_violating_nodes(state), sorted(state.unfetched))
 
 
 _ALWAYS: Final = ("Valid", "MetricsFetched")
@@ -107,7 +107,7 @@ def _with_transition_time(
     )
 
 
-def violating_count(state: PolicyState) -> int:
+def count_violating_nodes(state: PolicyState) -> int:
     """The number of nodes that the policy rejects or labels for the descheduler."""
     masks = [] if state.verdict is None else [state.verdict.codes[:-1] > 0]
     masks += [column.codes[:-1] > 0 for column in state.labels if column.key == state.policy.name]

@@ -88,7 +88,7 @@ def show_agent(name: str, output: str) -> None:
         {
             "flag": setting.flag,
             "environment": setting.variable,
-            "default": setting.shown_default(),
+            "default": setting.default_as_text(),
             "help": setting.help,
         }
         for setting in list_settings(kind.options)

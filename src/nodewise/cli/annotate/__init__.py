@@ -82,7 +82,7 @@ def _print_result(result: AnnotationResult, output: str) -> int:
     if output == "json":
         click.echo(report.encode_annotation_plan(plan, written))
     elif written is None:
-        report.print_nodes(plan)
+        report.print_annotation_plan(plan)
     else:
         click.echo(report.format_patch_summary(plan, written))
     if written is not None and written.error:
@@ -90,7 +90,7 @@ def _print_result(result: AnnotationResult, output: str) -> int:
     return exit_codes.DONE if result.is_complete else exit_codes.FAILED
 
 
-command = options_from_settings.make_command(
+command = options_from_settings.create_click_command(
     "annotate",
     run,
     options_from_settings.click_parameters(

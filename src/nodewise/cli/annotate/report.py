@@ -26,7 +26,7 @@ _COLUMNS: Final = (
 """The heading of a column, its annotation, and the annotation with the standard deviation, or empty."""
 
 
-def print_nodes(plan: AnnotationPlan) -> None:
+def print_annotation_plan(plan: AnnotationPlan) -> None:
     """Print one line for each node: free and requested resources, and the number of annotations to write."""
     patches = plan.patches
     rows = [

@@ -103,7 +103,7 @@ class _Components(NamedTuple):
     closers: Sequence[Callable[[], Awaitable[None]]]
     """Close the connections to sources."""
 
-    def holding_pods(self) -> list[Any]:
+    def pods_holding_resources(self) -> list[Any]:
         """The pods that hold the resources that they request."""
         return self.pods.values() if self.pods is not None else []
 
@@ -125,11 +125,13 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
         progress.say("measuring")
         await components.annotator.take_sample()
         plan = await components.annotator.plan(
-            components.nodes.values(), components.holding_pods(), keeps_complete=False
+            components.nodes.values(), components.pods_holding_resources(), keeps_complete=False
         )
         progress.say("writing")
         written = (
-            None if dry else await patch_writer.write_patches(_patch_client(access.api), plan.patches.nodes)
+            None
+            if dry
+            else await patch_writer.write_patches(_create_patch_api_client(access.api), plan.patches.nodes)
         )
         return AnnotationResult(plan, written, components.annotator.is_sampled)
 
@@ -171,7 +173,7 @@ def _open_api_client(kube: KubeOptions, stack: AsyncExitStack) -> _ClusterAccess
     return _ClusterAccess(api, clock, registry)
 
 
-def _patch_client(api: HttpApi) -> HttpApi:
+def _create_patch_api_client(api: HttpApi) -> HttpApi:
     return api.with_rate_limit(patch_writer.QPS, patch_writer.BURST)
 
 
@@ -203,7 +205,9 @@ def _create_components(
         registry,
     )
     sources = (
-        object_and_metric_sources.create_sources([_usage_source_name(own, prometheus)], (), dependencies)
+        object_and_metric_sources.create_metric_sources(
+            [_usage_source_name(own, prometheus)], (), dependencies
+        )
         if config.usage
         else []
     )
@@ -218,7 +222,7 @@ def _create_components(
 
 
 def _usage_source_name(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
-    """The name of the source of usage, as `object_and_metric_sources.create_sources` accepts it."""
+    """The name of the source of usage, as `object_and_metric_sources.create_metric_sources` accepts it."""
     has_url = bool(prometheus.prometheus_url)
     chosen = own.usage_from
     if chosen == "auto":
@@ -240,13 +244,15 @@ async def _annotate_periodically(
 ) -> None:
     """Log a defect and try again in the next period: without updates all statistics become stale."""
     for reflector in reflectors:
-        await reflector.until_synced()
-    client = _patch_client(api)
+        await reflector.wait_until_synced()
+    client = _create_patch_api_client(api)
     while True:
         try:
             await components.annotator.take_sample()
             if components.annotator.is_due():
-                await components.annotator.burst(client, components.nodes.values(), components.holding_pods())
+                await components.annotator.burst(
+                    client, components.nodes.values(), components.pods_holding_resources()
+                )
         except Exception as error:  # noqa: BLE001 - see above
             logs.emit("task_failed", task="annotating", exc_info=error)
         await asyncio.sleep(_TICK_S)

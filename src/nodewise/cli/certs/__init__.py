@@ -13,7 +13,7 @@ import click
 from nodewise.cli import terminal_output
 from nodewise.cli.certs import output
 from nodewise.cli.certs.options import CertsOptions, check_options
-from nodewise.cli.options_from_settings import CommandLine, click_parameters, make_command
+from nodewise.cli.options_from_settings import CommandLine, click_parameters, create_click_command
 from nodewise.clock import SystemClock
 from nodewise.configure import (
     certificate_folder,
@@ -69,7 +69,7 @@ def run(command_line: CommandLine) -> None:
     spec = _certificate_spec(options)
     check_options(options)
     if options.cert_manager:
-        output.print_objects(
+        output.print_kubernetes_objects(
             certificate_manifests.build_cert_manager_objects(
                 spec, options.namespace, _secret_location(options).names
             ),
@@ -91,7 +91,7 @@ def run(command_line: CommandLine) -> None:
         made = certificate_renewal.apply_renewal_step(
             ConnectionCertificates(), "make", spec, datetime.now(UTC)
         )
-        output.print_objects(
+        output.print_kubernetes_objects(
             certificate_manifests.build_secrets(made, options.namespace, _secret_location(options).names),
             options.output,
         )
@@ -99,7 +99,7 @@ def run(command_line: CommandLine) -> None:
 
 def _certificate_spec(options: CertsOptions) -> CertificateSpec:
     own = _LOCAL_NAMES if options.host_dir else ()
-    names = (*certificate_renewal.service_names(options.namespace, options.service), *own, *options.names)
+    names = (*certificate_renewal.service_dns_names(options.namespace, options.service), *own, *options.names)
 
     spec = CertificateSpec(
         tuple(dict.fromkeys(names)),
@@ -122,7 +122,7 @@ def _secret_location(options: CertsOptions) -> SecretLocation:
     return SecretLocation(options.namespace, (options.secret, options.client_secret))
 
 
-def _plan_next_step(
+def _plan_next_renewal_step(
     options: CertsOptions, before: ConnectionCertificates, spec: CertificateSpec, now: datetime
 ) -> RenewalPlan:
     """The next step. Unavailable if the clock of this machine is behind the existing certificates."""
@@ -150,13 +150,13 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
                 certificate_folder.check_ownership(folder, existing)
             elif existing.foreign:
                 spec = spec._replace(is_forced=True)
-            plan = _plan_next_step(options, existing.certificates, spec, now)
+            plan = _plan_next_renewal_step(options, existing.certificates, spec, now)
             after = certificate_renewal.apply_renewal_step(existing.certificates, plan.step, spec, now)
             if after != existing.certificates:
                 certificate_folder.write_certificates(folder, after)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
-    output.print_result(
+    output.print_renewal_result(
         options,
         plan,
         certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now),
@@ -173,16 +173,16 @@ async def _renew_secrets(options: CertsOptions, spec: CertificateSpec) -> None:
             output.print_next_step_and_exit(
                 options, certificate_renewal.plan_renewal(existing.certificates, spec, now)
             )
-        plan, after = await _apply_to_secrets(api, options, spec, now)
+        plan, after = await _apply_renewal_step_to_secrets(api, options, spec, now)
     finally:
         await api.close()
     where = ", ".join(f"Secret {location.namespace}/{name}" for name in location.names)
-    output.print_result(
+    output.print_renewal_result(
         options, plan, certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now), where
     )
 
 
-async def _apply_to_secrets(
+async def _apply_renewal_step_to_secrets(
     api: Api, options: CertsOptions, spec: CertificateSpec, now: datetime
 ) -> tuple[RenewalPlan, ConnectionCertificates]:
     """Apply the next step to the Secrets. Returns the step and the new certificates. Conflict after 5 tries."""
@@ -196,7 +196,7 @@ async def _apply_to_secrets(
         before = existing.certificates
         if options.replace:
             before = before._replace(client=before.client._replace(signer=""))
-        plan = _plan_next_step(options, before, spec, now)
+        plan = _plan_next_renewal_step(options, before, spec, now)
         after = certificate_renewal.apply_renewal_step(before, plan.step, spec, now)
         try:
             await certificate_secrets.write_secrets(api, location, existing, after)
@@ -224,7 +224,7 @@ async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec)
             click.echo(f"Secret {location.namespace}/{location.names[1]}: a certificate of {signer}")
         else:
             client = PeerCertificates(leaf.cert, leaf.key, signer=signer)
-            output.print_objects(
+            output.print_kubernetes_objects(
                 [certificate_manifests.build_secret(location.names[1], location.namespace, client)],
                 options.output,
             )
@@ -300,7 +300,7 @@ def _read_signer_ca(path: str) -> bytes:
         pem = Path(path).read_bytes()
     except OSError as error:
         raise BadSettings("settings", [Problem("--signer-ca", str(error), "a PEM file")]) from error
-    if not x509_certificates.is_authority(pem):
+    if not x509_certificates.is_ca_bundle(pem):
         raise BadSettings(
             "settings", [Problem("--signer-ca", f"{path} holds no authority", "its certificate, PEM")]
         )
@@ -329,6 +329,6 @@ def _daily_renewal_command(folder: str) -> list[str]:
 _ONE_TIME_FLAGS: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
 
 
-command = make_command(
+command = create_click_command(
     "certs", run, click_parameters(CertsOptions), short_help="Make and renew certificates."
 )

@@ -11,7 +11,12 @@ from nodewise.cli import agent_selection, older_program_flags
 from nodewise.cli.configure import host, platform_modes
 from nodewise.cli.configure.options import HOST, ConfigureOptions, check_options_of_mode
 from nodewise.cli.main import CommandTable
-from nodewise.cli.options_from_settings import CommandLine, SectionedCommand, click_parameters, make_command
+from nodewise.cli.options_from_settings import (
+    CommandLine,
+    SectionedCommand,
+    click_parameters,
+    create_click_command,
+)
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 
@@ -87,7 +92,7 @@ def run(command_line: CommandLine) -> None:
     ctx.exit(host.run(options, roles, weights))
 
 
-command = make_command(
+command = create_click_command(
     "configure",
     run,
     click_parameters(ConfigureOptions),

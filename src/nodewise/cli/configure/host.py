@@ -16,8 +16,8 @@ from nodewise.cli.configure.options import (
     DEFAULT_TEMPLATE,
     NEWEST,
     ConfigureOptions,
-    check_contradictions,
-    repeated_flags,
+    check_contradictory_options,
+    flags_to_repeat_run,
 )
 from nodewise.configure import (
     atomic_host_files,
@@ -59,9 +59,9 @@ def _error_reason(error: OSError) -> str:
 
 
 def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]) -> int:
-    check_contradictions(options)
+    check_contradictory_options(options)
     report.print_message(f"nodewise {nodewise.__version__}")
-    request = _host_request(options, roles, weights)
+    request = _build_configure_request(options, roles, weights)
     if options.print_plan:
         return _print_other_hosts(options, request)
     if options.dry_run or options.check:
@@ -77,8 +77,8 @@ def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights:
 def _show_changes(options: ConfigureOptions, request: HostRequest) -> int:
     plan = _plan_changes(options, request, _new_backup(request))
     report.print_plan(request, plan)
-    report.print_changes(options, request, plan)
-    report.print_summary(options, plan, None, written=False)
+    report.print_file_diffs(options, request, plan)
+    report.print_json_summary(options, plan, None, written=False)
     report.print_message("Done.")
     return exit_codes.NO if options.check and plan.effective_changes else exit_codes.DONE
 
@@ -95,7 +95,7 @@ def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
     }
     run_elsewhere = OtherHostRun(
         nodewise.__version__,
-        ["configure", *repeated_flags(options, template=request.template)],
+        ["configure", *flags_to_repeat_run(options, template=request.template)],
         plan.needed,
         written,
         request.manifest,
@@ -119,8 +119,8 @@ def _apply_changes(options: ConfigureOptions, request: HostRequest) -> int:
     file_transaction.commit_changes(changes, backup if changes else None)
     with contextlib.suppress(OSError):
         os.rmdir(plan.emptied)  # a folder that is not empty stays
-    report.print_result(request, plan, backup)
-    report.print_summary(options, plan, backup if changes else None, written=True)
+    report.print_written_files(request, plan, backup)
+    report.print_json_summary(options, plan, backup if changes else None, written=True)
     if any(change.path == request.manifest for change in changes):
         report.print_next_step(options)
     report.print_message("Done.")
@@ -155,15 +155,15 @@ def _new_backup(request: HostRequest) -> Backup | None:
         request.backup_dir,
         backups.new_backup_name(),
         request.manifest,
-        control_plane_file_plan.cluster_digest(request),
+        control_plane_file_plan.cluster_ca_digest(request),
     )
 
 
 def _recover_interrupted_run(request: HostRequest) -> None:
     """Restore the files that an interrupted run changed, and remove its temporary files."""
     if request.backup_dir and os.path.isdir(request.backup_dir):
-        for recovered in file_transaction.recover_backups(
-            request.backup_dir, control_plane_file_plan.managed_files(request)
+        for recovered in file_transaction.restore_interrupted_runs(
+            request.backup_dir, control_plane_file_plan.list_managed_files(request)
         ):
             report.print_message(_RECOVERY_MESSAGES[recovered.outcome].format(recovered.folder))
     folders = [
@@ -186,7 +186,7 @@ _RECOVERY_MESSAGES: Final = {
 }
 
 
-def _host_request(
+def _build_configure_request(
     options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]
 ) -> HostRequest:
     pod = os.path.abspath(options.manifest)
@@ -196,11 +196,11 @@ def _host_request(
         raise BadInput("file check error: mkdir : no such file or directory")
 
     def builtin(kubeconfig: str, ca: str) -> dict[str, Any]:
-        return _builtin_configuration(options, roles, weights, kubeconfig, ca)
+        return _build_builtin_scheduler_config(options, roles, weights, kubeconfig, ca)
 
     return HostRequest(
         manifest=host_path_checks.resolve_path(pod),
-        template=_template_path(options),
+        template=_scheduler_template_path(options),
         config_dir=os.path.abspath(options.config_dir),
         cert_dir=os.path.abspath(options.cert_dir),
         cert=os.path.abspath(options.cert),
@@ -213,12 +213,12 @@ def _host_request(
         allow_ca_key=options.allow_ca_key,
         deployments=[os.path.abspath(path) for path in (options.tas_depl, options.gas_depl) if path],
         backup_dir=os.path.abspath(options.backup_folder) if options.backup_folder else "",
-        writes=not options.changes_nothing,
+        writes=not options.is_read_only,
         pod_folders=[os.path.dirname(pod)],
     )
 
 
-def _template_path(options: ConfigureOptions) -> str:
+def _scheduler_template_path(options: ConfigureOptions) -> str:
     """The path of the template; empty: the built-in one, which replaces only a missing default."""
     if options.template:
         return os.path.abspath(str(options.template))
@@ -233,7 +233,7 @@ def _template_path(options: ConfigureOptions) -> str:
     return os.path.abspath(DEFAULT_TEMPLATE) if os.path.exists(DEFAULT_TEMPLATE) else ""
 
 
-def _builtin_configuration(
+def _build_builtin_scheduler_config(
     options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int], kubeconfig: str, ca: str
 ) -> dict[str, Any]:
     several = options.one_entry_per_agent
@@ -245,7 +245,7 @@ def _builtin_configuration(
     if not url.startswith("http:"):
         folder = scheduler_static_pod.CERTS_MOUNT
         files = EntryFiles(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
-    configuration = scheduler_configuration.build_configuration(
+    configuration = scheduler_configuration.build_scheduler_configuration(
         roles,
         SchedulerOptions(
             url,
@@ -271,7 +271,7 @@ def check_container_mounts(options: ConfigureOptions) -> None:
     if not os.environ.get(_IN_IMAGE):
         return
     mounts = host_mount_detection.parse_mountinfo(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
-    folders = {flag: os.path.realpath(folder) for flag, folder in _written_folders(options).items()}
+    folders = {flag: os.path.realpath(folder) for flag, folder in _folders_written_by_run(options).items()}
     if problems := host_mount_detection.container_folder_problems(folders, mounts):
         raise BadInput("file check error", problems)
     for mount in host_mount_detection.uncertain_mounts(folders.values(), mounts):
@@ -279,7 +279,7 @@ def check_container_mounts(options: ConfigureOptions) -> None:
         click.echo(f"warning: {text}", err=True)
 
 
-def _written_folders(options: ConfigureOptions) -> dict[str, str]:
+def _folders_written_by_run(options: ConfigureOptions) -> dict[str, str]:
     """The folders that a run writes to, by flag."""
     folders = {"-m": os.path.dirname(os.path.abspath(options.manifest)), "-d": options.config_dir}
     if options.backup_folder:

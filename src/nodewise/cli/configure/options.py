@@ -162,7 +162,7 @@ class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
         return "" if self.no_backup or self.backup_dir == NO_BACKUP_DIR else self.backup_dir
 
     @property
-    def changes_nothing(self) -> bool:
+    def is_read_only(self) -> bool:
         return self.dry_run or self.check or self.print_plan
 
     @property
@@ -232,7 +232,7 @@ def check_options_of_mode(options: ConfigureOptions) -> None:
         raise BadSettings("settings", problems)
 
 
-def check_contradictions(options: ConfigureOptions) -> None:
+def check_contradictory_options(options: ConfigureOptions) -> None:
     """`BadSettings` for options that contradict each other, and for empty ones."""
     problems = [
         Problem(_SETTINGS[first].flag, f"given with {_SETTINGS[second].flag}", "one of them")
@@ -245,7 +245,7 @@ def check_contradictions(options: ConfigureOptions) -> None:
         raise BadSettings("settings", problems)
 
 
-def repeated_flags(options: ConfigureOptions, *, template: str) -> Iterator[str]:
+def flags_to_repeat_run(options: ConfigureOptions, *, template: str) -> Iterator[str]:
     """The flags that repeat this run from any folder and on another host."""
     if template:
         yield f"--template={template}"

@@ -47,7 +47,7 @@ def _print_second_scheduler(
     scheduler_options = _scheduler_options(options, weights, second_scheduler.URL)._replace(
         scheduler_name=name
     )
-    configuration = scheduler_configuration.build_configuration(roles, scheduler_options) | {
+    configuration = scheduler_configuration.build_scheduler_configuration(roles, scheduler_options) | {
         "apiVersion": version.api_version
     }
     objects = second_scheduler.build_second_scheduler_objects(
@@ -111,7 +111,7 @@ def _print_platform_files(
     scheduler_options = _scheduler_options(options, weights, url)._replace(
         files=files, kubeconfig=platform.kubeconfig
     )
-    configuration = scheduler_configuration.build_configuration(roles, scheduler_options)
+    configuration = scheduler_configuration.build_scheduler_configuration(roles, scheduler_options)
     if options.kubernetes_version:
         configuration["apiVersion"] = scheduler_versions.parse_version(options.kubernetes_version).api_version
     for entry in configuration["extenders"]:

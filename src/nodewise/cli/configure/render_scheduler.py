@@ -100,7 +100,7 @@ def run(command_line: CommandLine) -> None:
         render_options.scheduler_name,
         render_options.scheduler_kubeconfig,
     )
-    configuration = scheduler_configuration.build_configuration(roles, scheduler_options)
+    configuration = scheduler_configuration.build_scheduler_configuration(roles, scheduler_options)
     for agent in scheduler_configuration.agents_without_filter(roles, scheduler_options):
         why = "no resource marks its pods; --filter-all-pods calls it for all pods"
         terminal_output.print_message(f"the filter of {agent} is not called: {why}")
@@ -110,7 +110,7 @@ def run(command_line: CommandLine) -> None:
     click.echo(yaml.safe_dump(configuration, sort_keys=False), nl=False)
 
 
-command = options_from_settings.make_command(
+command = options_from_settings.create_click_command(
     "render-scheduler",
     run,
     options_from_settings.click_parameters(

@@ -39,7 +39,7 @@ def print_plan(request: HostRequest, plan: ChangePlan) -> None:
     if plan.version is not None:
         print_message(f'Scheduler config file is located at: "{request.template or "the built-in template"}"')
         print_message(
-            f'Scheduler config destination will be: "{control_plane_file_plan.config_path(request)}"'
+            f'Scheduler config destination will be: "{control_plane_file_plan.scheduler_config_path(request)}"'
         )
         print_message(f"kube-scheduler {plan.version}, configuration {plan.version.api_version}")
     for text in plan.warnings:
@@ -48,7 +48,7 @@ def print_plan(request: HostRequest, plan: ChangePlan) -> None:
         print_message(text)
 
 
-def print_changes(options: ConfigureOptions, request: HostRequest, plan: ChangePlan) -> None:
+def print_file_diffs(options: ConfigureOptions, request: HostRequest, plan: ChangePlan) -> None:
     """Print the change of each file. Keys and certificates are not shown."""
     colour = sys.stdout.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
     for change in plan.changes:
@@ -90,7 +90,7 @@ def _describe_file_kind(request: HostRequest, change: FileChange) -> str:
     )
 
 
-def print_result(request: HostRequest, plan: ChangePlan, backup: Backup | None) -> None:
+def print_written_files(request: HostRequest, plan: ChangePlan, backup: Backup | None) -> None:
     """Print the files that were written or removed, and the backup folder."""
     if backup is not None and plan.effective_changes:
         print_message(f'Backups written to folder "{backup.path}"')
@@ -137,7 +137,7 @@ def print_next_step(options: ConfigureOptions) -> None:
         )
 
 
-def print_summary(
+def print_json_summary(
     options: ConfigureOptions, plan: ChangePlan, backup: Backup | None, *, written: bool
 ) -> None:
     """Print a summary as JSON to standard output, if requested."""

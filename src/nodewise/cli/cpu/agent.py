@@ -78,7 +78,7 @@ def run(options: AgentOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    registry, proc = MetricsRegistry(), common_options.host_proc(options)
+    registry, proc = MetricsRegistry(), common_options.host_proc_path(options)
     _check_host_pid_namespace(proc)
     if not LEAST_INTERVAL_S <= options.interval < float("inf"):
         problem = Problem("--interval", f"{options.interval:g}s", f"at least {LEAST_INTERVAL_S:g}s")
@@ -120,7 +120,7 @@ def _create_node_agent(
     registry: MetricsRegistry,
     stack: ExitStack,
 ) -> NodeAgent:
-    store = common_options.open_store(options)
+    store = common_options.open_allocation_store(options)
     cluster = _create_cluster_node(options)
     pods = PodRequests(cluster.api, cluster.node) if cluster else None
     if pods is None or options.allow_unrequested:
@@ -272,7 +272,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
     ),
 )
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "agent",
     run,
     AgentOptions,

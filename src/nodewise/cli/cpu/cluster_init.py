@@ -10,7 +10,7 @@ import click
 
 from nodewise.cli import exit_codes, tables, terminal_output
 from nodewise.cli.cpu import common_options, node_setup_options
-from nodewise.cli.cpu.webhook import is_set, parse_boolean_word
+from nodewise.cli.cpu.webhook import is_any_parameter_set, parse_boolean_word
 from nodewise.cpu.api_client_interface import ApiClient, Object
 from nodewise.cpu.cluster import (
     agent_daemonset,
@@ -76,7 +76,7 @@ def run(options: ClusterInitOptions) -> None:
     """
     common_options.start_cmk_logging()
     commands = pods.parse_commands(options.cmk_cmd_list)
-    pods_options = node_setup_options.build(
+    pods_options = node_setup_options.build_setup_options(
         options, pull_secret=options.pull_secret, taint=not options.no_taint
     )
     if bool(options.host_list) == options.all_hosts:
@@ -127,7 +127,9 @@ def build_webhook_objects(
     """The webhook's objects, if the API server supports webhooks. A valid certificate is kept."""
     if features.webhooks == "none":
         return ()
-    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_set("insecure", "cafile")
+    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_any_parameter_set(
+        "insecure", "cafile"
+    )
     if not mutual:
         terminal_output.print_message(_ANYBODY)
     installation = WebhookInstallation(
@@ -140,11 +142,11 @@ def build_webhook_objects(
         version=features.webhooks,
     )
     registration, secret, *_ = map(
-        object_writer.path, cpu_manager_removal.webhook_references(options.namespace, features)
+        object_writer.path, cpu_manager_removal.webhook_objects_to_remove(options.namespace, features)
     )
-    hook, certs = object_writer.find(api, registration), object_writer.find(api, secret)
-    certificate = manifests.valid_certificate(certs, hook, options.namespace, datetime.now(UTC))
-    return manifests.in_creation_order(manifests.objects(installation, certificate), hook)
+    hook, certs = object_writer.find_object(api, registration), object_writer.find_object(api, secret)
+    certificate = manifests.reuse_or_create_certificate(certs, hook, options.namespace, datetime.now(UTC))
+    return manifests.sort_in_creation_order(manifests.objects(installation, certificate), hook)
 
 
 def print_report(report: SetupReport, output: str) -> None:
@@ -166,7 +168,7 @@ def _node_detail_text(node: PreparedNode) -> str:
     return node.error or ", ".join(f"{step.name} {step.outcome}" for step in node.steps)
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "cluster-init",
     run,
     ClusterInitOptions,

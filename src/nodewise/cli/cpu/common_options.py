@@ -108,7 +108,7 @@ class IntervalOptions:
     publish: bool
 
 
-def make_command(
+def create_click_command(
     name: str,
     run: Callable[[T], None],
     options: type[T],
@@ -225,7 +225,7 @@ def open_api_client(options: ApiServerOptions) -> BlockingApiClient:
     return opened
 
 
-def open_store(options: StoreOptions) -> AllocationStore:
+def open_allocation_store(options: StoreOptions) -> AllocationStore:
     """The node's store: the directory of `--conf-dir`, else the node's ConfigMap."""
     if options.conf_dir:
         return DirectoryStore(Path(options.conf_dir), lock_timeout_from_environment())
@@ -278,18 +278,18 @@ def resolve_node_name(
     return str(name)
 
 
-def host_proc(options: ProcessOptions) -> Path:
+def host_proc_path(options: ProcessOptions) -> Path:
     """The host's `/proc`. BadSettings in a container without the option: its own `/proc` has other process ids."""
     if options.proc_fs:
         return Path(options.proc_fs)
-    if _pid_namespace() != _INITIAL_PID_NAMESPACE:
+    if _own_pid_namespace() != _INITIAL_PID_NAMESPACE:
         seen = "not set, and /proc is a container's own"
         problem = Problem(cmk_names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
         raise BadSettings("cannot see the host's processes", [problem])
     return Path("/proc")
 
 
-def _pid_namespace() -> str:
+def _own_pid_namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -37,7 +37,7 @@ def run(options: DescribeOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    stored = common_options.open_store(options).read()
+    stored = common_options.open_allocation_store(options).read()
     if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
         path = {"path": options.conf_dir} if options.conf_dir else {}
         common_options.print_json({**path, **_node_pools_document(stored)})
@@ -51,7 +51,7 @@ def run(options: DescribeOptions) -> None:
 
 
 def _node_pools_document(stored: StoredAllocations) -> dict[str, Any]:
-    description = pool_allocations.as_description(stored.allocations)
+    description = pool_allocations.as_describe_output(stored.allocations)
     return {**description, "reconfiguring": stored.intent.as_dict()} if stored.intent else description
 
 
@@ -65,7 +65,7 @@ def _pool_table_rows(stored: StoredAllocations) -> Iterator[Sequence[str]]:
                 )
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "describe",
     run,
     DescribeOptions,

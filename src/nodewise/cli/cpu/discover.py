@@ -34,8 +34,8 @@ def run(options: DiscoverOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    counts = exclusive_core_advertisement.resource_counts(
-        common_options.open_store(options).read().allocations
+    counts = exclusive_core_advertisement.count_resources_to_advertise(
+        common_options.open_allocation_store(options).read().allocations
     )
     api = common_options.open_api_client(options)
     node = common_options.resolve_node_name(options, api)
@@ -43,7 +43,7 @@ def run(options: DiscoverOptions) -> None:
         logs.emit("cpu_advertised", node=node)
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "discover",
     run,
     DiscoverOptions,

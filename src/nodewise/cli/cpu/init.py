@@ -34,17 +34,17 @@ def run(options: InitOptions) -> None:
     """
     common_options.start_cmk_logging()
     root = Path(options.sysfs)
-    machine_features.log_huge_pages(root)
+    machine_features.log_missing_huge_pages(root)
     logs.emit("cpu_cores_asked", exclusive=options.pools.exclusive, shared=options.pools.shared)
     node_machine = machine_features.read(root, common_options.fetch_node_labels(options))
     plan = node_machine.plan(options.pools)
-    machine_features.log_plan(node_machine, plan)
-    store = common_options.open_store(options)
-    if not pool_creation.create_pools(store, plan):
+    machine_features.log_pool_plan(node_machine, plan)
+    store = common_options.open_allocation_store(options)
+    if not pool_creation.store_new_pools(store, plan):
         logs.emit("cpu_pools_kept", place=store.location)
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "init",
     run,
     InitOptions,

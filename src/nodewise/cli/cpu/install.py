@@ -111,6 +111,6 @@ def _existing_bundle() -> Path | None:
 
 def _host_proc_path(proc_fs: str) -> Path | None:
     try:
-        return common_options.host_proc(ProcessOptions(proc_fs=proc_fs))
+        return common_options.host_proc_path(ProcessOptions(proc_fs=proc_fs))
     except BadSettings:
         return None

@@ -16,7 +16,7 @@ class _IsolateCommand(click.Command):
     """Leaves the arguments to `cpu/workload/isolate_arguments.py`, because some belong to the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if isolate_arguments.help_or_version(args) == "--help":
+        if isolate_arguments.find_help_or_version_flag(args) == "--help":
             return super().parse_args(ctx, ["--help"])
         ctx.args = args
         return args

@@ -68,7 +68,7 @@ def draw_machine_svg(machine: Topology, plan: PoolPlan | None = None) -> str:
     pool_of = _pool_by_core(machine, plan) if plan else {}
     sockets = [_draw_socket(socket, machine, pool_of) for socket in machine.sockets]
     offline = [cpu.cpu for cpu in machine.cpus if not cpu.online]
-    parts = [_svg_title_text(machine), _draw_legend(machine, pool_of), _best_grid(sockets)]
+    parts = [_svg_title_text(machine), _draw_legend(machine, pool_of), _choose_page_wide_grid(sockets)]
     parts += [_draw_offline_cpus(offline)] if offline else []
     whole = _pad_box(_stack_boxes(parts))
     title = (
@@ -97,7 +97,7 @@ def _pool_by_core(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
         for pool, sockets in plan.pools.items()
         for lists in sockets.values()
         for text in lists
-        for cpu in cpu_set_formats.parse_list(text)
+        for cpu in cpu_set_formats.parse_cpu_numbers(text)
     }
     return {core.core: pool_of_cpu.get(core.cpus[0], _UNUSED) for core in machine.cores}
 
@@ -156,8 +156,8 @@ def _draw_socket(socket: int, machine: Topology, pool_of: Mapping[int, str]) -> 
         names = [] if numa is None else [f"NUMA node {numa}"]
         names += [] if kind is None else [f"{kind} cores"]
         boxes = [_draw_core(core, machine, pool_of.get(core.core)) for core in cores]
-        panels.append(_frame_box_with_title(_best_grid(boxes), ", ".join(names)))
-    return _frame_box_with_title(_best_grid(panels), f"Socket {socket}")
+        panels.append(_frame_box_with_title(_choose_page_wide_grid(boxes), ", ".join(names)))
+    return _frame_box_with_title(_choose_page_wide_grid(panels), f"Socket {socket}")
 
 
 def _draw_core(core: Core, machine: Topology, pool: str | None) -> _Box:
@@ -186,7 +186,7 @@ def _draw_cpu_cell(cpu: int, *, isolated: bool = False, name: str = "cell") -> _
 
 def _draw_offline_cpus(cpus: Sequence[int]) -> _Box:
     return _frame_box_with_title(
-        _best_grid([_draw_cpu_cell(cpu, name="off") for cpu in cpus]), "Offline CPUs"
+        _choose_page_wide_grid([_draw_cpu_cell(cpu, name="off") for cpu in cpus]), "Offline CPUs"
     )
 
 
@@ -207,7 +207,7 @@ def _stack_boxes(boxes: Iterable[_Box]) -> _Box:
     return _arrange_boxes_in_grid([box for box in boxes if box.height], 1)
 
 
-def _best_grid(boxes: Sequence[_Box]) -> _Box:
+def _choose_page_wide_grid(boxes: Sequence[_Box]) -> _Box:
     """The grid with a number of columns that makes it about as wide as a page, and leaves few places empty."""
 
     def badness(columns: int) -> float:

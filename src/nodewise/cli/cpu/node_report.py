@@ -37,11 +37,11 @@ def run(options: NodeReportOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    store = common_options.open_store(options)
+    store = common_options.open_allocation_store(options)
 
     def once() -> None:
         node_machine = machine_features.read(Path(options.sysfs), common_options.fetch_node_labels(options))
-        report = node_report.make_report(store, node_machine, Path(options.kubelet_dir))
+        report = node_report.build_node_report(store, node_machine, Path(options.kubelet_dir))
         common_options.print_json(report)
         if options.publish:
             common_options.publish_report(options, report_custom_resources.NODE_REPORT, report)
@@ -49,7 +49,7 @@ def run(options: NodeReportOptions) -> None:
     common_options.run_at_interval(once, options.interval)
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "node-report",
     run,
     NodeReportOptions,

@@ -73,9 +73,11 @@ def click_parameters(timeout_s: float) -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-def build(parameters: SetupParameters, *, pull_secret: str = "", taint: bool = True) -> SetupOptions:
+def build_setup_options(
+    parameters: SetupParameters, *, pull_secret: str = "", taint: bool = True
+) -> SetupOptions:
     """The options of the pods. BadSettings names all invalid ones."""
-    parse = node_setup_objects.parse_count
+    parse = node_setup_objects.parse_core_count
     options = SetupOptions(
         PoolOptions(
             parse(parameters.num_exclusive_cores, "--num-exclusive-cores"),

@@ -74,7 +74,12 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
 
 def _pool_plan_rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
     return [
-        (pool, str(socket), str(len(cpu_set_formats.parse_list(",".join(lists)))), " ".join(lists) or "-")
+        (
+            pool,
+            str(socket),
+            str(len(cpu_set_formats.parse_cpu_numbers(",".join(lists)))),
+            " ".join(lists) or "-",
+        )
         for pool, sockets in pool_plan.pools.items()
         for socket, lists in sockets.items()
     ]
@@ -83,13 +88,13 @@ def _pool_plan_rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
 def _parse_online_cpu_list(option: str, text: str, machine: Topology) -> frozenset[int]:
     """The CPUs of a list; BadSettings if it is invalid, or names CPUs that are not online."""
     try:
-        cpus = frozenset(cpu_set_formats.parse_list(text, option, max(machine.online)))
+        cpus = frozenset(cpu_set_formats.parse_cpu_numbers(text, option, max(machine.online)))
     except BadInput as error:
         raise BadSettings(error.what, error.problems) from error
     if missing := cpus - machine.online:
-        wanted = f"CPUs that are online: {cpu_set_formats.format_ranges(machine.online)}"
+        wanted = f"CPUs that are online: {cpu_set_formats.format_cpu_ranges(machine.online)}"
         raise BadSettings(
-            "cannot plan", [Problem(option, f"CPUs {cpu_set_formats.format_ranges(missing)}", wanted)]
+            "cannot plan", [Problem(option, f"CPUs {cpu_set_formats.format_cpu_ranges(missing)}", wanted)]
         )
     return cpus
 

@@ -40,8 +40,8 @@ def run(options: ReconcileOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    proc = common_options.host_proc(options)
-    store = common_options.open_store(options)
+    proc = common_options.host_proc_path(options)
+    store = common_options.open_allocation_store(options)
     known: KnownProcesses | None = None
     log = CollectionLog()
 
@@ -74,7 +74,7 @@ def _roll_back_ended_reconfiguration(
         logs.emit("cpu_intent_left", pid=intent.by.pid, since=intent.since, why=str(error))
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "reconcile",
     run,
     ReconcileOptions,

@@ -66,8 +66,8 @@ def run(options: ReconfigureOptions) -> None:
     values = [
         {
             "pid": move.task.pid,
-            "from": cpu_set_formats.format_ranges(move.before),
-            "to": cpu_set_formats.format_ranges(move.after),
+            "from": cpu_set_formats.format_cpu_ranges(move.before),
+            "to": cpu_set_formats.format_cpu_ranges(move.after),
         }
         for move in moves
     ]
@@ -102,13 +102,13 @@ def _no_agent_response_error(path: Path, why: str) -> Unavailable:
 
 def _reconfigure_without_agent(request: ReconfigureRequest, options: ReconfigureOptions) -> Sequence[Move]:
     """Reconfigure without an agent. A terminating signal rolls back."""
-    proc = common_options.host_proc(options)
-    store = common_options.open_store(options)
+    proc = common_options.host_proc_path(options)
+    store = common_options.open_allocation_store(options)
     if options.is_in_cluster:
         api_server_features.check(api_server_features.fetch_features(common_options.open_api_client(options)))
     node_machine = machine_features.read(Path(options.sysfs), common_options.fetch_node_labels(options))
     plan = node_machine.plan(request.pools)
-    machine_features.log_plan(node_machine, plan)
+    machine_features.log_pool_plan(node_machine, plan)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reconfiguration = execution.reconfigure(store, plan.pools, proc, only_check=request.only_check)
     if options.is_in_cluster and not request.only_check:
@@ -116,13 +116,13 @@ def _reconfigure_without_agent(request: ReconfigureRequest, options: Reconfigure
         exclusive_core_advertisement.advertise(
             api,
             common_options.resolve_node_name(options, api),
-            exclusive_core_advertisement.resource_counts(reconfiguration.allocations),
+            exclusive_core_advertisement.count_resources_to_advertise(reconfiguration.allocations),
             taint=False,
         )
     return reconfiguration.moves
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "reconfigure",
     run,
     ReconfigureOptions,

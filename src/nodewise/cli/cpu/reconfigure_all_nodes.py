@@ -40,7 +40,7 @@ def run(options: ReconfigureSetupOptions) -> None:
       2  the command line or a setting is invalid
     """
     common_options.start_cmk_logging()
-    pods_options = node_setup_options.build(options)
+    pods_options = node_setup_options.build_setup_options(options)
     api = common_options.open_api_client(options)
 
     def deadline() -> Deadline:
@@ -60,7 +60,7 @@ def run(options: ReconfigureSetupOptions) -> None:
     click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "reconfigure_setup",
     run,
     ReconfigureSetupOptions,

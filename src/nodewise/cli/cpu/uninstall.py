@@ -81,9 +81,9 @@ def _uninstall_from_node(
     report_progress: Callable[[RemovalStep], None],
 ) -> None:
     name = common_options.resolve_node_name(options, api)
-    store = common_options.open_store(dataclasses.replace(options, node_name=name))
-    proc = common_options.host_proc(options)
-    is_here = cpu_manager_removal.boot_id_of(api, name) in {"", procfs.read_boot_id(proc)}
+    store = common_options.open_allocation_store(dataclasses.replace(options, node_name=name))
+    proc = common_options.host_proc_path(options)
+    is_here = cpu_manager_removal.read_node_boot_id(api, name) in {"", procfs.read_boot_id(proc)}
     if not is_here:
         terminal_output.print_message(f"not on node {name}: tasks that are over are not known as such")
 
@@ -112,7 +112,7 @@ def _uninstall_from_node(
 
 def _remove_agent_socket(socket: Path) -> str:
     try:
-        return _removal_result(was_there=socket_file.clear(socket, enforcer.DEFAULT_ORIGINALS))
+        return _removal_result(was_there=socket_file.remove_socket_files(socket, enforcer.DEFAULT_ORIGINALS))
     except NodewiseError as error:
         return f"left: {error}"
 
@@ -129,9 +129,9 @@ def _uninstall_from_cluster(
 ) -> None:
     namespace = options.namespace
     shared_objects = [
-        *cpu_manager_removal.webhook_references(namespace, features),
-        *cpu_manager_removal.agent_references(api, namespace, features, report_progress),
-        *(cpu_manager_removal.definition_references(features) if options.crds else ()),
+        *cpu_manager_removal.webhook_objects_to_remove(namespace, features),
+        *cpu_manager_removal.agent_objects_to_remove(api, namespace, features, report_progress),
+        *(cpu_manager_removal.report_crd_references(features) if options.crds else ()),
     ]
     cpu_manager_removal.remove_from_cluster(
         api, namespace, shared_objects, features, Deadline(options.timeout_s), report_progress
@@ -146,7 +146,7 @@ def _print_uninstall_steps(steps: list[RemovalStep], output: str) -> None:
     sys.stdout.flush()
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "uninstall",
     run,
     UninstallOptions,

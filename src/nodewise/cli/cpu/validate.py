@@ -57,7 +57,7 @@ def run(options: ValidateOptions) -> None:
     store_options = StoreOptions(
         kubeconfig=options.kubeconfig, namespace=options.namespace, node_name=name, conf_dir=options.conf_dir
     )
-    api, store = common_options.open_api_client(options), common_options.open_store(store_options)
+    api, store = common_options.open_api_client(options), common_options.open_allocation_store(store_options)
     target = ValidationTarget(name, options.namespace, not options.no_taint, options.pod_namespace)
     checks = [
         *node_validation.validate_node_setup(api, store, target, api_server_features.fetch_features(api))
@@ -81,7 +81,7 @@ def _check_installed_program(api: ApiClient, name: str, options: ValidateOptions
     """Whether the program is installed, if this is the node."""
     file = Path(options.install_dir) / "cmk"
     try:
-        is_here = cpu_manager_removal.boot_id_of(api, name) == procfs.read_boot_id(
+        is_here = cpu_manager_removal.read_node_boot_id(api, name) == procfs.read_boot_id(
             Path(options.proc_fs or "/proc")
         )
     except NodewiseError:
@@ -93,7 +93,7 @@ def _check_installed_program(api: ApiClient, name: str, options: ValidateOptions
     return ValidationCheck("program", is_there, f"{file}" if is_there else f"no program {file}", remedy)
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "validate",
     run,
     ValidateOptions,

@@ -77,7 +77,7 @@ def run(options: WebhookOptions) -> None:
     """
     any_client = parse_boolean_word(options.insecure, "--insecure")
     if options.print_admission_config:
-        _print_admission(options)
+        _print_admission_configuration(options)
     elif options.print_manifests:
         _print_manifests(options)
     else:
@@ -93,17 +93,21 @@ def parse_boolean_word(word: str, option: str) -> bool:
     return value
 
 
-def _print_admission(options: WebhookOptions) -> None:
+def _print_admission_configuration(options: WebhookOptions) -> None:
     client = ApiServerCertificate(options.client_certificate, options.client_key)
     where = options.print_admission_config
     if where == "-":
-        texts = certificates.admission_files(certificates.DEFAULT_ADMISSION_FOLDER, options.namespace, client)
+        texts = certificates.admission_configuration_files(
+            certificates.DEFAULT_ADMISSION_FOLDER, options.namespace, client
+        )
         click.echo("---\n".join(f"# {name}\n{text}" for name, text in texts.items()), nl=False)
         return
     folder = Path(where).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in certificates.admission_files(str(folder), options.namespace, client).items():
+        for name, text in certificates.admission_configuration_files(
+            str(folder), options.namespace, client
+        ).items():
             (folder / name).write_text(text)
             click.echo(f"{folder / name}")
     except OSError as error:
@@ -112,7 +116,9 @@ def _print_admission(options: WebhookOptions) -> None:
 
 
 def _print_manifests(options: WebhookOptions) -> None:
-    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_set("insecure", "cafile")
+    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_any_parameter_set(
+        "insecure", "cafile"
+    )
     installation = WebhookInstallation(
         namespace=options.namespace,
         image=options.image,
@@ -129,7 +135,7 @@ def _print_manifests(options: WebhookOptions) -> None:
     click.echo(manifests.format_yaml(manifests.objects(installation, made)), nl=False)
 
 
-def is_set(*parameters: str) -> bool:
+def is_any_parameter_set(*parameters: str) -> bool:
     """Whether any of these parameters has another value than its default."""
     context = click.get_current_context()
     return any(
@@ -147,7 +153,7 @@ def _parse_label_option(text: str) -> tuple[str, str]:
 
 async def _serve_webhook(options: WebhookOptions, *, any_client: bool) -> None:
     registry = MetricsRegistry()
-    file = webhook_config_files.parse_server(options.conf_file)
+    file = webhook_config_files.parse_server_settings(options.conf_file)
     mutations = webhook_config_files.LiveMutations(file.mutations, registry)
     serve = ServeOptions(
         address=file.binding_address,
@@ -158,7 +164,7 @@ async def _serve_webhook(options: WebhookOptions, *, any_client: bool) -> None:
         any_client=True,  # the API server's name differs between clusters, and a mutation has no side effect
         max_body_bytes=https_server.LONGEST_BYTES,
     )
-    server = https_server.make_server(mutations, serve, registry, any_client=any_client)
+    server = https_server.create_webhook_server(mutations, serve, registry, any_client=any_client)
     admin_app = Application(admin_routes(tuple, registry), registry, max_body_bytes=2**16)
     admin = admin_server(admin_app, options.admin, registry)
     came: asyncio.Queue[int] = asyncio.Queue()
@@ -225,7 +231,7 @@ def _manifest_parameters() -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-command = common_options.make_command(
+command = common_options.create_click_command(
     "webhook",
     run,
     WebhookOptions,

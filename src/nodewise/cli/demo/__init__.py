@@ -154,7 +154,7 @@ def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
         pod = create_example_pod("demo-app-5")
         waiting = cluster.submit(pod)
         print_demo_text(f"  [yellow]Warning  FailedScheduling[/]  {cluster.event(f'{NAMESPACE}/demo-app-5')}")
-        stage.put_waiting(pod, waiting.message)
+        stage.put_unschedulable_pod(pod, waiting.message)
         recovered = time.monotonic()
         stage.measure({"rack1-a": 1, "rack1-b": 2, "rack2-a": 0})
         node = _node_after_requeueing(stage, cluster, f"{NAMESPACE}/demo-app-5")
@@ -170,8 +170,8 @@ def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
 
 def _node_after_requeueing(stage: DemoCluster, cluster: Cluster, pod: str) -> str:
     """The node of a waiting pod after nodewise has updated a node, which is an event for the scheduler."""
-    wait_until(lambda: stage.requeued_by() is not None)
-    cluster.touch(stage.requeued_by() or "")
+    wait_until(lambda: stage.node_with_requeue_annotation() is not None)
+    cluster.touch(stage.node_with_requeue_annotation() or "")
     return _node_of_bound_pod(cluster, pod)
 
 
@@ -187,7 +187,7 @@ def _node_of_bound_pod(cluster: Cluster, pod: str) -> str:
 def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
     """Kill the extender and show how kube-scheduler reacts."""
     port = served.url.rpartition(":")[2]
-    labels = stage.label_changes()
+    labels = stage.count_label_changes()
     served.kill()
     print_demo_text("\n[bold]The extender is killed.[/] What kube-scheduler does then:")
     strict_entry, lax_entry = entry(served), entry(served, ignorable=True)
@@ -204,7 +204,7 @@ def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
             node = _node_of_bound_pod(strict, f"{NAMESPACE}/demo-app-6")
     took_ms = (time.monotonic() - began) * 1000
     print_demo_text(f"  started again     demo-app-6 on [green]{node}[/] {took_ms:.0f} ms later")
-    moved = stage.label_changes() - labels
+    moved = stage.count_label_changes() - labels
     print_demo_text(f"  labels            {moved or 'none'} changed between the kill and the restart")
 
 

@@ -74,7 +74,7 @@ class DemoCluster:
         }
         self._server.call(lambda api: api.raw.update(answers))
 
-    def put_waiting(self, pod: Object, message: str) -> None:
+    def put_unschedulable_pod(self, pod: Object, message: str) -> None:
         """Store a pod with the status of an unschedulable one."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         waiting = pod | {"status": {"phase": "Pending", "conditions": [condition]}}
@@ -87,7 +87,7 @@ class DemoCluster:
         objects_by_key = self._server.call(lambda api: api.objects(NODES))
         return {name: node for (_, name), node in objects_by_key.items()}
 
-    def requeued_by(self) -> str | None:
+    def node_with_requeue_annotation(self) -> str | None:
         """The node with nodewise's requeueing annotation, if there is one."""
         for name, node in self._nodes_by_name().items():
             if ANNOTATION in node["metadata"].get("annotations", {}):
@@ -102,7 +102,7 @@ class DemoCluster:
         }
         return {name: value for name, value in values.items() if value}
 
-    def label_changes(self) -> int:
+    def count_label_changes(self) -> int:
         """Number of label changes of all nodes so far."""
         changes = self._server.call(lambda api: api.changes(NODES))
         return sum(bool(old and new and _labels(old) != _labels(new)) for old, new in changes)

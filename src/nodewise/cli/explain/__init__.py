@@ -222,7 +222,7 @@ def _print_replica_failures(responses: Sequence[ReplicaResponse], lookup: PodRea
         terminal_output.print_message(f"the pod's own state is not known: {lookup.error}")
 
 
-command = options_from_settings.make_command(
+command = options_from_settings.create_click_command(
     "explain",
     run,
     options_from_settings.click_parameters(ExplainOptions, ClusterOptions, TimeoutOptions),

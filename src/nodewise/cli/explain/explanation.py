@@ -134,8 +134,8 @@ def _measured_value_document(measured: MeasuredRule) -> dict[str, Any]:
     return {
         "metric": measured.metric,
         "operator": measured.operator,
-        "target": None if measured.target is None else quantity.to_decimal(measured.target),
-        "value": None if measured.value is None else quantity.to_decimal(measured.value),
+        "target": None if measured.target is None else quantity.nano_to_decimal(measured.target),
+        "value": None if measured.value is None else quantity.nano_to_decimal(measured.value),
         "state": measured.state.name.lower(),
         "age_s": measured.age_s,
         "rejects": measured.rejects,
@@ -158,9 +158,9 @@ def _needed_change_document(change: RuleChange) -> dict[str, Any]:
         "rule": change.number,
         "metric": change.rule.metric,
         "operator": change.rule.operator,
-        "target": quantity.to_decimal(change.rule.target or 0),
+        "target": quantity.nano_to_decimal(change.rule.target or 0),
         "more": [
-            {"target": quantity.to_decimal(relaxed.target), "nodes": relaxed.more}
+            {"target": quantity.nano_to_decimal(relaxed.target), "nodes": relaxed.more}
             for relaxed in change.relaxed
         ],
         "alone": change.alone,

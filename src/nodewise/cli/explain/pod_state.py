@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodewise.agents.telemetry.agent import POLICY_LABEL, misspelt_label
+from nodewise.agents.telemetry.agent import POLICY_LABEL, find_misspelt_policy_label
 from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import PODS
@@ -116,7 +116,7 @@ def parse_pod_state(body: bytes) -> PodState:
         condition.reason,
         condition.message,
         labels.get(POLICY_LABEL),
-        misspelt_label(labels),
+        find_misspelt_policy_label(labels),
     )
 
 

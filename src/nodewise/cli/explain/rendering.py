@@ -37,7 +37,7 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
         )
         return
     findings = pod_explanation.explanation.findings
-    _print_lines(_heading_lines(pod_explanation))
+    _print_lines(_scheduling_result_lines(pod_explanation))
     _print_warning(pod_explanation)
     if every_node or (
         len(findings) <= MAX_LISTED and not _is_failure_of_all_nodes(pod_explanation.explanation)
@@ -57,10 +57,10 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
         tables.print_table(*tables.drop_empty_columns(_OPTIONAL_COLUMNS, head, rows))
     else:
         _print_groups(pod_explanation.explanation)
-    _print_lines(_closing_lines(pod_explanation.explanation))
+    _print_lines(_bind_result_and_remedy_lines(pod_explanation.explanation))
 
 
-def print_wide(pod_explanation: PodExplanation, *, every_node: bool) -> None:
+def print_rows_by_node_and_rule(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print a row for each node and rule: value, age, threshold. Of many nodes, only the most relevant."""
     if pod_explanation.explanation is None or (
         not every_node and _is_failure_of_all_nodes(pod_explanation.explanation)
@@ -69,13 +69,13 @@ def print_wide(pod_explanation: PodExplanation, *, every_node: bool) -> None:
         return
     findings = pod_explanation.explanation.findings
     shown = findings if every_node or len(findings) <= MAX_LISTED else _select_nodes_to_list(findings)
-    _print_lines(_heading_lines(pod_explanation))
+    _print_lines(_scheduling_result_lines(pod_explanation))
     _print_warning(pod_explanation)
     rows = (row for node in shown for row in _node_rows(node))
     tables.print_table(("NODE", "VERDICT", "SCORE", "RULE", "VALUE", "AGE", "REJECTS"), rows)
     if len(shown) < len(findings):
         click.echo(f"{len(findings) - len(shown):,} more nodes: --nodes shows all")
-    _print_lines(_closing_lines(pod_explanation.explanation))
+    _print_lines(_bind_result_and_remedy_lines(pod_explanation.explanation))
 
 
 def _is_failure_of_all_nodes(explanation: Explanation) -> bool:
@@ -94,7 +94,7 @@ def _print_lines(lines: Iterator[str]) -> None:
         terminal_output.print_line(line)
 
 
-def _heading_lines(pod_explanation: PodExplanation) -> Iterator[str]:
+def _scheduling_result_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     """The result, its time, and kube-scheduler's own message."""
     assert pod_explanation.explanation is not None
     judged = pod_explanation.explanation.attempt.main_decision
@@ -253,7 +253,7 @@ def _format_value(measured: MeasuredRule) -> str:
     state = measured.state.name.lower()
     if measured.value is None:
         return state
-    shown = quantity.to_text(measured.value)
+    shown = quantity.nano_to_text(measured.value)
     return f"{shown} {state}" if state == "stale" else shown
 
 
@@ -264,7 +264,7 @@ def _format_measured_age(measured: MeasuredRule) -> str:
 def _format_rule(measured: MeasuredRule) -> str:
     if measured.target is None:
         return f"{measured.metric} {measured.operator} (ranks)"
-    return f"{measured.metric} {measured.operator} {quantity.to_text(measured.target)}"
+    return f"{measured.metric} {measured.operator} {quantity.nano_to_text(measured.target)}"
 
 
 def _format_details(node: NodeExplanation) -> str:
@@ -284,7 +284,7 @@ def _format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _closing_lines(explanation: Explanation) -> Iterator[str]:
+def _bind_result_and_remedy_lines(explanation: Explanation) -> Iterator[str]:
     """The result of the bind call, then what would have changed the result, and remedies."""
     if explanation.attempt.bound is not None:
         yield ""
@@ -299,14 +299,16 @@ def _closing_lines(explanation: Explanation) -> Iterator[str]:
 def _needed_change_lines(changes: Sequence[RuleChange]) -> Iterator[str]:
     for change in changes:
         rule = change.rule
-        target = quantity.to_text(rule.target or 0)
+        target = quantity.nano_to_text(rule.target or 0)
         if change.relaxed:
             first, *rest = change.relaxed
-            more = "".join(f", {relaxed.more:,} at {quantity.to_text(relaxed.target)}" for relaxed in rest)
+            more = "".join(
+                f", {relaxed.more:,} at {quantity.nano_to_text(relaxed.target)}" for relaxed in rest
+            )
             verb = "passes" if first.more == 1 else "pass"
             yield (
                 f"{rule.metric} {rule.operator}: {_format_count(first.more, 'more node')} {verb} at "
-                f"{quantity.to_text(first.target)} instead of {target}{more}"
+                f"{quantity.nano_to_text(first.target)} instead of {target}{more}"
             )
         elif change.alone:
             verb = "passes" if change.alone == 1 else "pass"
@@ -334,6 +336,6 @@ def _print_json(pod_explanation: PodExplanation, *, every_node: bool) -> None:  
 
 PRINTERS: Final[dict[str, Callable[..., None]]] = {
     "text": print_text,
-    "wide": print_wide,
+    "wide": print_rows_by_node_and_rule,
     "json": _print_json,
 }

@@ -178,7 +178,7 @@ def _play_all_records(player: Player, records: Iterator[Record], limit: int) -> 
     """Replay all records; return the first `limit` differences."""
     differences: list[Difference] = []
     for record in records:
-        difference = player.play(record)
+        difference = player.replay_record(record)
         if difference is not None and len(differences) < limit:
             differences.append(difference)
     return differences
@@ -209,7 +209,7 @@ def _replay_parameters() -> list[click.Parameter]:
 command.add_command(trace.command)
 command.add_command(bursts.command)
 command.add_command(
-    options_from_settings.make_command(
+    options_from_settings.create_click_command(
         "replay",
         replay,
         [*options_from_settings.click_parameters(ReplayOptions), *_replay_parameters()],

@@ -40,13 +40,13 @@ def reads_pods_only(kind: AgentKind) -> bool:
     return all(watched.resource.plural == PODS for watched in kind.watched(kind.options()))
 
 
-def _usable_agents() -> list[AgentKind]:
+def _agents_reading_pods_only() -> list[AgentKind]:
     return [kind for kind in agent_selection.agents_without_conflicts(ChainOptions) if reads_pods_only(kind)]
 
 
 def default_agent_groups() -> tuple[str, ...]:
     """No agent, each agent that scores by load, and the first complete one with all that score one aspect."""
-    scorers = [kind for kind in _usable_agents() if kind.load_scoring != "none"]
+    scorers = [kind for kind in _agents_reading_pods_only() if kind.load_scoring != "none"]
     whole = [kind.name for kind in scorers if kind.load_scoring == "whole"]
     aspects = [kind.name for kind in scorers if kind.load_scoring == "aspect"]
     combined = [",".join([whole[0], *aspects])] if whole and aspects else []
@@ -128,7 +128,7 @@ def run(command_line: CommandLine) -> None:
     }
     if own.svg is not None:
         nodes_by_minute = {name: mean["nodes_by_minute"] for name, mean in means.items()}
-        plots.draw_bursts(nodes_by_minute, Path(own.svg))
+        plots.plot_overloaded_nodes(nodes_by_minute, Path(own.svg))
     if own.output == "text":
         _print_table(means)
     else:
@@ -151,7 +151,7 @@ def _create_agent_group(names: str, own: BurstOptions, command_line: CommandLine
     scheduler_options = SchedulerOptions(
         URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight}
     )
-    entries = scheduler_configuration.build_configuration(roles, scheduler_options)["extenders"]
+    entries = scheduler_configuration.build_scheduler_configuration(roles, scheduler_options)["extenders"]
     chain = command_line.settings(ChainOptions)
     return AgentGroup(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
 
@@ -201,9 +201,11 @@ def _encode_burst_runs_csv(runs: Sequence[BurstsResult]) -> str:
     return text.getvalue()
 
 
-command = options_from_settings.make_command(
+command = options_from_settings.create_click_command(
     "bursts",
     run,
-    options_from_settings.click_parameters(BurstOptions, ChainOptions, WindowOptions, kinds=_usable_agents()),
+    options_from_settings.click_parameters(
+        BurstOptions, ChainOptions, WindowOptions, kinds=_agents_reading_pods_only()
+    ),
     short_help="Place bursty pods with scoring agents.",
 )

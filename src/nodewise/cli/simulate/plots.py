@@ -41,7 +41,7 @@ def check_matplotlib_installed() -> None:
         raise BadSettings("--svg", [Problem("matplotlib", "not installed", "pip install 'nodewise[plots]'")])
 
 
-def draw_allocation(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) -> None:
+def plot_gpu_allocation_curves(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) -> None:
     """Plot our curves, and published ones as dotted lines. BadSettings if the file cannot be written."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ def _limit_axes_to_differences(axes: "Axes", curves: "list[Curve]") -> None:
         axes.set_ylim(min(shown) - 1, 100)
 
 
-def draw_bursts(nodes_by_minute: Mapping[str, Sequence[float]], path: Path) -> None:
+def plot_overloaded_nodes(nodes_by_minute: Mapping[str, Sequence[float]], path: Path) -> None:
     """Plot one curve per name. BadSettings if the file cannot be written."""
     import matplotlib as mpl
     from matplotlib.figure import Figure

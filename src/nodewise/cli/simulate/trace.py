@@ -96,7 +96,7 @@ def run(command_line: CommandLine) -> None:
         name: gpu_trace_replay.mean([run for run in runs if run.placement == name]) for name in own.placements
     }
     if own.svg is not None:
-        plots.draw_allocation(
+        plots.plot_gpu_allocation_curves(
             {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}, known, Path(own.svg)
         )
     click.echo(
@@ -159,7 +159,7 @@ def _read_published_means(path: str, pods: str) -> dict[str, dict[int, float]]:
         raise BadInput("--published", [Problem(path, shown(str(error)), wanted)]) from error
 
 
-command = options_from_settings.make_command(
+command = options_from_settings.create_click_command(
     "trace",
     run,
     options_from_settings.click_parameters(TraceOptions),

@@ -90,9 +90,9 @@ class NodeAgent:
         with socket_file.opened(path) as listening:
             server = SocketServer(
                 listening,
-                self._identify_peer,
+                self._identify_client_process,
                 self._service.answer,
-                self._on_disconnect,
+                self._record_disconnected_task,
                 self._limits,
                 self._registry,
             )
@@ -100,20 +100,20 @@ class NodeAgent:
             thread.start()
             logs.emit("listening", url=f"unix:{path}")
             try:
-                self._collect_until_stopped(thread)
+                self._collect_garbage_until_stopped(thread)
             finally:
                 server.stop()
                 thread.join()
 
-    def _identify_peer(self, connected: socket) -> PeerProcess:
+    def _identify_client_process(self, connected: socket) -> PeerProcess:
         return peer_credentials.identify(connected, self._service.node.proc, self._service.node.boot)
 
-    def _on_disconnect(self, peer: PeerProcess) -> None:
+    def _record_disconnected_task(self, peer: PeerProcess) -> None:
         with self._lock:
             self._disconnected.add(peer.task)
         self._wake.set()
 
-    def _collect_until_stopped(self, serving: threading.Thread) -> None:
+    def _collect_garbage_until_stopped(self, serving: threading.Thread) -> None:
         while not self._stopped:
             if not serving.is_alive():
                 raise Unavailable("the node agent's socket is no longer served, by a defect of ours")
@@ -129,7 +129,7 @@ class NodeAgent:
             disconnected, self._disconnected = self._disconnected, set()
         for task in disconnected:
             patience_s = _END_OF_PROCESS_S / len(disconnected)
-            task_garbage_collector.wait_for_end(self._service.node.proc, task, patience_s)
+            task_garbage_collector.wait_for_wrapper_end(self._service.node.proc, task, patience_s)
 
     def _collect_and_publish(self) -> None:
         collections: list[CollectionRound] = []

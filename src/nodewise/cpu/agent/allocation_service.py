@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from nodewise.cpu import agent_messages, allocation_store, allocator, cpu_set_formats, pool_allocations
 from nodewise.cpu.agent.socket_server import SocketResponse
-from nodewise.cpu.agent.task_garbage_collector import TaskGarbageCollector, pause
+from nodewise.cpu.agent.task_garbage_collector import TaskGarbageCollector, pause_before_retry
 from nodewise.cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise.cpu.allocator import CANNOT_CHOOSE_CPUS, AllocationRequest, AllocationResult
@@ -102,7 +102,7 @@ class AllocationService:
 
     def _check_peer_is_same_process(self, peer: PeerProcess) -> PeerProcess:
         """Refused if the process that connected has ended and its id is reused; the connection may be passed on."""
-        task = peer_credentials.read_task(self.node.proc, peer.task.pid, self.node.boot)
+        task = peer_credentials.read_process_as_task(self.node.proc, peer.task.pid, self.node.boot)
         if task.start != peer.task.start:
             raise Refused(
                 "cannot identify the peer", [Problem(f"process {task.pid}", "is another one by now", "")]
@@ -151,7 +151,7 @@ class AllocationService:
     def _make_allocation_request(
         self, allocations: Allocations, message: AllocateRequest
     ) -> AllocationRequest:
-        avoid = allocations.cpus - online_cpus(self.node.sysfs) if message.affinity else frozenset[int]()
+        avoid = allocations.cpus - read_online_cpus(self.node.sysfs) if message.affinity else frozenset[int]()
         return AllocationRequest(
             message.pool, message.lists, message.socket, avoid=avoid, prefer=self.node.fast
         )
@@ -163,7 +163,7 @@ class AllocationService:
         pool = allocations.pools.get(request.pool)
         if pool is None or not pool.is_exclusive or self._requested is None:
             return None
-        if existing_allocation(allocations, request, task):
+        if find_matching_allocation(allocations, request, task):
             return None
         wanted = _count_lists_of_container(allocations, request, task) + request.lists
         return self._requested.allowed(request.pool, task, wanted)
@@ -174,7 +174,7 @@ class AllocationService:
         draw = random.random()  # noqa: S311 - which of several lists is no secret
 
         def decide(stored: StoredAllocations) -> tuple[Allocations, AllocationResult]:
-            result = existing_allocation(stored.allocations, request, task)
+            result = find_matching_allocation(stored.allocations, request, task)
             if result is None:
                 self._check_task_count(stored.allocations, task)
                 _check_container_limit(stored.allocations, request, task, allowed)
@@ -182,7 +182,7 @@ class AllocationService:
             return result.allocations, result
 
         with self._write_lock:
-            return allocation_store.update(self.node.store, decide, pause)
+            return allocation_store.update(self.node.store, decide, pause_before_retry)
 
     def _check_task_count(self, allocations: Allocations, task: Task) -> None:
         count = sum(other.pod == task.pod for other in allocations.tasks)
@@ -208,7 +208,7 @@ class AllocationService:
             allocation_store.update(
                 self.node.store,
                 lambda stored: (allocator.release(stored.allocations, task), None),
-                pause,
+                pause_before_retry,
                 during_reconfiguration=True,
             )
 
@@ -217,7 +217,7 @@ class AllocationService:
             seen = f"process {task.pid}, requested by process {peer.task.pid}"
             raise Refused("cannot release CPUs", [Problem("task", seen, "the requesting process")])
         stored = self.node.store.read()
-        descendants = {pid for pid, _ in self.collector.processes_of(stored, task)} - {task.pid}
+        descendants = {pid for pid, _ in self.collector.living_processes_of_task(stored, task)} - {task.pid}
         if descendants:
             # while the wrapper is alive they are found as its children, and remembered from then on
             self.collector.collect()
@@ -257,7 +257,7 @@ def _check_container_limit(
         )
 
 
-def existing_allocation(
+def find_matching_allocation(
     allocations: Allocations, request: AllocationRequest, task: Task
 ) -> AllocationResult | None:
     """The task's allocation if it is the requested one: a client without a response sends its request again.
@@ -277,11 +277,11 @@ def existing_allocation(
     return AllocationResult(allocations, tuple(cpu_list for _, cpu_list in held))
 
 
-def online_cpus(root: Path) -> frozenset[int]:
+def read_online_cpus(root: Path) -> frozenset[int]:
     """The CPUs that are online. Unavailable if the kernel's file cannot be read."""
     path = root / CPUS / "online"
     try:
-        return frozenset(cpu_set_formats.parse_list(read_text(path), str(path)))
+        return frozenset(cpu_set_formats.parse_cpu_numbers(read_text(path), str(path)))
     except OSError as error:
         problem = Problem(str(path), str(error), "the kernel's list of CPUs")
         raise Unavailable("cannot tell which CPUs are online", [problem]) from error

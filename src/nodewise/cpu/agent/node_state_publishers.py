@@ -68,7 +68,7 @@ class NodeAdvertiser:
     def publish(self, collection: CollectionRound) -> None:
         if collection.stored.intent:
             return
-        counts = exclusive_core_advertisement.resource_counts(collection.stored.allocations)
+        counts = exclusive_core_advertisement.count_resources_to_advertise(collection.stored.allocations)
         if counts == self._advertised and not self._schedule.is_due():
             return
         exclusive_core_advertisement.advertise(
@@ -110,7 +110,9 @@ class NodeReportPublisher:
         if collection.stored.allocations == self._allocations and not self._schedule.is_due():
             return
         labels = machine_features.fetch_labels(self._cluster.api, self._cluster.node)
-        self._writer.write(node_report.make_report(self._store, machine_features.read(self._root, labels)))
+        self._writer.write(
+            node_report.build_node_report(self._store, machine_features.read(self._root, labels))
+        )
         self._allocations = collection.stored.allocations
         self._schedule.reset()
 
@@ -166,8 +168,8 @@ class CpusetPublisher:
             logs.emit(
                 "cpu_enforced",
                 container=container,
-                cpus=cpu_set_formats.format_ranges(cpuset.cpus),
-                mems=cpu_set_formats.format_ranges(cpuset.mems),
+                cpus=cpu_set_formats.format_cpu_ranges(cpuset.cpus),
+                mems=cpu_set_formats.format_cpu_ranges(cpuset.mems),
             )
         if result.problems:
             raise Unavailable("cannot set the cpusets of all containers", result.problems)
@@ -194,7 +196,9 @@ class KubeletConflictPublisher:
                 logs.emit(
                     "cpu_kubelet_conflict", what=problem.field, seen=problem.found, wanted=problem.expected
                 )
-            for pool, alternative in kubelet_cpu_manager_state.kubelet_alternatives(allocations).items():
+            for pool, alternative in kubelet_cpu_manager_state.describe_kubelet_alternatives(
+                allocations
+            ).items():
                 logs.emit("cpu_kubelet_instead", pool=pool, instead=alternative)
         self._logged = problems
         self._schedule.reset()

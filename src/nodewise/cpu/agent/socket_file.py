@@ -42,7 +42,7 @@ def opened(path: Path, patience_s: float = 10.0) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-def clear(path: Path, *others: Path, patience_s: float = 10.0) -> bool:
+def remove_socket_files(path: Path, *others: Path, patience_s: float = 10.0) -> bool:
     """Remove the files of agents at `path`, and these `others`. Returns whether there were any.
 
     Unavailable if an agent still serves the path after `patience_s`: then nothing is removed.

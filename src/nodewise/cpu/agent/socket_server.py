@@ -142,13 +142,13 @@ class SocketServer:
         """Accept no more connections, finish requests in progress, and let `run` return. Callable from any thread."""
         self._end_s = time.monotonic() + grace_s
         self._ending = True
-        self._wake()
+        self._wake_up_server_loop()
 
     def _is_done(self) -> bool:
         waiting = any(connection.is_busy or connection.unsent for connection in self._connections)
         return not waiting or time.monotonic() >= self._end_s
 
-    def _wake(self) -> None:
+    def _wake_up_server_loop(self) -> None:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake_fd, 1)
 
@@ -187,7 +187,7 @@ class SocketServer:
             self._reject_connection(socket, "peer", "", error)
             return
         connection = _Connection(socket, peer, time.monotonic() + self._limits.idle_s)
-        if not self._has_room(connection.owner):
+        if not self._make_room_for_connection(connection.owner):
             wanted = f"at most {self._limits.of_one} of one pod, {self._limits.connections} in all"
             problem = Problem("connections", "too many", wanted)
             busy = Unavailable("the node agent is busy", [problem])
@@ -203,7 +203,7 @@ class SocketServer:
         with socket, contextlib.suppress(OSError):
             socket.send(agent_messages.encode_error(error))
 
-    def _has_room(self, owner: str) -> bool:
+    def _make_room_for_connection(self, owner: str) -> bool:
         """Whether there is room for one more connection of this owner.
 
         If there is none, a connection of an owner with more connections is closed, preferably one without an
@@ -269,7 +269,7 @@ class SocketServer:
             response = SocketResponse(agent_messages.encode_error(failure), connection.holds)
         with self._lock:
             self._responses.append((connection, response))
-        self._wake()
+        self._wake_up_server_loop()
 
     def _send(self, connection: _Connection) -> None:
         try:

@@ -19,7 +19,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 _PAUSE_S: Final = 0.02
 
 
-def pause(attempt: int) -> None:
+def pause_before_retry(attempt: int) -> None:
     """Wait before an attempt of `allocation_store.update`: longer each time, with jitter."""
     time.sleep(random.uniform(0.5, 1.5) * _PAUSE_S * attempt)  # noqa: S311 - no secret
 
@@ -53,7 +53,7 @@ class TaskGarbageCollector:
         """The processes of each task in the last collection; None before the first one."""
         return self._known
 
-    def processes_of(self, stored: StoredAllocations, task: Task) -> ProcessTree:
+    def living_processes_of_task(self, stored: StoredAllocations, task: Task) -> ProcessTree:
         """All processes of a task that are alive."""
         processes = procfs.read_processes(self._proc).processes
         result = ended_tasks.remove_ended_tasks(stored.allocations, processes, self._boot, self._known)
@@ -62,7 +62,9 @@ class TaskGarbageCollector:
     def collect(self) -> CollectionRound:
         """Release the CPUs of tasks that have ended. Raises the error that prevents it."""
         with self._lock:
-            collection = task_garbage_collection.collect_garbage(self._store, self._proc, self._known, pause)
+            collection = task_garbage_collection.collect_garbage(
+                self._store, self._proc, self._known, pause_before_retry
+            )
             self._known = collection.known
             intent = collection.stored.intent
             if intent and self._recover(known=collection.known):
@@ -83,7 +85,7 @@ class TaskGarbageCollector:
             self._registry.set("cpu_tasks", tasks, pool=pool.name)
 
 
-def wait_for_end(proc: Path, task: Task, patience_s: float) -> None:
+def wait_for_wrapper_end(proc: Path, task: Task, patience_s: float) -> None:
     """Wait for the end of a task's wrapper, whose connection the kernel closes first, for at most `patience_s`."""
     deadline = time.monotonic() + patience_s
     while _is_running(proc, task) and time.monotonic() < deadline:

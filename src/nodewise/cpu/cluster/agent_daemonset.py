@@ -104,7 +104,7 @@ def _container(options: SetupOptions, features: ApiFeatures, folders: Mapping[st
     }
 
 
-def is_customized(daemon_set: Object, wanted: Object) -> bool:
+def is_changed_by_users(daemon_set: Object, wanted: Object) -> bool:
     """Whether users changed the DaemonSet, for example with `--enforce=cgroup`: then it is left unchanged.
 
     A difference in the image and in how it is pulled does not count as a change.
@@ -128,7 +128,7 @@ def _without_image(spec: Mapping[str, Any]) -> Object:
     return {"selector": spec["selector"], "pod": {**pod, "containers": containers, "imagePullSecrets": []}}
 
 
-def pods_of(pods: Iterable[Object], daemon_set: Object, node: str) -> list[Object]:
+def find_current_daemon_set_pods(pods: Iterable[Object], daemon_set: Object, node: str) -> list[Object]:
     """The node's pods that were created from the current template of the DaemonSet."""
     template = daemon_set["spec"]["template"]["spec"]
     return [

@@ -47,7 +47,7 @@ TABLE: Final = (
 )
 
 
-def parse(text: object) -> Version:
+def parse_kubernetes_version(text: object) -> Version:
     """Parse a version: `v1.12.0-alpha.0+c9e1-dirty` is 1.12. BadInput without leading numbers."""
     match = _VERSION.fullmatch(text) if isinstance(text, str) else None
     if not match:
@@ -60,7 +60,7 @@ def parse(text: object) -> Version:
     return tuple(numbers)
 
 
-def features_of(version: Version) -> ApiFeatures:
+def features_of_kubernetes_version(version: Version) -> ApiFeatures:
     """The last row that is not newer than the version."""
     return next(row for row in reversed(TABLE) if row.since <= version)
 
@@ -68,7 +68,9 @@ def features_of(version: Version) -> ApiFeatures:
 def fetch_features(api: ApiClient) -> ApiFeatures:
     """The features of the API server that responds."""
     answer = api.get("/version")
-    return features_of(parse(answer.get("gitVersion") if isinstance(answer, Mapping) else answer))
+    return features_of_kubernetes_version(
+        parse_kubernetes_version(answer.get("gitVersion") if isinstance(answer, Mapping) else answer)
+    )
 
 
 def check(features: ApiFeatures) -> None:

@@ -116,18 +116,18 @@ class _Pods:
     def _create_pod(self, node: str) -> Object:
         """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
         wanted = node_setup_objects.reconfiguration_pod(node, self._options, checks=self._checks)
-        existing = object_writer.find(self._api, object_writer.path(wanted))
+        existing = object_writer.find_object(self._api, object_writer.path(wanted))
         if (
             existing
-            and not object_writer.has_ended(existing)
-            and not node_setup_objects.is_current(existing, wanted)
+            and not object_writer.has_pod_ended(existing)
+            and not node_setup_objects.has_same_template(existing, wanted)
         ):
             seen = f"{object_writer.title(wanted)} is at work, with other options"
             raise Conflict("the node is being reconfigured already", [Problem(f"node {node}", seen, "")])
-        if existing and object_writer.has_ended(existing):
+        if existing and object_writer.has_pod_ended(existing):
             object_writer.remove(self._api, wanted, self._deadline, existing)
         self._report_progress(object_writer.title(wanted))
-        made: Object = object_writer.ensure(self._api, wanted, self._deadline).current
+        made: Object = object_writer.create_or_replace(self._api, wanted, self._deadline).current
         return made
 
     def _await_pods(self, waiting: dict[str, Object]) -> dict[str, str]:
@@ -163,7 +163,7 @@ class _Pods:
 
     def _pod_progress(self, made: Object) -> PodProgress:
         try:
-            pod = object_writer.find(self._api, object_writer.path(made))
+            pod = object_writer.find_object(self._api, object_writer.path(made))
         except Unavailable as error:
             return PodProgress(why=str(error))
         except NodewiseError as error:

@@ -68,7 +68,7 @@ def remove_from_node(
     report_progress: ProgressReporter,
 ) -> None:
     """Remove everything but the program from a node. Unavailable if tasks are running: then nothing has changed."""
-    _await_no_tasks(node, deadline, _own_pods(api, node), spares_infra=True)
+    _wait_for_end_of_tasks(node, deadline, _uids_of_node_daemon_set_pods(api, node), spares_infra=True)
     for reference in _objects_of_node(api, node, features):
         _remove_object(api, reference, deadline, report_progress)
     _remove_state(node, deadline, report_progress)
@@ -77,7 +77,7 @@ def remove_from_node(
     _withdraw_advertisement(api, node, features, deadline, report_progress)
     _remove_reports(api, node, features, report_progress)
     gone = Resource("", "v1", "configmaps", "ConfigMap").path(node.namespace, f"cmk-reconfigure-{node.name}")
-    _delete(api, gone, f"ConfigMap cmk-reconfigure-{node.name}", report_progress)
+    _delete_object(api, gone, f"ConfigMap cmk-reconfigure-{node.name}", report_progress)
 
 
 def remove_from_cluster(
@@ -97,12 +97,12 @@ def remove_from_cluster(
         _remove_object(api, reference, deadline, report_progress)
 
 
-def definition_references(features: ApiFeatures) -> Sequence[Object]:
+def report_crd_references(features: ApiFeatures) -> Sequence[Object]:
     """The definitions of report kinds; their objects are removed with them."""
     return [report_custom_resources.definition(kind, features) for kind in report_custom_resources.KINDS]
 
 
-def agent_references(
+def agent_objects_to_remove(
     api: ApiClient, namespace: str, features: ApiFeatures, report_progress: ProgressReporter
 ) -> Sequence[Object]:
     """The node agent's DaemonSet; none, with a progress message, if any node still has pools."""
@@ -121,7 +121,7 @@ def agent_references(
     return ()
 
 
-def webhook_references(namespace: str, features: ApiFeatures) -> Sequence[Object]:
+def webhook_objects_to_remove(namespace: str, features: ApiFeatures) -> Sequence[Object]:
     """The webhook's objects, its registration first: the API server never calls a webhook that is being removed."""
     if features.webhooks == "none":
         return ()
@@ -155,14 +155,14 @@ def _objects_of_node(api: ApiClient, node: RemovedNode, features: ApiFeatures) -
     return [
         _object_reference(kind, version, item["metadata"]["name"], node.namespace)
         for (kind, version), folder in folders.items()
-        for item in node_setup.list_all(api, folder, {})
+        for item in node_setup.list_all_pages(api, folder, {})
         if form.fullmatch(item["metadata"]["name"])
     ]
 
 
-def _own_pods(api: ApiClient, node: RemovedNode) -> frozenset[str]:
+def _uids_of_node_daemon_set_pods(api: ApiClient, node: RemovedNode) -> frozenset[str]:
     """The UIDs of the pods of this node's DaemonSets, which are tasks of the pool infra themselves."""
-    there = node_setup.list_all(api, PODS.path(node.namespace), {})
+    there = node_setup.list_all_pages(api, PODS.path(node.namespace), {})
     form = re.compile(rf"cmk-[a-z-]+-ds-{re.escape(node.name)}-[a-z0-9]+")
     return frozenset(pod["metadata"]["uid"] for pod in there if form.fullmatch(pod["metadata"]["name"]))
 
@@ -180,7 +180,7 @@ def _remove_object(
 def _remove_pods(api: ApiClient, made: Object, deadline: Deadline) -> None:
     about = made["metadata"]
     params = {"labelSelector": selector("app", node_setup_objects.label(about["name"]))}
-    for pod in node_setup.list_all(api, PODS.path(about["namespace"]), params):
+    for pod in node_setup.list_all_pages(api, PODS.path(about["namespace"]), params):
         object_writer.remove(api, {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}, deadline)
 
 
@@ -194,7 +194,7 @@ def _running_tasks(allocations: Allocations, spared: Callable[[str, str], bool])
                 )
 
 
-def _await_no_tasks(
+def _wait_for_end_of_tasks(
     node: RemovedNode, deadline: Deadline, own: frozenset[str], *, spares_infra: bool
 ) -> StoredAllocations | None:
     """The store's content without running tasks; None without a store. Unavailable if tasks run after `TASKS_S`.
@@ -234,7 +234,7 @@ def _remove_ended_tasks(node: RemovedNode) -> StoredAllocations | None:
 
 def _remove_state(node: RemovedNode, deadline: Deadline, report_progress: ProgressReporter) -> None:
     while True:
-        stored = _await_no_tasks(node, deadline, frozenset(), spares_infra=False)
+        stored = _wait_for_end_of_tasks(node, deadline, frozenset(), spares_infra=False)
         if stored is None:
             return report_progress(RemovalStep(node.store.location, "not there"))
         try:
@@ -250,12 +250,14 @@ def _remove_reports(
     """Remove the reports in both namespaces: CMK always wrote them to `default`."""
     name = report_custom_resources.report_name(node.name)
     for kind in report_custom_resources.KINDS:
-        place = kind.old_resource if features.reports == "third-party" else kind.resource
+        place = kind.third_party_resource if features.reports == "third-party" else kind.resource
         for namespace in dict.fromkeys((node.namespace, "default")):
-            _delete(api, place.path(namespace, name), f"{place.kind} {namespace}/{name}", report_progress)
+            _delete_object(
+                api, place.path(namespace, name), f"{place.kind} {namespace}/{name}", report_progress
+            )
 
 
-def _delete(api: ApiClient, path: str, title: str, report_progress: ProgressReporter) -> None:
+def _delete_object(api: ApiClient, path: str, title: str, report_progress: ProgressReporter) -> None:
     try:
         api.delete(path)
     except NotFound:
@@ -274,17 +276,19 @@ def _withdraw_advertisement(
     """Withdraw until nothing changes any more: a node agent in the middle of a round may advertise once more."""
     title = "resources, taint and label"
     try:
-        was_there = again = exclusive_core_advertisement.withdraw(api, node.name, features=features)
+        was_there = again = exclusive_core_advertisement.withdraw_node_resources(
+            api, node.name, features=features
+        )
         while again and not deadline.is_over:
             deadline.sleep(_ROUND_S)
-            again = exclusive_core_advertisement.withdraw(api, node.name, features=features)
+            again = exclusive_core_advertisement.withdraw_node_resources(api, node.name, features=features)
     except NotFound:
         report_progress(RemovalStep(f"Node {node.name}", "not there"))
     else:
         report_progress(RemovalStep(title, "removed" if was_there else "not there"))
 
 
-def boot_id_of(api: ApiClient, node: str) -> str:
+def read_node_boot_id(api: ApiClient, node: str) -> str:
     """The boot id of the node's kernel as the kubelet reported it; empty if unknown."""
-    node_object: Mapping[str, Any] = object_writer.find(api, NODES.path(name=node)) or {}
+    node_object: Mapping[str, Any] = object_writer.find_object(api, NODES.path(name=node)) or {}
     return str((node_object.get("status") or {}).get("nodeInfo", {}).get("bootID", ""))

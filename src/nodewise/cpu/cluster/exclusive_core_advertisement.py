@@ -29,7 +29,7 @@ _TRIES: Final = 10
 _PAUSE_S: Final = 0.2
 
 
-def resource_counts(allocations: Allocations) -> Mapping[str, int]:
+def count_resources_to_advertise(allocations: Allocations) -> Mapping[str, int]:
     """The number of each resource: one for each CPU list of its pool. BadInput without the pool exclusive."""
     if EXCLUSIVE not in allocations.pools:
         problem = Problem("pools", ", ".join(allocations.pools) or "none", EXCLUSIVE)
@@ -73,7 +73,7 @@ def advertise(
     return _patch_node(api, node, {"status": status, "": labelled})
 
 
-def withdraw(api: ApiClient, node: str, *, features: ApiFeatures | None = None) -> bool:
+def withdraw_node_resources(api: ApiClient, node: str, *, features: ApiFeatures | None = None) -> bool:
     """Remove the resources, the taint and the label. Returns whether the node changed."""
     features = features or api_server_features.fetch_features(api)
     steps = {

@@ -87,7 +87,7 @@ def schedulable_nodes(api: ApiClient) -> list[str]:
 def check_node_names(api: ApiClient, nodes: Sequence[str]) -> list[str]:
     """The names without duplicates. BadSettings names those that are not nodes."""
     for name in nodes:
-        node_setup_objects.check_node(name)
+        node_setup_objects.check_node_name(name)
     there = {node["metadata"]["name"] for node in list_node_objects(api)}
     missing = [Problem("--host-list", name, "a node of the cluster") for name in nodes if name not in there]
     if missing:
@@ -97,10 +97,10 @@ def check_node_names(api: ApiClient, nodes: Sequence[str]) -> list[str]:
 
 def list_node_objects(api: ApiClient, selector: str = "") -> list[Any]:
     """All nodes, or those with a label."""
-    return list_all(api, NODES.path(), {"labelSelector": selector} if selector else {})
+    return list_all_pages(api, NODES.path(), {"labelSelector": selector} if selector else {})
 
 
-def list_all(api: ApiClient, path: str, params: Mapping[str, str]) -> list[Any]:
+def list_all_pages(api: ApiClient, path: str, params: Mapping[str, str]) -> list[Any]:
     """Every object of a list, read in pages."""
     page = api.get(path, {**params, "limit": PAGE})
     items = list(page["items"])
@@ -124,9 +124,9 @@ def execute_setup_plan(
     _check_unique_node_names(plan)
     _check_service_account_exists(api, plan)
     preparing = _NodeSetup(api, plan, features, deadline, report_progress)
-    preparing.run_once([command for command in plan.commands if command in ONCE])
-    preparing.run_always([command for command in plan.commands if command in ALWAYS])
-    agent = PreparedNode("", tuple(preparing.run_agent()))
+    preparing.run_pods_to_completion([command for command in plan.commands if command in ONCE])
+    preparing.create_node_daemon_sets([command for command in plan.commands if command in ALWAYS])
+    agent = PreparedNode("", tuple(preparing.deploy_agent_daemon_set()))
     is_wanted = not agent.error and (preparing.ready() or not plan.nodes)
     shared = _create_shared_objects(api, plan.shared, deadline, report_progress) if is_wanted else ()
     nodes = [PreparedNode(node, tuple(preparing.steps[node])) for node in plan.nodes]
@@ -146,7 +146,7 @@ def _check_service_account_exists(api: ApiClient, plan: SetupPlan) -> None:
     namespace = plan.options.namespace
     about = {"name": agent_daemonset.NAME, "namespace": namespace}
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
-    if object_writer.find(api, object_writer.path(account)) is None:
+    if object_writer.find_object(api, object_writer.path(account)) is None:
         problem = Problem(
             f"ServiceAccount {namespace}/{agent_daemonset.NAME}", "not there", "the node agent's"
         )
@@ -176,7 +176,7 @@ class _NodeSetup:
         """The nodes without a failure so far."""
         return [node for node, steps in self.steps.items() if not any(step.error for step in steps)]
 
-    def run_once(self, commands: Sequence[str]) -> None:
+    def run_pods_to_completion(self, commands: Sequence[str]) -> None:
         make = node_setup_objects.preparation_pod
         made = self._create_on_ready_nodes(
             commands, lambda node: make(commands, node, self._plan.options, self._features)
@@ -184,15 +184,15 @@ class _NodeSetup:
         looked_up = PODS.path(self._plan.options.namespace)
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there = {pod["metadata"]["uid"]: pod for pod in list_all(self._api, looked_up, {})}
+            there = {pod["metadata"]["uid"]: pod for pod in list_all_pages(self._api, looked_up, {})}
             return {
                 node: pod_progress.completion_progress(there.get(pod["metadata"]["uid"]))
                 for node, pod in waiting.items()
             }
 
-        self._wait(made, look)
+        self._wait_for_nodes(made, look)
 
-    def run_always(self, commands: Sequence[str]) -> None:
+    def create_node_daemon_sets(self, commands: Sequence[str]) -> None:
         made = self._create_on_ready_nodes(
             commands,
             lambda node: node_setup_objects.daemon_set(commands, node, self._plan.options, self._features),
@@ -200,7 +200,7 @@ class _NodeSetup:
         looked_up, watched = PODS.path(self._plan.options.namespace), PodWatch()
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there, now = list_all(self._api, looked_up, {}), self._deadline.now()
+            there, now = list_all_pages(self._api, looked_up, {}), self._deadline.now()
             return {
                 node: watched.steady(
                     pod_progress.pods_owned_by(there, pod["metadata"]["uid"]), _template_digest(pod), now
@@ -208,9 +208,9 @@ class _NodeSetup:
                 for node, pod in waiting.items()
             }
 
-        self._wait(made, look)
+        self._wait_for_nodes(made, look)
 
-    def run_agent(self) -> Iterable[SetupStep]:
+    def deploy_agent_daemon_set(self) -> Iterable[SetupStep]:
         """Create the agent's DaemonSet if any node is ready, and wait for its pod on each node."""
         wanted = self._plan.agent
         if wanted is None or not (self.ready() or not self._plan.nodes):
@@ -218,22 +218,25 @@ class _NodeSetup:
         title = object_writer.title(wanted)
         self._report_progress(title)
         try:
-            existing = object_writer.find(self._api, object_writer.path(wanted))
-            if existing is not None and agent_daemonset.is_customized(existing, wanted):
+            existing = object_writer.find_object(self._api, object_writer.path(wanted))
+            if existing is not None and agent_daemonset.is_changed_by_users(existing, wanted):
                 made, outcome = existing, "left as somebody made it"
             else:
-                made, outcome = object_writer.ensure(self._api, wanted, self._deadline)
+                made, outcome = object_writer.create_or_replace(self._api, wanted, self._deadline)
             waiting = self._nodes_awaiting_agent(made)
         except NodewiseError as error:
             return [SetupStep(title, "failed", str(error))]
         looked_up, watched = PODS.path(self._plan.options.namespace), PodWatch()
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there, now = list_all(self._api, looked_up, {}), self._deadline.now()
+            there, now = list_all_pages(self._api, looked_up, {}), self._deadline.now()
             ours = list(pod_progress.pods_owned_by(there, made["metadata"]["uid"]))
-            return {node: watched.running(agent_daemonset.pods_of(ours, made, node), now) for node in waiting}
+            return {
+                node: watched.running(agent_daemonset.find_current_daemon_set_pods(ours, made, node), now)
+                for node in waiting
+            }
 
-        self._wait(waiting, look)
+        self._wait_for_nodes(waiting, look)
         return [SetupStep(title, outcome)]
 
     def _nodes_awaiting_agent(self, made: Object) -> dict[str, Object]:
@@ -261,14 +264,14 @@ class _NodeSetup:
             pod = wanted(node)
             self._report_progress(f"{object_writer.title(pod)}: {','.join(commands)}")
             try:
-                made[node], outcome = object_writer.ensure(self._api, pod, self._deadline)
+                made[node], outcome = object_writer.create_or_replace(self._api, pod, self._deadline)
             except NodewiseError as error:
                 self.steps[node].append(SetupStep(object_writer.title(pod), "failed", str(error)))
             else:
                 self.steps[node].append(SetupStep(object_writer.title(pod), outcome))
         return made
 
-    def _wait(
+    def _wait_for_nodes(
         self, waiting: dict[str, Object], look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]]
     ) -> None:
         """Wait until all are done or failed, or until the deadline."""
@@ -326,7 +329,9 @@ def _create_shared_objects(
         report_progress(object_writer.title(obj))
         try:
             steps.append(
-                SetupStep(object_writer.title(obj), object_writer.ensure(api, obj, deadline).outcome)
+                SetupStep(
+                    object_writer.title(obj), object_writer.create_or_replace(api, obj, deadline).outcome
+                )
             )
         except NodewiseError as error:
             return [*steps, SetupStep(object_writer.title(obj), "failed", str(error))]

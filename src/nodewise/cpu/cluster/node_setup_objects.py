@@ -82,7 +82,7 @@ def parse_commands(text: str) -> tuple[str, ...]:
     return commands
 
 
-def parse_count(text: str, option: str) -> int:
+def parse_core_count(text: str, option: str) -> int:
     """A number of cores; BadSettings if it is not a whole number of 0 or more."""
     if not _NUMBER.fullmatch(text.strip()):
         _raise_bad_settings([Problem(option, shown(text), "a positive integer, or 0")])
@@ -110,7 +110,7 @@ def check(options: SetupOptions) -> None:
     _raise_bad_settings(wrong)
 
 
-def check_node(name: str) -> None:
+def check_node_name(name: str) -> None:
     """BadSettings if the text cannot be a node's name."""
     if not _DOMAIN.fullmatch(name):
         _raise_bad_settings([Problem("--host-list", shown(name), "names of nodes, separated by commas")])
@@ -129,7 +129,7 @@ def daemon_set_name(commands: Iterable[str], node: str) -> str:
     return f"cmk-{'-'.join(commands)}-ds-{node}"
 
 
-def reconfigure_name(node: str, *, checks: bool = False) -> str:
+def reconfiguration_pod_name(node: str, *, checks: bool = False) -> str:
     return f"cmk-reconfigure-check-pod-{node}" if checks else f"cmk-reconfigure-pod-{node}"
 
 
@@ -157,7 +157,7 @@ def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, featur
         whole["selector"] = {"matchLabels": labels}
     metadata = {"name": name, "namespace": options.namespace}
     made = {"apiVersion": features.daemon_sets, "kind": "DaemonSet", "metadata": metadata, "spec": whole}
-    stamp = {MADE_FROM: _stamp(made)}
+    stamp = {MADE_FROM: _digest_of_object(made)}
     about["annotations"] = stamp  # identifies the template that a pod was created from
     return made | {"metadata": {**metadata, "annotations": stamp}}
 
@@ -179,7 +179,7 @@ def reconfiguration_pod(node: str, options: SetupOptions, *, checks: bool = Fals
         "tolerations": [{"operator": "Exists"}],
         "volumes": [_PROC, _SOCKET],
     }
-    return _pod(reconfigure_name(node, checks=checks), node, options, {"spec": parts})
+    return _pod(reconfiguration_pod_name(node, checks=checks), node, options, {"spec": parts})
 
 
 def label(name: str) -> str:
@@ -292,18 +292,18 @@ def _pod_spec(node: str, options: SetupOptions, parts: Mapping[str, Any]) -> dic
     }
 
 
-def _stamp(made: Object) -> str:
+def _digest_of_object(made: Object) -> str:
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def with_template_digest(made: Object) -> Object:
     """The object with the digest of its template."""
     metadata = made["metadata"]
-    annotations = {**metadata.get("annotations", {}), MADE_FROM: _stamp(made)}
+    annotations = {**metadata.get("annotations", {}), MADE_FROM: _digest_of_object(made)}
     return {**made, "metadata": {**metadata, "annotations": annotations}}
 
 
-def is_current(existing: Object, wanted: Object) -> bool:
+def has_same_template(existing: Object, wanted: Object) -> bool:
     """Whether an object was created from the same template and not changed since."""
     stamp = wanted["metadata"]["annotations"][MADE_FROM]
     same = (existing["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp

@@ -109,7 +109,7 @@ def _check_extended_resources(
         yield ValidationCheck("resources", ok=None, seen="the pools are not known")
         return
     try:
-        counts = exclusive_core_advertisement.resource_counts(stored.allocations)
+        counts = exclusive_core_advertisement.count_resources_to_advertise(stored.allocations)
     except NodewiseError as error:
         yield ValidationCheck("resources", ok=False, seen=str(error), remedy="nodewise cpu reconfigure")
         return
@@ -188,7 +188,7 @@ def _check_node_report(
 ) -> ValidationCheck:
     kind = report_custom_resources.NODE_REPORT
     is_old = features.reports == "third-party"
-    resource = kind.old_resource if is_old else kind.resource
+    resource = kind.third_party_resource if is_old else kind.resource
     remedy = (
         "kubectl apply -f deploy/crds/cmk-reports.yaml; the node agent, or `node-report --publish`, writes it"
     )
@@ -202,7 +202,7 @@ def _check_node_report(
     if wrong := _report_errors(report):
         return ValidationCheck(kind.name, ok=False, seen="; ".join(wrong), remedy="correct these errors")
     if stored is not None and _count_cpu_lists(report.get("description")) != _count_cpu_lists(
-        pool_allocations.as_description(stored.allocations)
+        pool_allocations.as_describe_output(stored.allocations)
     ):
         return ValidationCheck(kind.name, ok=False, seen="outdated: it has other pools", remedy=remedy)
     return ValidationCheck(kind.name, ok=True, seen="up to date, without errors")

@@ -110,7 +110,7 @@ def title(made: Object) -> str:
     return f"{made['kind']} {made['metadata']['name']}"
 
 
-def find(api: ApiClient, at: str) -> Any:
+def find_object(api: ApiClient, at: str) -> Any:
     """The object at a path, or None."""
     try:
         return api.get(at)
@@ -118,7 +118,7 @@ def find(api: ApiClient, at: str) -> Any:
         return None
 
 
-def ensure(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
+def create_or_replace(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     """Create an object, or replace one that was made from another template.
 
     A failed pod is replaced; one that succeeded stays, and is not run again. Conflict if others keep changing it;
@@ -139,10 +139,10 @@ def _has_template_digest(wanted: Object) -> bool:
 
 def _create_or_replace_object(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     at = path(wanted)
-    current = find(api, at)
+    current = find_object(api, at)
     if current is None:
         return EnsureResult(_create_object(api, wanted), "created")
-    if _is_usable(current) and node_setup_objects.is_current(current, wanted):
+    if _is_usable(current) and node_setup_objects.has_same_template(current, wanted):
         return EnsureResult(current, "unchanged")
     if wanted["kind"] == "Pod":
         remove(api, wanted, deadline, current=current)
@@ -183,7 +183,7 @@ def remove(api: ApiClient, made: Object, deadline: Deadline, current: Object | N
     Unavailable if it still exists at the deadline, such as a pod on a node that does not respond.
     """
     at = path(made)
-    current = current or find(api, at)
+    current = current or find_object(api, at)
     if current is None:
         return False
     uid = current["metadata"]["uid"]
@@ -194,7 +194,7 @@ def remove(api: ApiClient, made: Object, deadline: Deadline, current: Object | N
 
 
 def _is_gone(api: ApiClient, at: str, uid: str) -> bool:
-    current = find(api, at)
+    current = find_object(api, at)
     return current is None or current["metadata"]["uid"] != uid
 
 
@@ -202,6 +202,6 @@ def phase(pod: Object) -> str:
     return str(pod.get("status", {}).get("phase", ""))
 
 
-def has_ended(pod: Object) -> bool:
+def has_pod_ended(pod: Object) -> bool:
     """Whether all containers of a pod have ended for good."""
     return phase(pod) in _ENDED

@@ -44,7 +44,7 @@ class ReportKind(NamedTuple):
         return Resource(GROUP, "v1", f"{self.name}s", self.name.capitalize())
 
     @property
-    def old_resource(self) -> Resource:
+    def third_party_resource(self) -> Resource:
         return Resource(_OLD_GROUP, "v1", f"{self.old.lower()}s", self.old)
 
 
@@ -178,7 +178,7 @@ def publish(
     """
     name = report_name(node)
     features = features or api_server_features.fetch_features(api)
-    resource = kind.old_resource if features.reports == "third-party" else kind.resource
+    resource = kind.third_party_resource if features.reports == "third-party" else kind.resource
     body = _report_object(resource, name, report)
     for is_last in (False, True):
         try:
@@ -232,7 +232,7 @@ def create_report_crd(api: ApiClient, kind: ReportKind, features: ApiFeatures) -
     """Define a kind, and wait until the API server serves it; False without the right, or at the timeout."""
     body = definition(kind, features)
     third_party = features.reports == "third-party"
-    resource = kind.old_resource if third_party else kind.resource
+    resource = kind.third_party_resource if third_party else kind.resource
     plural = "thirdpartyresources" if third_party else "customresourcedefinitions"
     group, _, version = body["apiVersion"].partition("/")
     try:
@@ -244,13 +244,13 @@ def create_report_crd(api: ApiClient, kind: ReportKind, features: ApiFeatures) -
         return False
     end = time.monotonic() + _SERVED_S
     while time.monotonic() < end:
-        if _is_served(api, resource):
+        if _is_kind_served(api, resource):
             return True
         time.sleep(0.2)
     return False
 
 
-def _is_served(api: ApiClient, resource: Resource) -> bool:
+def _is_kind_served(api: ApiClient, resource: Resource) -> bool:
     """Whether the API server serves the kind. A refused list shows it as well: some users may only write objects."""
     try:
         resources: Object = api.get(escape_path("apis", resource.group, resource.version))

@@ -25,8 +25,8 @@ class Cpuset(NamedTuple):
     mems: Cpus = frozenset()
 
     def __str__(self) -> str:
-        mems = f", NUMA nodes {cpu_set_formats.format_ranges(self.mems)}" if self.mems else ""
-        return f"CPUs {cpu_set_formats.format_ranges(self.cpus)}{mems}"
+        mems = f", NUMA nodes {cpu_set_formats.format_cpu_ranges(self.mems)}" if self.mems else ""
+        return f"CPUs {cpu_set_formats.format_cpu_ranges(self.cpus)}{mems}"
 
 
 class ContainerCpuset(NamedTuple):
@@ -56,7 +56,7 @@ class CpusetRuntime(Protocol):
 
 def parse_cpuset(cpus: str, mems: str, field: str) -> Cpuset:
     """A cpuset from two lists in the kernel's form. BadInput names `field`."""
-    return Cpuset(*(frozenset(cpu_set_formats.parse_list(text, field)) for text in (cpus, mems)))
+    return Cpuset(*(frozenset(cpu_set_formats.parse_cpu_numbers(text, field)) for text in (cpus, mems)))
 
 
 def read_cpuset(proc: Path, pid: int) -> Cpuset:
@@ -70,7 +70,7 @@ def read_cpuset(proc: Path, pid: int) -> Cpuset:
     return parse_cpuset(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))
 
 
-def list_processes(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]:
+def list_container_processes(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]:
     """The processes of each of the containers, by container id. Unavailable if `proc` cannot be read."""
     processes: dict[str, list[int]] = {container: [] for container in containers}
     for pid in procfs.pids(proc):
@@ -83,7 +83,7 @@ def list_processes(proc: Path, containers: Collection[str]) -> Mapping[str, Sequ
     return processes
 
 
-def load_originals(file: Path) -> dict[str, Cpuset]:
+def load_original_cpusets(file: Path) -> dict[str, Cpuset]:
     """The original cpusets by container; empty without a file. Unavailable or BadInput if it cannot be read."""
     try:
         trusted_files.check_folder(file.parent)
@@ -102,12 +102,12 @@ def load_originals(file: Path) -> dict[str, Cpuset]:
         raise BadInput("cannot read the original cpusets", [problem], remedy=remedy) from error
 
 
-def save_originals(file: Path, originals: Mapping[str, Cpuset]) -> None:
+def save_original_cpusets(file: Path, originals: Mapping[str, Cpuset]) -> None:
     """Replace the file atomically. Unavailable if it cannot be written."""
     value = {
         container: {
-            "cpus": cpu_set_formats.format_ranges(cpuset.cpus),
-            "mems": cpu_set_formats.format_ranges(cpuset.mems),
+            "cpus": cpu_set_formats.format_cpu_ranges(cpuset.cpus),
+            "mems": cpu_set_formats.format_cpu_ranges(cpuset.mems),
         }
         for container, cpuset in originals.items()
     }

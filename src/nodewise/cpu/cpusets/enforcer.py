@@ -75,7 +75,7 @@ def _numa_nodes(cpus: Cpus, numa: Mapping[int, int | None]) -> Cpus:
     return frozenset() if None in nodes else frozenset(node for node in nodes if node is not None)
 
 
-def mask_after(mask: Cpus, old: Cpus, new: Cpus, own: Cpus | None) -> Cpus:
+def affinity_after_cpuset_change(mask: Cpus, old: Cpus, new: Cpus, own: Cpus | None) -> Cpus:
     """The affinity of a thread once its container's cpuset is `new` instead of `old`.
 
     The thread keeps what is left of its `mask`. A thread of a task stays on the task's `own` CPUs; another thread
@@ -124,16 +124,18 @@ class CpusetEnforcer:
         garbage collection, if there was one; processes are read anew.
         """
         with self._lock:
-            stored, originals = read(), container_cpusets.load_originals(self._originals)
-            node = self._read_node(stored, originals, self._find_processes(stored, known), [container])
+            stored, originals = read(), container_cpusets.load_original_cpusets(self._originals)
+            node = self._read_node_cpuset_state(
+                stored, originals, self._find_processes(stored, known), [container]
+            )
             return any(self._enforce_container(target, node, originals) for target in node.targets)
 
     def widen(self, read: StoreReader, tasks: Collection[Task]) -> None:
         """Allow these tasks all CPUs that the reconfiguration in progress needs. Raises the error that prevents it."""
         with self._lock:
-            stored, originals = read(), container_cpusets.load_originals(self._originals)
+            stored, originals = read(), container_cpusets.load_original_cpusets(self._originals)
             known = self._find_processes(stored, None)
-            node = self._read_node(stored, originals, known, [task.container for task in tasks])
+            node = self._read_node_cpuset_state(stored, originals, known, [task.container for task in tasks])
             for container in node.targets:
                 self._enforce_container(container, node, originals)
 
@@ -145,10 +147,10 @@ class CpusetEnforcer:
         changed: dict[str, Cpuset] = {}
         problems = []
         with self._lock:
-            stored, originals = read(), container_cpusets.load_originals(self._originals)
+            stored, originals = read(), container_cpusets.load_original_cpusets(self._originals)
             if known is None:
                 known = self._find_processes(stored, None)
-            node = self._read_node(stored, originals, known)
+            node = self._read_node_cpuset_state(stored, originals, known)
             for container, target in node.targets.items():
                 try:
                     if self._enforce_container(container, node, originals):
@@ -157,7 +159,7 @@ class CpusetEnforcer:
                     problems.append(Problem(f"container {container}", str(error), str(target)))
         return EnforcementResult(changed, problems)
 
-    def _read_node(
+    def _read_node_cpuset_state(
         self,
         stored: StoredAllocations,
         originals: Mapping[str, Cpuset],
@@ -176,7 +178,7 @@ class CpusetEnforcer:
         }
         with_tasks = frozenset(task.container for task in task_cpus)
         return _NodeState(
-            targets, with_tasks, own_cpus, container_cpusets.list_processes(self._proc, targets)
+            targets, with_tasks, own_cpus, container_cpusets.list_container_processes(self._proc, targets)
         )
 
     def _find_processes(self, stored: StoredAllocations, earlier: KnownProcesses | None) -> KnownProcesses:
@@ -190,14 +192,14 @@ class CpusetEnforcer:
         changes = current is not None and self._confine(container, current.effective, node, originals)
         if container in originals and (current is None or container not in node.with_tasks):
             del originals[container]
-            container_cpusets.save_originals(self._originals, originals)
+            container_cpusets.save_original_cpusets(self._originals, originals)
         return changes
 
     def _confine(
         self, container: str, current: Cpuset, node: _NodeState, originals: dict[str, Cpuset]
     ) -> bool:
         target, pids = node.targets[container], node.processes[container]
-        masks = {thread.name: thread.cpus for thread in self._threads(pids)}
+        masks = {thread.name: thread.cpus for thread in self._read_threads_of_processes(pids)}
         has_strays = any(mask - target.cpus for mask in masks.values())
         differs = current.cpus != target.cpus or (bool(target.mems) and current.mems != target.mems)
         changes = has_strays or differs
@@ -205,15 +207,17 @@ class CpusetEnforcer:
             # saved first: if the agent is killed after the next line, its successor can restore the container
             if container not in originals:
                 originals[container] = current
-                container_cpusets.save_originals(self._originals, originals)
+                container_cpusets.save_original_cpusets(self._originals, originals)
             self._containers.confine(container, target)
-        for thread in self._threads(pids):
+        for thread in self._read_threads_of_processes(pids):
             mask = masks.get(thread.name, thread.cpus)
-            cpus = mask_after(mask, current.cpus, target.cpus, node.own_cpus.get(thread.pid))
+            cpus = affinity_after_cpuset_change(
+                mask, current.cpus, target.cpus, node.own_cpus.get(thread.pid)
+            )
             if thread.cpus != cpus:
-                thread_affinity.set_affinity(thread, cpus)
+                thread_affinity.set_thread_affinity(thread, cpus)
                 changes = True
         return changes
 
-    def _threads(self, pids: Iterable[int]) -> Iterator[Thread]:
+    def _read_threads_of_processes(self, pids: Iterable[int]) -> Iterator[Thread]:
         return chain.from_iterable(thread_affinity.read(self._proc, pid) for pid in pids)

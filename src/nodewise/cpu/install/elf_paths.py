@@ -60,7 +60,7 @@ def _path_offsets(program: bytes) -> tuple[int, int]:
     segments: dict[int, list[_Segment]] = {_LOAD: [], _DYNAMIC: [], _INTERPRETER: []}
     entries: dict[int, int] = {}
     try:
-        for segment in _segments(program, order):
+        for segment in _read_program_headers(program, order):
             segments.setdefault(segment.kind, []).append(segment)
         for segment in segments[_DYNAMIC]:
             entries.update(_dynamic_entries(program, order, segment))
@@ -91,7 +91,7 @@ def _has_reserved_space(program: bytes, at: int) -> bool:
     return len(path) + len(rest) == LONGEST_PATH and not rest.strip(b"\0")
 
 
-def _segments(program: bytes, order: str) -> Iterator[_Segment]:
+def _read_program_headers(program: bytes, order: str) -> Iterator[_Segment]:
     (table,) = struct.unpack_from(f"{order}Q", program, 32)
     size, count = struct.unpack_from(f"{order}HH", program, 54)
     for number in range(count):

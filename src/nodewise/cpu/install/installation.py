@@ -56,10 +56,10 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
     if users other than root can write to it or to the host's folder; Refused if the host's folder cannot be written:
     then the old version is unchanged.
     """
-    trusted_files.check_tree(folder)
+    trusted_files.check_folder_tree_trust(folder)
     trusted_files.check_folder(into)
     loader = _find_loader_name(folder)
-    version = _VERSION + _digest(folder, str(mount))
+    version = _VERSION + _bundle_digest(folder, str(mount))
     try:
         into.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _hold_installation_lock(into):
@@ -67,7 +67,7 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
                 _remove_tree(path)
             changed = _place_version(folder, into / version, mount / version / LIBRARIES / loader)
             changed |= _update_version_link(into, version)
-            removed, kept = _remove_unused(into, version, proc)
+            removed, kept = _remove_unused_versions(into, version, proc)
     except OSError as error:
         problem = Problem(str(error.filename or into), error.strerror or str(error), "")
         raise Refused(
@@ -111,7 +111,7 @@ def _find_loader_name(folder: Path) -> str:
     return names[0]
 
 
-def _digest(folder: Path, mount: str) -> str:
+def _bundle_digest(folder: Path, mount: str) -> str:
     """The digest of all files with their names and modes. The paths in the program count as `mount`."""
     digest = hashlib.sha256(mount.encode())
     for path in sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()):
@@ -164,8 +164,8 @@ def _place_version(folder: Path, target: Path, loader: Path) -> bool:
 
 def _is_version_intact(target: Path, mount: str) -> bool:
     try:
-        trusted_files.check_tree(target)
-        return target.name == _VERSION + _digest(target, mount)
+        trusted_files.check_folder_tree_trust(target)
+        return target.name == _VERSION + _bundle_digest(target, mount)
     except (OSError, NodewiseError):
         return False
 
@@ -214,13 +214,15 @@ def _update_version_link(into: Path, version: str) -> bool:
     return True
 
 
-def _remove_unused(into: Path, version: str, proc: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _remove_unused_versions(
+    into: Path, version: str, proc: Path | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Remove unused older versions. Returns the removed and the kept ones."""
     older = sorted(path.name for path in into.glob(f"{_VERSION}*") if path.name != version)
     if not older or proc is None:
         return (), tuple(older)
     time.sleep(_SETTLING_S)
-    running = _running_programs(proc)
+    running = _find_running_program_inodes(proc)
     if running is None:
         return (), tuple(older)
     removed = [name for name in older if _device_and_inode(into / name / PROGRAM) not in running]
@@ -229,7 +231,7 @@ def _remove_unused(into: Path, version: str, proc: Path | None) -> tuple[tuple[s
     return tuple(removed), tuple(name for name in older if name not in removed)
 
 
-def _running_programs(proc: Path) -> frozenset[tuple[int, int]] | None:
+def _find_running_program_inodes(proc: Path) -> frozenset[tuple[int, int]] | None:
     """Device and inode of every running program; paths would be those of containers.
 
     None if the program of a process with our name cannot be read.
@@ -241,7 +243,7 @@ def _running_programs(proc: Path) -> frozenset[tuple[int, int]] | None:
         try:
             status = (path / "exe").stat()
         except PermissionError:
-            if _name(path) == PROGRAM:
+            if _process_name(path) == PROGRAM:
                 return None
         except OSError:
             continue  # the process has ended, or is a kernel thread
@@ -250,7 +252,7 @@ def _running_programs(proc: Path) -> frozenset[tuple[int, int]] | None:
     return frozenset(inodes)
 
 
-def _name(process: Path) -> str:
+def _process_name(process: Path) -> str:
     """The kernel's name of the process, which every user may read."""
     try:
         return read_text(process / "comm").strip(WHITE_SPACE)

@@ -48,7 +48,7 @@ class KubeletAllocation(NamedTuple):
 
     def __str__(self) -> str:
         who = f"container {self.container} of pod {self.pod}" if self.container else f"pod {self.pod}"
-        return f"{who} has CPUs {cpu_set_formats.format_ranges(self.cpus)}"
+        return f"{who} has CPUs {cpu_set_formats.format_cpu_ranges(self.cpus)}"
 
 
 class KubeletState(NamedTuple):
@@ -74,7 +74,7 @@ def read(folder: Path = DEFAULT_FOLDER) -> KubeletState | None:
 def _read_checkpoint(file: Path) -> str | None:
     try:
         with file.open("rb") as opened:
-            trusted_files.check_open(opened.fileno(), file)
+            trusted_files.check_open_file_trust(opened.fileno(), file)
             return opened.read(_MAX_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return None
@@ -91,7 +91,7 @@ def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
     return KubeletState(
         str(cpu_state.get("policyName", "none")),
         _parse_cpus(cpu_state.get("defaultCpuSet", ""), f"{CPU_STATE}: defaultCpuSet"),
-        tuple(_allocations(cpu_state)),
+        tuple(_parse_kubelet_allocations(cpu_state)),
         str(memory_state.get("policyName", "None")),
     )
 
@@ -106,7 +106,7 @@ def _parse_json_object(text: str, field: str) -> Mapping[str, Any]:
     return value
 
 
-def _allocations(cpu_state: Mapping[str, Any]) -> Iterator[KubeletAllocation]:
+def _parse_kubelet_allocations(cpu_state: Mapping[str, Any]) -> Iterator[KubeletAllocation]:
     for pod, entry in _check_mapping(cpu_state.get("entries"), "entries").items():
         if isinstance(entry, str):
             # version 1 has containers by id, without their pods
@@ -128,7 +128,7 @@ def _check_mapping(value: object, field: str) -> Mapping[str, Any]:
 def _parse_cpus(text: object, field: str) -> frozenset[int]:
     if not isinstance(text, str):
         raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(text), "a CPU list")])
-    return frozenset(cpu_set_formats.parse_list(text, field))
+    return frozenset(cpu_set_formats.parse_cpu_numbers(text, field))
 
 
 def conflicts(kubelet: KubeletState, allocations: Allocations) -> Sequence[Problem]:
@@ -142,16 +142,14 @@ def conflicts(kubelet: KubeletState, allocations: Allocations) -> Sequence[Probl
     problems = [
         Problem(
             str(allocation),
-            f"CPUs {cpu_set_formats.format_ranges(allocation.cpus & ours)} are in the node's pools",
+            f"CPUs {cpu_set_formats.format_cpu_ranges(allocation.cpus & ours)} are in the node's pools",
             "others",
         )
         for allocation in kubelet.allocations
         if allocation.cpus & ours
     ]
     if open_to_all := kubelet.shared_pool & exclusive:
-        seen = (
-            f"CPUs {cpu_set_formats.format_ranges(open_to_all)} of exclusive pools are open to all containers"
-        )
+        seen = f"CPUs {cpu_set_formats.format_cpu_ranges(open_to_all)} of exclusive pools are open to all containers"
         wanted = "reservedSystemCPUs to have them, and the policy option strict-cpu-reservation"
         problems.append(Problem(f"kubelet's cpuManagerPolicy {kubelet.policy}", seen, wanted))
     if kubelet.memory_policy.lower() == STATIC:
@@ -160,7 +158,7 @@ def conflicts(kubelet: KubeletState, allocations: Allocations) -> Sequence[Probl
     return problems
 
 
-def kubelet_alternatives(allocations: Allocations) -> Mapping[str, str]:
+def describe_kubelet_alternatives(allocations: Allocations) -> Mapping[str, str]:
     """The features of the kubelet that could replace each of the node's pools."""
     names = {NON_ISOLCPUS: EXCLUSIVE}
     return {

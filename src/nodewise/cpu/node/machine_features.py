@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from nodewise.cpu import cmk_names, pool_planning, speed_select, sysfs, topology
 from nodewise.cpu.api_client_interface import ApiClient
-from nodewise.cpu.cpu_set_formats import format_ranges
+from nodewise.cpu.cpu_set_formats import format_cpu_ranges
 from nodewise.cpu.kernel_file_reader import read_text
 from nodewise.cpu.pool_planning import PoolOptions, PoolPlan
 from nodewise.cpu.topology import Topology
@@ -37,13 +37,16 @@ def read(root: Path, labels: Mapping[str, str] = NO_LABELS) -> PoolInputs:
     BadInput names the files that cannot be read.
     """
     texts = sysfs.read(root)
-    has_fast, has_classes = is_enabled(labels, cmk_names.SST_BF), is_enabled(labels, cmk_names.SST_CP)
-    fast = speed_select.fast_cpus(texts, sysfs.read_base_mhz(root)) if has_fast else ()
+    has_fast, has_classes = (
+        is_feature_enabled(labels, cmk_names.SST_BF),
+        is_feature_enabled(labels, cmk_names.SST_CP),
+    )
+    fast = speed_select.cpus_above_base_frequency(texts, sysfs.read_base_mhz(root)) if has_fast else ()
     preferences = speed_select.preferences(texts) if has_classes else None
     return PoolInputs(topology.parse(texts), frozenset(fast), preferences)
 
 
-def is_enabled(labels: Mapping[str, str], feature: str) -> bool:
+def is_feature_enabled(labels: Mapping[str, str], feature: str) -> bool:
     """Whether a label of Node Feature Discovery is true; some versions wrote `True`."""
     return labels.get(feature) in ("true", "True")
 
@@ -58,18 +61,20 @@ def fetch_labels(api: ApiClient, node: str) -> Mapping[str, str]:
     return labels
 
 
-def log_plan(machine: PoolInputs, plan: PoolPlan) -> None:
+def log_pool_plan(machine: PoolInputs, plan: PoolPlan) -> None:
     """Log the machine's features and the planned pools."""
     topology = machine.topology
     isolated = [core.core for core in topology.cores if set(core.cpus) <= topology.isolated]
     if topology.isolated:
-        logs.emit("cpu_isolated", cpus=format_ranges(topology.isolated), cores=format_ranges(isolated))
+        logs.emit(
+            "cpu_isolated", cpus=format_cpu_ranges(topology.isolated), cores=format_cpu_ranges(isolated)
+        )
     else:
         logs.emit("cpu_not_isolated")
     if machine.fast:
-        logs.emit("cpu_fast", cpus=format_ranges(machine.fast))
+        logs.emit("cpu_fast", cpus=format_cpu_ranges(machine.fast))
     if machine.preferences is not None:
-        classes = speed_select.power_classes(topology.cores, machine.preferences)
+        classes = speed_select.group_cores_by_power_class(topology.cores, machine.preferences)
         logs.emit("cpu_power", classes=", ".join(classes))
     for warning in plan.warnings:
         logs.emit("cpu_warning", what=str(warning))
@@ -77,7 +82,7 @@ def log_plan(machine: PoolInputs, plan: PoolPlan) -> None:
         logs.emit("cpu_pool", pool=pool, lists=" ".join(text for texts in sockets.values() for text in texts))
 
 
-def log_huge_pages(root: Path) -> None:
+def log_missing_huge_pages(root: Path) -> None:
     """Log that no huge page is free, or that the number is unknown."""
     try:
         text = read_text(root / MEMORY)

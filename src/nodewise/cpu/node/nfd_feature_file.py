@@ -36,14 +36,14 @@ def write(folder: Path, preferences: Iterable[str]) -> bool:
             return existed
         if file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text:
             return False
-        _replace(file, text)
+        _replace_file_atomically(file, text)
     except OSError as error:
         problem = Problem(str(file), str(error), "a folder that may be written to")
         raise Refused("cannot write the feature file for Node Feature Discovery", [problem]) from error
     return True
 
 
-def _replace(file: Path, text: str) -> None:
+def _replace_file_atomically(file: Path, text: str) -> None:
     new = file.with_name(f".{file.name}.new")
     try:
         new.write_text(text, encoding="utf-8")

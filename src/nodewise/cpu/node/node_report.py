@@ -16,7 +16,7 @@ Check = Mapping[str, Any]
 """The result of a check: `ok`, and `errors` as texts."""
 
 
-def make_report(
+def build_node_report(
     store: AllocationStore, machine: PoolInputs, kubelet_dir: Path = kubelet_cpu_manager_state.DEFAULT_FOLDER
 ) -> dict[str, Any]:
     """The report that `node-report` prints. Errors are part of it.
@@ -30,13 +30,13 @@ def make_report(
         stored, errors = None, [f"unable to read the node's pools: {error}"]
     description = None
     if stored is not None:
-        description = pool_allocations.as_description(stored.allocations)
+        description = pool_allocations.as_describe_output(stored.allocations)
         errors = [
             *pool_allocations.overlaps(stored.allocations),
-            *offline_lists(stored.allocations, machine.topology),
+            *find_offline_cpu_lists(stored.allocations, machine.topology),
         ]
     checks = {"configDirectory": check(errors)}
-    checks |= check_kubelet(kubelet_dir, stored.allocations if stored else Allocations({}))
+    checks |= check_kubelet_conflicts(kubelet_dir, stored.allocations if stored else Allocations({}))
     return {"checks": checks, "description": description, "topology": as_cmk_topology(machine)}
 
 
@@ -44,7 +44,7 @@ def check(errors: list[str]) -> Check:
     return {"ok": not errors, "errors": errors}
 
 
-def check_kubelet(folder: Path, allocations: Allocations) -> dict[str, Check]:
+def check_kubelet_conflicts(folder: Path, allocations: Allocations) -> dict[str, Check]:
     """The check for conflicts of the kubelet's CPU and memory managers with the pools; none without a checkpoint.
 
     With the static policy it names the features of the kubelet that could replace each pool.
@@ -57,12 +57,14 @@ def check_kubelet(folder: Path, allocations: Allocations) -> dict[str, Check]:
         return {}
     conflicts = check([str(problem) for problem in kubelet_cpu_manager_state.conflicts(kubelet, allocations)])
     more = (
-        {"instead": kubelet_cpu_manager_state.kubelet_alternatives(allocations)} if kubelet.is_static else {}
+        {"instead": kubelet_cpu_manager_state.describe_kubelet_alternatives(allocations)}
+        if kubelet.is_static
+        else {}
     )
     return {"kubelet": {**conflicts, "policy": kubelet.policy, **more}}
 
 
-def offline_lists(allocations: Allocations, topology: Topology) -> list[str]:
+def find_offline_cpu_lists(allocations: Allocations, topology: Topology) -> list[str]:
     """CPU lists with CPUs that are offline or missing since the pools were made."""
     online = topology.online
     return [

@@ -49,7 +49,7 @@ def identify(connected: socket.socket, proc: Path, boot: str) -> PeerProcess:
             remedy="run the node agent with hostPID: true",
         )
     with _make_liveness_check(connected, pid) as is_alive:
-        task = read_task(proc, pid, boot)
+        task = read_process_as_task(proc, pid, boot)
         if not is_alive():
             raise _process_gone_error(pid, "is over")
     return PeerProcess(task, user)
@@ -82,7 +82,7 @@ def _process_gone_error(pid: int, seen: str) -> Unavailable:
     return Unavailable("cannot identify the peer", [Problem(f"process {pid}", seen, "one that runs")])
 
 
-def read_task(proc: Path, pid: int, boot: str) -> Task:
+def read_process_as_task(proc: Path, pid: int, boot: str) -> Task:
     """The identity of a process as a task. Unavailable if it has ended."""
     folder = proc / str(pid)
     try:

@@ -16,12 +16,12 @@ CpuSets = Mapping[tuple[str, int], frozenset[frozenset[int]]]
 """The CPUs of each list, by pool and socket."""
 
 
-def create_pools(store: AllocationStore, plan: PoolPlan) -> bool:
+def store_new_pools(store: AllocationStore, plan: PoolPlan) -> bool:
     """Store the pools. Returns False if the node has exactly these pools already, with or without tasks.
 
     Conflict names the differences if the node has other pools.
     """
-    planned = pool_allocations.from_lists(plan.pools)
+    planned = pool_allocations.allocations_without_tasks(plan.pools)
     try:
         stored = store.read().allocations
     except NotFound:
@@ -36,7 +36,7 @@ def create_pools(store: AllocationStore, plan: PoolPlan) -> bool:
 
 
 def _check_pools_equal(place: str, stored: Allocations, planned: Allocations) -> None:
-    old, new = cpu_sets(stored), cpu_sets(planned)
+    old, new = cpu_lists_as_sets(stored), cpu_lists_as_sets(planned)
     names = dict.fromkeys([*stored.pools, *planned.pools])
     problems = [
         Problem(f"pool {name}", _describe_cpu_lists(stored, name), _describe_cpu_lists(planned, name))
@@ -47,7 +47,7 @@ def _check_pools_equal(place: str, stored: Allocations, planned: Allocations) ->
         raise Conflict(f"there are other pools already in {place}", problems, remedy=_REMEDY)
 
 
-def cpu_sets(allocations: Allocations) -> CpuSets:
+def cpu_lists_as_sets(allocations: Allocations) -> CpuSets:
     """The lists as sets: independent of how they are written and of their tasks."""
     return {
         (pool.name, socket): frozenset(frozenset(cpu_list.cpus) for cpu_list in cpu_lists)

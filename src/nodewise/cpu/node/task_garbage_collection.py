@@ -49,7 +49,7 @@ def collect_garbage(
             if item.task.boot == boot and procfs.unreadable_processes_of(item.task, table, proc)
         }
         reclaimed = tuple(item for item in result.reclaimed if item.task not in uncertain)
-        left = stored.allocations.mapped(_remaining_tasks(result, uncertain))
+        left = stored.allocations.with_tasks(_select_living_or_uncertain_tasks(result, uncertain))
         mismatched = ended_tasks.tasks_on_wrong_cpus(left, _allowed_cpus(left, proc))
         stored_left = stored._replace(allocations=left)
         return left, CollectionRound(
@@ -59,7 +59,7 @@ def collect_garbage(
     return allocation_store.update(store, decide, wait, during_reconfiguration=True)
 
 
-def _remaining_tasks(
+def _select_living_or_uncertain_tasks(
     result: CollectionResult, uncertain: Collection[Task]
 ) -> Callable[[Pool, CpuListAllocation], Iterable[Task]]:
     """The tasks of each list that are alive, and the uncertain ones."""

@@ -58,11 +58,11 @@ def read(proc: Path, pid: int) -> Iterator[Thread]:
         except OSError:
             continue
         if allowed and not stat.has_ended:
-            cpus = frozenset(cpu_set_formats.parse_list(allowed[1], str(folder / "status")))
+            cpus = frozenset(cpu_set_formats.parse_cpu_numbers(allowed[1], str(folder / "status")))
             yield Thread(pid, tid, stat.start, cpus)
 
 
-def set_affinity(thread: Thread, cpus: frozenset[int]) -> None:
+def set_thread_affinity(thread: Thread, cpus: frozenset[int]) -> None:
     """Let a thread run on exactly these CPUs. A thread that has ended is no error.
 
     Refused if the kernel does not allow all of them: then the affinity is unchanged.
@@ -78,13 +78,13 @@ def set_affinity(thread: Thread, cpus: frozenset[int]) -> None:
             "none of them is online and in its cpuset" if error.errno == errno.EINVAL else str(error.strerror)
         )
         raise _affinity_refused_error(
-            thread, f"cannot use CPUs {cpu_set_formats.format_ranges(cpus)}: {why}", ""
+            thread, f"cannot use CPUs {cpu_set_formats.format_cpu_ranges(cpus)}: {why}", ""
         ) from error
     if actual != cpus:
         with suppress(OSError):
             os.sched_setaffinity(thread.tid, thread.cpus)
-        seen = f"may use CPUs {cpu_set_formats.format_ranges(actual) or 'none'} only"
-        raise _affinity_refused_error(thread, seen, cpu_set_formats.format_ranges(cpus))
+        seen = f"may use CPUs {cpu_set_formats.format_cpu_ranges(actual) or 'none'} only"
+        raise _affinity_refused_error(thread, seen, cpu_set_formats.format_cpu_ranges(cpus))
 
 
 def _affinity_refused_error(thread: Thread, seen: str, wanted: str) -> Refused:

@@ -36,7 +36,7 @@ _LOCK: Final = threading.Lock()
 """Held by the thread of this process that moves tasks."""
 
 
-def _no_cpusets(cpus: Mapping[Task, Cpus]) -> None:
+def _skip_cpuset_widening(cpus: Mapping[Task, Cpus]) -> None:
     """The `Widen` without enforcement."""
 
 
@@ -46,7 +46,7 @@ def reconfigure(
     proc: Path,
     *,
     known: KnownProcesses = _NONE_KNOWN,
-    widen: Widen = _no_cpusets,
+    widen: Widen = _skip_cpuset_widening,
     only_check: bool = False,
 ) -> Reconfiguration:
     """Give the node these lists; returns the executed plan. With `only_check` the plan is returned and nothing changed.
@@ -76,7 +76,7 @@ def _try_reconfigure(
     for attempt in range(allocation_store.MAX_ATTEMPTS):
         _pause_before_attempt(attempt)
         stored = store.read()
-        if stored.intent and (not only_check or _is_alive(stored.intent.by, proc)):
+        if stored.intent and (not only_check or _is_owner_alive(stored.intent.by, proc)):
             raise allocation_store.under_reconfiguration_error(store.location, stored.intent)
         trees = ProcessTrees(proc, stored.allocations, known)
         plan = reconfiguration_plan.plan(trees.allocations, lists)
@@ -115,7 +115,7 @@ def _execute(
         raise _StoreChanged from error
     mover = TaskMover(trees, intent.moves, deviating)
     try:
-        widen(mover.all_cpus())
+        widen(mover.cpus_before_to_after_moves())
         mover.move_forward()
         _store_new_allocations(store, intent, trees.allocations)
     except _UnknownOutcome as error:
@@ -145,7 +145,9 @@ def _store_new_allocations(store: AllocationStore, intent: Intent, before: Alloc
                 "CPUs were allocated meanwhile",
                 [Problem(store.location, f"tasks {pids}", "no new ones")],
             )
-        return intent.target.mapped(lambda _, cpu_list: (task for task in cpu_list.tasks if task in living))
+        return intent.target.with_tasks(
+            lambda _, cpu_list: (task for task in cpu_list.tasks if task in living)
+        )
 
     try:
         stored = _store_without_intent(store, intent, without_ended)
@@ -185,7 +187,7 @@ def recover(store: AllocationStore, proc: Path, *, known: KnownProcesses = _NONE
 def _recover(store: AllocationStore, proc: Path, known: KnownProcesses) -> bool:
     stored = store.read()
     intent = stored.intent
-    if intent is None or _is_alive(intent.by, proc):
+    if intent is None or _is_owner_alive(intent.by, proc):
         return False
     if intent.by.boot == procfs.read_boot_id(proc):
         thread_affinity.check_pid_namespace(proc)
@@ -230,7 +232,7 @@ def _read_own_process(proc: Path) -> Task:
     return Task(stat.pid, stat.start, procfs.read_boot_id(proc))
 
 
-def _is_alive(by: Task, proc: Path) -> bool:
+def _is_owner_alive(by: Task, proc: Path) -> bool:
     """Whether the process that carries out the reconfiguration is another one that is alive."""
     process = procfs.read_processes(proc).processes.get(by.pid)
     is_running = process is not None and process.start == by.start and by.boot == procfs.read_boot_id(proc)

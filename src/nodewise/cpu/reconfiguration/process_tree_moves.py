@@ -19,7 +19,7 @@ from nodewise.cpu.node import thread_affinity
 from nodewise.cpu.node.thread_affinity import Thread
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.procfs import ProcessTable
-from nodewise.cpu.reconfiguration_plan import Cpus, Move, affinity_after
+from nodewise.cpu.reconfiguration_plan import Cpus, Move, thread_affinity_after_move
 from nodewise.errors import Problem, Refused
 
 _PAUSE_S: Final = 0.02
@@ -121,7 +121,7 @@ class TaskMover:
         self._deviating = deviating
         self._paths = _paths(moves)
 
-    def all_cpus(self) -> Mapping[Task, Cpus]:
+    def cpus_before_to_after_moves(self) -> Mapping[Task, Cpus]:
         """The CPUs of each task before, between and after its moves."""
         return {task: frozenset().union(*path) for task, path in self._paths.items()}
 
@@ -143,7 +143,7 @@ class TaskMover:
             if not misplaced:
                 return
             for thread, affinity in misplaced:
-                thread_affinity.set_affinity(thread, affinity)
+                thread_affinity.set_thread_affinity(thread, affinity)
         seen = f"still starts threads elsewhere after {_MAX_ROUNDS} rounds"
         raise Refused("cannot move a task", [Problem(f"task {task.pid}", seen, "")])
 
@@ -153,7 +153,7 @@ class TaskMover:
         misplaced = []
         for thread in self._trees.threads(task):
             original = self._original_affinity(thread, path)
-            affinity = affinity_after(original, path[0], cpus) if original else thread.cpus
+            affinity = thread_affinity_after_move(original, path[0], cpus) if original else thread.cpus
             if affinity != thread.cpus:
                 misplaced.append((thread, affinity))
         return misplaced
@@ -167,7 +167,7 @@ class TaskMover:
             return path[0]
         for cpus in path:
             if thread.cpus < cpus:
-                return affinity_after(thread.cpus, cpus, path[0])
+                return thread_affinity_after_move(thread.cpus, cpus, path[0])
         return path[0] if thread.cpus <= frozenset().union(*path) else None
 
 

@@ -37,7 +37,7 @@ class ConfigMapTexts(NamedTuple):
     identities: str = "{}"
 
 
-def parse_texts(texts: ConfigMapTexts) -> Allocations:
+def parse_config_map_data(texts: ConfigMapTexts) -> Allocations:
     """The allocations in these texts. BadInput if a text is not YAML or JSON, or does not hold allocations."""
     what = "cannot read the state of the node's pools"
     try:
@@ -49,13 +49,15 @@ def parse_texts(texts: ConfigMapTexts) -> Allocations:
         identities = json.loads(texts.identities)
     except (RecursionError, ValueError) as error:
         raise BadInput(what, [Problem(IDENTITIES, shown(texts.identities), "JSON")]) from error
-    return pool_allocations.parse(config, identities)
+    return pool_allocations.parse_allocations(config, identities)
 
 
-def format_texts(allocations: Allocations) -> ConfigMapTexts:
+def format_config_map_data(allocations: Allocations) -> ConfigMapTexts:
     """The texts that hold the allocations, byte for byte the same for equal allocations."""
-    config = yaml.safe_dump(pool_allocations.as_config(allocations), default_flow_style=False, width=2**20)
-    identities = pool_allocations.as_identities(allocations)
+    config = yaml.safe_dump(
+        pool_allocations.as_cmk_config(allocations), default_flow_style=False, width=2**20
+    )
+    identities = pool_allocations.task_identities_by_cpu_list(allocations)
     return ConfigMapTexts(config, json.dumps(identities, sort_keys=True, separators=(",", ":")))
 
 
@@ -105,13 +107,13 @@ class ConfigMapStore:
         self._api.create(CONFIG_MAPS.path(self._namespace), _with_allocations(config_map, first, None))
 
     def replace(self, version: str, new: Allocations, intent: Intent | None = None) -> None:
-        self._await_owner(version)
+        self._wait_for_cmk_lock_release(version)
         patch = {"metadata": {"resourceVersion": version, "annotations": {cmk_names.OWNER: ""}}}
         config_map = self._api.patch(self._path, _with_allocations(patch, new, intent), "merge")
         self._owners = {_resource_version(config_map): ""}
 
     def delete(self, version: str) -> None:
-        self._await_owner(version)
+        self._wait_for_cmk_lock_release(version)
         self._api.delete(self._path, {"preconditions": {"resourceVersion": version}})
 
     def _parse(self, config_map: Any) -> StoredAllocations:
@@ -121,13 +123,13 @@ class ConfigMapStore:
             raise BadInput(f"cannot read {self.location}", [Problem(f"data.{KEY}", shown(config), "YAML")])
         texts = ConfigMapTexts(config, annotations.get(IDENTITIES) or "{}")
         self._owners = {_resource_version(config_map): annotations.get(cmk_names.OWNER) or ""}
-        with _with_place(f"cannot read {self.location}"):
-            allocations = parse_texts(texts)
-        with _with_place(f"cannot read {self.location}: annotation {cmk_names.INTENT}"):
+        with _prepend_place_to_error(f"cannot read {self.location}"):
+            allocations = parse_config_map_data(texts)
+        with _prepend_place_to_error(f"cannot read {self.location}: annotation {cmk_names.INTENT}"):
             intent = allocation_store.load_intent(annotations.get(cmk_names.INTENT), cmk_names.INTENT)
         return StoredAllocations(allocations, _resource_version(config_map), intent)
 
-    def _await_owner(self, version: str) -> None:
+    def _wait_for_cmk_lock_release(self, version: str) -> None:
         """Wait while CMK holds the lock on this version. Conflict as soon as the version is no longer the newest."""
         owner = self._owners.get(version, "")
         since = self._clock.now()
@@ -144,7 +146,7 @@ class ConfigMapStore:
 
 
 @contextmanager
-def _with_place(what: str) -> Iterator[None]:
+def _prepend_place_to_error(what: str) -> Iterator[None]:
     """Replace the first part of a BadInput's message, so that it names the place."""
     try:
         yield
@@ -160,7 +162,7 @@ def _with_allocations(
     base: Mapping[str, Any], allocations: Allocations, intent: Intent | None
 ) -> dict[str, Any]:
     """The object or patch `base` with the allocations in it. A merge patch removes an annotation that is None."""
-    texts = format_texts(allocations)
+    texts = format_config_map_data(allocations)
     metadata = base["metadata"]
     annotations = {**metadata["annotations"], IDENTITIES: texts.identities}
     annotations[cmk_names.INTENT] = None if intent is None else json.dumps(intent.as_dict(), sort_keys=True)

@@ -67,7 +67,7 @@ def parse_files(files: Files) -> Allocations:
         problems.append(Problem(TASKS, shown(files[TASKS]), "JSON"))
     if problems:
         raise BadInput("cannot read the state of the node's pools", problems)
-    pools = pool_allocations.parse(config, identities, flags).pools.values()
+    pools = pool_allocations.parse_allocations(config, identities, flags).pools.values()
     renamed = [pool._replace(name=_FORMER_NAMES.get(pool.name, pool.name)) for pool in pools]
     return Allocations({pool.name: pool for pool in renamed})
 
@@ -95,7 +95,7 @@ def format_files(allocations: Allocations) -> dict[str, str | None]:
         for socket, cpu_lists in pool.sockets.items():
             files[f"pools/{pool.name}/{socket}"] = None
             files.update(_list_files(f"pools/{pool.name}/{socket}", cpu_lists))
-    identities = pool_allocations.as_identities(allocations)
+    identities = pool_allocations.task_identities_by_cpu_list(allocations)
     files[TASKS] = json.dumps(identities, sort_keys=True, separators=(",", ":"))
     return files
 

@@ -126,7 +126,7 @@ class TransactionalDirectory:
     def _files_below(self, path: str) -> Iterator[tuple[str, str | None]]:
         yield path, None
         try:
-            trusted_files.check_entry(self.root / path)
+            trusted_files.check_folder_entry_trust(self.root / path)
             entries = sorted(os.scandir(self.root / path), key=lambda entry: entry.name)
         except FileNotFoundError:
             return

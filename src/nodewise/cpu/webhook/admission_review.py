@@ -47,18 +47,18 @@ class ReviewResponse(NamedTuple):
 _REVIEW: Final = msgspec.json.Decoder(_Review)
 
 
-def respond(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
+def respond_to_review(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
     """The response to a review: with a patch, without one, or a refusal that names what is wrong with the object.
 
     BadInput if the body is not a review, or has no UID. BadSettings if the mutations do not fit the pod.
     """
     review, request = _decode_review(body)
     try:
-        return _decide_review(review, request, mutations)
+        return _mutate_or_refuse_pod(review, request, mutations)
     except BadInput as error:
         status = {"code": 400, "reason": "BadRequest", "message": f"nodewise: {error}"}
         response = {"uid": request.uid, "allowed": False, "status": status}
-        return ReviewResponse(_encoded(review, response), "refused", str(error))
+        return ReviewResponse(_encode_review_response(review, response), "refused", str(error))
 
 
 def _decode_review(body: bytes) -> tuple[_Review, _Request]:
@@ -77,31 +77,35 @@ def _decode_review(body: bytes) -> tuple[_Review, _Request]:
     return review, review.request
 
 
-def _decide_review(review: _Review, request: _Request, mutations: Callable[[], Mutations]) -> ReviewResponse:
+def _mutate_or_refuse_pod(
+    review: _Review, request: _Request, mutations: Callable[[], Mutations]
+) -> ReviewResponse:
     allowed = {"uid": request.uid, "allowed": True}
     if request.operation != "CREATE":
-        return ReviewResponse(_encoded(review, allowed), "untouched")
+        return ReviewResponse(_encode_review_response(review, allowed), "untouched")
     if request.kind.kind != "Pod":
         raise BadInput(_WHAT, [Problem("request.kind.kind", shown(request.kind.kind), "Pod")])
     pod = bytes(request.object)
     if pod == b"null":
         raise BadInput(_WHAT, [Problem(_OBJECT, "missing", "a pod")])
     try:
-        operations = _patch_operations(pod, mutations)
+        operations = _mutation_as_json_patch(pod, mutations)
     except BadInput as error:
         problems = [
             problem._replace(field=f"{_OBJECT}.{problem.field}".rstrip(".")) for problem in error.problems
         ]
         raise BadInput(error.what, problems) from error
     if not operations:
-        return ReviewResponse(_encoded(review, allowed), "untouched")
+        return ReviewResponse(_encode_review_response(review, allowed), "untouched")
     encoded = base64.b64encode(msgspec.json.encode(operations)).decode()
     response = allowed | {"patchType": "JSONPatch", "patch": encoded}
-    return ReviewResponse(_encoded(review, response), "mutated", request.namespace)
+    return ReviewResponse(_encode_review_response(review, response), "mutated", request.namespace)
 
 
-def _patch_operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[json_merge_and_patch.Operation]:
-    if not pod_mutation.is_requested(pod):
+def _mutation_as_json_patch(
+    pod: bytes, mutations: Callable[[], Mutations]
+) -> list[json_merge_and_patch.Operation]:
+    if not pod_mutation.is_mutation_requested(pod):
         return []
     try:
         whole = msgspec.json.decode(pod)
@@ -110,5 +114,5 @@ def _patch_operations(pod: bytes, mutations: Callable[[], Mutations]) -> list[js
     return list(json_merge_and_patch.json_patch(whole, pod_mutation.mutate(whole, mutations())))
 
 
-def _encoded(review: _Review, response: dict[str, Any]) -> bytes:
+def _encode_review_response(review: _Review, response: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})

@@ -12,7 +12,8 @@ from nodewise.serve.certificate_issuer import CertificateIssuer, is_issued_by
 
 SERVICE: Final = "cmk-webhook-service"
 VALID: Final = timedelta(days=3650)
-"""Long, because nothing can renew it: the key of its authority is not kept. `is_valid` tells when to replace it."""
+"""Long, because nothing can renew it: the key of its authority is not kept. `is_certificate_valid_for_service`
+tells when to replace it."""
 _RENEW_BEFORE: Final = timedelta(days=365)
 _MAX_COMMON_NAME: Final = 64  # RFC 5280
 
@@ -51,7 +52,7 @@ def create(namespace: str, now: datetime) -> WebhookCertificate:
     return WebhookCertificate(leaf.cert, leaf.key, issuer.cert)
 
 
-def is_valid(cert: bytes, authorities: bytes, namespace: str, now: datetime) -> bool:
+def is_certificate_valid_for_service(cert: bytes, authorities: bytes, namespace: str, now: datetime) -> bool:
     """Whether a certificate is valid for another year and the Service's names, and signed by an authority."""
     try:
         leaf, trusted = x509.load_pem_x509_certificate(cert), x509.load_pem_x509_certificates(authorities)
@@ -63,7 +64,7 @@ def is_valid(cert: bytes, authorities: bytes, namespace: str, now: datetime) -> 
     return has_names and lasts and any(is_issued_by(leaf, authority) for authority in trusted)
 
 
-def trust_bundle(new: WebhookCertificate, before: bytes, now: datetime) -> bytes:
+def ca_bundle_of_both_certificates(new: WebhookCertificate, before: bytes, now: datetime) -> bytes:
     """The CA bundle while pods still serve the previous certificate: the authorities of both, in PEM."""
     try:
         previous = x509.load_pem_x509_certificates(before)
@@ -74,7 +75,9 @@ def trust_bundle(new: WebhookCertificate, before: bytes, now: datetime) -> bytes
     return new.authorities + b"".join(authority for authority in kept[:1] if authority != new.authorities)
 
 
-def admission_files(folder: str, namespace: str, client: ApiServerCertificate) -> Mapping[str, str]:
+def admission_configuration_files(
+    folder: str, namespace: str, client: ApiServerCertificate
+) -> Mapping[str, str]:
     """The files, by name, that make the API server present a certificate to the webhook.
 
     `folder` is their folder on the API server's machine; it has to be an absolute path.

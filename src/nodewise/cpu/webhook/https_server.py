@@ -22,7 +22,7 @@ _MOST_LARGE: Final = 8
 """The number of large reviews in memory at once."""
 
 
-def make_server(
+def create_webhook_server(
     mutations: LiveMutations, options: ServeOptions, metrics_registry: MetricsRegistry, *, any_client: bool
 ) -> HttpServer:
     """The server, not started yet: for clients with a certificate of `options.client_ca`, or for `any_client`."""
@@ -39,11 +39,12 @@ def make_server(
     async def mutate(request: Request) -> Response:
         """Respond to a review. Large ones are processed in another thread, one at a time, and delay no others."""
         if len(request.body) < _LARGE_BYTES:
-            return log_and_render(request, admission_review.respond(request.body, mutations))
+            return log_and_render(request, admission_review.respond_to_review(request.body, mutations))
         held = mutations()
         loop = asyncio.get_running_loop()
         return log_and_render(
-            request, await loop.run_in_executor(aside, admission_review.respond, request.body, lambda: held)
+            request,
+            await loop.run_in_executor(aside, admission_review.respond_to_review, request.body, lambda: held),
         )
 
     limit = ConcurrencyLimit(_MOST_LARGE, _LARGE_BYTES)

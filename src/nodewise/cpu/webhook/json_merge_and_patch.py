@@ -20,7 +20,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 """The fields that identify the entries of a list, by the list's field; entries of other lists have a name."""
 
 
-def merge(whole: Any, partial: Any, path: str = "") -> Any:
+def merge_json(whole: Any, partial: Any, path: str = "") -> Any:
     """`whole` with the content of `partial`.
 
     Mappings are merged key by key. Entries that a list lacks are appended: an entry with the same name stays as it is,
@@ -44,7 +44,7 @@ def _merge_mapping(whole: dict[str, Any], partial: Any, path: str) -> dict[str, 
     if not isinstance(partial, dict):
         raise BadSettings("mutations cannot be merged", [Problem(path, shown(partial), "a mapping")])
     merged = {
-        key: merge(whole.get(key), value, f"{path}.{key}" if path else key)
+        key: merge_json(whole.get(key), value, f"{path}.{key}" if path else key)
         for key, value in partial.items()
         if value is not None
     }

@@ -65,16 +65,16 @@ class WebhookInstallation(NamedTuple):
     replicas: int = 2
 
 
-def valid_certificate(
+def reuse_or_create_certificate(
     secret: Object | None, registration: Object | None, namespace: str, now: datetime
 ) -> WebhookCertificate:
     """The cluster's certificate if it is valid; else a new one, with the previous authority trusted as well."""
     cert, key = (_decode_base64(((secret or {}).get("data") or {}).get(name)) for name in (_CERT, _KEY))
     trusted = _decode_base64(_client_config(registration).get("caBundle"))
-    if key and certificates.is_valid(cert, trusted, namespace, now):
+    if key and certificates.is_certificate_valid_for_service(cert, trusted, namespace, now):
         return WebhookCertificate(cert, key, trusted)
     made = certificates.create(namespace, now)
-    return made._replace(authorities=certificates.trust_bundle(made, trusted, now))
+    return made._replace(authorities=certificates.ca_bundle_of_both_certificates(made, trusted, now))
 
 
 def _decode_base64(text: Any) -> bytes:
@@ -98,7 +98,7 @@ def objects(installation: WebhookInstallation, certificate: WebhookCertificate |
     return parts if certificate is None else [_secret(installation, certificate), *parts]
 
 
-def in_creation_order(created: Sequence[Object], existing: Object | None) -> Sequence[Object]:
+def sort_in_creation_order(created: Sequence[Object], existing: Object | None) -> Sequence[Object]:
     """The objects in the order of creation, given the `existing` registration.
 
     The registration is last, because the webhook has to run before it is called. It is first if it calls this Service

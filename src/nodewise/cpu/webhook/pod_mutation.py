@@ -11,7 +11,7 @@ import msgspec
 from nodewise import quantity
 from nodewise.cpu import cmk_names
 from nodewise.cpu.allocator import COUNT_VARIABLE
-from nodewise.cpu.webhook.json_merge_and_patch import merge
+from nodewise.cpu.webhook.json_merge_and_patch import merge_json
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
 NUM_CORES: Final = COUNT_VARIABLE
@@ -94,20 +94,20 @@ def _host_path_volume(name: str, path: str, kind: str) -> dict[str, Any]:
     return {"name": name, "hostPath": {"path": path, "type": kind}}
 
 
-def is_requested(pod: bytes) -> bool:
+def is_mutation_requested(pod: bytes) -> bool:
     """Whether a pod in JSON requests cores or mutation. BadInput names the field that cannot be parsed."""
     parts = pod.count(b"{") + pod.count(b"[")
     if parts > _MOST_PARTS:
         raise BadInput(_WHAT, [Problem("", f"{parts} objects and lists", f"at most {_MOST_PARTS}")])
-    decoded = _decoded(pod)
-    return _is_annotated(decoded) or any(
+    decoded = _decode_pod(pod)
+    return _has_mutation_annotation(decoded) or any(
         _count_requested_lists(container.resources, f"spec.{kind}[{index}]")
         for kind, containers in zip(_KINDS, _containers(decoded), strict=True)
         for index, container in enumerate(containers)
     )
 
 
-def _decoded(pod: bytes) -> _Pod:
+def _decode_pod(pod: bytes) -> _Pod:
     try:
         return _POD.decode(pod)
     except UNREADABLE as error:
@@ -128,7 +128,7 @@ def _containers(pod: _Pod) -> tuple[list[_Container], list[_Container]]:
     return spec.containers or [], spec.init_containers or []
 
 
-def _is_annotated(pod: _Pod) -> bool:
+def _has_mutation_annotation(pod: _Pod) -> bool:
     annotations = (pod.metadata and pod.metadata.annotations) or {}
     return annotations.get(cmk_names.MUTATE) in _WORDS
 
@@ -155,13 +155,13 @@ def _parse_list_count(amount: str | int, path: str) -> int:
 
 
 def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
-    """The mutated pod; unchanged values are the same Python objects. The pod `is_requested`.
+    """The mutated pod; unchanged values are the same Python objects. The pod `is_mutation_requested`.
 
     BadSettings if the mutations do not fit the pod.
     """
-    merged: dict[str, Any] = merge(dict(pod), dict(mutations.per_pod))
+    merged: dict[str, Any] = merge_json(dict(pod), dict(mutations.per_pod))
     looked = _decode_merged_part(merged, _Pod, "perPod")
-    everywhere = _is_annotated(looked)
+    everywhere = _has_mutation_annotation(looked)
     for kind, containers in zip(_KINDS, _containers(looked), strict=True):
         whole = merged["spec"][kind] if containers else []
         treated = [
@@ -176,7 +176,7 @@ def mutate(pod: Mapping[str, Any], mutations: Mutations) -> Mapping[str, Any]:
 
 
 def _mutate_container(container: dict[str, Any], mutation: Mapping[str, Any], path: str) -> dict[str, Any]:
-    merged: dict[str, Any] = merge(container, dict(mutation))
+    merged: dict[str, Any] = merge_json(container, dict(mutation))
     looked = _decode_merged_part(merged, _Container, "perContainer")
     lists = _count_requested_lists(looked.resources, path)
     env = merged.get("env") or []

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.cpu.webhook.json_merge_and_patch import merge
+from nodewise.cpu.webhook.json_merge_and_patch import merge_json
 from nodewise.cpu.webhook.pod_mutation import Mutations
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 from nodewise.kube import yaml_json_documents
@@ -45,7 +45,7 @@ Contents = Mapping[str, bytes]
 """The content of each file, by path, in order."""
 
 
-def read_files(source: str) -> Contents:
+def read_webhook_config_files(source: str) -> Contents:
     """The content of the files. BadSettings if there is no file, or one cannot be read."""
     try:
         documents = {str(path): path.read_bytes() for path in _config_paths(source)}
@@ -71,7 +71,7 @@ def _merge_documents(held: Contents) -> dict[str, Any]:
     for path, text in held.items():
         try:
             for _, document in yaml_json_documents.split_documents(text, path):
-                merged = merge(merged, msgspec.json.decode(document))
+                merged = merge_json(merged, msgspec.json.decode(document))
         except (BadInput, *UNREADABLE) as error:
             raise BadSettings(_WHAT, [Problem(path, str(error), "YAML")]) from error
         except BadSettings as error:
@@ -81,9 +81,9 @@ def _merge_documents(held: Contents) -> dict[str, Any]:
     return merged
 
 
-def parse_server(source: str) -> ServerFile:
+def parse_server_settings(source: str) -> ServerFile:
     """The settings of the server. BadSettings names every missing and every invalid key."""
-    server = _merge_documents(read_files(source)).get("server")
+    server = _merge_documents(read_webhook_config_files(source)).get("server")
     if not isinstance(server, dict):
         seen = "missing" if server is None else shown(server)
         raise BadSettings(_WHAT, [Problem(f"{source}: server", seen, "a mapping")])
@@ -110,7 +110,7 @@ def parse_mutations(held: Contents) -> Mutations:
         Problem(f"mutations.{key}", "unknown", " or ".join(_PARTS)) for key in mutations.keys() - parts.keys()
     ]
     for key, value in parts.items():
-        problems += _invalid_parts(f"mutations.{key}", value, _PARTS[key])
+        problems += _find_invalid_mutation_parts(f"mutations.{key}", value, _PARTS[key])
     if problems:
         raise BadSettings(
             _WHAT, [problem._replace(field=f"{source}: {problem.field}") for problem in problems]
@@ -118,14 +118,14 @@ def parse_mutations(held: Contents) -> Mutations:
     return Mutations(parts["perPod"], parts["perContainer"])
 
 
-def _invalid_parts(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
+def _find_invalid_mutation_parts(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
     """The parts that the API server would reject in every mutated pod."""
     try:
-        merge(shape, value, path)
+        merge_json(shape, value, path)
     except BadSettings as error:
         yield from error.problems
         return
-    for name, texts in _texts_in(value):
+    for name, texts in _strings_in_json_value(value):
         yield from (
             Problem(f"{path}.{name}.{key}", shown(text), "a text in quotes")
             for key, text in texts.items()
@@ -139,7 +139,7 @@ def _invalid_parts(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[
             yield Problem(f"{path}.env[{index}].value", shown(variable["value"]), "a text in quotes")
 
 
-def _texts_in(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _strings_in_json_value(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in _TEXTS:
         value: Any = part
         for key in name.split("."):
@@ -157,7 +157,7 @@ class LiveMutations:
         """BadSettings if the files are invalid now."""
         self._source = source
         self._metrics_registry = metrics_registry
-        self._tried: Contents = read_files(source)
+        self._tried: Contents = read_webhook_config_files(source)
         self._value = parse_mutations(self._tried)
         self._trouble = ""
         metrics_registry.set("cpu_mutations_failing", 0)
@@ -165,7 +165,7 @@ class LiveMutations:
     def __call__(self) -> Mutations:
         seen: Contents = {}
         try:
-            seen = read_files(self._source)
+            seen = read_webhook_config_files(self._source)
             if seen != self._tried:
                 self._tried = seen
                 self._apply_new_files(parse_mutations(seen))

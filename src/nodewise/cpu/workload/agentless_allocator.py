@@ -85,13 +85,13 @@ class DirectAllocator:
 def _offline_cpus(allocations: Allocations) -> frozenset[int]:
     """The CPUs of the pools that are offline; none if the kernel's file cannot be read."""
     try:
-        online = cpu_set_formats.parse_list(read_text(_ONLINE), str(_ONLINE))
+        online = cpu_set_formats.parse_cpu_numbers(read_text(_ONLINE), str(_ONLINE))
     except OSError:
         return frozenset()
     return allocations.cpus - frozenset(online)
 
 
-def host_proc(configured: str) -> Path:
+def find_host_proc(configured: str) -> Path:
     """The host's `/proc`: as configured, else by `CMK_PROC_FS`, else `/proc` outside of containers.
 
     BadSettings in a container, whose own `/proc` has other process ids.

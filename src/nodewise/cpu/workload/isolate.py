@@ -48,18 +48,18 @@ class CpuAllocator(Protocol):
 def main(words: Sequence[str], program: str = "cmk") -> int:
     """Run `isolate` with these arguments; returns the exit code."""
     try:
-        if option := isolate_arguments.help_or_version(words):
+        if option := isolate_arguments.find_help_or_version_flag(words):
             print(isolate_arguments.format_help(program) if option == "--help" else f"nodewise {__version__}")  # noqa: T201
             return 0
-        return _run_isolated(isolate_arguments.parse(words), CommandRunner())
+        return _run_isolated(isolate_arguments.parse_isolate_arguments(words), CommandRunner())
     except SignalBeforeStart as terminated:
         return terminated.code
     except NodewiseError as error:
-        log("error", str(error))
+        print_log_line("error", str(error))
         return error.code if isinstance(error, CommandStartError) else FAILED
 
 
-def log(level: str, text: str) -> None:
+def print_log_line(level: str, text: str) -> None:
     """Print a line on stderr, unless `CMK_LOG_LEVEL` is higher. An unknown level means info."""
     least = _LEVELS.get(os.environ.get(cmk_names.LOG_LEVEL, "info").strip().lower(), 1)
     if _LEVELS[level] >= least:
@@ -86,7 +86,7 @@ def _run_isolated(options: IsolateArguments, runner: CommandRunner) -> int:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise
-            log("debug", f"trying again: {error}")
+            print_log_line("debug", f"trying again: {error}")
             runner.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
     return _run_on_allocated_cpus(options, runner, cpu_allocator, response)
@@ -97,7 +97,7 @@ def _run_on_allocated_cpus(
 ) -> int:
     has_ended = True
     try:
-        name = allocator.wrapper_name(response.task.pid)
+        name = allocator.wrapper_process_name(response.task.pid)
         environment = command_environment(response.environment)
         code, left_processes = runner.run(options.command, environment, name)
         has_ended = not left_processes
@@ -107,8 +107,8 @@ def _run_on_allocated_cpus(
             _release_or_log(cpu_allocator, response)
         else:
             cpu_allocator.leave(response.task)
-            cpus = cpu_set_formats.format_ranges(response.cpus)
-            log(
+            cpus = cpu_set_formats.format_cpu_ranges(response.cpus)
+            print_log_line(
                 "warning",
                 f"processes that {options.command[0]} started still run: CPUs {cpus} stay held until they end",
             )
@@ -119,15 +119,15 @@ def _release_or_log(cpu_allocator: CpuAllocator, response: AllocateResponse) -> 
     try:
         cpu_allocator.release(response.task)
     except NodewiseError as error:
-        cpus = cpu_set_formats.format_ranges(response.cpus)
-        log("warning", f"CPUs {cpus} stay held until the next garbage collection: {error}")
+        cpus = cpu_set_formats.format_cpu_ranges(response.cpus)
+        print_log_line("warning", f"CPUs {cpus} stay held until the next garbage collection: {error}")
 
 
 def _requested_list_count(pool: str) -> int:
     """The number of requested lists. Only exclusive pools have more than one; unknown pools may be exclusive."""
     if not IS_EXCLUSIVE.get(pool, True):
         return 1
-    return allocator.parse_count(os.environ.get(allocator.COUNT_VARIABLE, "1"))
+    return allocator.parse_core_count(os.environ.get(allocator.COUNT_VARIABLE, "1"))
 
 
 def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllocator:
@@ -138,14 +138,14 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
         from nodewise.cpu.workload.agent_client import AgentClient
 
         if options.conf_dir:
-            log(
+            print_log_line(
                 "warning",
                 f"--conf-dir={options.conf_dir} is ignored: the node agent at {socket} allocates the CPUs",
             )
         return AgentClient(socket)
     from nodewise.cpu.workload import agentless_allocator
 
-    proc = agentless_allocator.host_proc(options.proc_fs)
+    proc = agentless_allocator.find_host_proc(options.proc_fs)
     if options.conf_dir:
         from nodewise.cpu.store.directory import DirectoryStore
 
@@ -153,7 +153,9 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
         return agentless_allocator.DirectAllocator(directory, proc, runner.sleep)
     from nodewise.cpu.workload import service_account_client
 
-    return agentless_allocator.DirectAllocator(service_account_client.open_store(options), proc, runner.sleep)
+    return agentless_allocator.DirectAllocator(
+        service_account_client.open_config_map_store(options), proc, runner.sleep
+    )
 
 
 def _lock_timeout_s() -> float:
@@ -162,12 +164,12 @@ def _lock_timeout_s() -> float:
 
 
 def _pin_to_allocation(response: AllocateResponse) -> None:
-    set_affinity(response.cpus)
+    set_own_affinity(response.cpus)
 
 
 def _log_unpinned(response: AllocateResponse) -> None:
-    cpus = cpu_set_formats.format_ranges(response.cpus)
-    log("info", f"no affinity is set: the command has to run on CPUs {cpus} by itself")
+    cpus = cpu_set_formats.format_cpu_ranges(response.cpus)
+    print_log_line("info", f"no affinity is set: the command has to run on CPUs {cpus} by itself")
 
 
 def command_environment(allocation: Mapping[str, str]) -> Mapping[str, str]:
@@ -187,7 +189,7 @@ def command_environment(allocation: Mapping[str, str]) -> Mapping[str, str]:
     return environment
 
 
-def set_affinity(cpus: Collection[int]) -> None:
+def set_own_affinity(cpus: Collection[int]) -> None:
     """Let this process, and all that it will start, run on exactly these CPUs.
 
     The kernel drops CPUs that are offline or outside of the cpuset without an error as long as one is left, so the
@@ -202,13 +204,13 @@ def set_affinity(cpus: Collection[int]) -> None:
         actual, why = set(), error.strerror or str(error)
     if actual == set(cpus):
         return
-    usable = _usable_cpus()
+    usable = _cpus_this_process_can_use()
     os.sched_setaffinity(0, before)
-    missing = cpu_set_formats.format_ranges(set(cpus) - usable) or why
+    missing = cpu_set_formats.format_cpu_ranges(set(cpus) - usable) or why
     problem = Problem(
         "affinity",
-        f"CPUs {missing} cannot be used here, {cpu_set_formats.format_ranges(usable)} can",
-        f"all of {cpu_set_formats.format_ranges(cpus)}",
+        f"CPUs {missing} cannot be used here, {cpu_set_formats.format_cpu_ranges(usable)} can",
+        f"all of {cpu_set_formats.format_cpu_ranges(cpus)}",
     )
     remedy = (
         "they are offline, or the container's cpuset lacks them: does the kubelet's CPU manager choose CPUs?"
@@ -216,7 +218,7 @@ def set_affinity(cpus: Collection[int]) -> None:
     raise Refused("cannot run on the CPUs of the pool", [problem], remedy=remedy)
 
 
-def _usable_cpus() -> set[int]:
+def _cpus_this_process_can_use() -> set[int]:
     """All CPUs that this process could use."""
     try:
         os.sched_setaffinity(0, _ALL_CPUS)

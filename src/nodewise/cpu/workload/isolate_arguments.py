@@ -91,7 +91,7 @@ class IsolateArguments(NamedTuple):
     proc_fs: str = ""
 
 
-def help_or_version(words: Sequence[str]) -> str:
+def find_help_or_version_flag(words: Sequence[str]) -> str:
     """`--help` or `--version`, if it is before the command, else empty. Behind it, it belongs to the command."""
     left = list(words)
     while left:
@@ -106,7 +106,7 @@ def help_or_version(words: Sequence[str]) -> str:
     return ""
 
 
-def parse(words: Sequence[str]) -> IsolateArguments:
+def parse_isolate_arguments(words: Sequence[str]) -> IsolateArguments:
     """The arguments in these words. BadSettings names all that are invalid."""
     options, command = _split_command_line(words)
     problems = [] if "--pool" in options else [Problem("--pool", "not given", "a pool, such as exclusive")]

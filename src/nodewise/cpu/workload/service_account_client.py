@@ -132,7 +132,7 @@ def _response_error(what: str, status: int, value: Any, data: bytes) -> Nodewise
     return kind(what, [problem])
 
 
-def open_store(options: IsolateArguments) -> AllocationStore:
+def open_config_map_store(options: IsolateArguments) -> AllocationStore:
     """The ConfigMap of this node."""
     api: ApiClient
     if options.kubeconfig:

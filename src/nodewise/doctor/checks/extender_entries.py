@@ -5,7 +5,7 @@ from typing import Final
 
 from nodewise import clock
 from nodewise.agent import LoadScoring
-from nodewise.agents import find as find_agent
+from nodewise.agents import find_agent_kind as find_agent
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Extenders,
@@ -134,7 +134,7 @@ def check_ignorable(registrations: Registrations) -> Iterator[Finding]:
 
 
 @check("bind-verb-missing")
-def check_verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
+def check_entry_verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
     """The verbs and resources of the gpu agent may be in one of several entries of a scheduler."""
     for registration in registrations:
         entry = registration.entry
@@ -195,7 +195,7 @@ def check_managed_resources(
 
 
 @check("weight-zero")
-def check_weight(
+def check_entry_weight(
     registrations: Registrations, extenders: Extenders = (), policies: Policies = ()
 ) -> Iterator[Finding]:
     for registration in registrations:
@@ -228,7 +228,7 @@ def _has_weight(entry: ExtenderEntry) -> bool:
 
 
 @check("filters-own-pods")
-def check_own_pods(registrations: Registrations, extenders: Extenders) -> Iterator[Finding]:
+def check_own_pods_need_no_extender(registrations: Registrations, extenders: Extenders) -> Iterator[Finding]:
     """nodewise's own pods must not need nodewise to be scheduled."""
     for registration in registrations:
         entry = registration.entry
@@ -236,7 +236,7 @@ def check_own_pods(registrations: Registrations, extenders: Extenders) -> Iterat
             continue
         for workload in (extender.workload for extender in extenders):
             is_fixed = workload.is_static or workload.node != ""
-            if registration.configuration.serves(workload.scheduler_name) and not is_fixed:
+            if registration.configuration.has_profile_for_scheduler(workload.scheduler_name) and not is_fixed:
                 actual = f" filters all pods of {workload.scheduler_name}, {workload.where} among them"
                 expected = "managedResources, or another scheduler"
                 yield create_entry_finding("filters-own-pods", registration, actual, expected)
@@ -268,7 +268,7 @@ def check_load_aware_scorers(
 
 
 @check("two-load-aware-scorers")
-def check_similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
+def check_agents_with_similar_scores(extenders: Extenders = ()) -> Iterator[Finding]:
     """Agents whose scores are about the same. That may be intended, as --weights adds them."""
     for extender in extenders:
         similar = [name for name in extender.agents if _agent_load_scoring_share(name) == "whole"]
@@ -302,10 +302,10 @@ CHECKS: Final = (
     check_node_cache_capable,
     check_http_timeout,
     check_ignorable,
-    check_verbs,
+    check_entry_verbs,
     check_managed_resources,
-    check_weight,
-    check_own_pods,
+    check_entry_weight,
+    check_own_pods_need_no_extender,
     check_load_aware_scorers,
-    check_similar_agents,
+    check_agents_with_similar_scores,
 )

@@ -39,7 +39,7 @@ _REMOTE: Final = "call doctor on a host of the control plane, or where the addre
 
 
 @check("extender-not-registered")
-def check_registration(
+def check_extender_registered(
     registrations: tuple[Registration | UnavailableFact, ...] = (),
     schedulers: Schedulers = (),
     pods: Pods = (),
@@ -95,7 +95,7 @@ def _check_static_pods(
 
 
 @check("extender-not-reached")
-def check_addresses(
+def check_entry_addresses(
     registrations: Registrations,
     extenders: Extenders | None = None,
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
@@ -176,7 +176,7 @@ def _extender_not_reached_finding(registration: Registration, actual: str, expec
 
 
 @check("extender-not-reached")
-def check_calls(
+def check_extender_calls(
     registrations: Registrations, pods: Pods = (), replica_metrics: tuple[ReplicaMetrics, ...] = ()
 ) -> Iterator[Finding]:
     """Replicas without any call, although an entry leads to them and pods wait."""
@@ -246,9 +246,9 @@ def _format_scheduler_of_name(name: str, schedulers: Schedulers) -> str:
 
 
 CHECKS: Final = (
-    check_registration,
-    check_addresses,
-    check_calls,
+    check_extender_registered,
+    check_entry_addresses,
+    check_extender_calls,
     check_reported_call_errors,
     check_pods_without_scheduler,
     check_schedulers_without_pods,

@@ -22,7 +22,7 @@ _MAX_LISTED: Final = 3
 
 
 @check("replicas-not-ready")
-def check_installation(
+def check_extender_is_installed(
     extenders: Extenders,
     namespaces: tuple[str, ...],
     registrations: tuple[Registration | UnavailableFact, ...] = (),
@@ -113,7 +113,7 @@ def _admission_policy_matches(policy: AdmissionPolicy, resource: str, text: str)
 
 
 @check(NOT_CHECKED)
-def check_other_namespaces(
+def check_unexamined_namespaces(
     programs_elsewhere: tuple[str, ...] = (), namespaces: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
     """Programs that were not examined: a tenant's, or those of a namespace that -n does not name."""
@@ -130,9 +130,9 @@ def check_other_namespaces(
 
 
 CHECKS: Final = (
-    check_installation,
+    check_extender_is_installed,
     check_ready_replicas,
     check_rights,
     check_missing_admission_policies,
-    check_other_namespaces,
+    check_unexamined_namespaces,
 )

@@ -127,18 +127,26 @@ def check_pods_without_extender(
     ]
     for pod in pods:
         key = (pod.namespace, pod.policy)
-        if key in filtering and not pod.avoids_violating and (why := _why_not_sent(pod, configurations)):
+        if (
+            key in filtering
+            and not pod.avoids_violating
+            and (why := _reason_pod_is_not_sent(pod, configurations))
+        ):
             filtering.remove(key)
             expected = "a scheduler that calls nodewise, and a request of the entry's managedResources"
             actual = f"names the policy {pod.policy}, {why}"
             yield finding("policy-without-effect", pod.where, actual, expected)
 
 
-def _why_not_sent(pod: PodInfo, configurations: list[SchedulerConfiguration]) -> str:
+def _reason_pod_is_not_sent(pod: PodInfo, configurations: list[SchedulerConfiguration]) -> str:
     """Why its scheduler does not send a pod to nodewise; empty if it does, or if that is unknown."""
     if not configurations:
         return _format_missing_request(pod, [{SCHEDULING_RESOURCE}])
-    serving = [configuration for configuration in configurations if configuration.serves(pod.scheduler_name)]
+    serving = [
+        configuration
+        for configuration in configurations
+        if configuration.has_profile_for_scheduler(pod.scheduler_name)
+    ]
     entries = [entry for configuration in serving for entry in configuration.entries]
     if filters := list(filter(_entry_filters_by_policy, entries)):
         return _format_missing_request(
@@ -185,7 +193,7 @@ def check_trust_of_all_namespaces(extenders: Extenders) -> Iterator[Finding]:
 
 
 @check("sample-too-small")
-def check_sample_size(
+def check_policies_against_node_sample(
     registrations: Registrations, policies: Policies, node_count: int, pods: Pods = ()
 ) -> Iterator[Result]:
     """Whether a policy may reject all nodes of kube-scheduler's sample, by its verdicts as they are now."""
@@ -281,7 +289,7 @@ _METRICS_API_UNAVAILABLE: Final = UnavailableFact(
 
 
 @check("metric-missing", "metric-names-mismatch")
-def check_metrics(
+def check_metrics_have_values(
     policies: Policies,
     metrics: Mapping[str, MetricCoverage | UnavailableFact] | None = None,
     metrics_apis: tuple[MetricsApiStatus, ...] | None = None,
@@ -293,7 +301,7 @@ def check_metrics(
         coverage = _metric_coverage(metric, users, metrics or {}, replica_metrics)
         if isinstance(coverage, UnavailableFact):
             missing = coverage if _are_metrics_apis_available(metrics_apis) else _METRICS_API_UNAVAILABLE
-            yield from (NotChecked(id_, missing) for id_ in check_metrics.ids)
+            yield from (NotChecked(id_, missing) for id_ in check_metrics_have_values.ids)
         elif coverage is not None:
             yield from _check_metric_coverage(metric, users, coverage)
             for policy in () if coverage.nodes else users:
@@ -385,8 +393,8 @@ CHECKS: Final = (
     check_pods_without_extender,
     check_namespace_trust,
     check_trust_of_all_namespaces,
-    check_sample_size,
+    check_policies_against_node_sample,
     check_descheduler,
     check_metrics_apis,
-    check_metrics,
+    check_metrics_have_values,
 )

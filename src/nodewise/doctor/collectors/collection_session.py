@@ -63,7 +63,7 @@ class Session:
     async def get(self, collector: Collector[T]) -> T | UnavailableFact:
         """A fact, or why it is unavailable."""
         if collector not in self._tasks:
-            self._tasks[collector] = asyncio.create_task(self._run(collector))
+            self._tasks[collector] = asyncio.create_task(self._run_collector_once(collector))
         return cast("T | UnavailableFact", await self._tasks[collector])
 
     async def require(self, collector: Collector[T]) -> T:
@@ -73,7 +73,7 @@ class Session:
             raise MissingFact(value)
         return value
 
-    async def _run(self, collector: Collector[T]) -> T | UnavailableFact:
+    async def _run_collector_once(self, collector: Collector[T]) -> T | UnavailableFact:
         try:
             return await collector(self)
         except MissingFact as missing:

@@ -43,18 +43,20 @@ class FileReader:
                 what, posixpath.join(mount.name, inside) if inside else mount.name, workload
             )
         if mount.kind == "configMap":
-            return await self._read_key(CONFIG_MAPS, workload.namespace, mount.name, inside)
+            return await self._read_config_map_or_secret_key(
+                CONFIG_MAPS, workload.namespace, mount.name, inside
+            )
         if mount.kind == "secret":
-            return await self._read_key(SECRETS, workload.namespace, mount.name, inside)
+            return await self._read_config_map_or_secret_key(SECRETS, workload.namespace, mount.name, inside)
         return UnavailableFact(what, "its volume is of a kind that cannot be read from here")
 
-    async def read_chain(
+    async def read_certificate_chain(
         self, workload: Workload, container: Container, path: str
     ) -> Chain | UnavailableFact:
         """The certificates of a file."""
         return parse_certificate_chain(await self.read(workload, container, path))
 
-    async def _read_key(
+    async def _read_config_map_or_secret_key(
         self, resource: Resource, namespace: str, name: str, key: str
     ) -> bytes | UnavailableFact:
         """A key of a ConfigMap or a Secret."""
@@ -68,7 +70,7 @@ class FileReader:
         if resource is CONFIG_MAPS and text:
             return text.encode(errors="replace")[:_MAX_BYTES]
         encoded = get_text(value, "binaryData", key) if resource is CONFIG_MAPS else text
-        return _decode(encoded) or UnavailableFact(what, f"it has no key {key}")
+        return _decode_utf8(encoded) or UnavailableFact(what, f"it has no key {key}")
 
     async def _read_object_once(self, resource: Resource, namespace: str, name: str) -> Any:
         """An object, read once."""
@@ -83,7 +85,7 @@ class FileReader:
         return self._objects[path]
 
 
-def read_local(path: str) -> bytes | UnavailableFact:
+def read_local_file(path: str) -> bytes | UnavailableFact:
     """A file of this host."""
     try:
         with Path(path).open("rb") as file:
@@ -98,7 +100,7 @@ def parse_certificate_chain(pem: bytes | UnavailableFact) -> Chain | Unavailable
     return pem if isinstance(pem, UnavailableFact) else certificates.parse_pem(pem)
 
 
-def host_path(container: Container, path: str) -> str:
+def host_path_of_container_file(container: Container, path: str) -> str:
     """The path on its host of a container's file; empty if the file is not of the host."""
     source = workloads.find_mount(container, path)
     if source is None or source[0].kind != "hostPath":
@@ -126,14 +128,14 @@ def _first_host_name_label(host: str) -> str:
 
 def _read_host_path(what: str, path: str, workload: Workload) -> bytes | UnavailableFact:
     if may_read_host_files(workload):
-        data = read_local(path)
+        data = read_local_file(path)
         return data._replace(remedy=_COPY) if isinstance(data, UnavailableFact) else data
     kind, namespace, name = workload.where.split("/")
     remedy = _FORWARD.format(namespace, name) if kind == "Pod" else _COPY
     return UnavailableFact(what, f"it lies on host {workload.node or 'of the pod'}, as {path}", remedy=remedy)
 
 
-def _decode(text: str) -> bytes:
+def _decode_utf8(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)[:_MAX_BYTES]
     except (binascii.Error, ValueError):

@@ -16,7 +16,7 @@ from nodewise.doctor.collectors.scheduling_program_workloads import (
 )
 from nodewise.doctor.facts import Descheduler, UnavailableFact
 from nodewise.doctor.parsing import workloads
-from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_texts
+from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_text_list
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.errors import UNREADABLE, BadInput
 from nodewise.kube import yaml_json_documents
@@ -60,13 +60,13 @@ def read_descheduler_policy(where: str, policy: Any) -> Descheduler:
     affinity_types: list[str] = []
     for profile in get_list(policy, "profiles"):
         for point in ("deschedule", "balance"):
-            plugins |= dict.fromkeys(get_texts(profile, "plugins", point, "enabled"))
+            plugins |= dict.fromkeys(get_text_list(profile, "plugins", point, "enabled"))
         for plugin in get_list(profile, "pluginConfig"):
             if get_text(plugin, "name") == _AFFINITY:
-                affinity_types += get_texts(plugin, "args", "nodeAffinityType")
+                affinity_types += get_text_list(plugin, "args", "nodeAffinityType")
     for name, strategy in get_mapping(policy, "strategies").items():
         if get(strategy, "enabled") is True:
             plugins[name] = None
             if name == _AFFINITY:
-                affinity_types += get_texts(strategy, "params", "nodeAffinityType")
+                affinity_types += get_text_list(strategy, "params", "nodeAffinityType")
     return Descheduler(where, tuple(map(short, plugins)), tuple(affinity_types))

@@ -49,15 +49,17 @@ async def collect_extenders(session: Session) -> tuple[ExtenderWorkload, ...]:
 
 
 async def _read_extender(session: Session, workload: Workload, pods: list[ReplicaPod]) -> ExtenderWorkload:
-    container = find_container(workload, workloads.is_extender)
-    path, file, unread = workloads.settings_file(container), b"", None
+    container = find_container(workload, workloads.runs_nodewise_extender)
+    path, file, unread = workloads.settings_file_path(container), b"", None
     if path:
         data = await session.files.read(workload, container, path)
         unread, file = (data, b"") if isinstance(data, UnavailableFact) else (None, data)
     settings = workloads.settings(container, file)
     problems = tuple(dict.fromkeys(problem for pod in pods for problem in pod.problems))
     client_ca, serving = [
-        await session.files.read_chain(workload, container, settings[name]) if settings.get(name) else ()
+        await session.files.read_certificate_chain(workload, container, settings[name])
+        if settings.get(name)
+        else ()
         for name in ("client_ca", "cert")
     ]
     with_problems = workload._replace(problems=(*workload.problems, *problems))

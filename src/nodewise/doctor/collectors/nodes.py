@@ -16,7 +16,7 @@ from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.extender_workloads import collect_extenders
 from nodewise.doctor.facts import ExtenderWorkload, GpuNodeInfo, KubeletConfiguration, UnavailableFact
-from nodewise.doctor.parsing.object_fields import get_labels, get_mapping, get_text
+from nodewise.doctor.parsing.object_fields import get_mapping, get_text, get_text_mapping
 from nodewise.errors import UNREADABLE
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics import node_attributes
@@ -61,7 +61,9 @@ async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     if isinstance(nodes, UnavailableFact):
         return nodes
-    return ParsedNodes(nodes, cooperative_scheduling.run_without_pauses(node_attributes.read_nodes(nodes)))
+    return ParsedNodes(
+        nodes, cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(nodes))
+    )
 
 
 def _gpu_resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[vendor_resource_names.ResourceProfile]:
@@ -80,7 +82,7 @@ def parse_node(profiles: Sequence[vendor_resource_names.ResourceProfile], body: 
         node = msgspec.json.decode(body, type=_NodeObject)
     except UNREADABLE:
         return None
-    labels = get_labels(parse_json(bytes(node.metadata.labels)))
+    labels = get_text_mapping(parse_json(bytes(node.metadata.labels)))
     amounts = get_mapping(parse_json(bytes(node.status.allocatable)))
     # a copy, because raw fields keep the whole page of the list in memory
     status = NodeStatusFields(node.status.addresses, msgspec.Raw(bytes(node.status.allocatable)))

@@ -25,7 +25,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.certificates import Chain
-from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_texts
+from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_text_list
 from nodewise.metrics import custom_metrics_api, resource_metrics_api
 
 _CLUSTER_CA: Final = "extension-apiserver-authentication"
@@ -87,10 +87,10 @@ def needed_rights(extender: ExtenderWorkload, metrics: Sequence[str] = ()) -> li
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
     cluster_rules, own_rules = _parse_deployed_rbac_rules(extender)
-    rights = [right for rule in cluster_rules for right in _rights_of_rule(rule, "")]
-    rights += [right for rule in own_rules for right in _rights_of_rule(rule, extender.workload.namespace)]
+    rights = [right for rule in cluster_rules for right in _expand_rbac_rule(rule, "")]
+    rights += [right for rule in own_rules for right in _expand_rbac_rule(rule, extender.workload.namespace)]
     rights = [right for right in rights if _is_right_needed(extender, right)]
-    return list(dict.fromkeys([*rights, *_rights_of_metrics(extender, metrics)]))
+    return list(dict.fromkeys([*rights, *_rights_to_read_custom_metrics(extender, metrics)]))
 
 
 def _parse_deployed_rbac_rules(
@@ -101,13 +101,13 @@ def _parse_deployed_rbac_rules(
     if "gpu" in extender.agents:
         cluster_rules += second_scheduler.GPU_CLUSTER_RULES
         own_rules += second_scheduler.GPU_RULES
-    kinds = filter(None, map(agents.find, extender.agents))
+    kinds = filter(None, map(agents.find_agent_kind, extender.agents))
     if any(kind.keeps_memory for kind in kinds) and not extender.settings.get("state"):
         own_rules += second_scheduler.MEMORY_RULES
     return cluster_rules, own_rules
 
 
-def _rights_of_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[AccessRight]:
+def _expand_rbac_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[AccessRight]:
     for group in rule["apiGroups"]:
         for name in rule["resources"]:
             for verb in rule["verbs"]:
@@ -118,7 +118,7 @@ def _rights_of_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[Acc
 def _is_right_needed(extender: ExtenderWorkload, right: AccessRight) -> bool:
     """Whether an extender with these settings needs a right of the rules."""
     if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
-        return False  # depends on the policies: `_rights_of_metrics`
+        return False  # depends on the policies: `_rights_to_read_custom_metrics`
     if right.group == "telemetry.intel.com":
         return "telemetry" in extender.agents
     if right.resource == "namespaces":
@@ -128,7 +128,9 @@ def _is_right_needed(extender: ExtenderWorkload, right: AccessRight) -> bool:
     return True
 
 
-def _rights_of_metrics(extender: ExtenderWorkload, metrics: Sequence[str]) -> Iterator[AccessRight]:
+def _rights_to_read_custom_metrics(
+    extender: ExtenderWorkload, metrics: Sequence[str]
+) -> Iterator[AccessRight]:
     """Each custom metric is a resource of its own, as a rule of RBAC may name it."""
     if "telemetry" not in extender.agents or "prometheus_url" in extender.settings:
         return
@@ -148,15 +150,19 @@ async def collect_admission_policies(session: Session) -> tuple[AdmissionPolicy,
     )
     if isinstance(policies, UnavailableFact):
         return policies
-    return bindings if isinstance(bindings, UnavailableFact) else enforced_policies(policies, bindings)
+    return (
+        bindings if isinstance(bindings, UnavailableFact) else enforced_admission_policies(policies, bindings)
+    )
 
 
-def enforced_policies(policies: Iterable[Any], bindings: Iterable[Any]) -> tuple[AdmissionPolicy, ...]:
+def enforced_admission_policies(
+    policies: Iterable[Any], bindings: Iterable[Any]
+) -> tuple[AdmissionPolicy, ...]:
     """The policies that fail closed and have a binding that denies everywhere; others enforce nothing."""
     denying = {
         get_text(binding, "spec", "policyName")
         for binding in bindings
-        if "Deny" in get_texts(binding, "spec", "validationActions")
+        if "Deny" in get_text_list(binding, "spec", "validationActions")
         and get(binding, "spec", "matchResources") is None
     }
     return tuple(
@@ -172,7 +178,7 @@ def _parse_admission_policy(policy: Any) -> AdmissionPolicy:
     conditions = get_list(policy, "spec", "matchConditions")
     return AdmissionPolicy(
         get_text(policy, "metadata", "name"),
-        frozenset(name for rule in rules for name in get_texts(rule, "resources")),
+        frozenset(name for rule in rules for name in get_text_list(rule, "resources")),
         tuple(get_text(condition, "expression") for condition in conditions),
     )
 

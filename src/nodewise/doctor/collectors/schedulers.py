@@ -13,16 +13,16 @@ from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.cluster_reader import ENDPOINT_SLICES, SERVICES, ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
 from nodewise.doctor.collectors.container_files import (
-    host_path,
+    host_path_of_container_file,
     is_this_host,
     may_read_host_files,
     parse_certificate_chain,
-    read_local,
+    read_local_file,
 )
 from nodewise.doctor.collectors.scheduling_program_workloads import (
     collect_program_workloads,
     find_container,
-    is_scheduler,
+    runs_kube_scheduler,
 )
 from nodewise.doctor.collectors.tls_probe import Address, Probe
 from nodewise.doctor.facts import (
@@ -35,7 +35,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
 from nodewise.doctor.parsing.certificates import Chain
-from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get_text, get_texts
+from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get_text, get_text_list
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration, split_url
 from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.errors import BadSettings, Problem
@@ -64,12 +64,15 @@ async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...] | Un
     if isinstance(listed, UnavailableFact) and not named:
         return listed
     pods = () if isinstance(listed, UnavailableFact) else listed.schedulers
-    running = await asyncio.gather(*(_read_workload(session, pod) for pod in pods))
+    running = await asyncio.gather(*(_read_scheduler_of_workload(session, pod) for pod in pods))
     names = frozenset(scheduler.where for scheduler in named)
     merged = _merge_named_and_running(named, list(running))
     return tuple(
         await asyncio.gather(
-            *(_collect_entries(session, scheduler, is_named=scheduler.where in names) for scheduler in merged)
+            *(
+                _collect_nodewise_entries(session, scheduler, is_named=scheduler.where in names)
+                for scheduler in merged
+            )
         )
     )
 
@@ -134,9 +137,9 @@ async def _read_configz(target: ExaminationTarget) -> SchedulerInfo:
         )
 
 
-async def _read_workload(session: Session, workload: Workload) -> SchedulerInfo:
+async def _read_scheduler_of_workload(session: Session, workload: Workload) -> SchedulerInfo:
     """A scheduler of the cluster with the configuration that its --config names."""
-    container = find_container(workload, is_scheduler)
+    container = find_container(workload, runs_kube_scheduler)
     path = workloads.flag(container, "config")
     if not path:
         return SchedulerInfo(workload.where, _scheduler_without_config_flag(workload, container), workload)
@@ -146,8 +149,8 @@ async def _read_workload(session: Session, workload: Workload) -> SchedulerInfo:
     configuration = scheduler_configuration.parse(data)
     if configuration.problems and not configuration.profiles:
         problem = UnavailableFact(f"{path} of {workload.where}", "; ".join(configuration.problems))
-        return SchedulerInfo(_configuration_source(workload, container, path), problem, workload)
-    return SchedulerInfo(_configuration_source(workload, container, path), configuration, workload)
+        return SchedulerInfo(_find_configuration_source(workload, container, path), problem, workload)
+    return SchedulerInfo(_find_configuration_source(workload, container, path), configuration, workload)
 
 
 def _scheduler_without_config_flag(
@@ -161,7 +164,7 @@ def _scheduler_without_config_flag(
     return default._replace(profiles=(default.profiles[0]._replace(scheduler_name=name),))
 
 
-def _configuration_source(workload: Workload, container: Container, path: str) -> str:
+def _find_configuration_source(workload: Workload, container: Container, path: str) -> str:
     """The object that contains the configuration; the workload itself if it is a file of the host."""
     source = workloads.find_mount(container, path)
     if source is None or source[0].kind == "hostPath":
@@ -183,27 +186,29 @@ class _EntryFiles(NamedTuple):
     def local_path(self, file: str) -> str:
         """The file's path on this host; empty if it is none of this host."""
         if self.workload is not None and self.container is not None and may_read_host_files(self.workload):
-            return host_path(self.container, file)
+            return host_path_of_container_file(self.container, file)
         return file if self.is_named else ""
 
     async def read(self, file: str) -> bytes | UnavailableFact:
         if path := self.local_path(file):
-            data = read_local(path)
+            data = read_local_file(path)
             return data._replace(remedy=_WRONG_HOST) if isinstance(data, UnavailableFact) else data
         if self.workload is None or self.container is None:
             return UnavailableFact(file, "its host is unknown")
         return await self.session.files.read(self.workload, self.container, file)
 
 
-async def _collect_entries(session: Session, scheduler: SchedulerInfo, *, is_named: bool) -> SchedulerInfo:
+async def _collect_nodewise_entries(
+    session: Session, scheduler: SchedulerInfo, *, is_named: bool
+) -> SchedulerInfo:
     """With certificates, Services and servers of nodewise's entries."""
     if isinstance(scheduler.configuration, UnavailableFact):
         return scheduler
     workload = scheduler.workload
-    container = find_container(workload, is_scheduler) if workload else None
+    container = find_container(workload, runs_kube_scheduler) if workload else None
     files = _EntryFiles(session, workload, container, is_named)
     entries = [entry for entry in scheduler.configuration.entries if entry.is_nodewise]
-    results = await asyncio.gather(*(_read_entry(files, entry) for entry in entries))
+    results = await asyncio.gather(*(_read_entry_certificates_and_server(files, entry) for entry in entries))
     by_number = {entry.number: result for entry, result in zip(entries, results, strict=True)}
     return scheduler._replace(
         certificates={number: result[0] for number, result in by_number.items()},
@@ -212,13 +217,13 @@ async def _collect_entries(session: Session, scheduler: SchedulerInfo, *, is_nam
     )
 
 
-async def _read_entry(
+async def _read_entry_certificates_and_server(
     files: _EntryFiles, entry: ExtenderEntry
 ) -> tuple[EntryCertificates, Service | UnavailableFact | None, ProbedServer]:
-    own = await _read_certificates(files, entry)
+    own = await _read_entry_certificates(files, entry)
     reader = files.session.reader
     service, addresses = await _read_service(reader, entry)
-    if _is_inside_pod(files.workload, entry) and not files.is_named:
+    if _is_address_inside_scheduler_pod(files.workload, entry) and not files.is_named:
         return own, service, ProbedServer(attempts=("it is the scheduler's own pod",))
     reader.say(f"connecting to {entry.url}")
     cert_file, key_file = files.local_path(entry.cert_file), files.local_path(entry.key_file)
@@ -227,23 +232,25 @@ async def _read_entry(
     return own, service, server
 
 
-def _is_inside_pod(workload: Workload | None, entry: ExtenderEntry) -> bool:
+def _is_address_inside_scheduler_pod(workload: Workload | None, entry: ExtenderEntry) -> bool:
     """Whether the address is one of the scheduler's own pod, which cannot be reached from here."""
     if workload is None or not is_loopback(split_url(entry.url)[1]):
         return False
     return not (workload.host_network and is_this_host(workload.node))
 
 
-async def _read_certificates(files: _EntryFiles, entry: ExtenderEntry) -> EntryCertificates:
+async def _read_entry_certificates(files: _EntryFiles, entry: ExtenderEntry) -> EntryCertificates:
     """The certificates of an entry, and the public key of its private key."""
     return EntryCertificates(
-        ca=await _read_chain(files, entry.ca_data, entry.ca_file),
-        client=await _read_chain(files, entry.cert_data, entry.cert_file),
+        ca=await _read_certificate_chain(files, entry.ca_data, entry.ca_file),
+        client=await _read_certificate_chain(files, entry.cert_data, entry.cert_file),
         key=entry.key_data or await _read_public_key(files, entry.key_file),
     )
 
 
-async def _read_chain(files: _EntryFiles, data: bytes, file: str) -> Chain | UnavailableFact | None:
+async def _read_certificate_chain(
+    files: _EntryFiles, data: bytes, file: str
+) -> Chain | UnavailableFact | None:
     if data:
         return certificates.parse_pem(data)
     return parse_certificate_chain(await files.read(file)) if file else None
@@ -281,17 +288,17 @@ async def _read_service(
     cluster_ip = get_text(service, "spec", "clusterIP")
     if isinstance(slices, UnavailableFact):
         return Service(where, ports, slices), [(cluster_ip, port)]
-    ready = list(_ready_addresses(slices))
+    ready = list(_ready_endpoint_addresses(slices))
     own = [(cluster_ip, port)] if cluster_ip and cluster_ip != "None" else []
     return Service(where, ports, len(ready)), [*ready[:_MAX_ENDPOINTS], *own]
 
 
-def _ready_addresses(slices: Iterable[Any]) -> Iterable[Address]:
+def _ready_endpoint_addresses(slices: Iterable[Any]) -> Iterable[Address]:
     """The first address of each ready endpoint. A condition that is not set means ready."""
     for endpoint_slice in slices:
         numbers = (get_number(port, "port") for port in get_list(endpoint_slice, "ports"))
         port = next((number for number in numbers if number), 0)
         for endpoint in get_list(endpoint_slice, "endpoints"):
             if get(endpoint, "conditions", "ready") is not False:
-                for address in get_texts(endpoint, "addresses")[:1]:
+                for address in get_text_list(endpoint, "addresses")[:1]:
                     yield address, port

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import clock
-from nodewise.agents.telemetry.agent import POLICY_LABEL, misspelt_label
+from nodewise.agents.telemetry.agent import POLICY_LABEL, find_misspelt_policy_label
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,
@@ -20,7 +20,14 @@ from nodewise.doctor.collectors.cluster_reader import (
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.facts import PodInfo, UnavailableFact
 from nodewise.doctor.parsing import workloads
-from nodewise.doctor.parsing.object_fields import get, get_labels, get_list, get_mapping, get_text, get_texts
+from nodewise.doctor.parsing.object_fields import (
+    get,
+    get_list,
+    get_mapping,
+    get_text,
+    get_text_list,
+    get_text_mapping,
+)
 from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.kube.resource_kinds import PODS, selector
 from nodewise.terminal_escaping import short
@@ -60,7 +67,7 @@ class ReplicaPod(NamedTuple):
     problems: tuple[str, ...]
 
 
-def is_scheduler(container: Container) -> bool:
+def runs_kube_scheduler(container: Container) -> bool:
     if any(workloads.runs(container, name) for name in _SCHEDULERS):
         return True
     return workloads.runs(container, "scheduler") and workloads.flag(container, "config") is not None
@@ -70,7 +77,7 @@ def is_descheduler(container: Container) -> bool:
     return workloads.runs(container, "descheduler")
 
 
-_PROGRAMS: Final = (is_scheduler, is_descheduler, workloads.is_extender)
+_PROGRAMS: Final = (runs_kube_scheduler, is_descheduler, workloads.runs_nodewise_extender)
 
 
 def find_container(workload: Workload, is_wanted: Callable[[Container], bool]) -> Container:
@@ -83,16 +90,16 @@ async def collect_program_workloads(session: Session) -> ProgramWorkloads | Unav
     kinds = (DEPLOYMENTS, DAEMON_SETS, STATEFUL_SETS, CRON_JOBS)
     lists = await asyncio.gather(
         *(session.reader.get_list(kind, partial(_parse_workload, kind.kind)) for kind in kinds),
-        _read_single_pods(session.reader),
+        _read_pods_without_controller(session.reader),
     )
     if missing := [part for part in lists if isinstance(part, UnavailableFact)]:
         return _join_unavailable_reasons(missing)
-    everywhere = [workload for part in lists for workload in _readable_or_empty(part)]
+    everywhere = [workload for part in lists for workload in _value_or_empty_if_unavailable(part)]
     examined = [workload for workload in everywhere if workload.namespace in session.namespaces]
     return ProgramWorkloads(
-        _workloads_with_container(examined, is_scheduler),
+        _workloads_with_container(examined, runs_kube_scheduler),
         _workloads_with_container(examined, is_descheduler),
-        _workloads_with_container(examined, workloads.is_extender),
+        _workloads_with_container(examined, workloads.runs_nodewise_extender),
         tuple(workload for workload in everywhere if workload.namespace not in session.namespaces),
     )
 
@@ -103,7 +110,7 @@ def _workloads_with_container(
     return tuple(workload for workload in listed if any(map(is_program, workload.containers)))
 
 
-def _readable_or_empty(part: list[Workload] | UnavailableFact) -> list[Workload]:
+def _value_or_empty_if_unavailable(part: list[Workload] | UnavailableFact) -> list[Workload]:
     return [] if isinstance(part, UnavailableFact) else part
 
 
@@ -117,30 +124,30 @@ async def collect_programs_elsewhere(session: Session) -> tuple[str, ...]:
     return tuple(workload.where for workload in (await session.require(collect_program_workloads)).elsewhere)
 
 
-async def _read_single_pods(reader: ClusterReader) -> list[Workload] | UnavailableFact:
+async def _read_pods_without_controller(reader: ClusterReader) -> list[Workload] | UnavailableFact:
     """Pods without a controller, and mirror pods; in a large cluster only those of kube-system."""
-    pods = await reader.get_list(PODS, parse_single_pod, limit=_MAX_PODS)
+    pods = await reader.get_list(PODS, parse_pod_without_controller, limit=_MAX_PODS)
     if isinstance(pods, UnavailableFact) and pods.is_minor:
-        return await reader.get_list(PODS, parse_single_pod, namespace=SYSTEM_NAMESPACE)
+        return await reader.get_list(PODS, parse_pod_without_controller, namespace=SYSTEM_NAMESPACE)
     return pods
 
 
 def _parse_workload(kind: str, body: bytes) -> Workload | None:
     workload = workloads.parse(kind, parse_json(body))
-    return workload if _runs_program(workload) else None
+    return workload if _runs_examined_program(workload) else None
 
 
-def parse_single_pod(body: bytes) -> Workload | None:
+def parse_pod_without_controller(body: bytes) -> Workload | None:
     if b"scheduler" not in body and b"nodewise" not in body:  # most pods of a large cluster
         return None
     value = parse_json(body)
     pod = workloads.parse("Pod", value)
     owners = [get_text(owner, "kind") for owner in get_list(value, "metadata", "ownerReferences")]
     is_single = all(kind == "Node" for kind in owners)
-    return pod if is_single and pod.replicas and _runs_program(pod) else None
+    return pod if is_single and pod.replicas and _runs_examined_program(pod) else None
 
 
-def _runs_program(workload: Workload) -> bool:
+def _runs_examined_program(workload: Workload) -> bool:
     return any(is_program(container) for container in workload.containers for is_program in _PROGRAMS)
 
 
@@ -169,7 +176,7 @@ async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ..
     lists = await asyncio.gather(
         session.reader.get_list(PODS, parse, selectors=_PENDING),
         session.reader.get_list(PODS, parse, selectors=_WITH_POLICY),
-        session.reader.get_list(PODS, partial(_parse_misspelled, now), limit=_MAX_PODS),
+        session.reader.get_list(PODS, partial(_parse_pod_with_misspelled_label, now), limit=_MAX_PODS),
     )
     by_key: dict[tuple[str, str], PodInfo] = {}
     for part in lists:
@@ -180,12 +187,12 @@ async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ..
     return tuple(by_key.values())
 
 
-def _parse_misspelled(now: float, body: bytes) -> PodInfo | None:
+def _parse_pod_with_misspelled_label(now: float, body: bytes) -> PodInfo | None:
     try:
         labels = msgspec.json.decode(body, type=_Labels).metadata.labels or ()
     except msgspec.MsgspecError:
         return None
-    return parse_pod(now, body) if misspelt_label(labels) else None
+    return parse_pod(now, body) if find_misspelt_policy_label(labels) else None
 
 
 def parse_pod(now: float, body: bytes) -> PodInfo | None:
@@ -193,7 +200,7 @@ def parse_pod(now: float, body: bytes) -> PodInfo | None:
     value = parse_json(body)
     if workloads.is_finished(value):
         return None
-    spec, labels = get(value, "spec"), get_labels(value, "metadata", "labels")
+    spec, labels = get(value, "spec"), get_text_mapping(value, "metadata", "labels")
     policy = labels.get(POLICY_LABEL, "")
     return PodInfo(
         name=get_text(value, "metadata", "name"),
@@ -201,16 +208,16 @@ def parse_pod(now: float, body: bytes) -> PodInfo | None:
         policy=policy,
         scheduler_name=get_text(spec, "schedulerName") or "default-scheduler",
         node=get_text(spec, "nodeName"),
-        age_s=now - _created_at(value, now),
+        age_s=now - _parse_creation_time(value, now),
         resources=tuple(sorted(_requested_resources(spec))),
-        message=short(workloads.scheduling_message(value), 500),
-        avoids_violating=_avoids_violating(spec, policy),
+        message=short(workloads.unscheduled_message(value), 500),
+        avoids_violating=_avoids_nodes_violating_policy(spec, policy),
         is_gated=bool(get_list(spec, "schedulingGates")),
-        misspelled_label=misspelt_label(labels),
+        misspelled_label=find_misspelt_policy_label(labels),
     )
 
 
-def _created_at(value: Any, default: float) -> float:
+def _parse_creation_time(value: Any, default: float) -> float:
     try:
         return clock.parse_rfc3339(get_text(value, "metadata", "creationTimestamp"))
     except ValueError:
@@ -224,21 +231,21 @@ def _requested_resources(spec: Any) -> Iterable[str]:
             yield from (name for name in get_mapping(container, "resources", kind) if "/" in name)
 
 
-def _avoids_violating(spec: Any, policy: str) -> bool:
+def _avoids_nodes_violating_policy(spec: Any, policy: str) -> bool:
     """Whether every term of its required node affinity excludes nodes that the policy labels."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     terms = get_list(spec, "affinity", "nodeAffinity", required, "nodeSelectorTerms")
     return bool(policy and terms) and all(
         any(
-            get_text(expression, "key") == policy and _excludes_violating(expression)
+            get_text(expression, "key") == policy and _excludes_nodes_with_policy_label(expression)
             for expression in get_list(term, "matchExpressions")
         )
         for term in terms
     )
 
 
-def _excludes_violating(expression: Any) -> bool:
+def _excludes_nodes_with_policy_label(expression: Any) -> bool:
     operator = get_text(expression, "operator")
     return operator == "DoesNotExist" or (
-        operator == "NotIn" and "violating" in get_texts(expression, "values")
+        operator == "NotIn" and "violating" in get_text_list(expression, "values")
     )

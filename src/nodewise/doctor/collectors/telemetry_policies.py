@@ -128,7 +128,7 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Unavaila
     )
 
     async def fetch(request: MetricRequest) -> Series | UnavailableFact:
-        series: Series | UnavailableFact = _metric_without_values(request.metric, "no source was asked")
+        series: Series | UnavailableFact = _empty_metric_series(request.metric, "no source was asked")
         async with limit:
             if sources.custom:
                 series = await _fetch_metric(
@@ -137,7 +137,7 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Unavaila
             if (
                 sources.resource
                 and request.metric in resource_metrics_api.METRICS
-                and not _has_values(series)
+                and not _has_samples(series)
             ):
                 series = await _fetch_metric(
                     resource_source, f"list nodes.{resource_metrics_api.GROUP}", request
@@ -161,18 +161,18 @@ async def _fetch_metric(
     try:
         return await source.fetch(request, SystemClock().now())
     except NotFound as error:
-        return _metric_without_values(request.metric, str(error))
+        return _empty_metric_series(request.metric, str(error))
     except NodewiseError as error:
         if "an empty list" in str(error):
-            return _metric_without_values(request.metric, str(error))
+            return _empty_metric_series(request.metric, str(error))
         return unavailable(f"metric {short(request.metric, 100)}", right, error)
 
 
-def _metric_without_values(metric: str, reason: str) -> Series:
+def _empty_metric_series(metric: str, reason: str) -> Series:
     return Series(metric, short(reason), 0.0, {})
 
 
-def _has_values(series: Series | UnavailableFact) -> bool:
+def _has_samples(series: Series | UnavailableFact) -> bool:
     return isinstance(series, Series) and bool(series.samples)
 
 

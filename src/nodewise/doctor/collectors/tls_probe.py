@@ -54,7 +54,7 @@ async def connect(probe: Probe) -> ProbedServer:
         name = f"{address[0]}:{address[1]}"
         try:
             server = await _probe_address(probe, address)
-            if _is_expected_address(host, address) or _is_server_of_entry(probe, server):
+            if _is_same_server_everywhere(host, address) or _is_server_of_entry(probe, server):
                 return server._replace(response=await _probe_client_certificate(probe, address))
             attempts.append(f"{name}: another server responds")
         except ConnectionRefusedError:
@@ -67,7 +67,7 @@ async def connect(probe: Probe) -> ProbedServer:
     return ProbedServer(attempts=tuple(attempts), is_refused=refusals == len(addresses))
 
 
-def _is_expected_address(host: str, address: Address) -> bool:
+def _is_same_server_everywhere(host: str, address: Address) -> bool:
     """Whether an address means the same server from everywhere. The name of a Service does so in the cluster only."""
     return address[0] == host and ".svc" not in f"{host}."
 

@@ -24,7 +24,7 @@ def get_list(value: Any, *path: str | int) -> list[Any]:
     return items if isinstance(items, list) else []
 
 
-def get_texts(value: Any, *path: str | int) -> list[str]:
+def get_text_list(value: Any, *path: str | int) -> list[str]:
     """The texts of a list; other elements are left out."""
     return [item for item in get_list(value, *path) if isinstance(item, str)]
 
@@ -36,7 +36,7 @@ def get_mapping(value: Any, *path: str | int) -> dict[str, Any]:
     return {key: item for key, item in mapping.items() if isinstance(key, str)}
 
 
-def get_labels(value: Any, *path: str | int) -> dict[str, str]:
+def get_text_mapping(value: Any, *path: str | int) -> dict[str, str]:
     """Texts by texts, such as labels and annotations."""
     return {key: item for key, item in get_mapping(value, *path).items() if isinstance(item, str)}
 
@@ -52,7 +52,7 @@ def get_condition(value: Any, kind: str) -> Any:
     return next((condition for condition in conditions if get_text(condition, "type") == kind), None)
 
 
-def get_any_case(value: Any, key: str) -> Any:
+def get_field_ignoring_case(value: Any, key: str) -> Any:
     """A field by its name in any case: /configz prints kube-scheduler's internal type with the names of Go's fields."""
     if not isinstance(value, Mapping):
         return None

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from nodewise.doctor.parsing import certificates
-from nodewise.doctor.parsing.object_fields import get_any_case, get_list, get_number, get_text
+from nodewise.doctor.parsing.object_fields import get_field_ignoring_case, get_list, get_number, get_text
 from nodewise.errors import UNREADABLE, BadInput, shown
 from nodewise.kube import yaml_json_documents
 from nodewise.terminal_escaping import short
@@ -88,7 +88,7 @@ class SchedulerConfiguration(NamedTuple):
     problems: tuple[str, ...] = ()
     """Fields whose value has the wrong type."""
 
-    def serves(self, scheduler_name: str) -> bool:
+    def has_profile_for_scheduler(self, scheduler_name: str) -> bool:
         return any(profile.scheduler_name == scheduler_name for profile in self.profiles)
 
 
@@ -119,24 +119,30 @@ def read(value: Any, *, has_kind: bool = True) -> SchedulerConfiguration:
     """A configuration from a document; `has_kind` if it must have its kind."""
     if not isinstance(value, dict):
         return _invalid_configuration(f"found {shown(value)}, expected a KubeSchedulerConfiguration")
-    kind = get_any_case(value, "kind")
+    kind = get_field_ignoring_case(value, "kind")
     if has_kind and kind != "KubeSchedulerConfiguration":
         return _invalid_configuration(f"kind: found {shown(kind)}, expected KubeSchedulerConfiguration")
-    extenders, profiles = get_any_case(value, "extenders"), get_any_case(value, "profiles")
+    extenders, profiles = (
+        get_field_ignoring_case(value, "extenders"),
+        get_field_ignoring_case(value, "profiles"),
+    )
     items = get_list(extenders)[:_MAX_ENTRIES]
-    problems = [*_list_problems("extenders", extenders), *_list_problems("profiles", profiles)]
+    problems = [
+        *_problems_of_list_field("extenders", extenders),
+        *_problems_of_list_field("profiles", profiles),
+    ]
     problems += [
         f"extenders[{at}]: expected an object" for at, item in enumerate(items) if not isinstance(item, dict)
     ]
     entries = tuple(_parse_extender_entry(at, item) for at, item in enumerate(items))
     listed = tuple(_parse_profile(item) for item in get_list(profiles) if isinstance(item, dict))
-    percentage = get_number(get_any_case(value, "percentageOfNodesToScore")) or 0
+    percentage = get_number(get_field_ignoring_case(value, "percentageOfNodesToScore")) or 0
     return SchedulerConfiguration(
         listed or (Profile(_DEFAULT_SCHEDULER),), percentage, entries, tuple(problems)
     )
 
 
-def _list_problems(name: str, value: Any) -> list[str]:
+def _problems_of_list_field(name: str, value: Any) -> list[str]:
     is_list = value is None or isinstance(value, list)
     return [] if is_list else [f"{name}: found {shown(value)}, expected a list"]
 
@@ -156,21 +162,21 @@ def _invalid_configuration(problem: str) -> SchedulerConfiguration:
 
 
 def _parse_profile(value: Any) -> Profile:
-    plugins = get_any_case(value, "plugins")
+    plugins = get_field_ignoring_case(value, "plugins")
     names = [
         _get_text_field(item, "name")
         for point in ("multiPoint", "score", "filter")
-        for item in get_list(get_any_case(get_any_case(plugins, point), "enabled"))
+        for item in get_list(get_field_ignoring_case(get_field_ignoring_case(plugins, point), "enabled"))
     ]
     return Profile(
         _get_text_field(value, "schedulerName") or _DEFAULT_SCHEDULER,
-        get_number(get_any_case(value, "percentageOfNodesToScore")),
+        get_number(get_field_ignoring_case(value, "percentageOfNodesToScore")),
         tuple(dict.fromkeys(filter(None, names))),
     )
 
 
 def _parse_extender_entry(number: int, value: Any) -> ExtenderEntry:
-    tls, url = get_any_case(value, "tlsConfig"), _get_text_field(value, "urlPrefix")
+    tls, url = get_field_ignoring_case(value, "tlsConfig"), _get_text_field(value, "urlPrefix")
     filter_verb, prioritize_verb = (
         _get_text_field(value, "filterVerb"),
         _get_text_field(value, "prioritizeVerb"),
@@ -184,12 +190,12 @@ def _parse_extender_entry(number: int, value: Any) -> ExtenderEntry:
         prioritize_verb=prioritize_verb,
         preempt_verb=preempt_verb,
         bind_verb=bind_verb,
-        weight=get_number(get_any_case(value, "weight")),
-        node_cache_capable=get_any_case(value, "nodeCacheCapable") is True,
-        http_timeout=_format_timeout_field(get_any_case(value, "httpTimeout")),
-        ignorable=get_any_case(value, "ignorable") is True,
-        enable_https=get_any_case(value, "enableHTTPS") is True,
-        insecure=get_any_case(tls, "insecure") is True,
+        weight=get_number(get_field_ignoring_case(value, "weight")),
+        node_cache_capable=get_field_ignoring_case(value, "nodeCacheCapable") is True,
+        http_timeout=_format_timeout_field(get_field_ignoring_case(value, "httpTimeout")),
+        ignorable=get_field_ignoring_case(value, "ignorable") is True,
+        enable_https=get_field_ignoring_case(value, "enableHTTPS") is True,
+        insecure=get_field_ignoring_case(tls, "insecure") is True,
         server_name=_get_text_field(tls, "serverName"),
         ca_file=_get_text_field(tls, "caFile"),
         cert_file=_get_text_field(tls, "certFile"),
@@ -214,13 +220,13 @@ def _identify_agent_by_url(url: str, verbs: tuple[str, ...]) -> tuple[bool, str]
 
 
 def _managed_resources(value: Any) -> Iterator[ManagedResource]:
-    for item in get_list(get_any_case(value, "managedResources")):
+    for item in get_list(get_field_ignoring_case(value, "managedResources")):
         if name := _get_text_field(item, "name"):
-            yield ManagedResource(name, get_any_case(item, "ignoredByScheduler") is True)
+            yield ManagedResource(name, get_field_ignoring_case(item, "ignoredByScheduler") is True)
 
 
 def _get_text_field(value: Any, key: str) -> str:
-    return get_text(get_any_case(value, key))
+    return get_text(get_field_ignoring_case(value, key))
 
 
 def _format_timeout_field(value: Any) -> str:

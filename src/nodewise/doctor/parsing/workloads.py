@@ -10,12 +10,12 @@ import msgspec
 from nodewise.doctor.parsing.object_fields import (
     get,
     get_condition,
-    get_labels,
     get_list,
     get_mapping,
     get_number,
     get_text,
-    get_texts,
+    get_text_list,
+    get_text_mapping,
 )
 from nodewise.errors import UNREADABLE, BadInput
 from nodewise.kube import yaml_json_documents
@@ -94,13 +94,13 @@ def parse(kind: str, value: Any) -> Workload:
         where=f"{kind}/{namespace}/{get_text(value, 'metadata', 'name')}",
         namespace=namespace,
         containers=tuple(_parse_container(container, volumes) for container in containers),
-        labels=get_labels(template, "metadata", "labels"),
-        annotations=get_labels(template, "metadata", "annotations"),
+        labels=get_text_mapping(template, "metadata", "labels"),
+        annotations=get_text_mapping(template, "metadata", "annotations"),
         account=get_text(spec, "serviceAccountName") or "default",
         scheduler_name=get_text(spec, "schedulerName") or "default-scheduler",
         host_network=get(spec, "hostNetwork") is True,
         dns_policy=get_text(spec, "dnsPolicy") or "ClusterFirst",
-        is_static=_MIRROR in get_labels(value, "metadata", "annotations"),
+        is_static=_MIRROR in get_text_mapping(value, "metadata", "annotations"),
         node=get_text(spec, "nodeName"),
         replicas=replicas,
         ready=ready,
@@ -128,7 +128,7 @@ def is_finished(pod: Any) -> bool:
     return get_text(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
-def scheduling_message(pod: Any) -> str:
+def unscheduled_message(pod: Any) -> str:
     """Why a scheduler did not place a pod; empty if it did, or has not tried."""
     condition = get_condition(pod, "PodScheduled")
     if get_text(condition, "status") != "False":
@@ -144,7 +144,7 @@ def _container_problems(pod: Any) -> Iterator[str]:
             reason, message = (get_text(status, "state", state, field) for field in ("reason", "message"))
             if reason and reason != "Completed":
                 yield short(f"{get_text(status, 'name')}: {reason}" + (f": {message}" if message else ""))
-    if message := scheduling_message(pod):
+    if message := unscheduled_message(pod):
         yield short(message)
 
 
@@ -181,13 +181,13 @@ def _parse_container(value: Any, volumes: Mapping[str, list[VolumeMount]]) -> Co
     return Container(
         get_text(value, "name"),
         get_text(value, "image"),
-        tuple(_split_shell([*get_texts(value, "command"), *get_texts(value, "args")])),
+        tuple(_split_shell_command([*get_text_list(value, "command"), *get_text_list(value, "args")])),
         {name: text for name, text in variables if name},
         tuple(mounts),
     )
 
 
-def _split_shell(words: Sequence[str]) -> Sequence[str]:
+def _split_shell_command(words: Sequence[str]) -> Sequence[str]:
     """The words of a command; the script of `sh -c` is split as the shell splits it."""
     if len(words) > 2 and posixpath.basename(words[0]) in _SHELLS and words[1].startswith("-"):  # noqa: PLR2004
         try:
@@ -206,7 +206,7 @@ def runs(container: Container, program: str) -> bool:
     return not has_command and image == program
 
 
-def is_extender(container: Container) -> bool:
+def runs_nodewise_extender(container: Container) -> bool:
     """Whether it runs `nodewise extender`."""
     return runs(container, "nodewise") and "extender" in container.command
 
@@ -258,7 +258,7 @@ def _locate_file_in_mount(mount: VolumeMount, path: str) -> str | None:
     return rest or None
 
 
-def settings_file(container: Container) -> str:
+def settings_file_path(container: Container) -> str:
     """The path of an extender's settings file; empty if it has none."""
     return flag(container, "config") or container.environment.get(f"{_VARIABLE}CONFIG", "")
 

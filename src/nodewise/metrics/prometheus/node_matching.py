@@ -49,7 +49,7 @@ def group_by_node(
         parsed.append(item)
         if not len(parsed) % _STRIDE:
             yield
-    deciding = yield from _deciding_labels(parsed, labels, nodes)
+    deciding = yield from _labels_that_name_nodes(parsed, labels, nodes)
     return (yield from _group_series(parsed, deciding, nodes))
 
 
@@ -94,7 +94,7 @@ def reduce(
         if current is not None and len(own) > 1:
             counting = [item for item in own if frozenset(item.labels.items()) in current] or own
         try:
-            node_values.samples[node] = _reduce_node_series(counting, aggregate)
+            node_values.samples[node] = _aggregate_series_of_node(counting, aggregate)
         except ValueError as error:
             node_values.invalid[node] = str(error)
         if not number % _STRIDE:
@@ -102,7 +102,7 @@ def reduce(
     return node_values
 
 
-def unmatched_example(grouped: SeriesByNode, labels: Sequence[str]) -> str:
+def describe_unmatched_series(grouped: SeriesByNode, labels: Sequence[str]) -> str:
     """An example of the unmatched series, with its values of the configured labels."""
     if not grouped.unmatched:
         return ""
@@ -115,7 +115,7 @@ def nodes_of_series(
     series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, list[str | None]]:
     """The node of each series, None for an unmatched one; yields between parts of the work."""
-    deciding = yield from _deciding_labels(series, labels, nodes)
+    deciding = yield from _labels_that_name_nodes(series, labels, nodes)
     owning: list[str | None] = []
     for item in series:
         owning.append(_node_of(item, deciding, nodes))
@@ -124,21 +124,23 @@ def nodes_of_series(
     return owning
 
 
-def _reduce_node_series(own: Sequence[SeriesValue], aggregate: str) -> Sample:
+def _aggregate_series_of_node(own: Sequence[SeriesValue], aggregate: str) -> Sample:
     """The value of one node. ValueError with the reason if it has none."""
     if len(own) == 1:
-        return _sample(own[0])
-    return aggregation.reduce([_entry(item) for item in own], aggregate, _describe_conflict(own))
+        return _sample_of_series(own[0])
+    return aggregation.reduce(
+        [_sample_or_error_text(item) for item in own], aggregate, _describe_conflict(own)
+    )
 
 
-def _sample(item: SeriesValue) -> Sample:
+def _sample_of_series(item: SeriesValue) -> Sample:
     # a scraped value applies to a point in time, not to a window
     return Sample(query_responses.parse_sample_value(item.value), item.at, 0.0)
 
 
-def _entry(item: SeriesValue) -> Sample | str:
+def _sample_or_error_text(item: SeriesValue) -> Sample | str:
     try:
-        return _sample(item)
+        return _sample_of_series(item)
     except ValueError as error:
         return str(error)
 
@@ -152,7 +154,7 @@ def _describe_conflict(own: Sequence[SeriesValue]) -> str:
     return f"{len(own)} series of one node differ{where}: set aggregate: max or use a query"
 
 
-def _deciding_labels(
+def _labels_that_name_nodes(
     series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
 ) -> Generator[None, None, list[str]]:
     """The labels that name a node in at least one series."""

@@ -40,7 +40,7 @@ class AuthorizationFile(httpx2.Auth):
         self._secret = ""
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        self._read()
+        self._read_secret_file()
         request.headers["Authorization"] = self._header(self._secret)
         yield request
 
@@ -52,7 +52,7 @@ class AuthorizationFile(httpx2.Auth):
             text = text.replace(form, _HIDDEN)
         return text
 
-    def _read(self) -> None:
+    def _read_secret_file(self) -> None:
         try:
             secret = self._path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -128,12 +128,16 @@ class _TlsFiles:
         pair = {"--prometheus-cert": options.prometheus_cert, "--prometheus-key": options.prometheus_key}
         bundle = {"--prometheus-ca": options.prometheus_ca}
         self._pair = (
-            ReloadableFiles("prometheus_client", pair, pem_files.read_pair, metrics_registry, now_s)
+            ReloadableFiles(
+                "prometheus_client", pair, pem_files.read_certificate_and_key, metrics_registry, now_s
+            )
             if all(pair.values())
             else None
         )
         self._bundle = (
-            ReloadableFiles("prometheus_ca", bundle, pem_files.read_bundle, metrics_registry, now_s)
+            ReloadableFiles(
+                "prometheus_ca", bundle, pem_files.read_trusted_certificates, metrics_registry, now_s
+            )
             if all(bundle.values())
             else None
         )
@@ -148,11 +152,11 @@ class _TlsFiles:
     def context(self) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self._bundle:
-            pem_files.trust(made, self._bundle.value.authorities)
+            pem_files.add_trusted_certificates(made, self._bundle.value.authorities)
         else:
             made.load_default_certs()
         if self._pair:
-            pem_files.load(made, self._pair.value.certificate, self._pair.value.key)
+            pem_files.load_pair_into_ssl_context(made, self._pair.value.certificate, self._pair.value.key)
         return made
 
 

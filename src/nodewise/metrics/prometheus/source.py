@@ -57,22 +57,27 @@ class PrometheusSource:
         grouped = await cooperative_scheduling.run(
             node_matching.group_by_node(query_responses.newest_values(answer), self._labels, nodes)
         )
-        unmatched, example = len(grouped.unmatched), node_matching.unmatched_example(grouped, self._labels)
+        unmatched, example = (
+            len(grouped.unmatched),
+            node_matching.describe_unmatched_series(grouped, self._labels),
+        )
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
-        self._log_once(request.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
+        self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
         if not grouped.by_node and (unmatched or not request.empty_is_healthy):
             raise self._no_values_error(request, query, unmatched, example)
-        self._log_once(
+        self._log_condition_once(
             request.name,
             "metric_series_unmatched",
             example=f"{unmatched} series, such as {example}" if example else "",
         )
         node_values = await cooperative_scheduling.run(
-            node_matching.reduce(grouped, request.aggregate, await self._current_series(request, grouped))
+            node_matching.reduce(
+                grouped, request.aggregate, await self._series_that_have_not_ended(request, grouped)
+            )
         )
         return Series(request.metric, self.name, now, node_values.samples, node_values.invalid)
 
-    async def _current_series(
+    async def _series_that_have_not_ended(
         self, request: MetricRequest, grouped: SeriesByNode
     ) -> frozenset[Identity] | None:
         """The series that have not ended; None if the values do not depend on it.
@@ -115,7 +120,7 @@ class PrometheusSource:
         problem = Problem("", "no series", "one of each node")
         return NoValues(what, [problem], cause=f"{cause}: {remedy}", remedy=remedy)
 
-    def _log_once(self, metric: str, event: str, **fields: str) -> None:
+    def _log_condition_once(self, metric: str, event: str, **fields: str) -> None:
         """Log a condition of a metric once, until it has ended."""
         key = (metric, event)
         if not any(fields.values()):

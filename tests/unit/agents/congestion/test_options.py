@@ -13,4 +13,4 @@ def test_a_maximum_is_a_whole_number_above_0(most: object) -> None:
 def test_any_other_is_taken() -> None:
     settings = {"congestion_factor_max": "7", "score_missing": "3"}
     options = msgspec.convert(settings, CongestionOptions, strict=False)
-    assert (options.congestion_factor_max, options.points_missing(10)) == (7, 3)
+    assert (options.congestion_factor_max, options.score_without_statistics(10)) == (7, 3)

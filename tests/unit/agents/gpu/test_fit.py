@@ -112,7 +112,7 @@ def check_taken(case: PlacementCase, node: AllocatedNode, demand: Demand, fitted
     assert "|".join(",".join(gpu.gpu for gpu in gpus) for gpus in taken) == case.row.expect.cards
     if not any(SUBDEVICES in container.per_gpu for container in demand.containers):
         return
-    numbers = subdevice_assignment.assign(node.gpus, node.allocations, SUBDEVICES, taken)
+    numbers = subdevice_assignment.assign_subdevices(node.gpus, node.allocations, SUBDEVICES, taken)
     subdevices_by_container = [
         [
             f"{gpu.gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
@@ -296,7 +296,7 @@ def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
 
 def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     wanted = [[SubdeviceRequest("card0", 1)], [SubdeviceRequest("card0", 1, linked=0)]]
-    assert subdevice_assignment.assign(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (
+    assert subdevice_assignment.assign_subdevices(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (
         ((1,),),
         ((0,),),
     )

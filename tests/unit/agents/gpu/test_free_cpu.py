@@ -37,15 +37,15 @@ class TestKept:
     def test_of_a_plain_pod_its_cpu_is_kept(self) -> None:
         allocated_pod = pod("a", "n1", requests=PLAIN, cpu="1500m")
         assert allocated_pod.metadata.annotations == {}
-        kept = free_cpu.keep_pod_cpu(allocated_pod)
+        kept = free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod)
         assert kept is not None
         assert (kept.metadata.name, kept.metadata.uid, kept.spec.nodeName) == ("a", "uid-a", "n1")
         assert kept.metadata.annotations is None
-        assert free_cpu.cpu_on_node(kept) == 1500
+        assert free_cpu.cpu_milli_on_node(kept) == 1500
 
     def test_pods_that_take_as_much_share_what_they_take(self) -> None:
         first, second = (
-            free_cpu.keep_pod_cpu(pod(name, "n1", requests=PLAIN, cpu=cpu))
+            free_cpu.reduce_non_gpu_pod_to_cpu(pod(name, "n1", requests=PLAIN, cpu=cpu))
             for name, cpu in (("a", "2"), ("b", "2000m"))
         )
         assert first is not None
@@ -66,14 +66,14 @@ class TestKept:
         ids=["no cpu", "on no node", "succeeded", "failed", "negative", "garbage"],
     )
     def test_nothing_is_kept_of_one_that_takes_nothing(self, allocated_pod: AllocatedPod) -> None:
-        assert free_cpu.keep_pod_cpu(allocated_pod) is None
+        assert free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod) is None
         assert free_cpu.keep_gpu_pod(allocated_pod) is None
 
     @pytest.mark.parametrize(
         "allocated_pod", [pod("a"), pod("a", "n1", "card0", PLAIN)], ids=["asks", "says so"]
     )
     def test_all_is_kept_of_one_that_may_hold_cards(self, allocated_pod: AllocatedPod) -> None:
-        assert free_cpu.keep_pod_cpu(allocated_pod) is allocated_pod
+        assert free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod) is allocated_pod
         assert free_cpu.keep_gpu_pod(allocated_pod) is allocated_pod
 
     @pytest.mark.parametrize(

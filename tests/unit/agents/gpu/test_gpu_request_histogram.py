@@ -36,7 +36,7 @@ def new_pod(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1
 
 def add(counted: DemandHistogram, old: Any = (), new: Any = ()) -> DemandHistogram:
     return cooperative_scheduling.run_without_pauses(
-        gpu_request_histogram.add_pods(counted, old, new, READER)
+        gpu_request_histogram.add_pods_to_histogram(counted, old, new, READER)
     )
 
 
@@ -113,8 +113,8 @@ def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
 
 
 def test_the_body_is_bound_to_the_version_that_was_read() -> None:
-    assert "resourceVersion" not in gpu_request_histogram.config_map_body({}, "nw", "")["metadata"]
-    assert gpu_request_histogram.config_map_body({}, "nw", "7")["metadata"] == {
+    assert "resourceVersion" not in gpu_request_histogram.histogram_config_map({}, "nw", "")["metadata"]
+    assert gpu_request_histogram.histogram_config_map({}, "nw", "7")["metadata"] == {
         "name": NAME,
         "namespace": "nw",
         "resourceVersion": "7",

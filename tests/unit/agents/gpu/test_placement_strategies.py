@@ -121,7 +121,7 @@ def test_whether_a_pod_fits_does_not_depend_on_the_order_of_cards() -> None:
         laid_out,
         np.array([0, 1]),
         pod_demand,
-        placement_strategies.fit_order(inputs("fragmentation"), pod_demand),
+        placement_strategies.cheapest_gpu_order(inputs("fragmentation"), pod_demand),
     )
     whole = fit(
         laid_out,

@@ -75,8 +75,8 @@ def test_only_the_last_seven_days_count() -> None:
     half_gpu = share(500)
     history = {day: {half_gpu: 2} for day in range(100, 110)}
 
-    assert typical_pods.class_counts(history, 109) == {half_gpu: 14}
-    assert typical_pods.class_counts(history, 112) == {half_gpu: 8}
+    assert typical_pods.counts_of_recent_classes(history, 109) == {half_gpu: 14}
+    assert typical_pods.counts_of_recent_classes(history, 112) == {half_gpu: 8}
 
 
 def test_a_history_survives_the_config_map() -> None:

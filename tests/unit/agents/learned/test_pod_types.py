@@ -11,9 +11,9 @@ from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pod_types import (
     ObservedPod,
     PendingPod,
-    observed_pod_type,
+    bound_pod_type,
+    make_pod_reducer,
     pending_pod_type,
-    pod_reducer,
 )
 from nodewise.agents.telemetry.agent import PodFields as TelemetryPod
 from nodewise.kube.struct_type_merge import merge
@@ -42,7 +42,7 @@ def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, An
     for kinds in ((PendingPod,), (TelemetryPod, GpuPod, PendingPod), (PendingPod, GpuPod, TelemetryPod)):
         asking = msgspec.json.decode(text, type=merge("Pod", *kinds))
         assert pending_pod_type(asking) == type_
-    assert observed_pod_type(msgspec.json.decode(text, type=ObservedPod)) == type_
+    assert bound_pod_type(msgspec.json.decode(text, type=ObservedPod)) == type_
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, An
     ],
 )
 def test_what_is_held(observed_pod: ObservedPod, held: bool) -> None:
-    assert (pod_reducer(["d"])(observed_pod) is not None) is held
+    assert (make_pod_reducer(["d"])(observed_pod) is not None) is held
 
 
 def test_what_is_held_is_read_again_as_it_was() -> None:
-    keep = pod_reducer(())
+    keep = make_pod_reducer(())
     held = keep(pod("p", "n1", running(), ownerReferences=[OWNED, REPLICA_SET]))
     assert held is not None
     assert msgspec.json.decode(msgspec.json.encode(held), type=ObservedPod) == held
     assert keep(held) == held
-    assert observed_pod_type(held) == "D"
+    assert bound_pod_type(held) == "D"
 
 
 def test_the_kind_watches_pods() -> None:

@@ -32,7 +32,7 @@ def holding_pod(
 
 def reduced_pods(pods: Iterable[HoldingPod], gpu: str = "gpu") -> dict[tuple[str, str], HoldingPod]:
     """The reduced pods as a store keeps them."""
-    keep = node_request_sums.pod_request_reducer(gpu)
+    keep = node_request_sums.make_pod_request_reducer(gpu)
     reduced = ((pod, keep(pod)) for pod in pods)
     return {("d", pod.metadata.name): rest for pod, rest in reduced if rest is not None}
 

@@ -29,15 +29,15 @@ def _agrees(tail: RiskScorer, mean, deviation) -> None:
 
 def _near_levels(tail: RiskScorer, rng):
     """Nodes at all distances from 1e-11 to 1 from the levels of risk."""
-    levels = risk_scores._levels(tail.percentile)
+    levels = risk_scores._risk_levels(tail.percentile)
     wide, steady = (
         rng.uniform(1e-4, risk_scores._MAX_SPREAD, NODES // 20),
         10 ** rng.uniform(-6, -1, NODES // 20),
     )
     spreads = np.concatenate([wide, steady])
-    points = risk_scores._points(tail.threshold, *np.meshgrid(spreads, levels))
+    points = risk_scores._headroom_curve_points(tail.threshold, *np.meshgrid(spreads, levels))
     points += rng.choice([-1, 1], points.shape) * 10 ** rng.uniform(-11, 0, points.shape)
-    means, rests = risk_scores._means(tail.threshold, np.sinh(points) * spreads)
+    means, rests = risk_scores._means_below_threshold(tail.threshold, np.sinh(points) * spreads)
     return means.ravel(), (spreads * np.sqrt(means * rests)).ravel()
 
 

@@ -3,7 +3,7 @@ real API server."""
 
 import pytest
 
-from nodewise.agents.telemetry.agent import misspelt_label
+from nodewise.agents.telemetry.agent import find_misspelt_policy_label
 
 MISSPELT = (
     *("telemetry-polcy", "telemetry-policyy", "telemetry-poilcy", "telemetri-policy", "elemetry-policy"),
@@ -18,13 +18,13 @@ OTHERS = (
 
 @pytest.mark.parametrize("key", MISSPELT)
 def test_a_misspelt_key_is_found(key: str) -> None:
-    assert misspelt_label(["app", key]) == key
+    assert find_misspelt_policy_label(["app", key]) == key
 
 
 @pytest.mark.parametrize("key", OTHERS)
 def test_another_key_is_none(key: str) -> None:
-    assert misspelt_label([key]) == ""
+    assert find_misspelt_policy_label([key]) == ""
 
 
 def test_a_pod_with_the_label_itself_has_no_misspelt_one() -> None:
-    assert misspelt_label(["telemetry-policy", "x/telemetry-policy"]) == ""
+    assert find_misspelt_policy_label(["telemetry-policy", "x/telemetry-policy"]) == ""

@@ -81,7 +81,7 @@ def test_a_trusted_policy_labels_nodes(options: TelemetryOptions, trusted: tuple
 def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
     agent_state = policy_state_of(LABELLING, None, "other")
     assert agent_state.labels == ()
-    assert taspolicy_status.violating_count(agent_state) == 0
+    assert taspolicy_status.count_violating_nodes(agent_state) == 0
     not_trusted = condition(agent_state)
     assert not_trusted is not None
     assert (not_trusted.status, not_trusted.reason) == ("True", "NamespaceNotTrusted")

@@ -163,7 +163,7 @@ def running(
     """An agent that runs until the block ends. Its node has these pools. `start` gets the command and the log file."""
     store = DirectoryStore(folder / "state")
     if not (folder / "state").exists():
-        store.create(pool_allocations.from_lists(pools))
+        store.create(pool_allocations.allocations_without_tasks(pools))
     with started(folder, *options, start=start) as agent:
         yield agent
 

@@ -42,7 +42,7 @@ def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: RunningNod
         children = [
             pid
             for pid, process in family.items()
-            if process.mark == task.environment_mark and process.parent == wrapper.pid
+            if process.mark == task.task_variable_value and process.parent == wrapper.pid
         ]
         assert children
         assert {
@@ -75,7 +75,7 @@ def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: RunningNod
         marked = [
             pid
             for pid, process in procfs.read_processes(PROC).processes.items()
-            if process.mark == task.environment_mark
+            if process.mark == task.task_variable_value
         ]
         wrapper.kill()
         wrapper.wait()
@@ -183,7 +183,7 @@ def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path)
         with agent.client() as client:
             assert "there are no pools" in client.ask(CLAIM)["error"]["what"]
         assert not agent.is_ready()
-        agent.store.create(pool_allocations.from_lists(POOLS))
+        agent.store.create(pool_allocations.allocations_without_tasks(POOLS))
         wait("it is ready", lambda: agent.is_ready() or None, PATIENCE_S, lambda: agent.log)
         with agent.client() as client:
             assert client.ask(CLAIM)["cpus"] == [0]

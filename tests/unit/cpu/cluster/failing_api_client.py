@@ -58,5 +58,5 @@ class FailingApiClient:
         if code < 300:
             return json.loads(json.dumps(answer))
         raise error_responses.error_from_status(
-            ApiCall(verb, target), code, error_responses.status_of(json.dumps(answer).encode())
+            ApiCall(verb, target), code, error_responses.parse_status_body(json.dumps(answer).encode())
         )

@@ -47,15 +47,15 @@ def test_options_are_applied() -> None:
 
 
 def test_an_older_api_server_lets_no_such_priority_into_the_namespace() -> None:
-    older = agent_daemonset.daemon_set(OPTIONS, api_server_features.features_of((1, 12)))
+    older = agent_daemonset.daemon_set(OPTIONS, api_server_features.features_of_kubernetes_version((1, 12)))
     assert "priorityClassName" not in older["spec"]["template"]["spec"]
 
 
 def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() -> None:
     def made(*version: int) -> tuple[Any, Any]:
-        template = agent_daemonset.daemon_set(OPTIONS, api_server_features.features_of(version))["spec"][
-            "template"
-        ]
+        template = agent_daemonset.daemon_set(
+            OPTIONS, api_server_features.features_of_kubernetes_version(version)
+        )["spec"]["template"]
         (container,) = template["spec"]["containers"]
         return template["metadata"].get("annotations"), container["securityContext"].get("appArmorProfile")
 
@@ -68,20 +68,20 @@ def test_the_shipped_daemon_set_with_another_image_is_not_customized() -> None:
     other = agent_daemonset.daemon_set(
         OPTIONS._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST
     )
-    assert not agent_daemonset.is_customized(shipped(), other)
+    assert not agent_daemonset.is_changed_by_users(shipped(), other)
 
 
 def test_a_daemon_set_of_the_chart_is_customized() -> None:
     other = shipped()
     other["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
-    assert agent_daemonset.is_customized(other, shipped())
+    assert agent_daemonset.is_changed_by_users(other, shipped())
 
 
 def test_another_selector_is_customized() -> None:
     """The selector of a DaemonSet never changes."""
     other = shipped()
     other["spec"]["selector"] = {"matchLabels": {"app": "another"}}
-    assert agent_daemonset.is_customized(other, shipped())
+    assert agent_daemonset.is_changed_by_users(other, shipped())
 
 
 @pytest.mark.parametrize("part", ["args", "volumeMounts"])
@@ -93,7 +93,7 @@ def test_additions_are_customized_without_our_digest(part: str) -> None:
         "volumeMounts": {"name": "runtime", "mountPath": "/r"},
     }
     changed["spec"]["template"]["spec"]["containers"][0][part].append(more[part])
-    assert agent_daemonset.is_customized(changed, wanted)
-    assert agent_daemonset.is_customized(wanted, changed)
+    assert agent_daemonset.is_changed_by_users(changed, wanted)
+    assert agent_daemonset.is_changed_by_users(wanted, changed)
     changed["metadata"]["annotations"] = {node_setup_objects.MADE_FROM: "former"}
-    assert not agent_daemonset.is_customized(changed, wanted)
+    assert not agent_daemonset.is_changed_by_users(changed, wanted)

@@ -24,7 +24,7 @@ from nodewise.errors import NodewiseError, Refused
 from tests.conformance.cmk.minimal_api_server import MinimalApiServer, RequestRefusal
 from tests.unit.cpu.cluster.failing_api_client import FailingApiClient, FakeSleepingClock
 
-DIALECT = api_server_features.features_of((1, 36))
+DIALECT = api_server_features.features_of_kubernetes_version((1, 36))
 OPTIONS = SetupOptions(namespace="cmk")
 COMMANDS = ("init", "reconcile", "install", "discover", "nodereport")
 NODES = ("node1", "node10")
@@ -116,8 +116,8 @@ def test_a_second_removal_succeeds_after_any_failure(api_client: FailingApiClien
             cpu_manager_removal.remove_from_node(
                 api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
             )
-        agent = cpu_manager_removal.agent_references(api_client, "cmk", DIALECT, lambda _: None)
-        shared = [*cpu_manager_removal.webhook_references("cmk", DIALECT), *agent]
+        agent = cpu_manager_removal.agent_objects_to_remove(api_client, "cmk", DIALECT, lambda _: None)
+        shared = [*cpu_manager_removal.webhook_objects_to_remove("cmk", DIALECT), *agent]
         cpu_manager_removal.remove_from_cluster(
             api_client, "cmk", shared, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
         )
@@ -148,7 +148,7 @@ def test_its_own_pods_hold_places_until_they_are_gone(api_client: FailingApiClie
             obj["metadata"]["uid"] for at, obj in api_client.server.objects.items() if at.startswith(folder)
         }
         stored = store.read()
-        left = stored.allocations.mapped(
+        left = stored.allocations.with_tasks(
             lambda _, cpu_list: [task for task in cpu_list.tasks if task.pod in there]
         )
         if left != stored.allocations:

@@ -34,7 +34,7 @@ def test_commands_are_plain_words_or_the_options_are_refused(
     options = SetupOptions(PoolOptions(4, 1, *modes, cores), namespace=namespace, install_dir=folder)
     try:
         node_setup_objects.check(options)
-        node_setup_objects.check_node(node)
+        node_setup_objects.check_node_name(node)
     except BadSettings:
         return
     made = [
@@ -120,7 +120,7 @@ def test_the_commands_of_containers_are_valid(name: str) -> None:
         [container] = made["spec"]["template"]["spec"]["containers"]
     program, *words = shlex.split(container["args"][0])
     if words[0] == "isolate":
-        parsed = isolate_arguments.parse(words[1:])
+        parsed = isolate_arguments.parse_isolate_arguments(words[1:])
         assert (parsed.command[0], parsed.pool, parsed.namespace) == (program, "infra", "cmk-ns")
         words = list(parsed.command[1:])
     parse_command_line(words)

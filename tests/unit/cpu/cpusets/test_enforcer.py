@@ -8,7 +8,12 @@ from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import Intent, StoredAllocations
 from nodewise.cpu.cpusets import container_cpusets
 from nodewise.cpu.cpusets.container_cpusets import ContainerCpuset, Cpuset
-from nodewise.cpu.cpusets.enforcer import CpusetEnforcer, cpus_of_tasks, mask_after, target_cpusets
+from nodewise.cpu.cpusets.enforcer import (
+    CpusetEnforcer,
+    affinity_after_cpuset_change,
+    cpus_of_tasks,
+    target_cpusets,
+)
 from nodewise.cpu.pool_allocations import Allocations, Task
 from nodewise.cpu.reconfiguration_plan import Move
 from nodewise.cpu.topology import Cpu, Topology
@@ -86,7 +91,7 @@ def test_affinity_after_a_change_of_the_cpuset(
     mask: set[int], old: set[int], new: set[int], own: set[int] | None, after: set[int]
 ) -> None:
     masks = [frozenset(cpu_ids) for cpu_ids in (mask, old, new)]
-    assert mask_after(*masks, None if own is None else frozenset(own)) == frozenset(after)
+    assert affinity_after_cpuset_change(*masks, None if own is None else frozenset(own)) == frozenset(after)
 
 
 class FakeCpusetRuntime:
@@ -132,7 +137,7 @@ def test_original_cpusets_survive_the_agent(memory: Path) -> None:
         A: Cpuset(cpus(*range(8)), cpus(0, 1)),
         B: Cpuset(cpus(2, 3), cpus(0)),
     }
-    assert container_cpusets.load_originals(memory) == {}
+    assert container_cpusets.load_original_cpusets(memory) == {}
 
 
 def test_cpusets_that_others_changed_are_set_again(memory: Path) -> None:
@@ -149,7 +154,7 @@ def test_a_container_that_is_gone_is_forgotten(memory: Path) -> None:
     enforcer(runtime, memory).admit(lambda: stored(("exclusive", "5", [ONE])), A, {})
     del runtime.cpusets[A]
     assert enforcer(runtime, memory).check(lambda: stored(("exclusive", "5", [ONE])), {}) == ({}, [])
-    assert container_cpusets.load_originals(memory) == {}
+    assert container_cpusets.load_original_cpusets(memory) == {}
 
 
 def test_a_check_goes_on_after_one_that_cannot_be_confined_and_says_so(memory: Path) -> None:

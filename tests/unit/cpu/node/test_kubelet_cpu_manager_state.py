@@ -11,7 +11,7 @@ from nodewise.cpu.node import kubelet_cpu_manager_state
 from nodewise.cpu.node.kubelet_cpu_manager_state import KubeletAllocation, KubeletState
 from nodewise.errors import BadInput
 
-POOLS = pool_allocations.from_lists(
+POOLS = pool_allocations.allocations_without_tasks(
     {"exclusive": {0: ["2,6", "3,7"]}, "shared": {0: ["1,5"]}, "infra": {0: ["0", "4"]}}
 )
 UID = "c26b9e2e-0b7b-4d61-9c2e-6a1f5e0a3c11"
@@ -80,12 +80,12 @@ def test_a_memory_manager_that_sets_nodes_is_named() -> None:
 
 
 def test_features_of_the_kubelet_that_replace_pools() -> None:
-    alternatives = kubelet_cpu_manager_state.kubelet_alternatives(POOLS)
+    alternatives = kubelet_cpu_manager_state.describe_kubelet_alternatives(POOLS)
     assert list(alternatives) == ["exclusive", "shared", "infra"]
     assert "full-pcpus-only" in alternatives["exclusive"]
     assert "strict-cpu-reservation" in alternatives["infra"]
-    assert kubelet_cpu_manager_state.kubelet_alternatives(
-        pool_allocations.from_lists({"exclusive-non-isolcpus": {0: ["1"]}})
+    assert kubelet_cpu_manager_state.describe_kubelet_alternatives(
+        pool_allocations.allocations_without_tasks({"exclusive-non-isolcpus": {0: ["1"]}})
     ) == {"exclusive-non-isolcpus": alternatives["exclusive"]}
 
 

@@ -132,7 +132,7 @@ def test_a_peer_is_the_process_that_connected(listening: socket.socket) -> None:
         with listening.accept()[0] as connected:
             peer = peer_credentials.identify(connected, proc, procfs.read_boot_id(proc))
         assert peer.task.pid == child.pid
-        assert peer.task == peer_credentials.read_task(proc, child.pid, procfs.read_boot_id(proc))
+        assert peer.task == peer_credentials.read_process_as_task(proc, child.pid, procfs.read_boot_id(proc))
         assert peer.task.start == procfs.read_processes(proc).processes[child.pid].start
         child.communicate()
 

@@ -17,7 +17,7 @@ from nodewise.cpu.store.directory import DirectoryStore
 
 PROC = Path("/proc")
 GONE = 99_999_999
-FREE = pool_allocations.from_lists({"exclusive": {0: ["0", "1"]}, "shared": {0: ["2,3"]}})
+FREE = pool_allocations.allocations_without_tasks({"exclusive": {0: ["0", "1"]}, "shared": {0: ["2,3"]}})
 
 
 def no_wait(_: int) -> None:
@@ -52,7 +52,7 @@ def held(allocations: Allocations) -> dict[str, set[int]]:
 
 def hold(store: DirectoryStore, tasks: dict[str, Task]) -> None:
     def decide(stored: StoredAllocations) -> tuple[Allocations, None]:
-        return stored.allocations.mapped(
+        return stored.allocations.with_tasks(
             lambda _, cpu_list: [*cpu_list.tasks, *([tasks[cpu_list.text]] if cpu_list.text in tasks else [])]
         ), None
 

@@ -260,7 +260,7 @@ def test_concurrent_changes_of_the_store_are_kept(store: DirectoryStore) -> None
 
         def leave() -> None:
             stored = store.read()
-            new = stored.allocations.mapped(
+            new = stored.allocations.with_tasks(
                 lambda _, cpu_list: (task for task in cpu_list.tasks if task != late.task)
             )
             store.replace(stored.version, new, stored.intent)

@@ -10,10 +10,10 @@ from nodewise.errors import Conflict, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 
 TASK = Task(17, 5, "one", "pod", "container")
-FREE = pool_allocations.from_lists(
+FREE = pool_allocations.allocations_without_tasks(
     {"exclusive": {0: ("0,4", "1,5"), 1: ()}, "shared": {0: ("2,6",), 1: ()}, "infra": {0: ("3,7",), 1: ()}}
 )
-HELD = FREE.mapped(lambda _, cpu_list: (TASK,) if cpu_list.text in {"0,4", "2,6"} else cpu_list.tasks)
+HELD = FREE.with_tasks(lambda _, cpu_list: (TASK,) if cpu_list.text in {"0,4", "2,6"} else cpu_list.tasks)
 MOVE = Move(TASK, frozenset({1, 5}), frozenset({0, 4}))
 INTENT = Intent(HELD, Task(3, 4, "one"), "2026-01-01T00:00:00Z", (MOVE,), {"18-6": frozenset({5})})
 

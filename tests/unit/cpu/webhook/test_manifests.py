@@ -40,7 +40,7 @@ def test_without_a_certificate_there_is_no_secret_and_nothing_is_trusted() -> No
 def test_a_certificate_that_serves_is_kept_and_its_objects_are_the_same() -> None:
     before = installed()
     args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
-    kept = manifests.valid_certificate(*args, NOW + timedelta(days=3000))
+    kept = manifests.reuse_or_create_certificate(*args, NOW + timedelta(days=3000))
     assert list(before.values()) == manifests.objects(WebhookInstallation(), kept)
 
 
@@ -49,12 +49,14 @@ def test_an_expiring_certificate_is_replaced_and_stays_trusted(days: int) -> Non
     before = installed()
     args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
     now = NOW + timedelta(days=days)
-    kept = manifests.valid_certificate(*args, now)
-    assert certificates.is_valid(kept.cert, kept.authorities, "default", now)
+    kept = manifests.reuse_or_create_certificate(*args, now)
+    assert certificates.is_certificate_valid_for_service(kept.cert, kept.authorities, "default", now)
     old = base64.b64decode(before["Secret"]["data"]["cert.pem"])
     trusted = x509.load_pem_x509_certificates(kept.authorities)
     assert len(trusted) == (2 if days < 3650 else 1)
-    assert certificates.is_valid(old, kept.authorities, "default", NOW) == (days < 3650)
+    assert certificates.is_certificate_valid_for_service(old, kept.authorities, "default", NOW) == (
+        days < 3650
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,19 +72,22 @@ def test_an_expiring_certificate_is_replaced_and_stays_trusted(days: int) -> Non
     ],
 )
 def test_an_unusable_certificate_is_replaced(secret: Object | None, registration: Object | None) -> None:
-    kept = manifests.valid_certificate(secret, registration, "default", NOW)
-    assert certificates.is_valid(kept.cert, kept.authorities, "default", NOW)
+    kept = manifests.reuse_or_create_certificate(secret, registration, "default", NOW)
+    assert certificates.is_certificate_valid_for_service(kept.cert, kept.authorities, "default", NOW)
 
 
 def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
     before = installed()
     hook = before["MutatingWebhookConfiguration"]
-    again = manifests.objects(OPTIONS, manifests.valid_certificate(before["Secret"], hook, "default", NOW))
-    assert kinds(manifests.in_creation_order(again, hook))[-1] == "MutatingWebhookConfiguration"
-    renewed = manifests.objects(
-        OPTIONS, manifests.valid_certificate(before["Secret"], hook, "default", NOW + timedelta(days=3300))
+    again = manifests.objects(
+        OPTIONS, manifests.reuse_or_create_certificate(before["Secret"], hook, "default", NOW)
     )
-    assert kinds(manifests.in_creation_order(renewed, hook)) == [
+    assert kinds(manifests.sort_in_creation_order(again, hook))[-1] == "MutatingWebhookConfiguration"
+    renewed = manifests.objects(
+        OPTIONS,
+        manifests.reuse_or_create_certificate(before["Secret"], hook, "default", NOW + timedelta(days=3300)),
+    )
+    assert kinds(manifests.sort_in_creation_order(renewed, hook)) == [
         "MutatingWebhookConfiguration",
         "Secret",
         "ConfigMap",
@@ -94,9 +99,9 @@ def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
 def test_the_registration_is_last_for_a_new_namespace() -> None:
     hook = installed()["MutatingWebhookConfiguration"]
     moved = WebhookInstallation("other")
-    made = manifests.objects(moved, manifests.valid_certificate(None, hook, "other", NOW))
+    made = manifests.objects(moved, manifests.reuse_or_create_certificate(None, hook, "other", NOW))
     for existing in (hook, None, {"webhooks": None}):
-        assert kinds(manifests.in_creation_order(made, existing))[-1] == "MutatingWebhookConfiguration"
+        assert kinds(manifests.sort_in_creation_order(made, existing))[-1] == "MutatingWebhookConfiguration"
 
 
 def kinds(made: Sequence[Object]) -> list[str]:
@@ -105,19 +110,21 @@ def kinds(made: Sequence[Object]) -> list[str]:
 
 def test_a_certificate_of_another_namespace_is_replaced() -> None:
     made = certificates.create("one", NOW)
-    assert not certificates.is_valid(made.cert, made.authorities, "two", NOW)
+    assert not certificates.is_certificate_valid_for_service(made.cert, made.authorities, "two", NOW)
 
 
 def test_a_certificate_of_another_authority_is_invalid() -> None:
     made, other = certificates.create("one", NOW), certificates.create("one", NOW)
-    assert not certificates.is_valid(made.cert, other.authorities, "one", NOW)
-    assert certificates.is_valid(made.cert, other.authorities + made.authorities, "one", NOW)
+    assert not certificates.is_certificate_valid_for_service(made.cert, other.authorities, "one", NOW)
+    assert certificates.is_certificate_valid_for_service(
+        made.cert, other.authorities + made.authorities, "one", NOW
+    )
 
 
 def test_a_namespace_whose_name_is_long_has_a_certificate_too() -> None:
     space = "n" * 63
     made = certificates.create(space, NOW)
-    assert certificates.is_valid(made.cert, made.authorities, space, NOW)
+    assert certificates.is_certificate_valid_for_service(made.cert, made.authorities, space, NOW)
 
 
 def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems() -> None:
@@ -177,7 +184,9 @@ def test_options_are_applied() -> None:
 
 
 def test_the_api_servers_files_name_each_other() -> None:
-    texts = certificates.admission_files("/etc/x/", "ns1", certificates.ApiServerCertificate("/c", "/k"))
+    texts = certificates.admission_configuration_files(
+        "/etc/x/", "ns1", certificates.ApiServerCertificate("/c", "/k")
+    )
     configuration = yaml.safe_load(texts[certificates.ADMISSION_CONFIGURATION])
     assert (
         configuration["plugins"][0]["configuration"]["kubeConfigFile"] == f"/etc/x/{certificates.KUBECONFIG}"

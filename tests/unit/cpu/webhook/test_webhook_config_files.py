@@ -22,7 +22,7 @@ def written(folder: Path, **files: str) -> Path:
 def test_a_server_file(tmp_path: Path) -> None:
     file = written(tmp_path, server=yaml.safe_dump({"server": SERVER})) / "server.yaml"
     wanted = ServerFile(binding_address="0.0.0.0", port=8443, cert="/c", key="/k", mutations="/m")
-    assert webhook_config_files.parse_server(str(file)) == wanted
+    assert webhook_config_files.parse_server_settings(str(file)) == wanted
 
 
 @pytest.mark.parametrize("pattern", ["", "/*.yaml", "/[12]*.yaml"])
@@ -31,7 +31,7 @@ def test_a_folder_and_a_pattern_are_merged_in_the_order_of_names(tmp_path: Path,
     written(tmp_path, **{"1": yaml.safe_dump({"server": SERVER}), "2": yaml.safe_dump(later)})
     (tmp_path / "other.txt").write_text("{")
     (tmp_path / ".hidden.yaml").write_text("{")
-    assert webhook_config_files.parse_server(f"{tmp_path}{pattern}").port == 9443
+    assert webhook_config_files.parse_server_settings(f"{tmp_path}{pattern}").port == 9443
 
 
 @pytest.mark.parametrize(
@@ -49,21 +49,23 @@ def test_a_folder_and_a_pattern_are_merged_in_the_order_of_names(tmp_path: Path,
 def test_invalid_server_files(tmp_path: Path, text: str, problems: list[str]) -> None:
     file = written(tmp_path, server=text) / "server.yaml"
     with pytest.raises(BadSettings) as caught:
-        webhook_config_files.parse_server(str(file))
+        webhook_config_files.parse_server_settings(str(file))
     assert [problem for problem in problems if problem not in str(caught.value)] == []
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="No such file"):
-        webhook_config_files.parse_server(str(tmp_path / "none.yaml"))
+        webhook_config_files.parse_server_settings(str(tmp_path / "none.yaml"))
     with pytest.raises(BadSettings, match=r"no \*.yaml there"):
-        webhook_config_files.parse_server(str(tmp_path))
+        webhook_config_files.parse_server_settings(str(tmp_path))
 
 
 def test_the_mutations_that_we_come_with_can_be_read(tmp_path: Path) -> None:
     per_pod, per_container = pod_mutation.default_mutations()
     text = yaml.safe_dump({"mutations": {"perPod": per_pod, "perContainer": per_container}})
-    held = webhook_config_files.read_files(str(written(tmp_path, mutations=text) / "mutations.yaml"))
+    held = webhook_config_files.read_webhook_config_files(
+        str(written(tmp_path, mutations=text) / "mutations.yaml")
+    )
     assert webhook_config_files.parse_mutations(held) == pod_mutation.default_mutations()
 
 
@@ -95,7 +97,7 @@ def test_the_mutations_that_we_come_with_can_be_read(tmp_path: Path) -> None:
 def test_invalid_mutations(tmp_path: Path, text: str, problem: str) -> None:
     file = written(tmp_path, mutations=text) / "mutations.yaml"
     with pytest.raises(BadSettings) as caught:
-        webhook_config_files.parse_mutations(webhook_config_files.read_files(str(file)))
+        webhook_config_files.parse_mutations(webhook_config_files.read_webhook_config_files(str(file)))
     assert problem in str(caught.value)
     assert str(file) in str(caught.value)
 

@@ -89,14 +89,14 @@ class DescheduleLabels:
         self._written = {uid: written for uid, written in self._written.items() if written[1] > now_s}
         changes = await cooperative_scheduling.run(descheduler_pod_labels.changes(agent_state))
         await run_api_calls(
-            self._write(change) for change in changes if not self._is_label_written(change.pod)
+            self._write_label(change) for change in changes if not self._is_label_written(change.pod)
         )
 
     def _is_label_written(self, pod: AllocatedPod) -> bool:
         known = self._written.get(pod.metadata.uid)
         return known is not None and known[0] is pod
 
-    async def _write(self, change: descheduler_pod_labels.LabelChange) -> None:
+    async def _write_label(self, change: descheduler_pod_labels.LabelChange) -> None:
         meta = change.pod.metadata
         path = resource_kinds.PODS.path(meta.namespace, meta.name)
         try:

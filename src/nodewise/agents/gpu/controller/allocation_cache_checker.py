@@ -141,13 +141,13 @@ class _ChangeListener:
     def __init__(self, stores: Mapping[str, Store[Any]]) -> None:
         self.changes = ObservedChanges(set(), set())
         notes = {NODES: self.changes.node, ALLOCATION_RECORDS: self.changes.record, PODS: self.changes.pod}
-        self._ends = [stores[name].subscribe(self._change_recorder(note)) for name, note in notes.items()]
+        self._ends = [stores[name].subscribe(self._make_change_handler(note)) for name, note in notes.items()]
 
     def end(self) -> None:
         for end in self._ends:
             end()
 
-    def _change_recorder(self, note: Callable[[Any], None]) -> Callable[[Changes[Any] | None], None]:
+    def _make_change_handler(self, note: Callable[[Any], None]) -> Callable[[Changes[Any] | None], None]:
         def note_all(changes: Changes[Any] | None) -> None:
             for change in (changes or {}).values():
                 for item in change:

@@ -52,9 +52,9 @@ class DemandCounter:
         now_s = self._handle.clock.monotonic()
         if (self._old or self._new) and now_s >= self._due_s:
             self._due_s = now_s + _COUNTS_S
-            await self._write()
+            await self._write_histogram()
 
-    async def _write(self) -> None:
+    async def _write_histogram(self) -> None:
         """Write by compare-and-swap; after a conflict the next attempt reads the new counts first."""
         there: DemandConfigMap | None = self._handle.objects[DEMAND_CONFIGMAP].get(
             self._handle.namespace, gpu_request_histogram.NAME
@@ -62,12 +62,12 @@ class DemandCounter:
         before = await cooperative_scheduling.run(gpu_request_histogram.parse_histogram(there))
         reader = DemandReader(self._profile, self._options, self._handle.clock.now())
         after = await cooperative_scheduling.run(
-            gpu_request_histogram.add_pods(before, self._old, self._new, reader)
+            gpu_request_histogram.add_pods_to_histogram(before, self._old, self._new, reader)
         )
         if after.history != before.history:
             namespace = self._handle.namespace
             data = await cooperative_scheduling.run(gpu_request_histogram.encode_histogram(after))
-            body = gpu_request_histogram.config_map_body(
+            body = gpu_request_histogram.histogram_config_map(
                 data, namespace, there.metadata.resourceVersion if there else ""
             )
             if there is None:
