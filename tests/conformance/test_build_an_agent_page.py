@@ -60,7 +60,7 @@ def test_building_an_agent(tmp_path: Path) -> None:
 
 def test_a_first_policy_as_far_as_it_needs_no_cluster(tmp_path: Path) -> None:
     page = docs_page_code_blocks.LEARN / "first-policy.md"
-    blocks = docs_page_code_blocks.section(page, "## 1. What was measured", "\n## 4. In the cluster")
+    blocks = docs_page_code_blocks.section(page, "## 1. Create nodes and metrics", "\n## 4. In the cluster")
     assert {block.language for block in blocks} == {"sh", "yaml", "console"}
     plain = plain_environment()
     with reading(tmp_path, {**plain, "PATH": f"{NODEWISE.parent}:{plain['PATH']}"}) as reader:
