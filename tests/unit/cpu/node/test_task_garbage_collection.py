@@ -100,7 +100,8 @@ def test_unreadable_processes_keep_their_tasks(
         os.chown(path, 65_534, 65_534)
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from nodewise.cpu.node import task_garbage_collection; from nodewise.cpu.store.directory import DirectoryStore\n"
+        "from nodewise.cpu.node import task_garbage_collection\n"
+        "from nodewise.cpu.store.directory import DirectoryStore\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
         "store = DirectoryStore(Path(sys.argv[1]))\n"
         "done = task_garbage_collection.collect_garbage(store, Path('/proc'), None, lambda number: None)\n"
