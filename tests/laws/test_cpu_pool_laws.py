@@ -187,7 +187,9 @@ def test_a_list_of_ranges_reads_as_what_it_was_written_from(cpus: set[int]) -> N
 
 @given(st.lists(st.integers(0, 300), unique=True))
 def test_a_list_keeps_its_order(cpus: list[int]) -> None:
-    assert list(cpu_set_formats.parse_cpu_numbers(cpu_set_formats.format_cpu_list(cpus))) == cpus
+    assert (
+        list(cpu_set_formats.parse_cpu_numbers(cpu_set_formats.format_cpu_list_without_ranges(cpus))) == cpus
+    )
 
 
 @given(CPUS)

@@ -48,7 +48,7 @@ def container_folder_problems(folders: Mapping[str, str], mounts: Iterable[Mount
     ]
 
 
-def uncertain_mounts(folders: Iterable[str], mounts: Iterable[MountPoint]) -> list[MountPoint]:
+def mounts_with_uncertain_host_path(folders: Iterable[str], mounts: Iterable[MountPoint]) -> list[MountPoint]:
     """The mounts of these folders whose path on the host may differ from the path in the container."""
     there = list(mounts)
     containing = dict.fromkeys(_find_mount_of_folder(folder, there) for folder in folders)

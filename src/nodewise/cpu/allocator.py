@@ -116,13 +116,13 @@ def task_environment(
     """Variables for the task's command: CPU lists without ranges, and a mask."""
     cpus = [cpu for cpu_list in allocated for cpu in cpu_list.cpus]
     environment = {
-        "CMK_CPUS_ASSIGNED": cpu_set_formats.format_cpu_list(cpus),
+        "CMK_CPUS_ASSIGNED": cpu_set_formats.format_cpu_list_without_ranges(cpus),
         "CMK_CPUS_ASSIGNED_MASK": cpu_set_formats.format_cpu_mask(cpus),
         TASK_VARIABLE: task.task_variable_value,
     }
     for variable, name in (("CMK_CPUS_SHARED", SHARED), ("CMK_CPUS_INFRA", INFRA)):
         if name in allocations.pools:
-            environment[variable] = cpu_set_formats.format_cpu_list(
+            environment[variable] = cpu_set_formats.format_cpu_list_without_ranges(
                 cpu for cpu_list in allocations.pools[name].cpu_lists for cpu in cpu_list.cpus
             )
     return environment

@@ -83,7 +83,7 @@ def format_cpu_ranges(cpus: Iterable[int]) -> str:
     )
 
 
-def format_cpu_list(cpus: Iterable[int]) -> str:
+def format_cpu_list_without_ranges(cpus: Iterable[int]) -> str:
     """CMK's form, without ranges and in the given order: `2,6,3,7`."""
     return ",".join(map(str, cpus))
 

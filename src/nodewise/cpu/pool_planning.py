@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import core_list_option, speed_select
-from nodewise.cpu.cpu_set_formats import format_cpu_list
+from nodewise.cpu.cpu_set_formats import format_cpu_list_without_ranges
 from nodewise.cpu.topology import Core, Topology
 from nodewise.errors import BadInput, Problem, shown
 
@@ -117,7 +117,7 @@ def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Pro
     for core in topology.cores:
         alone = topology.isolated.intersection(core.cpus)
         if alone and core not in isolated:
-            seen = f"only CPU {format_cpu_list(alone)} isolated"
+            seen = f"only CPU {format_cpu_list_without_ranges(alone)} isolated"
             warnings.append(Problem(f"core {core.core}", seen, f"all of {core.text}"))
     wanted = options.exclusive + options.shared
     if isolated and len(isolated) < wanted:

@@ -57,7 +57,7 @@ class Core(NamedTuple):
 
     @property
     def text(self) -> str:
-        return cpu_set_formats.format_cpu_list(self.cpus)
+        return cpu_set_formats.format_cpu_list_without_ranges(self.cpus)
 
 
 class Topology(NamedTuple):

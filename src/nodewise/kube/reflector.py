@@ -125,11 +125,11 @@ class Reflector(Generic[T]):
         if isinstance(state, ListState):
             await self._list_page(state, {**self._target.selectors, **parameters})
         elif isinstance(state, VersionCheckState):
-            await self._check_resource_version(state, parameters)
+            await self._compare_version_with_server(state, parameters)
         else:
             await self._watch_until_end({**self._target.selectors, **parameters})
 
-    async def _check_resource_version(self, state: VersionCheckState, params: Mapping[str, str]) -> None:
+    async def _compare_version_with_server(self, state: VersionCheckState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params)
         self._record_server_response()
         self._state = list_watch.parse_version_check(state, body)

@@ -73,7 +73,7 @@ def test_cases(row: PoolsRow, tmp_path: Path) -> None:
         threads = 8
         cores = {name: cpu_set_formats.parse_cpu_numbers(text) for name, text in row.preferences.items()}
         lists = {
-            name: cpu_set_formats.format_cpu_list([*ids, *(cpu + threads for cpu in ids)])
+            name: cpu_set_formats.format_cpu_list_without_ranges([*ids, *(cpu + threads for cpu in ids)])
             for name, ids in cores.items()
         }
         options["--sst-cp"] = ";".join(f"{name}={text}" for name, text in lists.items())

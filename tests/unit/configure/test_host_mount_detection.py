@@ -45,7 +45,7 @@ def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:
         "/host/etc/kubernetes/b",
         "/etc/certs",
     ]
-    assert host_mount_detection.uncertain_mounts(folders, MOUNTS) == [
+    assert host_mount_detection.mounts_with_uncertain_host_path(folders, MOUNTS) == [
         host_mount_detection.MountPoint("/host/etc/kubernetes", "/kubernetes")
     ]
 

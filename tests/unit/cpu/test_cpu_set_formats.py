@@ -73,7 +73,7 @@ def test_all_errors_are_reported_together() -> None:
 def test_lists_are_written_short_or_in_order() -> None:
     assert cpu_set_formats.format_cpu_ranges([10, 8, 9, 0, 1, 2, 5]) == "0-2,5,8-10"
     assert cpu_set_formats.format_cpu_ranges([]) == ""
-    assert cpu_set_formats.format_cpu_list([2, 6, 3, 7]) == "2,6,3,7"
+    assert cpu_set_formats.format_cpu_list_without_ranges([2, 6, 3, 7]) == "2,6,3,7"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class RiskScorer:
         beta_distribution.import_scipy_special()
         self.threshold = threshold
         self.percentile = percentile
-        levels = _risk_levels(percentile)
+        levels = _risks_where_scores_change(percentile)
         between = np.array([*(np.array([1.0, *levels[:-1]]) + levels) / 2, 0.0])
         self._scores = self._scores_of_risk(between)
         self._rejects = between > percentile
@@ -118,7 +118,7 @@ class RiskScorer:
         return answer.reshape(shape)
 
 
-def _risk_levels(percentile: float) -> Floats:
+def _risks_where_scores_change(percentile: float) -> Floats:
     """The risks at which the score or the verdict changes, in descending order."""
     levels = percentile * (1 - np.arange(_MAX_SCORE) / _MAX_SCORE) ** 2
     return np.array([*levels[(levels > beta_distribution.NO_RISK) & (levels < 1)], beta_distribution.NO_RISK])

@@ -274,7 +274,7 @@ def check_container_mounts(options: ConfigureOptions) -> None:
     folders = {flag: os.path.realpath(folder) for flag, folder in _folders_written_by_run(options).items()}
     if problems := host_mount_detection.container_folder_problems(folders, mounts):
         raise BadInput("file check error", problems)
-    for mount in host_mount_detection.uncertain_mounts(folders.values(), mounts):
+    for mount in host_mount_detection.mounts_with_uncertain_host_path(folders.values(), mounts):
         text = f"{mount.point} is {mount.root} of its file system; the host has to have it as {mount.point}"
         click.echo(f"warning: {text}", err=True)
 

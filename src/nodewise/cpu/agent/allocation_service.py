@@ -165,7 +165,7 @@ class AllocationService:
             return None
         if find_matching_allocation(allocations, request, task):
             return None
-        wanted = _count_lists_of_container(allocations, request, task) + request.lists
+        wanted = _number_of_lists_of_container(allocations, request, task) + request.lists
         return self._requested.allowed(request.pool, task, wanted)
 
     def _store_allocation(
@@ -232,7 +232,7 @@ class AllocationService:
         return SocketResponse(agent_messages.encode({"released": True}))
 
 
-def _count_lists_of_container(allocations: Allocations, request: AllocationRequest, task: Task) -> int:
+def _number_of_lists_of_container(allocations: Allocations, request: AllocationRequest, task: Task) -> int:
     """How many lists of the pool the task's container holds."""
     return sum(
         (other.pod, other.container) == (task.pod, task.container)
@@ -246,7 +246,7 @@ def _check_container_limit(
 ) -> None:
     if allowed is None:
         return
-    held = _count_lists_of_container(allocations, request, task)
+    held = _number_of_lists_of_container(allocations, request, task)
     if held + request.lists > allowed:
         seen = f"{held} held and {request.lists} more wanted" if held else f"{request.lists} wanted"
         wanted = f"at most {allowed}, which its container requests"

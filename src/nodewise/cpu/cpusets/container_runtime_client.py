@@ -206,7 +206,7 @@ def _messages() -> Mapping[str, Any]:
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         for field, (number, kind) in fields.items():
-            _add_protobuf_field(message, field, number, kind, f".{package}")
+            _define_protobuf_field(message, field, number, kind, f".{package}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
@@ -215,7 +215,7 @@ def _messages() -> Mapping[str, Any]:
     }
 
 
-def _add_protobuf_field(message: Any, name: str, number: int, kind: str, package: str) -> None:
+def _define_protobuf_field(message: Any, name: str, number: int, kind: str, package: str) -> None:
     """A map is a repeated message of keys and values (the Protocol Buffers language guide, "Maps")."""
     field = message.field.add(name=name, number=number, label=_ONE)
     if kind in _SCALARS:
@@ -225,7 +225,7 @@ def _add_protobuf_field(message: Any, name: str, number: int, kind: str, package
     field.type_name = f"{package}.{kind}"
     if kind == _TEXTS:
         entry = message.nested_type.add(name=f"{name.title()}Entry", options={"map_entry": True})
-        _add_protobuf_field(entry, "key", 1, _TEXT, package)
-        _add_protobuf_field(entry, "value", 2, _TEXT, package)
+        _define_protobuf_field(entry, "key", 1, _TEXT, package)
+        _define_protobuf_field(entry, "value", 2, _TEXT, package)
         field.label = _MANY
         field.type_name = f"{package}.{message.name}.{entry.name}"

@@ -29,7 +29,7 @@ def _agrees(tail: RiskScorer, mean, deviation) -> None:
 
 def _near_levels(tail: RiskScorer, rng):
     """Nodes at all distances from 1e-11 to 1 from the levels of risk."""
-    levels = risk_scores._risk_levels(tail.percentile)
+    levels = risk_scores._risks_where_scores_change(tail.percentile)
     wide, steady = (
         rng.uniform(1e-4, risk_scores._MAX_SPREAD, NODES // 20),
         10 ** rng.uniform(-6, -1, NODES // 20),
