@@ -120,7 +120,7 @@ def test_a_policy_that_does_not_exist_is_told_with_its_remedy(extender: Extender
 def test_no_decision_is_exit_3_with_reasons(extender: ExtenderProcess) -> None:
     done = explain("web/other", "--server", extender.health_url)
     assert done.returncode == 3
-    assert done.stdout.startswith("web/other: 1 replica asked, none knows a decision\n")
+    assert done.stdout.startswith("web/other: 1 replica asked, none has a decision\n")
     assert "managedResources" in done.stdout
     again = explain("web/other", "--server", extender.health_url, "-o", "json")
     assert again.returncode == 3

@@ -256,7 +256,7 @@ class LoadedMetrics:
     async def fetch(self, request: MetricRequest, now: float) -> Series:  # noqa: ARG002 - the contract of a source
         series = metric_files.select_series(self._snapshot, request)
         if series is None:
-            raise MetricNotFound(f"metric {request.metric} is not in the files given")
+            raise MetricNotFound(f"metric {request.metric} is not in these files")
         return series
 
 

@@ -129,9 +129,7 @@ def _restore_interrupted_run(folder: str, index: BackupIndex) -> list[RecoveredB
 
 def _check_file_unchanged(change: FileChange) -> None:
     if read_file(change.path) != change.before:
-        raise Conflict(
-            f"{change.path} was changed by somebody else meanwhile", remedy="run the command again"
-        )
+        raise Conflict(f"{change.path} was changed by another process", remedy="run the command again")
 
 
 def _make_folder(path: str, created_folders: list[str]) -> None:

@@ -144,7 +144,7 @@ def parse_reconfigure_request(fields: Mapping[str, Any]) -> ReconfigureRequest:
     if type(only_check) is not bool:
         problems.append(Problem("only_check", shown(only_check), "bool"))
     if problems:
-        raise BadInput("cannot read what pools are wanted", problems)
+        raise BadInput("cannot read the requested pools", problems)
     return ReconfigureRequest(PoolOptions(**values), only_check)
 
 

@@ -72,7 +72,7 @@ def parse_core_count(text: str) -> int:
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= _MAX_COUNT_DIGITS
     if not (is_number and int(digits) > 0):
         raise BadInput(
-            "cannot tell how many cores are wanted",
+            "cannot parse the number of cores",
             [Problem(COUNT_VARIABLE, shown(text), "a positive whole number")],
         )
     return int(digits)

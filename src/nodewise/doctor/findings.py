@@ -264,7 +264,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "all-namespaces-trusted": FindingKind(
         "warning",
         "The policies of every namespace are trusted",
-        "With --trust-all-namespaces everybody who may create a TASPolicy can label every node, disable GPUs and send"
+        "With --trust-all-namespaces anyone who may create a TASPolicy can label every node, disable GPUs and send"
         " any query to Prometheus.",
         "label the namespaces that need it with nodewise.io/trusted=true, then remove --trust-all-namespaces",
     ),
@@ -325,7 +325,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "warning",
         "No admission policy limits nodewise's writes",
         "RBAC grants writes of whole objects. Without the policies, a stolen token of nodewise's account can change"
-        " taints, images and every label, and everybody who may write namespaces can trust one.",
+        " taints, images and every label, and anyone who may write namespaces can trust one.",
         "apply deploy/rbac.yaml, deploy/trust.yaml, with the gpu agent deploy/gpu.yaml, with the account's name in"
         " matchConditions; or set admissionPolicies.enabled=true in the chart",
     ),

@@ -193,7 +193,7 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
         return result
 
     monkeypatch.setattr(atomic_host_files, "write_staged", write_staged)
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="changed by another process"):
         file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
 

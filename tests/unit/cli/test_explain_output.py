@@ -184,7 +184,7 @@ REMARKS = [
         "n2 passes with the score 9, others have up to 10",
         id="not the best",
     ),
-    pytest.param(on_node("n1"), None, "n1 passes; no scores were asked for or given", id="not scored"),
+    pytest.param(on_node("n1"), None, "n1 passes; it has no score", id="not scored"),
     pytest.param(on_node("n3"), None, "n3 was rejected and the pod is there all the same", id="rejected"),
     pytest.param(on_node("x"), None, "kube-scheduler did not ask about x then", id="not asked about"),
     pytest.param(
@@ -209,7 +209,9 @@ PLACES = [
         PodReadResult(None), "d/p at its last attempt: all of the 2 nodes asked about pass", id="unknown"
     ),
     pytest.param(
-        PodReadResult(None, gone=True), "d/p is gone by now: all of the 2 nodes asked about pass", id="gone"
+        PodReadResult(None, gone=True),
+        "d/p does not exist any more: all of the 2 nodes asked about pass",
+        id="gone",
     ),
     pytest.param(on_node("n1"), "d/p is on n1: all of the 2 nodes asked about pass", id="on a node"),
 ]

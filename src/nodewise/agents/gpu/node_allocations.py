@@ -212,7 +212,7 @@ def _allocation_by_annotations(
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"
     annotations = pod.metadata.annotations or {}
     if GPUS not in annotations:
-        problems.append(f"pod {name} asks for GPUs, and nothing says which it has")
+        problems.append(f"pod {name} requests GPUs, but no annotation names them")
         return None
     gpus = allocation_record.parse_gpus(annotations[GPUS])
     if sum(map(len, gpus)) > _MOST_GPUS:

@@ -182,7 +182,7 @@ def _find_gpus(
     )
     if allocatable and not names:
         notes.add(
-            f"{truncate(min(allocatable), LONGEST_NAME)} is allocatable, and nothing says which GPUs the node has"
+            f"{truncate(min(allocatable), LONGEST_NAME)} is allocatable, but nothing names the GPUs of the node"
         )
     share = _Gpu(extended_resource_amounts.divide_amounts(allocatable, max(len(names), 1)))
     return dict.fromkeys(sorted(names), share)

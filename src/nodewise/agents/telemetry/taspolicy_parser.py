@@ -276,7 +276,7 @@ class _PolicyParser:
         if operator not in OPERATORS:
             self.add_problem(path, shown(value), " or ".join(OPERATORS))
         elif strategy == "scheduleonmetric" and OPERATORS[operator].order == 0:
-            self.add_problem(path, shown(value), "LessThan or GreaterThan, because this one gives no order")
+            self.add_problem(path, shown(value), "LessThan or GreaterThan, which define an order")
         return operator
 
     def _parse_mapping(self, path: str, value: Any) -> Mapping[str, Any]:

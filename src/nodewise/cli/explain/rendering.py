@@ -28,7 +28,7 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print the result, the nodes or groups of nodes, and what would have changed the result."""
     if pod_explanation.explanation is None:
         replicas = _format_count(len(pod_explanation.responses), "replica")
-        terminal_output.print_line(f"{pod_explanation.pod}: {replicas} asked, none knows a decision")
+        terminal_output.print_line(f"{pod_explanation.pod}: {replicas} asked, none has a decision")
         _print_lines(
             f"  {reason}"
             for reason in missing_decision.find_missing_decision_causes(
@@ -114,7 +114,7 @@ def _scheduling_result_lines(pod_explanation: PodExplanation) -> Iterator[str]:
 def _format_placement(pod_explanation: PodExplanation) -> str:
     state = pod_explanation.lookup.state
     if state is None:
-        return "is gone by now" if pod_explanation.lookup.gone else "at its last attempt"
+        return "does not exist any more" if pod_explanation.lookup.gone else "at its last attempt"
     return f"is on {state.node}" if state.node else "waits"
 
 
@@ -164,7 +164,7 @@ def _format_reason_for_chosen_node(pod_explanation: PodExplanation, node: str) -
             "with ignorable: true did while nodewise did not answer"
         )
     if own.score is None:
-        return f"{node} passes; no scores were asked for or given"
+        return f"{node} passes; it has no score"
     best = max(node.score or 0 for node in findings)
     if own.score == best:
         return f"{node} passes and has the best score, {best}"

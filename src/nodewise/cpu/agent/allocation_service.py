@@ -105,7 +105,8 @@ class AllocationService:
         task = peer_credentials.read_process_as_task(self.node.proc, peer.task.pid, self.node.boot)
         if task.start != peer.task.start:
             raise Refused(
-                "cannot identify the peer", [Problem(f"process {task.pid}", "is another one by now", "")]
+                "cannot identify the peer",
+                [Problem(f"process {task.pid}", "has ended, and another process has its id", "")],
             )
         return PeerProcess(task, peer.user)
 

@@ -35,7 +35,9 @@ class SetupPlan(NamedTuple):
 
 
 class SetupStep(NamedTuple):
-    """An object and what was done to it: created, replaced, unchanged, left as somebody made it; or the error."""
+    """An object and what was done to it: created, replaced, unchanged (also because nodewise did not create it), or the
+    error.
+    """
 
     name: str
     outcome: str
@@ -220,7 +222,7 @@ class _NodeSetup:
         try:
             existing = object_writer.find_object(self._api, object_writer.path(wanted))
             if existing is not None and agent_daemonset.is_changed_by_users(existing, wanted):
-                made, outcome = existing, "left as somebody made it"
+                made, outcome = existing, "unchanged, as it was not created by nodewise"
             else:
                 made, outcome = object_writer.create_or_replace(self._api, wanted, self._deadline)
             waiting = self._nodes_awaiting_agent(made)
@@ -251,7 +253,7 @@ class _NodeSetup:
                 self.steps[node].append(step)
                 waiting[node] = made
             elif node_setup_objects.DISCOVER in self._plan.commands:
-                why = f"no agent comes to a node without the label {cmk_names.LABEL}=true, which discover gives it"
+                why = f"no agent comes to a node without the label {cmk_names.LABEL}=true, which `discover` sets"
                 self.steps[node].append(step._replace(outcome="failed", error=why))
         return waiting
 

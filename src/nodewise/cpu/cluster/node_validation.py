@@ -125,7 +125,7 @@ def _check_extended_resources(
                 f"{_discover_remedy(wanted, is_wrong=True)}; the node agent does it after a kubelet's restart"
             )
         elif gives != has:
-            remedy = "the kubelet gives what the node has within seconds: is it running?"
+            remedy = "the kubelet reports resources within seconds: is it running?"
         seen = f"capacity {has}, allocatable {gives}; the pool has {count}"
         yield ValidationCheck(name, not remedy, seen, remedy)
 

@@ -24,7 +24,7 @@ class PodProgress(NamedTuple):
 def completion_progress(pod: Object | None) -> PodProgress:
     """The progress of a pod that runs once: it is done when it succeeded."""
     if pod is None:
-        return PodProgress(has_failed=True, why="somebody deleted the pod")
+        return PodProgress(has_failed=True, why="the pod was deleted")
     current = phase(pod)
     if current == "Failed":
         name = pod["metadata"]["name"]

@@ -62,7 +62,7 @@ _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SUMMARY: Final = "Run a command on CPUs of a pool, and release them when it ends."
 DETAILS: Final = "The variable CMK_NUM_CORES has the number of CPU lists of an exclusive pool."
 EXIT_CODES: Final = {
-    "125": "the command was not started; stderr says why",
+    "125": "the command was not started; see stderr",
     "126": "it cannot be executed",
     "127": "there is no such command",
     "128+N": "it ended by signal N",

@@ -51,7 +51,7 @@ class TestAnnotations:
     def test_157_one_without_annotation_holds_what_nobody_knows(self) -> None:
         allocated_pod = pod("a", "n1")
         assert allocations(allocated_pod) == {}
-        assert problems(allocated_pod) == ("pod d/a asks for GPUs, and nothing says which it has",)
+        assert problems(allocated_pod) == ("pod d/a requests GPUs, but no annotation names them",)
 
     def test_158_one_on_no_node_holds_nothing(self) -> None:
         assert allocations(pod("a", "", "card0", phase="Pending")) == {}

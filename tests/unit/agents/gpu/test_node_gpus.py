@@ -92,7 +92,7 @@ def test_an_amount_that_cannot_be_read_is_absent(amount: str) -> None:
 
 def test_resources_that_no_card_is_named_for_are_a_problem() -> None:
     assert parse("", "i915=2").problems == (
-        "gpu.intel.com/i915 is allocatable, and nothing says which GPUs the node has",
+        "gpu.intel.com/i915 is allocatable, but nothing names the GPUs of the node",
     )
 
 

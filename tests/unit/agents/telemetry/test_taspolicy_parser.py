@@ -41,7 +41,7 @@ PROBLEMS = {
     "no strategies": ({}, "spec.strategies: none; expected dontschedule or"),
     "a spec that is a number": (7, "spec: 7; expected an object"),
     "allOf in other case": ({"strategies": {"dontschedule": {"logicalOperator": "ALLOF", "rules": [rule("m")]}}}, "logicalOperator: 'ALLOF'; expected allOf or anyOf"),
-    "Equals as a preference": ({"strategies": {"scheduleonmetric": {"rules": [rule("m", "Equals")]}}}, "gives no order"),
+    "Equals as a preference": ({"strategies": {"scheduleonmetric": {"rules": [rule("m", "Equals")]}}}, "which define an order"),
     "an operator of strategies that is a list": ({"strategies": {"dontschedule": {"logicalOperator": [], "rules": [rule("m")]}}}, "logicalOperator: []; expected allOf or anyOf"),
     "when_missing that is a list": (one_rule(when_missing=["pass"]), f"{RULE}.when_missing: ['pass']; expected pass or reject"),
     "a metric's name that is too long": (one_rule(metricname="m" * 254), "expected a name of at most 253 characters"),

@@ -197,7 +197,7 @@ def test_a_deleted_pod_is_no_success(api_client: FailingApiClient) -> None:
 
     api_client.server.behave = behave
     first, second = prepare(api_client).nodes
-    assert "somebody deleted the pod" in first.error
+    assert "the pod was deleted" in first.error
     assert not second.error
 
 
@@ -276,7 +276,7 @@ def test_a_customized_agent_is_kept(api_client: FailingApiClient) -> None:
     before = api_client.server.objects[AGENT]
     report = prepare(api_client)
     assert report.is_whole
-    assert report.agent.steps[0].outcome == "left as somebody made it"
+    assert report.agent.steps[0].outcome == "unchanged, as it was not created by nodewise"
     assert api_client.server.objects[AGENT] == before
 
 
