@@ -10,11 +10,6 @@ BRANCHES = "\n".join(
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(complexity_check, "EXCEPTIONS", frozenset())
-
-
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -27,10 +22,3 @@ def _no_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_functions_above_the_bound_are_problems(tmp_path: Path, source: str, expected: list[str]) -> None:
     (tmp_path / "module.py").write_text(source)
     assert [problem.split(": ")[1] for problem in complexity_check.problems(tmp_path)] == expected
-
-
-def test_an_exception_that_is_not_needed_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(complexity_check, "EXCEPTIONS", frozenset({"Reader.read"}))
-    assert "Reader.read: no function of this name is above 12" in complexity_check.problems(tmp_path)[0]
