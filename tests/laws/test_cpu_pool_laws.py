@@ -212,7 +212,11 @@ def allocated_pools(draw: st.DrawFn) -> Allocations:
     """A machine's pools with tasks on them."""
     machine = draw(machines())
     plan = planned(machine, draw(asks(machine)), set()) or PoolPlan({"infra": {0: ("0",)}})
-    held = iter(draw(st.lists(st.lists(TASKS, max_size=3, unique=True), min_size=64, max_size=64)))
+    # the starts are stored apart from the process ids: of two tasks with one id, the one with a start is read first
+    tasks = st.lists(TASKS, max_size=3, unique=True).map(
+        lambda tasks: sorted(tasks, key=lambda task: task.start is None)
+    )
+    held = iter(draw(st.lists(tasks, min_size=64, max_size=64)))
     return pool_allocations.allocations_without_tasks(plan.pools).with_tasks(lambda _, cpu_list: next(held))
 
 
