@@ -142,6 +142,7 @@ def _validate_metric_request(metric_request: Any) -> MetricRequest:
         float(metric_request.max_age_s),
         metric_request.aggregate,
         bool(metric_request.empty_is_healthy),
+        frozenset(map(validate_text, metric_request.namespaces)),
     )
 
 

@@ -19,6 +19,10 @@ class MetricRequest(NamedTuple):
     """Aggregation of several values of one node, one of `aggregation.AGGREGATIONS`; empty: they must be equal."""
     empty_is_healthy: bool = False
     """Whether an empty result of a query is valid: it becomes a series without samples."""
+    namespaces: frozenset[str] = frozenset()
+    """The namespaces whose objects request the metric; empty for a request of an agent's own. Requests are scheduled
+    fairly by namespace. They do not affect the result: requests that differ only in them are one request.
+    """
 
     @property
     def name(self) -> str:
@@ -64,10 +68,18 @@ class MetricsSource(Protocol):
 
 
 def merge_requests(requests: Iterable[MetricRequest]) -> frozenset[MetricRequest]:
-    """One request for each key, with the largest maximum age."""
+    """One request for each key, with the largest maximum age and the namespaces of all."""
     by_key: dict[str, MetricRequest] = {}
     for request in requests:
         known = by_key.get(request.key)
-        if known is None or known.max_age_s < request.max_age_s:
-            by_key[request.key] = request
+        by_key[request.key] = request if known is None else _merge(known, request)
     return frozenset(by_key.values())
+
+
+def _merge(first: MetricRequest, second: MetricRequest) -> MetricRequest:
+    # a namespace that names a metric of an agent must not take the agent's place in the queue
+    of_agent = not first.namespaces or not second.namespaces
+    return first._replace(
+        max_age_s=max(first.max_age_s, second.max_age_s),
+        namespaces=frozenset() if of_agent else first.namespaces | second.namespaces,
+    )

@@ -1,7 +1,7 @@
 """Fetches the requested metrics periodically. Each metric has its own call, timeout and outcome."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -57,26 +57,39 @@ class MetricsRefresher:
         self._clock = clock
         self._metrics_registry = metrics_registry
         self._subscribers: list[Callable[[], None]] = []
-        self._requests: frozenset[MetricRequest] = frozenset()
-        self._under_way: dict[MetricRequest, asyncio.Task[None]] = {}
+        self._requests: Mapping[str, MetricRequest] = {}
+        """By key."""
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        """By key."""
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` after each outcome, when it is in the snapshot."""
         self._subscribers.append(on_change)
 
     def set_requests(self, requests: frozenset[MetricRequest]) -> None:
-        """Set the requested metrics. A new metric is fetched at once; one that is no longer requested is dropped."""
-        requested = merge_requests(requests)
-        new, gone = requested - self._requests, self._requests - requested
-        if not new and not gone:
-            return
-        self._requests = requested
-        self.snapshot = self.snapshot.only(frozenset(request.key for request in requested))
-        for metric in {request.name for request in gone} - {request.name for request in requested}:
+        """Set the requested metrics.
+
+        A new metric, or one with another maximum age, is fetched at once; one that is no longer requested is dropped.
+        """
+        before = self._requests
+        self._requests = {request.key: request for request in merge_requests(requests)}
+        gone = before.keys() - self._requests.keys()
+        if gone:
+            self._drop([before[key] for key in gone])
+        for key, request in self._requests.items():
+            if key not in before or before[key].max_age_s != request.max_age_s:
+                self._start_fetch(request)
+
+    def _drop(self, gone: Sequence[MetricRequest]) -> None:
+        self.snapshot = self.snapshot.only(frozenset(self._requests))
+        names = {request.name for request in self._requests.values()}
+        for metric in {request.name for request in gone} - names:
             for name in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
                 self._metrics_registry.forget(name, metric=metric)
-        self._selector.forget(gone)
-        self._start_fetches(new)
+        keys = frozenset(request.key for request in gone)
+        self._selector.forget(keys)
+        for key in keys & self._under_way.keys():
+            self._under_way.pop(key).cancel()
 
     async def run(self) -> None:
         """Fetch all metrics once per period, until cancelled."""
@@ -93,27 +106,30 @@ class MetricsRefresher:
         at once and delay requests.
         """
         period_s = self._options.sync_period_s
-        requests = sorted(self._requests)
-        gap_s = period_s / 2 / max(len(requests), 1)
-        for request in requests:
-            self._start_fetches(frozenset([request]) & self._requests)
+        keys = sorted(self._requests)
+        gap_s = period_s / 2 / max(len(keys), 1)
+        for key in keys:
+            if key in self._requests:
+                self._start_fetch(self._requests[key])
             await self._clock.sleep(gap_s)
-        await self._clock.sleep(period_s / 2 if requests else period_s)
+        await self._clock.sleep(period_s / 2 if keys else period_s)
 
     async def settle(self) -> None:
         """Wait until all calls have ended, for tests and for commands that fetch once."""
         while self._under_way:
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
-    def _start_fetches(self, requests: frozenset[MetricRequest]) -> None:
+    def _start_fetch(self, request: MetricRequest) -> None:
         # A call of the previous period that still hangs ends with its own timeout.
-        for request in requests - self._under_way.keys():
+        if request.key not in self._under_way:
             task = asyncio.create_task(self._fetch_metric(request))
-            self._under_way[request] = task
-            task.add_done_callback(partial(self._remove_ended_fetch, request))
+            self._under_way[request.key] = task
+            task.add_done_callback(partial(self._remove_ended_fetch, request.key))
 
-    def _remove_ended_fetch(self, request: MetricRequest, _: asyncio.Task[None]) -> None:
-        self._under_way.pop(request, None)
+    def _remove_ended_fetch(self, key: str, task: asyncio.Task[None]) -> None:
+        # a canceled call may end after the metric was requested again
+        if self._under_way.get(key) is task:
+            del self._under_way[key]
 
     def _notify(self) -> None:
         for on_change in self._subscribers:
@@ -124,7 +140,7 @@ class MetricsRefresher:
         before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):
             outcome = await cooperative_scheduling.run(merge_newer(before, outcome))
-        if request not in self._requests:
+        if request.key not in self._requests:
             return
         if isinstance(outcome, Series):
             self._store_fetched_series(request, before, outcome)
@@ -155,7 +171,7 @@ class MetricsRefresher:
 
     def _report_metric_ages(self) -> None:
         now = self._clock.now()
-        for request in self._requests:
+        for request in self._requests.values():
             series = self.snapshot.series.get(request.key)
             if series is not None:
                 self._metrics_registry.set("metric_age_seconds", now - series.fetched_at, metric=request.name)

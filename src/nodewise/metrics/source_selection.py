@@ -71,8 +71,10 @@ class SourceSelector:
         self._clock = clock
         self._metrics_registry = metrics_registry
         self._semaphore = asyncio.Semaphore(limits.calls)
-        self._known: dict[MetricRequest, _KnownSource] = {}
-        self._compared: set[MetricRequest] = set()
+        self._known: dict[str, _KnownSource] = {}
+        """By `MetricRequest.key`."""
+        self._compared: set[str] = set()
+        """`MetricRequest.key` of the metrics whose later sources were queried."""
         self._logged: set[tuple[str, str]] = set()
 
     async def fetch(self, request: MetricRequest) -> Series | FetchFailure:
@@ -92,7 +94,7 @@ class SourceSelector:
             else:
                 self._record_source(request, source, searched=searching)
                 return outcome
-        self._known.pop(request, None)
+        self._known.pop(request.key, None)
         if empty and all(failure.not_there for failure in failures):
             return empty
         if not failures:
@@ -102,44 +104,44 @@ class SourceSelector:
 
     async def log_unused_sources(self, request: MetricRequest) -> None:
         """Log once which later sources have the metric, too: the operator should know that the order decides."""
-        known = self._known.get(request)
-        if known is None or request in self._compared:
+        known = self._known.get(request.key)
+        if known is None or request.key in self._compared:
             return
-        self._compared.add(request)
+        self._compared.add(request.key)
         supporting = self._supporting_sources(request)
         for source in supporting[supporting.index(known.source) + 1 :]:
             outcome = await self._fetch_from(source, request)
             if isinstance(outcome, Series) and not _is_empty(outcome):
                 self._log_duplicate(request, known.source, source)
 
-    def forget(self, gone: frozenset[MetricRequest]) -> None:
-        """Drop metrics that are no longer requested."""
-        metrics = {request.key for request in gone}
-        self._known = {request: known for request, known in self._known.items() if request not in gone}
+    def forget(self, gone: frozenset[str]) -> None:
+        """Drop metrics that are no longer requested, by `MetricRequest.key`."""
+        for key in gone & self._known.keys():
+            del self._known[key]
         self._compared -= gone
-        self._logged = {key for key in self._logged if key[0] not in metrics}
+        self._logged = {key for key in self._logged if key[0] not in gone}
 
     def _supporting_sources(self, request: MetricRequest) -> list[MetricsSource]:
         return [source for source in self._sources if source.supports(request)]
 
     def _is_search_due(self, request: MetricRequest) -> bool:
         """Whether to query all sources in the configured order."""
-        known = self._known.get(request)
+        known = self._known.get(request.key)
         return known is None or self._clock.monotonic() - known.searched_at_s >= SEARCH_PERIOD_S
 
     def _search_order(self, request: MetricRequest, *, searching: bool) -> list[MetricsSource]:
         supporting = self._supporting_sources(request)
         if searching:
             return supporting
-        first = self._known[request].source
+        first = self._known[request.key].source
         return [first, *(source for source in supporting if source is not first)]
 
     def _record_source(self, request: MetricRequest, source: MetricsSource, *, searched: bool) -> None:
-        before = self._known.get(request)
+        before = self._known.get(request.key)
         if before and searched and before.source is not source:
             self._log_duplicate(request, source, before.source)
         if searched or not before or before.source is not source:
-            self._known[request] = _KnownSource(source, self._clock.monotonic())
+            self._known[request.key] = _KnownSource(source, self._clock.monotonic())
 
     def _log_duplicate(self, request: MetricRequest, used: MetricsSource, unused: MetricsSource) -> None:
         if (request.key, unused.name) not in self._logged:

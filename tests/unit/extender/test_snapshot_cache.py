@@ -254,7 +254,7 @@ class TestDefects:
         parts.things.replace(named("cold"))
         asyncio.run(parts.snapshot_cache.publish())
         assert parts.snapshot_cache.snapshot.generation == 2
-        assert parts.refresher._requests == {MetricRequest("heat")}
+        assert parts.refresher._requests == {"heat": MetricRequest("heat")}
 
     def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
         def fail() -> None:

@@ -291,7 +291,7 @@ class TestSlots:
         assert (setup.state.metric_requests({}), setup.state.problems({})) == (frozenset(), {})
 
     def test_a_want_is_taken_whole(self) -> None:
-        metric_request = MetricRequest("m", "m > 0", 60.0, "max", empty_is_healthy=True)
+        metric_request = MetricRequest("m", "m > 0", 60.0, "max", True, frozenset({"d"}))
         assert third_party_result_validation.validate_metric_requests(frozenset({metric_request})) == {
             metric_request
         }

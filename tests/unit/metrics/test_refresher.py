@@ -177,7 +177,7 @@ def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
     async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(frozenset({MetricRequest("m", "", 60.0), MetricRequest("m", "", 300.0)}))
         await refresher.settle()
-        assert refresher._requests == frozenset({MetricRequest("m", "", 300.0)})
+        assert refresher._requests == {"m": MetricRequest("m", "", 300.0)}
         refresher.set_requests(frozenset({MetricRequest("m", "", 60.0)}))
         assert refresher.snapshot.was_fetched(
             "m"
@@ -186,3 +186,33 @@ def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
 
     scenario(play, source)
     assert source.requests == ["m", "m"]
+
+
+def test_a_namespace_that_requests_a_known_metric_causes_no_call() -> None:
+    source = RecordingSource()
+
+    async def play(refresher: MetricsRefresher) -> None:
+        refresher.set_requests(frozenset({MetricRequest("m", namespaces=frozenset({"x"}))}))
+        await refresher.settle()
+        refresher.set_requests(frozenset({MetricRequest("m", namespaces=frozenset({name})) for name in "xy"}))
+        await refresher.settle()
+
+    scenario(play, source)
+    assert source.requests == ["m"]
+
+
+def test_a_dropped_metric_frees_its_call_and_can_be_requested_again() -> None:
+    source = FakeSource()
+
+    async def play(refresher: MetricsRefresher) -> None:
+        for _ in range(3):
+            refresher.set_requests(requests("hang"))
+            await asyncio.sleep(0.001)
+            refresher.set_requests(requests())
+        refresher.set_requests(requests("hang"))
+        await asyncio.sleep(0.001)
+        assert len(refresher._under_way) == 1
+        await refresher.settle()
+
+    assert scenario(play, source).snapshot.failures.keys() == {"hang"}
+    assert source.requests == ["hang"] * 4

@@ -218,7 +218,7 @@ def test_what_nobody_needs_any_more_is_forgotten() -> None:
 
     async def play(stage: SelectorFixture) -> None:
         await stage.ask()
-        stage.selector.forget(frozenset({M}))
+        stage.selector.forget(frozenset({M.key}))
         await stage.ask()
 
     assert len(logged_duplicates(play, first, second)) == 2

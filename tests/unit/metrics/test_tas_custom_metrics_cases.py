@@ -60,7 +60,8 @@ class Play(NamedTuple):
 
     async def round(self) -> None:
         self.clock.advance(5.0)
-        self.refresher._start_fetches(self.refresher._requests)
+        for request in self.refresher._requests.values():
+            self.refresher._start_fetch(request)
         await self.refresher.settle()
 
     def values(self, metric: str = "m") -> dict[str, int]:

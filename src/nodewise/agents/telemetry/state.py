@@ -93,7 +93,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:
         """The metrics that usable rules name."""
         return frozenset(
-            rule.metric_request(self._max_age_s)
+            rule.metric_request(self._max_age_s)._replace(namespaces=frozenset([policy.namespace]))
             for policy in self.policies(objects).values()
             for strategy in policy.strategies.values()
             for rule in strategy.rules
