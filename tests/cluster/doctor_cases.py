@@ -307,6 +307,13 @@ DOCTOR_CASES: Final = (
         ("kubectl label namespace web nodewise.io/trusted=true",),
     ),
     DoctorCase(
+        "namespace-over-budget",
+        "a policy with more metrics than its namespace may have",
+        misconfigurations.over_budget,
+        "web/wide",
+        ("--metrics-per-namespace",),
+    ),
+    DoctorCase(
         "all-namespaces-trusted",
         "every namespace is trusted",
         misconfigurations.trusting_all,

@@ -237,18 +237,36 @@ def without_trust(cluster: HealthyCluster) -> Iterator[None]:
     """Removes the trust that the tenant's policy needs, and waits for the policy's condition."""
     path = f"/api/v1/namespaces/{healthy_cluster.TENANT}"
     cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": None}}})
-    wait("the policy has the condition NotTrusted", lambda: _not_trusted(cluster) == "True" or None)
+    wait(
+        "the policy has the condition NotTrusted",
+        functools.partial(_has_condition, cluster, "pol", "NotTrusted", "True"),
+    )
     yield
     cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": "true"}}})
-    wait("the condition NotTrusted is False", lambda: _not_trusted(cluster) == "False" or None)
-
-
-def _not_trusted(cluster: HealthyCluster) -> str:
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{healthy_cluster.TENANT}/taspolicies/pol"
-    conditions = cluster.api.get(path).get("status", {}).get("conditions", [])
-    return next(
-        (str(condition["status"]) for condition in conditions if condition["type"] == "NotTrusted"), ""
+    wait(
+        "the condition NotTrusted is False",
+        functools.partial(_has_condition, cluster, "pol", "NotTrusted", "False"),
     )
+
+
+@contextlib.contextmanager
+def over_budget(cluster: HealthyCluster) -> Iterator[None]:
+    """Adds a policy with more metrics than a namespace may have, and waits for its condition."""
+    rules = [
+        {"metricname": f"metric-{number}", "operator": "GreaterThan", "target": 1} for number in range(33)
+    ]
+    with created(healthy_cluster.policy("wide", scheduleonmetric=rules))(cluster):
+        wait(
+            "the policy exceeds a budget",
+            functools.partial(_has_condition, cluster, "wide", "BudgetExceeded", "True"),
+        )
+        yield
+
+
+def _has_condition(cluster: HealthyCluster, policy: str, kind: str, status: str) -> bool | None:
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{healthy_cluster.TENANT}/taspolicies/{policy}"
+    conditions = cluster.api.get(path).get("status", {}).get("conditions", [])
+    return (kind, status) in [(condition["type"], condition["status"]) for condition in conditions] or None
 
 
 @contextlib.contextmanager

@@ -227,6 +227,8 @@ class PolicyEvaluation(NamedTuple):
     """Where `rejected_nodes` comes from."""
     not_trusted: str = ""
     """The message of its condition NotTrusted, if that is True."""
+    over_budget: str = ""
+    """The message of its condition BudgetExceeded, if that is True."""
 
     @property
     def where(self) -> str:

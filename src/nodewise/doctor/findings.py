@@ -261,6 +261,13 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         " policies in namespaces that a cluster administrator trusts.",
         "kubectl label namespace NAME nodewise.io/trusted=true, or remove these strategies and queries",
     ),
+    "namespace-over-budget": FindingKind(
+        "warning",
+        "A policy exceeds a budget of its namespace",
+        "The policies of one namespace may have a limited number of rules, metrics, queries and node labels. Older"
+        " policies come first; what exceeds the budget is not evaluated, or its labels are not written.",
+        "remove policies, rules or labels from the namespace, or raise the option that the message names",
+    ),
     "all-namespaces-trusted": FindingKind(
         "warning",
         "The policies of every namespace are trusted",

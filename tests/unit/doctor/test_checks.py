@@ -281,6 +281,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         policy(not_trusted="namespace web is not trusted"),
         {"namespace-not-trusted"},
     ),
+    ("a namespace over its budget", policy(over_budget="33 metrics"), {"namespace-over-budget"}),
     (
         "all namespaces trusted",
         with_client_name("a", client_name="a", trust_all_namespaces="true"),

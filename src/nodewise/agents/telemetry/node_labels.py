@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
-from nodewise.agents.telemetry.taspolicy_parser import Policy, is_valid_label_part
+from nodewise.agents.telemetry.taspolicy_parser import Policy, Strategy, is_valid_label_part
 
 PREFIX: Final = "telemetry.aware.scheduling."
 VIOLATING: Final = "violating"
@@ -35,6 +35,42 @@ class LabelColumn(NamedTuple):
     """Where missing values might change the result: an existing label of ours stays."""
     conflicting: bool = False
     """Whether rules with different operators set the key on some node; that node gets no label."""
+    namespaces: frozenset[str] = frozenset()
+    """The namespaces of the policies that set the label."""
+
+
+def requested_labels(policy: Policy) -> dict[str, int]:
+    """The keys of all labels that the policy may set on one node, with the bytes of the key and the longest value.
+
+    In the order of the policy's rules; the label of `deschedule` comes first.
+    """
+    sizes: dict[str, int] = {}
+    drains = any(not rule.unusable for rule in policy.rules("deschedule"))
+    if drains and is_valid_label_part(policy.name):
+        sizes[policy.name] = len(policy.name) + len(VIOLATING)
+    if len(PREFIX + policy.name) <= MAX_PREFIX:
+        for rule in policy.rules("labeling"):
+            for name, _, value in () if rule.unusable else (text.partition("=") for text in rule.labels):
+                key = _labeling_key(policy, name)
+                sizes[key] = max(sizes.get(key, 0), len(key) + len(value))
+    return sizes
+
+
+def strategies_without_labels(policy: Policy, omitted: frozenset[str]) -> Mapping[str, Strategy]:
+    """The strategies of a policy without the labels of these keys."""
+    strategies = dict(policy.strategies)
+    if policy.name in omitted:
+        del strategies["deschedule"]
+    labeling = strategies.get("labeling")
+    if labeling is not None:
+        names = {text.partition("=")[0] for rule in labeling.rules for text in rule.labels}
+        kept = {name for name in names if _labeling_key(policy, name) not in omitted}
+        strategies["labeling"] = labeling.with_label_names(kept)
+    return strategies
+
+
+def _labeling_key(policy: Policy, name: str) -> str:
+    return f"{PREFIX}{policy.name}/{name}"
 
 
 def descheduling_column(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> LabelColumn | None:
@@ -42,7 +78,9 @@ def descheduling_column(policy: Policy, evaluations: Sequence[RuleEvaluation]) -
     if not evaluations or not is_valid_label_part(policy.name):
         return None  # a key that the API server refuses would take the node's other labels with it
     broken, unknown = _nodes_breaking_strategy(evaluations, all_of=policy.strategies["deschedule"].all_of)
-    return LabelColumn(policy.name, (VIOLATING,), broken.astype(np.int16), unknown)
+    return LabelColumn(
+        policy.name, (VIOLATING,), broken.astype(np.int16), unknown, namespaces=frozenset([policy.namespace])
+    )
 
 
 def labeling_columns(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> tuple[LabelColumn, ...]:
@@ -59,7 +97,9 @@ def labeling_columns(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> t
     if policy.strategies["labeling"].all_of:
         applies, unknown = _nodes_breaking_strategy(evaluations, all_of=True)
     return tuple(
-        _labeling_column(f"{PREFIX}{policy.name}/{name}", candidates, applies, unknown)
+        _labeling_column(_labeling_key(policy, name), candidates, applies, unknown)._replace(
+            namespaces=frozenset([policy.namespace])
+        )
         for name, candidates in rules_by_name.items()
     )
 
@@ -120,7 +160,11 @@ def merge_label_columns(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn
             by_key[column.key] = column
         else:
             codes = np.maximum(column.codes, other.codes)
-            by_key[column.key] = other._replace(codes=codes, hold=(column.hold | other.hold) & (codes == 0))
+            by_key[column.key] = other._replace(
+                codes=codes,
+                hold=(column.hold | other.hold) & (codes == 0),
+                namespaces=column.namespaces | other.namespaces,
+            )
     return by_key
 
 

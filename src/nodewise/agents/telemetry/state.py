@@ -12,6 +12,7 @@ from nodewise.agents.telemetry import (
     rule_suspension,
 )
 from nodewise.agents.telemetry import taspolicy_parser as policies
+from nodewise.agents.telemetry.namespace_budgets import NamespaceBudgets
 from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceTrust
@@ -67,13 +68,15 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._reject_missing = options.when_missing == "reject"
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
+        self._budgets = NamespaceBudgets(options)
         self._parsed: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
-        """By key: the object, whether its namespace is trusted, and the parsed policy."""
+        """By key: the object, whether its namespace is trusted, and the parsed policy, before budgets."""
+        self._enforced: dict[ObjectKey, Policy] = {}
         self._columns: dict[str, _MetricColumn] = {}
         self._histories: dict[Rule, rule_suspension.RuleHistory] = {}
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
-        """All policies, restricted in namespaces without trust, with their problems."""
+        """All policies with their problems, restricted in namespaces without trust and by the budgets of namespaces."""
         policies_by_key: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
         namespaces = self._trust.trusted_namespaces(objects)
         for key, policy_object in objects.get(POLICIES, {}).items():
@@ -87,8 +90,12 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
                     policy if is_trusted else self._trust.restrict_untrusted_policy(policy),
                 )
             policies_by_key[key] = known
+        if policies_by_key != self._parsed:
+            self._enforced = self._budgets.enforce(
+                {key: policy for key, (_, _, policy) in policies_by_key.items()}
+            )
         self._parsed = policies_by_key
-        return {key: policy for key, (_, _, policy) in policies_by_key.items()}
+        return self._enforced
 
     def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:
         """The metrics that usable rules name."""
@@ -103,9 +110,11 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
         """The problems of policies, by `namespace/name`."""
         return {
-            "/".join(key): (*map(str, policy.problems), *filter(None, [policy.not_trusted]))
+            "/".join(key): texts
             for key, policy in self.policies(objects).items()
-            if policy.problems or policy.not_trusted
+            if (
+                texts := (*map(str, policy.problems), *filter(None, [policy.not_trusted, policy.over_budget]))
+            )
         }
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, TelemetryState]:

@@ -7,7 +7,7 @@ be the misspelt name of a rule that excludes nodes. The CRD is `deploy/crds/tasp
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -29,8 +29,8 @@ _MAX_QUERY: Final = 4096
 _MAX_AGE_S: Final = 366 * 86400.0
 MAX_RULES: Final = 100
 """Rules of one strategy. Each rule has arrays over all nodes: an object of 1.5 MiB of rules would need gigabytes."""
-_MAX_LABELS: Final = 64
-"""Labels of one rule."""
+MAX_POLICY_LABELS: Final = 16
+"""Different node labels of one policy, and labels of one rule."""
 _MAX_PROBLEMS: Final = 30
 """Problems of one policy that are listed; further ones are only counted."""
 _STRATEGY_FIELDS: Final = ("policyName", "logicalOperator", "rules")
@@ -103,6 +103,18 @@ class Strategy(msgspec.Struct, frozen=True):
     all_of: bool = False
     """Whether a node must break every rule, instead of any."""
 
+    def with_label_names(self, names: Container[str]) -> "Strategy":
+        """The strategy with only the labels of these names."""
+        return Strategy(
+            tuple(
+                msgspec.structs.replace(
+                    rule, labels=tuple(text for text in rule.labels if text.partition("=")[0] in names)
+                )
+                for rule in self.rules
+            ),
+            self.all_of,
+        )
+
 
 class Policy(msgspec.Struct, frozen=True):
     """A whole policy. Unknown strategies are in `problems`, and make `dontschedule` reject every node."""
@@ -116,6 +128,8 @@ class Policy(msgspec.Struct, frozen=True):
     not_trusted: str = ""
     """A message that lists what has no effect without trust in the namespace (`policy_namespace_trust`); empty
     for none."""
+    over_budget: str = ""
+    """A message about what is beyond a budget of the namespace (`namespace_budgets`); empty for nothing."""
 
     def rules(self, strategy: str) -> tuple[Rule, ...]:
         """The rules of a strategy; empty if the policy does not have it."""
@@ -127,10 +141,11 @@ def parse_policy(policy: PolicyObject) -> Policy:
     """Parse a policy object. This never fails: problems are part of the result."""
     parser = _PolicyParser()
     try:
-        strategies = parser.parse_strategies(msgspec.json.decode(policy.spec))
+        strategies: Mapping[str, Strategy] = parser.parse_strategies(msgspec.json.decode(policy.spec))
     except UNREADABLE as error:
         strategies = _unusable_policy_strategies(parser.add_problem("spec", str(error), "a JSON object"))
     parser.check_label_names(policy.metadata.name, strategies)
+    strategies = parser.limit_labels(strategies)
     metadata = policy.metadata
     created = metadata.creationTimestamp or ""
     return Policy(metadata.namespace, metadata.name, created, strategies, parser.limited_problems())
@@ -175,6 +190,20 @@ class _PolicyParser:
         for strategy in strategies.values():
             if not strategy.rules:
                 self.add_problem("spec.strategies", "a strategy without rules", "at least one rule")
+
+    def limit_labels(self, strategies: Mapping[str, Strategy]) -> Mapping[str, Strategy]:
+        """The strategies with the first `MAX_POLICY_LABELS` different labels; that of `deschedule` comes first."""
+        labeling = strategies.get("labeling")
+        if labeling is None:
+            return strategies
+        names = dict.fromkeys(text.partition("=")[0] for rule in labeling.rules for text in rule.labels)
+        count = len(names) + ("deschedule" in strategies)
+        if count <= MAX_POLICY_LABELS:
+            return strategies
+        wanted = f"at most {MAX_POLICY_LABELS} per policy; the others are left out"
+        self.add_problem("spec.strategies", f"{count} different node labels", wanted)
+        kept = frozenset([*names][: len(names) - (count - MAX_POLICY_LABELS)])
+        return {**strategies, "labeling": labeling.with_label_names(kept)}
 
     def parse_strategies(self, spec: Any) -> dict[str, Strategy]:
         mapping = self._parse_mapping("spec", {} if spec is None else spec)
@@ -245,9 +274,11 @@ class _PolicyParser:
         if not isinstance(listed, Sequence) or isinstance(listed, str):
             self.add_problem(path, shown(value), "a list of texts name=value")
             return ()
-        if len(listed) > _MAX_LABELS:
-            self.add_problem(path, f"{len(listed)} labels", f"at most {_MAX_LABELS}; the others are left out")
-            listed = listed[:_MAX_LABELS]
+        if len(listed) > MAX_POLICY_LABELS:
+            self.add_problem(
+                path, f"{len(listed)} labels", f"at most {MAX_POLICY_LABELS}; the others are left out"
+            )
+            listed = listed[:MAX_POLICY_LABELS]
         valid: list[str] = []
         for number, text in enumerate(listed):
             name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")

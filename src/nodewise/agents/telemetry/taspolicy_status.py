@@ -68,6 +68,7 @@ GOOD: Final[Mapping[str, str]] = {
     "Suspended": "False",
     "LabelConflict": "False",
     "NotTrusted": "False",
+    "BudgetExceeded": "False",
 }
 """The status of each condition in a healthy policy."""
 
@@ -87,6 +88,9 @@ def _policy_conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCond
     not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"
     yield _make_condition("NotTrusted", bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
+    over_budget = state.policy.over_budget
+    text = "the policy is within the budgets of its namespace"
+    yield _make_condition("BudgetExceeded", bool(over_budget), "NamespaceBudget", over_budget, text)
 
 
 def _make_condition(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> PolicyCondition:

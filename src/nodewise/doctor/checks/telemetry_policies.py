@@ -183,6 +183,16 @@ def check_namespace_trust(policies: Policies) -> Iterator[Finding]:
             yield finding("namespace-not-trusted", policy.where, policy.not_trusted, expected, remedy=remedy)
 
 
+@check("namespace-over-budget")
+def check_namespace_budgets(policies: Policies) -> Iterator[Finding]:
+    """The verdict of the replicas, from the policy's status."""
+    for policy in policies:
+        if policy.over_budget:
+            yield finding(
+                "namespace-over-budget", policy.where, policy.over_budget, "a policy within the budgets"
+            )
+
+
 @check("all-namespaces-trusted")
 def check_trust_of_all_namespaces(extenders: Extenders) -> Iterator[Finding]:
     for extender in extenders:
@@ -392,6 +402,7 @@ CHECKS: Final = (
     check_policies_without_filter,
     check_pods_without_extender,
     check_namespace_trust,
+    check_namespace_budgets,
     check_trust_of_all_namespaces,
     check_policies_against_node_sample,
     check_descheduler,

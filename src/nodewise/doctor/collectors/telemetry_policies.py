@@ -280,6 +280,7 @@ def _create_evaluation(item: PolicyObject, state: PolicyState, is_unknown: bool)
         rejected,
         source,
         short(_problem_condition_message(status, "NotTrusted"), 500),
+        short(_problem_condition_message(status, "BudgetExceeded"), 500),
     )
 
 

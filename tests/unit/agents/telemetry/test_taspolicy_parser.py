@@ -52,8 +52,8 @@ PROBLEMS = {
     "what an empty result means": (one_rule(query="up", empty_means="bad"), f"{RULE}.empty_means: 'bad'; expected healthy"),
     "an empty result without a query": (one_rule(empty_means="healthy"), f"{RULE}.empty_means: 'healthy'; expected only together with query"),
     "too many rules": ({"strategies": {"dontschedule": {"rules": [rule("m")] * 101}}}, "dontschedule.rules: 101 rules; expected at most 100"),
-    "too many labels": (one_rule(labels=["a=b"] * 65), f"{RULE}.labels: 65 labels; expected at most 64"),
-    "more than anybody reads": (one_rule(labels=["?"] * 64), "spec: 34 more problems"),
+    "too many labels": (one_rule(labels=["a=b"] * 65), f"{RULE}.labels: 65 labels; expected at most 16"),
+    "more than anybody reads": ({"strategies": {"dontschedule": {"rules": [rule("m", "Unlike")] * 64}}}, "spec: 34 more problems"),
     "no rules": ({"strategies": {"dontschedule": {"rules": []}}}, "a strategy without rules"),
 }  # fmt: skip
 

@@ -1,0 +1,182 @@
+"""The budgets of a namespace: how many rules, metrics, queries and node labels its policies may have. No I/O.
+
+Everyone who may create a policy could otherwise use up the memory, the requests to metric sources and the space for
+node labels that all namespaces share. Within a namespace older policies come first, so that a new policy never takes
+effect away from one that works. Policies beyond a budget of rules, metrics or queries are not evaluated: their pods are
+rejected with a reason that names the budget. Node labels beyond a budget are not written. Both are reported in
+`Policy.over_budget`, which becomes the condition `BudgetExceeded`. The limit for the labels of one policy is a
+problem of that policy (`taspolicy_parser.MAX_POLICY_LABELS`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from nodewise.agent import ObjectKey
+from nodewise.agents.telemetry import node_labels
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.taspolicy_parser import Policy, Rule, Strategy
+
+MAX_NAMESPACE_LABELS: Final = 64
+"""Different node labels of the policies of one namespace, all of which may be on the same node."""
+MAX_NODE_LABEL_BYTES: Final = 16 * 1024
+"""Keys and values of all node labels of nodewise, which may be on the same node. The API server accepts objects of
+1.5 MiB in total, and each key is in `managedFields` again."""
+_MAX_NAMED: Final = 3
+"""Labels that a message names."""
+
+_Policies = Sequence[Policy]
+
+
+class NamespaceBudgets:
+    """Enforces the budgets of all namespaces on their policies."""
+
+    def __init__(self, options: TelemetryOptions) -> None:
+        self._rules = options.rules_per_namespace
+        self._metrics = options.metrics_per_namespace
+        self._queries = options.queries_per_namespace
+
+    def enforce(self, policies: Mapping[ObjectKey, Policy]) -> dict[ObjectKey, Policy]:
+        """All policies, in the same order, with what is beyond a budget made unusable or left out."""
+        by_namespace: dict[str, list[Policy]] = {}
+        for policy in sorted(policies.values(), key=lambda policy: (policy.created, policy.name)):
+            by_namespace.setdefault(policy.namespace, []).append(policy)
+        evaluated = {name: self._enforce_rule_budgets(listed) for name, listed in by_namespace.items()}
+        enforced = {
+            (policy.namespace, policy.name): policy
+            for listed in _enforce_label_budgets(evaluated)
+            for policy in listed
+        }
+        return {key: enforced[key] for key in policies}
+
+    def _enforce_rule_budgets(self, policies: _Policies) -> list[Policy]:
+        """The policies of one namespace, oldest first. A policy counts with all of its usable rules, or not at all."""
+        rules = 0
+        metrics: set[str] = set()
+        queries: set[str] = set()
+        enforced = []
+        for policy in policies:
+            usable = list(_usable_rules(policy))
+            metrics_with = metrics | {rule.metric_request().key for rule in usable}
+            queries_with = queries | {rule.metric_request().key for rule in usable if rule.query}
+            excess = next(
+                (
+                    f"{count} {what}; at most {most} ({option}), and older policies come first"
+                    for count, most, what, option in (
+                        (rules + len(usable), self._rules, "rules", "--rules-per-namespace"),
+                        (len(metrics_with), self._metrics, "metrics", "--metrics-per-namespace"),
+                        (len(queries_with), self._queries, "queries", "--queries-per-namespace"),
+                    )
+                    if count > most
+                ),
+                "",
+            )
+            if excess:
+                enforced.append(
+                    _reject_policy(policy, f"with it namespace {policy.namespace} needs {excess}")
+                )
+            else:
+                rules, metrics, queries = rules + len(usable), metrics_with, queries_with
+                enforced.append(policy)
+        return enforced
+
+
+def fair_shares(requested: Mapping[str, int], total: int) -> dict[str, int]:
+    """Divide a total by max-min fairness: who requests less than an equal share gets all of it, and leaves the rest.
+
+    Source of the definition: Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2.
+    """
+    shares: dict[str, int] = {}
+    left = total
+    by_amount = sorted(requested.items(), key=lambda item: (item[1], item[0]))
+    for position, (name, amount) in enumerate(by_amount):
+        shares[name] = min(amount, left // (len(by_amount) - position))
+        left -= shares[name]
+    return shares
+
+
+def _usable_rules(policy: Policy) -> Iterator[Rule]:
+    for strategy in policy.strategies.values():
+        yield from (rule for rule in strategy.rules if not rule.unusable)
+
+
+def _reject_policy(policy: Policy, excess: str) -> Policy:
+    """The policy with all rules unusable, so that its pods wait with a reason."""
+    remedy = (
+        f"delete policies or rules of namespace {policy.namespace}, or let an administrator raise the limit"
+    )
+    strategies = {
+        name: Strategy(
+            tuple(
+                rule if rule.unusable else msgspec.structs.replace(rule, unusable=excess, remedy=remedy)
+                for rule in strategy.rules
+            ),
+            strategy.all_of,
+        )
+        for name, strategy in policy.strategies.items()
+    }
+    message = f"no rule is evaluated: {excess}; {remedy}"
+    return msgspec.structs.replace(policy, strategies=strategies, over_budget=message)
+
+
+def _enforce_label_budgets(by_namespace: Mapping[str, _Policies]) -> Iterator[list[Policy]]:
+    """The policies of each namespace, without node labels beyond a budget.
+
+    The bytes are divided among the namespaces, so that no namespace can fill a node for all others.
+    """
+    requested = {
+        namespace: [node_labels.requested_labels(policy) for policy in policies]
+        for namespace, policies in by_namespace.items()
+    }
+    totals = {namespace: _sum_bytes(labels) for namespace, labels in requested.items()}
+    shares = fair_shares(totals, MAX_NODE_LABEL_BYTES)
+    for namespace, policies in by_namespace.items():
+        labels = requested[namespace]
+        count = sum(map(len, labels))
+        if count <= MAX_NAMESPACE_LABELS and totals[namespace] <= shares[namespace]:
+            yield list(policies)
+            continue
+        limits = _describe_label_excess(namespace, count, totals[namespace], shares[namespace])
+        yield list(_admit_labels_in_order(policies, labels, shares[namespace], limits))
+
+
+def _sum_bytes(labels: Iterable[Mapping[str, int]]) -> int:
+    return sum(sum(bytes_by_key.values()) for bytes_by_key in labels)
+
+
+def _describe_label_excess(namespace: str, count: int, size: int, share: int) -> str:
+    excesses = []
+    if count > MAX_NAMESPACE_LABELS:
+        excesses.append(f"{count} labels, at most {MAX_NAMESPACE_LABELS}")
+    if size > share:
+        excesses.append(
+            f"{size} bytes of labels, at most {share} of the {MAX_NODE_LABEL_BYTES} bytes per node"
+        )
+    return f"the policies of namespace {namespace} request {' and '.join(excesses)}, and older policies come first"
+
+
+def _admit_labels_in_order(
+    policies: _Policies, requested: Sequence[Mapping[str, int]], share: int, limits: str
+) -> Iterator[Policy]:
+    """The policies of one namespace, oldest first, each with the labels that fit after those before them."""
+    count = size = 0
+    for policy, bytes_by_key in zip(policies, requested, strict=True):
+        omitted = []
+        for key, label_bytes in bytes_by_key.items():
+            if count < MAX_NAMESPACE_LABELS and size + label_bytes <= share:
+                count, size = count + 1, size + label_bytes
+            else:
+                omitted.append(key)
+        yield _without_labels(policy, omitted, limits) if omitted else policy
+
+
+def _without_labels(policy: Policy, omitted: Sequence[str], limits: str) -> Policy:
+    named = ", ".join(omitted[:_MAX_NAMED])
+    more = f" and {len(omitted) - _MAX_NAMED} more" if len(omitted) > _MAX_NAMED else ""
+    message = f"{limits}; not written for this policy: {named}{more}"
+    return msgspec.structs.replace(
+        policy,
+        strategies=node_labels.strategies_without_labels(policy, frozenset(omitted)),
+        over_budget=message,
+    )
