@@ -76,7 +76,8 @@ class Plugin(ABC, Generic[PodT, StateT]):
     def equivalence_key(self, pod: PodT) -> Hashable:  # noqa: ARG002
         """What the results depend on in addition to the snapshot: pods with equal keys get equal results.
 
-        A third-party agent is not called for a pod whose key is None, and its failures do not affect that pod.
+        None for a pod that the agent does not filter. Such pods are not requeued. A third-party agent is not called for
+        them at all, and its failures do not affect them.
         """
         return ()
 

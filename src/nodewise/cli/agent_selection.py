@@ -13,8 +13,8 @@ from nodewise.cli.setting_declarations import Group, list_settings
 from nodewise.configure.scheduler_configuration import AgentRole
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import agent_chain
-from nodewise.extender.pod_requeueing import PendingPodFields
 from nodewise.extender.third_party_agents import ThirdPartyKind
+from nodewise.extender.waiting_pods import WaitingPodFields
 from nodewise.kube.struct_type_merge import merge
 
 _MAX_DIGITS: Final = 18
@@ -44,7 +44,7 @@ def find_settings_conflict(kind: Any, groups: Iterable[Group]) -> str:
         return ""
     try:
         object_and_metric_sources.merge_node_types([cast("AgentKind", kind)])
-        merge("Pod", PendingPodFields, PodPlacement, kind.pod_fields)
+        merge("Pod", WaitingPodFields, PodPlacement, kind.pod_fields)
     except TypeError as error:
         return str(error)
     flags = {setting.field: setting.flag for group in groups for setting in list_settings(group)}

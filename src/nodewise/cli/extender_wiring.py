@@ -319,7 +319,8 @@ def _create_leader_loop(
     )
     handle = Handle(api, feed.objects, feed.nodes, recorder, clock, registry, WriteCounter(), *own)
     period_s = config.settings[RefreshOptions].sync_period_s
-    pods = object_and_metric_sources.reflect_waiting_pods(api, config.agents, clock, registry)
+    chain = components.request_handler.chain
+    pods = object_and_metric_sources.reflect_waiting_pods(api, config.agents, chain, clock, registry)
     controllers: list[Controller] = [
         kind.controller(config.agent_options[kind.name], handle)
         for kind in config.agents
@@ -328,7 +329,7 @@ def _create_leader_loop(
     following = [task for controller in controllers for task in controller.tasks()]
     if config.settings[AnnotatorOptions].annotate != "off":
         controllers.append(_create_annotation_controller(config, components.sources, handle))
-    controllers.append(Requeuer(components.request_handler.chain, pods.store, handle, period_s))
+    controllers.append(Requeuer(chain, pods.store, handle, period_s))
     leading = LeaderLoop(controllers, lambda: snapshot_cache.snapshot, lambda: elector.leading, clock)
     snapshot_cache.on_publish(leading.notify)
 

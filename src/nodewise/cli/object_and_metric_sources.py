@@ -10,8 +10,10 @@ import msgspec
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
-from nodewise.extender.pod_requeueing import PendingPodFields
+from nodewise.extender import waiting_pods
+from nodewise.extender.agent_chain import AgentChain
 from nodewise.extender.snapshot_cache import ApplyResponse, Stores
+from nodewise.extender.waiting_pods import WaitingPodFields
 from nodewise.kube import object_files, object_listing
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import FileObjects
@@ -128,12 +130,20 @@ def _reflector_target(watched: Watched, namespace: str) -> ReflectorTarget[Any]:
 
 
 def reflect_waiting_pods(
-    api: Api, kinds: Iterable[AgentKind], clock: Clock, registry: MetricsRegistry
+    api: Api, kinds: Iterable[AgentKind], chain: AgentChain, clock: Clock, registry: MetricsRegistry
 ) -> Reflector[Any]:
-    """A reflector of the pods that are not bound yet, with the fields that agents read."""
-    pod_type = merge("Pod", PendingPodFields, *(kind.pod_fields for kind in kinds))
-    unbound = {"fieldSelector": "spec.nodeName="}
-    return Reflector(api, ReflectorTarget(PODS, pod_type, selectors=unbound), clock, registry, random.random)
+    """A reflector of the pods that wait for a feasible node and that the chain filters, with the fields that agents
+    read.
+    """
+    pod_type = merge("Pod", WaitingPodFields, *(kind.pod_fields for kind in kinds))
+    pending = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
+    target = ReflectorTarget(
+        PODS,
+        pod_type,
+        selectors=pending,
+        keep=lambda pod: pod if waiting_pods.is_waiting(pod, chain) else None,
+    )
+    return Reflector(api, target, clock, registry, random.random)
 
 
 def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:

@@ -7,7 +7,7 @@
     explanations   decision_endpoint, decision_document, decision_codec, decision_values, attempt_explanation,
                    counterfactuals, pod_events
     recordings     recording, recording_deltas, recording_file
-    background     leader_loop, requeueing, agent_memory
+    background     leader_controller_loop, pod_requeueing (with waiting_pods), agent_memory_storage
     third parties  third_party_agents, result_validation, sample_objects, agent_testing
 
 Nothing here depends on how an agent decides.

@@ -133,12 +133,16 @@ class AgentChain:
         return kept
 
     def equivalence_key(self, pod: Any) -> Hashable:
-        """What `feasible` depends on in addition to the snapshot: equal for pods with equal results."""
+        """What `feasible` depends on in addition to the snapshot: equal for pods with equal results.
+
+        None for a pod that no agent filters.
+        """
         try:
-            return tuple(agent.equivalence_key(pod) for agent in self.agents)
+            keys = tuple(function.agent.equivalence_key(pod) for function in self._filters)
         except Exception as error:  # noqa: BLE001 - the pod then has a key of its own
             logs.emit("agent_failed", agent=", ".join(agent.name for agent in self.agents), exc_info=error)
             return object()
+        return keys if any(key is not None for key in keys) else None
 
     def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Score the named nodes. A node that is named twice counts once."""

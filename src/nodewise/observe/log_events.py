@@ -100,6 +100,12 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "info",
         "A pending pod fits after a change of metrics: a node annotation triggers a retry.",
     ),
+    "requeueing_limited": LogEvent(
+        "warning",
+        "Waiting pods have `demands` different demands. Filtering them again takes longer than `limit_s`, so `left` of"
+        " them are filtered after a later snapshot. Namespaces have equal shares. `namespace` has the most,"
+        " `demands_of_namespace`: limit its pods by ResourceQuota. At most one line per minute.",
+    ),
     "annotated": LogEvent("info", "Statistics of `nodes` nodes were written as annotations."),
     "annotations_failed": LogEvent(
         "warning",

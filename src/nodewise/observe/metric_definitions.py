@@ -83,7 +83,7 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "metric_age_seconds": Metric("gauge", "Age of the last successful response for a metric.", ("metric",)),
     "policies_with_problems": Metric("gauge", "Policies and nodes with GPUs that have invalid parts."),
-    "pods_waiting": Metric("gauge", "Unschedulable pods; only of the leader."),
+    "pods_waiting": Metric("gauge", "Unschedulable pods that an agent filters; only of the leader."),
     "wakes_total": Metric("counter", "Node annotations written to make the scheduler retry pending pods."),
     "node_annotations_total": Metric(
         "counter",

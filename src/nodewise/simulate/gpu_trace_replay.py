@@ -199,7 +199,7 @@ class _TraceCluster:
         pod_counts = Counter(trace.pods)
         class_counts: Counter[typical_pods.PodClass] = Counter()
         for pod, times in pod_counts.items():
-            for pod_class in typical_pods.pod_classes(self._agent.equivalence_key(self._templates[pod])):
+            for pod_class in typical_pods.pod_classes(self._agent.demand_of(self._templates[pod])):
                 class_counts[pod_class] += times
         return fragmentation.build_fragmentation_tables(class_counts, GENERIC.counts)
 

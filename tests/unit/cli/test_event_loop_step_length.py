@@ -162,8 +162,9 @@ class ExtenderWithoutSockets:
         )
         self.refresher.subscribe(self.snapshot_cache.touch)
         handle = build_handle(api, self.feed.objects, self.feed.nodes, clock, self.registry)
-        self.pods = object_and_metric_sources.reflect_waiting_pods(api, [KIND], clock, self.registry)
-        waker = Requeuer(AgentChain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, handle, PERIOD_S)
+        chain = AgentChain([KIND.agent(OPTIONS["telemetry"])])
+        self.pods = object_and_metric_sources.reflect_waiting_pods(api, [KIND], chain, clock, self.registry)
+        waker = Requeuer(chain, self.pods.store, handle, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], handle)
         assert controller is not None
         self.leading = LeaderLoop(

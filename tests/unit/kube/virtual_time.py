@@ -27,6 +27,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._skipping.now_s
 
+    def compute(self, seconds: float) -> None:
+        """Advance the time as a computation does that takes so long."""
+        self._skipping.now_s += seconds
+
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine like `asyncio.run`, in virtual time."""

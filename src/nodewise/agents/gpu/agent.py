@@ -82,8 +82,13 @@ class GpuAgent(
     def bind_errors(self) -> Literal["status", "field"]:
         return self._options.bind_errors
 
-    def equivalence_key(self, pod: GpuPod) -> Demand:
-        """The demand of the pod, which is equal for pods that fit the same nodes."""
+    def equivalence_key(self, pod: GpuPod) -> Demand | None:
+        """The demand of the pod, which is equal for pods that fit the same nodes; None if it requests no GPUs."""
+        demand = self.demand_of(pod)
+        return demand if demand.wants_gpus else None
+
+    def demand_of(self, pod: GpuPod) -> Demand:
+        """The demand of the pod, also if it is empty."""
         return demands.parse_demand(pod, self._profile, self._options)
 
     def filter(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:
@@ -91,7 +96,7 @@ class GpuAgent(
 
         If it fits a node with a GPU that a telemetry policy prefers, only such nodes pass.
         """
-        demand = self.equivalence_key(pod)
+        demand = self.demand_of(pod)
         if not demand.wants_gpus:
             return None
         agent_state = self.state(snapshot)
@@ -109,7 +114,7 @@ class GpuAgent(
 
     def score(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """Score nodes by the placement; some placements also score nodes for pods without GPUs."""
-        demand = self.equivalence_key(pod)
+        demand = self.demand_of(pod)
         agent_state = self.state(snapshot)
         if agent_state is None or demand.problem is not None:
             return None
@@ -130,7 +135,7 @@ class GpuAgent(
         return Scores(points, details=fit_detail)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
-        demand = self.equivalence_key(pod)
+        demand = self.demand_of(pod)
         if not demand.wants_gpus:
             return None
         agent_state = self.state(snapshot)
@@ -155,7 +160,7 @@ class GpuAgent(
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """Plan the GPUs that the pod already holds on the node, or else new ones."""
-        demand = self.equivalence_key(pod)
+        demand = self.demand_of(pod)
         if not demand.wants_gpus:
             return None
         agent_state = self.state(snapshot)
