@@ -16,7 +16,8 @@
 | `node_labels.py` | the node labels that policies require |
 | `node_label_ownership.py` | the owners of node labels (managedFields) |
 | `taspolicy_status.py` | the status of a policy |
-| `controller.py` | writes labels, status and events in the leader |
+| `namespace_budgets.py` | limits the rules, metrics, queries and labels of a namespace |
+| `controller` | writes labels, status and events in the leader |
 | `options.py` | settings |
 
 Replaces Telemetry Aware Scheduling 0.7.

@@ -6,6 +6,7 @@ label that nodewise owns stays. The format of the keys is that of Telemetry Awar
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -202,6 +203,34 @@ def _keep_labels_of_missing_values(
         for key in owned[name].keys() & holding.keys():
             if holding[key][number]:
                 wanted.setdefault(name, {})[key] = owned[name][key]
+
+
+def changed_label_groups(
+    columns: Mapping[str, LabelColumn], wanted: Labels, owned: Labels
+) -> dict[tuple[str, ...], set[str]]:
+    """The keys whose label on one node changes, by the sorted namespaces of their policies; () if no policy is left."""
+    groups: dict[tuple[str, ...], set[str]] = {}
+    for key, _ in wanted.items() ^ owned.items():
+        namespaces = columns[key].namespaces if key in columns else ()
+        groups.setdefault(tuple(sorted(namespaces)), set()).add(key)
+    return groups
+
+
+def order_fairly(
+    columns: Mapping[str, LabelColumn], wanted: Mapping[str, Labels], owned: Mapping[str, Labels]
+) -> list[str]:
+    """The nodes of `wanted` in the order in which they are written: the namespaces take turns.
+
+    Each namespace has the nodes on which its labels change, so that one whose labels always change everywhere delays
+    no other.
+    """
+    queues: dict[str, list[str]] = {}
+    for node, labels in wanted.items():
+        for group in changed_label_groups(columns, labels, owned.get(node, {})):
+            for namespace in group or ("",):
+                queues.setdefault(namespace, []).append(node)
+    turns = chain.from_iterable(zip_longest(*queues.values()))
+    return list(dict.fromkeys(node for node in turns if node is not None))
 
 
 class LabelAssignment(NamedTuple):

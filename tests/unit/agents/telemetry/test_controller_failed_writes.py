@@ -1,6 +1,7 @@
 """The controller with a failing API server: failed writes are repeated, and writes without a response are read back."""
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -10,13 +11,14 @@ import pytest
 from nodewise import agents
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
+from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
+from nodewise.agents.telemetry.controller.policy_status_writer import StatusWriter
 from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.state import POLICIES, PolicyState
 from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.cli import object_and_metric_sources
 from nodewise.clock import ManualClock
-from nodewise.errors import NodewiseError, Refused, Unavailable
+from nodewise.errors import BadInput, NodewiseError, Refused, Unavailable
 from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.resource_kinds import NODES, Resource
 from nodewise.kube.store import StoreWriter
@@ -36,6 +38,8 @@ class ResponseLosingApi(FakeApi):
     def __init__(self) -> None:
         super().__init__(TASPOLICIES)
         self.lost = 0
+        self.refused_key = ""
+        """Patches that contain this text are refused."""
         self.takes_s = 0.0
         self.clock = ManualClock(1000.0)
         self.patched = 0
@@ -45,6 +49,8 @@ class ResponseLosingApi(FakeApi):
     ) -> bytes:
         self.patched += 1
         self.clock.advance(self.takes_s)
+        if self.refused_key and self.refused_key in msgspec.json.encode(body).decode():
+            raise BadInput(f"patch {path}: the API server refuses {self.refused_key}")
         answer = await super().patch(path, body, kind, params, timeout_s=timeout_s)
         if self.lost:
             self.lost -= 1
@@ -82,10 +88,21 @@ class ApiServerFixture:
         column = LabelColumn("pol", ("violating",), codes, np.zeros(len(codes), bool))
         await self.writer.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), {"pol": column})
 
-    def labelled(self) -> set[str]:
+    async def step_of_namespaces(self, **violating: Iterable[str]) -> None:
+        """Run one step; by namespace, the nodes that violate its policy, which has the namespace's name."""
+        columns = {}
+        for namespace, nodes in violating.items():
+            codes = np.array([name in set(nodes) for name in (*self.names, "")], np.int16)
+            hold = np.zeros(len(codes), bool)
+            columns[namespace] = LabelColumn(
+                namespace, ("violating",), codes, hold, namespaces=frozenset([namespace])
+            )
+        await self.writer.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), columns)
+
+    def labelled(self, key: str = "pol") -> set[str]:
         """The nodes that carry the label in the API server."""
         node_objects = self.api.objects(NODES)
-        return {name for (_, name), node in node_objects.items() if "pol" in node["metadata"]["labels"]}
+        return {name for (_, name), node in node_objects.items() if key in node["metadata"]["labels"]}
 
     def left(self) -> float:
         """The gauge of nodes that are still to be written."""
@@ -163,6 +180,43 @@ async def test_a_step_ends_in_time_for_the_next_view() -> None:
     fixture.api.takes_s = 0.0
     await fixture.step()
     assert fixture.labelled() == set(), "labels of an earlier snapshot are no longer written"
+
+
+async def test_labels_of_one_namespace_that_change_everywhere_do_not_delay_those_of_another() -> None:
+    """20 nodes are written in a step. The labels of the hostile namespace change on 1,000 nodes before each step."""
+    fixture = ApiServerFixture(1000)
+    fixture.api.takes_s = 0.1
+    for step in range(3):
+        hostile = fixture.names if step % 2 == 0 else ()
+        await fixture.step_of_namespaces(hostile=hostile, victim=fixture.names[-10:])
+    assert fixture.labelled("victim") == set(fixture.names[-10:])
+
+
+async def test_a_label_that_the_api_server_refuses_blocks_no_label_of_another_namespace() -> None:
+    fixture = ApiServerFixture(2)
+    fixture.api.refused_key = "hostile"
+    await fixture.step_of_namespaces(hostile=fixture.names, victim=fixture.names)
+    assert fixture.labelled("victim") == set(fixture.names)
+    column = LabelColumn("hostile", ("violating",), np.ones(3, np.int16), np.zeros(3, bool))
+    state = PolicyState(policies.Policy("hostile", "hostile"), None, (), None, None, (column,))
+    assert fixture.writer.conflict(state) == (
+        "the API server refuses a label on node n0, n1; it is not changed"
+    )
+    patched = fixture.api.patched
+    await fixture.step_of_namespaces(hostile=fixture.names, victim=fixture.names)
+    assert fixture.api.patched == patched, "the refused label is not tried again at once"
+    fixture.api.refused_key = ""
+    fixture.clock.advance(61.0)
+    await fixture.step_of_namespaces(hostile=fixture.names, victim=fixture.names)
+    assert fixture.labelled("hostile") == set(fixture.names)
+    assert fixture.writer.conflict(state) == ""
+
+
+async def test_a_refusal_of_all_labels_is_an_error() -> None:
+    fixture = ApiServerFixture()
+    fixture.api.refused_key = "labels"
+    with pytest.raises(BadInput):
+        await fixture.step_of_namespaces(hostile=fixture.names, victim=fixture.names)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""The controller of the telemetry agent, in the leader: the only package of the agent that calls the API server.
+
+It writes node labels, the status of policies, and events. The values to write are computed elsewhere (`node_labels`,
+`node_label_ownership`, `taspolicy_status`).
+"""
+
+from functools import partial
+
+from nodewise.agent import Resource, Snapshot
+from nodewise.agent_controller_interface import Controller, Handle
+from nodewise.agents.telemetry import node_labels
+from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
+from nodewise.agents.telemetry.controller.policy_status_writer import StatusWriter
+from nodewise.agents.telemetry.controller.resource_advertiser import ResourceAdvertiser
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.observe import logs
+
+
+class TelemetryController(Controller):
+    """Updates node labels and the status of policies from the snapshot."""
+
+    def __init__(self, taspolicies: Resource, options: TelemetryOptions, handle: Handle) -> None:
+        self._labels = LabelWriter(handle)
+        self._statuses = StatusWriter(taspolicies, handle)
+        self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
+        if options.trust_all_namespaces:
+            logs.emit("all_namespaces_trusted")
+        if options.label_policies_from:
+            instead = "kubectl label namespace NAME nodewise.io/trusted=true"
+            logs.emit("option_deprecated", option="--label-policies-from", instead=instead)
+
+    def begin(self) -> None:
+        """Start as the leader. Labels and statuses that another leader wrote are read again."""
+        self._labels.begin()
+        self._statuses.begin()
+
+    async def step(self, snapshot: Snapshot) -> None:
+        """Write labels, status and the advertised resource. A failure of one does not affect the others."""
+        agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
+        if agent_state is not None:
+            parts = (partial(self._write, snapshot, agent_state), self._advertiser.step)
+            await run_api_calls(part() for part in parts)
+
+    async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
+        """Write labels, and then the status, which reports conflicts of labels."""
+        policies = {key: (state.policy, state.labels) for key, state in agent_state.items()}
+        assignment = node_labels.combine_policy_labels(policies)
+        conflicts = dict(assignment.conflicts)
+        try:
+            await self._labels.step(snapshot, assignment.columns)
+        finally:
+            for key, state in agent_state.items():
+                conflicts.setdefault(key, self._labels.conflict(state))
+            await self._statuses.step(agent_state, conflicts)

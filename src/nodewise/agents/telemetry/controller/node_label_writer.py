@@ -1,0 +1,261 @@
+"""Writes node labels by server-side apply."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise import cooperative_scheduling
+from nodewise.agent import Snapshot
+from nodewise.agent_controller_interface import Handle
+from nodewise.agents.telemetry import node_label_ownership, node_labels
+from nodewise.agents.telemetry.node_label_ownership import FIELD_MANAGER
+from nodewise.agents.telemetry.node_labels import Labels
+from nodewise.agents.telemetry.state import PolicyState
+from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
+from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.resource_kinds import NODES
+from nodewise.observe import logs
+
+_STEP_S: Final = 2.0
+"""The longest time that labels are written from one snapshot. Otherwise the last of thousands would be minutes old."""
+_CONFLICT_S: Final = 60.0
+"""The time after which a label that cannot be written is tried again, unless its node changes before."""
+_MAX_NAMED: Final = 5
+"""Nodes that a message names."""
+_APPLY: Final = {"fieldManager": FIELD_MANAGER}
+
+
+class _LabelConflict(NamedTuple):
+    """A label that cannot be written to a node."""
+
+    until_s: float
+    """Monotonic time at which it is tried again."""
+    cause: str
+
+
+class LabelWriter:
+    """Applies node labels by server-side apply, and owns no others.
+
+    The labels that we own are known from our writes. A node is read again where that may be wrong: at the beginning,
+    when a watch shows labels that we did not write or lacks labels that we wrote, and after a write without a response.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._owned: dict[str, Labels] = {}
+        self._unconfirmed: set[str] = set()
+        self._seen: dict[str, Any] = {}
+        self._conflicts: dict[str, dict[str, _LabelConflict]] = {}
+        self._remaining = 0
+
+    def begin(self) -> None:
+        self._owned, self._seen = {}, {}
+
+    def conflict(self, state: PolicyState) -> str:
+        """A message that names the nodes where labels of the policy cannot be written, with causes; empty for none."""
+        keys = {column.key for column in state.labels}
+        nodes_by_cause: dict[str, list[str]] = {}
+        for node, conflicting in sorted(self._conflicts.items()):
+            for cause in {conflicting[key].cause for key in conflicting.keys() & keys}:
+                nodes_by_cause.setdefault(cause, []).append(node)
+        return "; ".join(
+            f"{cause} on node {_name_first_nodes(nodes)}; it is not changed"
+            for cause, nodes in sorted(nodes_by_cause.items())
+        )
+
+    async def step(self, snapshot: Snapshot, columns: dict[str, node_labels.LabelColumn]) -> None:
+        """Write the labels that differ, for `_STEP_S` at most; the next snapshot continues.
+
+        The namespaces of the policies take turns. A failure of one node does not affect the others; the first error
+        is raised at the end.
+        """
+        await self._mark_unconfirmed_nodes()
+        await asyncio.sleep(0)
+        await run_api_calls(
+            self._resync_owned_labels(node, frozenset(columns)) for node in sorted(self._unconfirmed)
+        )
+        await asyncio.sleep(0)
+        wanted = node_labels.desired_labels(columns, snapshot.nodes, self._owned)
+        self._expire_conflicts()
+        allowed = {
+            node: self._labels_without_conflict(node, wanted.get(node, {}))
+            for node in wanted.keys() | self._owned.keys()
+        }
+        differing = {
+            node: labels_ for node, labels_ in allowed.items() if labels_ != self._owned.get(node, {})
+        }
+        self._set_remaining(len(differing))
+        await asyncio.sleep(0)
+        ordered = node_labels.order_fairly(columns, differing, self._owned)
+        until_s = self._handle.clock.monotonic() + _STEP_S
+        due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, ordered)
+        await run_api_calls(self._finish_node(node, differing[node], columns) for node in due)
+
+    async def _finish_node(
+        self, node: str, wanted: Labels, columns: dict[str, node_labels.LabelColumn]
+    ) -> None:
+        try:
+            await self._write(node, wanted)
+        except (BadInput, Refused) as error:
+            groups = node_labels.changed_label_groups(columns, wanted, self._owned.get(node, {}))
+            if len(groups) == 1:
+                raise
+            await self._write_one_group_after_another(node, wanted, groups, error)
+        self._set_remaining(self._remaining - 1)
+
+    async def _write_one_group_after_another(
+        self,
+        node: str,
+        wanted: Labels,
+        groups: Mapping[tuple[str, ...], set[str]],
+        error: NodewiseError,
+    ) -> None:
+        """Write the labels of each namespace in a request of its own, so that refused ones do not block the others.
+
+        The error is raised if all are refused.
+        """
+        accepted = False
+        for keys in groups.values():
+            kept = {key: value for key, value in self._owned.get(node, {}).items() if key not in keys}
+            try:
+                await self._write(node, kept | {key: wanted[key] for key in keys if key in wanted})
+            except (BadInput, Refused) as refusal:
+                self._add_conflicts(node, keys, "the API server refuses a label")
+                logs.emit("label_conflict", node=node, keys=sorted(keys), error=str(refusal))
+            else:
+                accepted = True
+        if not accepted:
+            raise error
+
+    def _set_remaining(self, count: int) -> None:
+        """Set the number of nodes that are still to be written, and export it."""
+        self._remaining = count
+        self._handle.metrics_registry.set("nodes_to_label", count)
+
+    def _labels_without_conflict(self, node: str, wanted: Labels) -> Labels:
+        conflicting = self._conflicts.get(node)
+        return (
+            {key: value for key, value in wanted.items() if key not in conflicting} if conflicting else wanted
+        )
+
+    async def _mark_unconfirmed_nodes(self) -> None:
+        """Mark changed nodes whose labels differ from those that we know to own; they are read again."""
+        seen: dict[str, Any] = {}
+        async for node in cooperative_scheduling.iterate_with_pauses(self._handle.nodes.values()):
+            name = node.metadata.name
+            seen[name] = node
+            if self._seen.get(name) is node:
+                continue
+            self._conflicts.pop(name, None)
+            owned = self._owned.get(name, {})
+            labels = decode_node_labels(node)
+            ours = {
+                key: value
+                for key, value in labels.items()
+                if key in owned or node_label_ownership.may_be_managed_label(key, value)
+            }
+            if ours != owned:
+                self._unconfirmed.add(name)
+        self._seen = seen
+
+    def _expire_conflicts(self) -> None:
+        """Forget conflicts that are older than `_CONFLICT_S`, so that their labels are tried again."""
+        now_s = self._handle.clock.monotonic()
+        for node, conflicting in list(self._conflicts.items()):
+            left = {key: conflict for key, conflict in conflicting.items() if conflict.until_s > now_s}
+            if left:
+                self._conflicts[node] = left
+            else:
+                del self._conflicts[node]
+
+    async def _write(self, node: str, wanted: Labels) -> None:
+        node_object = self._handle.nodes.get("", node)
+        if node_object is None:
+            self._owned.pop(node, None)
+            return
+        # with the uid, because an apply to a node that was just deleted would create it again
+        metadata = {"name": node, "uid": node_object.metadata.uid, "labels": wanted}
+        body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
+        try:
+            await self._handle.api.patch(NODES.path(name=node), body, "apply", _APPLY)
+        except NotFound:
+            self._owned.pop(node, None)
+        except Conflict as error:
+            await self._write_unconflicted_labels(node, wanted, error)
+        except Unavailable:
+            self._unconfirmed.add(node)  # the write may have succeeded
+            raise
+        else:
+            self._handle.metrics_registry.count("label_writes_total")
+            self._handle.node_writes.count += 1
+            self._owned[node] = wanted
+            if not wanted:
+                del self._owned[node]
+
+    async def _write_unconflicted_labels(self, node: str, wanted: Labels, error: Conflict) -> None:
+        """Write the labels that no other manager owns."""
+        conflicting = _conflicting_keys(error) & wanted.keys()
+        if not conflicting:  # the node was recreated; the watch will show it
+            self._owned.pop(node, None)
+            return
+        self._add_conflicts(node, conflicting, "another manager owns a label with that key")
+        logs.emit("label_conflict", node=node, keys=sorted(conflicting), error=str(error))
+        left = {key: value for key, value in wanted.items() if key not in conflicting}
+        if left != self._owned.get(node, {}):
+            await self._write(node, left)
+
+    def _add_conflicts(self, node: str, keys: Iterable[str], cause: str) -> None:
+        conflict = _LabelConflict(self._handle.clock.monotonic() + _CONFLICT_S, cause)
+        self._conflicts.setdefault(node, {}).update(dict.fromkeys(keys, conflict))
+
+    async def _resync_owned_labels(self, node: str, keys: frozenset[str]) -> None:
+        """Read the labels that we own on a node, and take over those of the older system."""
+        owned = await self._read_owned_labels(node, keys)
+        if owned:
+            self._owned[node] = owned
+        else:
+            self._owned.pop(node, None)
+        self._unconfirmed.discard(node)
+
+    async def _read_owned_labels(self, name: str, keys: frozenset[str]) -> Labels:
+        path = NODES.path(name=name)
+        try:
+            metadata = msgspec.json.decode(await self._handle.api.get(path))["metadata"]
+            inherited = node_label_ownership.inheritable_label_keys(metadata, keys)
+            if inherited:
+                entries = node_label_ownership.transfer_ownership(metadata, inherited, NODES.api_version)
+                patch = [
+                    {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+                    {"op": "replace", "path": "/metadata/managedFields", "value": entries},
+                ]
+                await self._handle.api.patch(path, patch, "json", _APPLY)
+                logs.emit("labels_taken_over", node=name, keys=sorted(inherited))
+                metadata = {**metadata, "managedFields": entries}
+        except NotFound:
+            return {}
+        return node_label_ownership.owned_labels(metadata)
+
+
+def decode_node_labels(node: Any) -> dict[str, str]:
+    """The labels of a node. They are decoded when needed, because few of thousands of nodes need them."""
+    labels = msgspec.json.decode(node.metadata.labels)
+    if not isinstance(labels, dict):
+        return {}
+    return {key: value for key, value in labels.items() if isinstance(value, str)}
+
+
+def _name_first_nodes(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
+    return ", ".join(nodes[:_MAX_NAMED]) + more
+
+
+def _conflicting_keys(error: Conflict) -> set[str]:
+    """The label keys for which a server-side apply was refused."""
+    start = ".metadata.labels."
+    return {
+        problem.field.removeprefix(start) for problem in error.problems if problem.field.startswith(start)
+    }
