@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from nodewise.kube.resource_kinds import Resource
+from nodewise.kube.struct_type_merge import ReadKeys
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import Names, NodeIndex
 from nodewise.metrics.series import ValueState
@@ -38,6 +39,7 @@ __all__ = [
     "NodeIndex",
     "ObjectKey",
     "Plugin",
+    "ReadKeys",
     "Reason",
     "Resource",
     "ScoreFunction",

@@ -6,7 +6,7 @@ from typing import Final
 
 from nodewise.agent import Snapshot, Watched
 from nodewise.agent_controller_interface import Controller, Handle
-from nodewise.annotator import annotator, node_pod_fields, options, patch_planning
+from nodewise.annotator import annotator, node_pod_fields, node_request_totals, options, patch_planning
 from nodewise.annotator.annotator import Annotator
 from nodewise.annotator.node_pod_fields import AnnotatedNode
 from nodewise.annotator.options import AnnotatorOptions
@@ -28,7 +28,10 @@ def watched(settings: AnnotatorOptions) -> tuple[Watched, ...]:
     config = options.leader_annotator_config(settings)
     if config is None or not config.needs_pods:
         return ()
-    return (Watched(BOUND_PODS, PODS, node_pod_fields.POD, selectors=pod_requests.HOLDING_SELECTORS),)
+    keep = node_request_totals.make_pod_reducer(config.gpu)
+    return (
+        Watched(BOUND_PODS, PODS, node_pod_fields.POD, keep=keep, selectors=pod_requests.HOLDING_SELECTORS),
+    )
 
 
 class AnnotatorController(Controller):

@@ -1,14 +1,17 @@
 """The requests of the pods on each node, and what they leave of the node's allocatable resources."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from sys import intern
 from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from nodewise import quantity
 from nodewise.statistics import load_annotations
 from nodewise.statistics.integer_quantities import MAX_AMOUNT, Quantity
 from nodewise.statistics.node_capacity import GPU, Capacity
-from nodewise.statistics.pod_requests import holds_requests
+from nodewise.statistics.pod_requests import RequestedResources, RequestingContainer, holds_requests
 
 
 class Allocation(NamedTuple):
@@ -31,14 +34,43 @@ _KEYS: Final = (
 """In the order of `Allocation` and `Capacity`."""
 
 
+def make_pod_reducer(gpu: str = GPU) -> Callable[[Any], Any | None]:
+    """Return a function that reduces a bound pod to its node and one container with the sum of its requests."""
+    return partial(_reduce_pod_to_requests, gpu)
+
+
+def _reduce_pod_to_requests(gpu: str, pod: Any) -> Any | None:
+    if not holds_requests(pod):
+        return None
+    totals = ((resource, sum(_container_requests(pod, resource))) for resource in _resources(gpu))
+    requests = tuple((resource, f"{total}n") for resource, total in totals if total)
+    metadata = replace(pod.metadata, namespace=intern(pod.metadata.namespace))
+    spec = replace(
+        pod.spec,
+        nodeName=intern(pod.spec.nodeName),
+        containers=_containers_with_requests(requests),
+        initContainers=None,
+    )
+    return replace(pod, metadata=metadata, spec=spec)
+
+
+@lru_cache(4096)
+def _containers_with_requests(requests: tuple[tuple[str, str], ...]) -> tuple[RequestingContainer, ...]:
+    """The same object for all pods that request the same."""
+    return (RequestingContainer(RequestedResources(dict(requests))),)
+
+
+def _resources(gpu: str) -> tuple[str, ...]:
+    """The resources of an allocation, in the order of `Allocation` without the number of pods."""
+    return "cpu", "memory", gpu, "ephemeral-storage"
+
+
 def pod_allocation(pod: Any, gpu: str = GPU) -> Allocation:
     """The requests of a pod's containers and sidecars; other init containers and overhead do not count.
 
     CPU is rounded down to whole milli-CPU, as the older annotator does; other resources are rounded up to whole units.
     """
-    totals = [
-        sum(_container_requests(pod, resource)) for resource in ("cpu", "memory", gpu, "ephemeral-storage")
-    ]
+    totals = [sum(_container_requests(pod, resource)) for resource in _resources(gpu)]
     cpu = min(totals[0] * 1000 // quantity.NANO, MAX_AMOUNT)
     memory, devices, storage = (min(-(-total // quantity.NANO), MAX_AMOUNT) for total in totals[1:])
     return Allocation(cpu, memory, 1, devices, storage)

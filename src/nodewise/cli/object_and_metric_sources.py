@@ -34,6 +34,10 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 T = TypeVar("T")
 
+MOST_WAITING_POD_BYTES: Final = 2**14
+"""The largest pod that is kept for requeueing, as JSON of the fields that agents read. kube-scheduler retries a larger
+one after five minutes."""
+
 
 def merge_node_types(kinds: Iterable[AgentKind]) -> Any:
     """The type of a stored node: only the fields that agents or sources read, of about 10 kB."""
@@ -132,18 +136,29 @@ def _reflector_target(watched: Watched, namespace: str) -> ReflectorTarget[Any]:
 def reflect_waiting_pods(
     api: Api, kinds: Iterable[AgentKind], chain: AgentChain, clock: Clock, registry: MetricsRegistry
 ) -> Reflector[Any]:
-    """A reflector of the pods that wait for a feasible node and that the chain filters, with the fields that agents
-    read.
-    """
+    """A reflector of the pods that wait for a feasible node and that the chain filters."""
+    return Reflector(api, waiting_pods_target(kinds, chain), clock, registry, random.random)
+
+
+def waiting_pods_target(kinds: Iterable[AgentKind], chain: AgentChain) -> ReflectorTarget[Any]:
+    """The pods that wait for a feasible node and that the chain filters, with the fields that agents read."""
     pod_type = merge("Pod", WaitingPodFields, *(kind.pod_fields for kind in kinds))
     pending = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
-    target = ReflectorTarget(
-        PODS,
-        pod_type,
-        selectors=pending,
-        keep=lambda pod: pod if waiting_pods.is_waiting(pod, chain) else None,
-    )
-    return Reflector(api, target, clock, registry, random.random)
+
+    def keep(pod: Any) -> Any | None:
+        return _check_waiting_pod_size(pod) if waiting_pods.is_waiting(pod, chain) else None
+
+    return ReflectorTarget(PODS, pod_type, selectors=pending, keep=keep)
+
+
+def _check_waiting_pod_size(pod: Any) -> Any:
+    size = len(msgspec.json.encode(pod))
+    if size > MOST_WAITING_POD_BYTES:
+        raise ValueError(
+            f"the fields that agents read have {size} bytes, and only a pod with at most {MOST_WAITING_POD_BYTES} is"
+            " requeued as soon as it fits: use fewer containers or resources"
+        )
+    return pod
 
 
 def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:

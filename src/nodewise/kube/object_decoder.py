@@ -1,17 +1,18 @@
-"""Decodes objects from JSON as types with the declared fields only, and writes them to a store.
+"""Decodes objects from JSON as types with the declared fields and keys only, and writes them to a store.
 
 An object that cannot be decoded counts as absent; it is logged and counted. So the contents of the store depend only
 on the server's objects, not on the order of its events.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from nodewise.errors import UNREADABLE
 from nodewise.kube import list_watch
 from nodewise.kube.store import Key, KubernetesObject, Store, StoreWriter
+from nodewise.kube.struct_type_merge import ReadKeys, split_read_keys
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -22,7 +23,11 @@ _MOST_NAMED: Final = 100
 
 
 class ObjectDecoder(Generic[T]):
-    """Decodes objects into a store of `kind`. An object for which `keep` returns None counts as absent."""
+    """Decodes objects into a store of `kind`.
+
+    An object for which `keep` returns None counts as absent. One for which it raises ValueError does, too, and is
+    logged and counted like one that cannot be decoded.
+    """
 
     def __init__(
         self,
@@ -34,7 +39,7 @@ class ObjectDecoder(Generic[T]):
         self._kind = kind
         self._keep = keep
         self._decoder = msgspec.json.Decoder(type_)
-        self._raw = tuple(_find_raw_json_fields(type_))
+        self._fields = tuple(_find_fields_to_reduce(type_))
         self._metrics_registry = metrics_registry
         self._writer: StoreWriter[T] = StoreWriter()
         self._named: set[Key] = set()
@@ -84,24 +89,28 @@ class ObjectDecoder(Generic[T]):
         self._metrics_registry.set("kube_objects", len(self.store), kind=self._kind)
 
     def _decode_and_filter(self, data: msgspec.Raw) -> T | None:
-        item = self._decode(data)
-        return item if item is None or self._keep is None else self._keep(item)
-
-    def _decode(self, data: msgspec.Raw) -> T | None:
         try:
-            return self._detach_raw_fields(self._decoder.decode(data))
+            item = self._reduce_fields(self._decoder.decode(data))
+            return item if self._keep is None else self._keep(item)
         except UNREADABLE as error:
             self._report_unreadable_object(list_watch.object_key(data), str(error))
             return None
 
-    def _detach_raw_fields(self, item: T) -> T:
-        """The object with copies of its raw fields: slices would keep the whole page in memory."""
-        for path, name in self._raw:
+    def _reduce_fields(self, item: T) -> T:
+        """The object without what nobody reads of raw fields and dicts.
+
+        Raw fields are copied: slices would keep the whole page in memory.
+        """
+        for path, name, read_keys in self._fields:
             part: Any = item
             for step in path:
                 part = getattr(part, step)
-            if part is not None:
-                msgspec.structs.force_setattr(part, name, getattr(part, name).copy())
+            if part is None or (value := getattr(part, name)) is None:
+                continue
+            if read_keys is None:
+                msgspec.structs.force_setattr(part, name, value.copy())
+            else:
+                _drop_unread_entries(part, name, value, read_keys)
         return item
 
     def _report_unreadable_object(self, key: Key, error: str) -> None:
@@ -112,10 +121,30 @@ class ObjectDecoder(Generic[T]):
             logs.emit("object_unreadable", kind=self._kind, namespace=namespace, name=name, error=error)
 
 
-def _find_raw_json_fields(type_: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The fields of a struct with raw JSON: the path to the struct that has the field, and the field's name."""
+class _ReducedField(NamedTuple):
+    """A field of which not everything is kept."""
+
+    path: tuple[str, ...]
+    """The fields that lead to the struct with this field."""
+    name: str
+    read_keys: ReadKeys | None
+    """The keys to keep of a dict; None for raw JSON."""
+
+
+def _find_fields_to_reduce(type_: Any, path: tuple[str, ...] = ()) -> Iterator[_ReducedField]:
+    """The fields of a struct, and of the structs in it, with raw JSON or `ReadKeys`."""
     for field in msgspec.structs.fields(type_):
-        if field.type is msgspec.Raw:
-            yield path, field.name
+        _, read_keys = split_read_keys(field.type)
+        if field.type is msgspec.Raw or read_keys is not None:
+            yield _ReducedField(path, field.name, read_keys)
         elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from _find_raw_json_fields(field.type, (*path, field.name))
+            yield from _find_fields_to_reduce(field.type, (*path, field.name))
+
+
+def _drop_unread_entries(part: Any, name: str, entries: dict[str, str], read_keys: ReadKeys) -> None:
+    """Keep the read entries of a dict, whose keys are then the same objects in all structs."""
+    kept = {key: entries[key] for key in read_keys.keys if key in entries}
+    if len(kept) < len(entries) and read_keys.bytes_field:
+        size_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in entries.items())
+        msgspec.structs.force_setattr(part, read_keys.bytes_field, size_bytes)
+    msgspec.structs.force_setattr(part, name, kept)

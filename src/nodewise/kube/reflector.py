@@ -43,7 +43,8 @@ class ReflectorTarget(NamedTuple, Generic[T]):
     selectors: Mapping[str, str] = {}
     """`fieldSelector` and `labelSelector`, as the API accepts them."""
     keep: Callable[[T], T | None] | None = None
-    """Returns the object to store, None to ignore the object; without this function all objects are stored."""
+    """Returns the object to store, None to ignore the object; without this function all objects are stored. ValueError
+    for an object that is ignored and logged."""
 
 
 class Reflector(Generic[T]):

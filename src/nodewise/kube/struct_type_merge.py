@@ -4,7 +4,7 @@ union. So a new field changes only one folder, and unused fields are not decoded
 
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, Final, Union, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, UNSET
@@ -25,6 +25,19 @@ class Object(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The fields that a store needs (`store.KubernetesObject`)."""
 
     metadata: ObjectMeta
+
+
+class ReadKeys(NamedTuple):
+    """Which entries of a dict an agent reads: `labels: Annotated[dict[str, str] | None, ReadKeys(("app",))] = None`.
+
+    A store keeps only the entries that some agent reads, because an object can have a megabyte of labels and a quarter
+    of annotations. A declaration without this keeps all of them. In requests, the dict has all entries.
+    """
+
+    keys: tuple[str, ...]
+    bytes_field: str = ""
+    """The name of an integer field of the same struct: the bytes of all keys and values, where some were not kept; 0
+    where all were. Empty if no agent needs it."""
 
 
 _OURS: Final = (Object, ObjectMeta)
@@ -84,6 +97,11 @@ def _merge_types(path: str, left: Side, right: Side) -> Any:
     (first, a), (second, b) = left, right
     if a == b:
         return a
+    (a, left_keys), (b, right_keys) = split_read_keys(a), split_read_keys(b)
+    if left_keys is not None or right_keys is not None:
+        merged = _merge_types(path, (first, a), (second, b))
+        read_keys = _merge_read_keys(left_keys, right_keys)
+        return merged if read_keys is None else Annotated[merged, read_keys]
     if _is_struct(a) and _is_struct(b):
         return _merge_structs(_type_name(path), path, (a, b))
     origin = _type_origin(a)
@@ -95,6 +113,23 @@ def _merge_types(path: str, left: Side, right: Side) -> Any:
         for x, y in zip(_sorted_type_arguments(a), _sorted_type_arguments(b), strict=True)
     ]
     return Union[tuple(agreed)] if origin is Union else origin[tuple(agreed)]  # noqa: UP007
+
+
+def split_read_keys(type_: Any) -> tuple[Any, ReadKeys | None]:
+    """A type without its `ReadKeys`, and these."""
+    if get_origin(type_) is Annotated:
+        inner, *metadata = get_args(type_)
+        for entry in metadata:
+            if isinstance(entry, ReadKeys):
+                return inner, entry
+    return type_, None
+
+
+def _merge_read_keys(left: ReadKeys | None, right: ReadKeys | None) -> ReadKeys | None:
+    """The keys that either reads; None if one of them reads all."""
+    if left is None or right is None:
+        return None
+    return ReadKeys(tuple(sorted({*left.keys, *right.keys})), left.bytes_field or right.bytes_field)
 
 
 def _type_origin(type_: Any) -> Any:

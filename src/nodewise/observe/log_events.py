@@ -177,7 +177,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
         " and policies; metrics from the API server age, and labels are not changed.",
     ),
     "kube_answers": LogEvent("info", "The API server responds again, after `away_s` seconds."),
-    "object_unreadable": LogEvent("warning", "An object has an invalid field; the object counts as absent."),
+    "object_unreadable": LogEvent(
+        "warning", "An object has an invalid field, or is too large; the object counts as absent."
+    ),
     "leading": LogEvent("info", "This process leads: its controllers run."),
     "not_leading": LogEvent("warning", "This process no longer leads; its controllers have stopped."),
     "lease_failed": LogEvent(

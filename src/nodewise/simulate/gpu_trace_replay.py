@@ -21,10 +21,9 @@ from nodewise.agents.gpu import fragmentation, typical_pods
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.fragmentation import WorkloadTables
 from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
-from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
+from nodewise.agents.gpu.gpu_pod_fields import MODELS, AllocatedPod
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
 from nodewise.agents.gpu.options import GpuOptions, Placement
-from nodewise.agents.gpu.pod_gpu_requests import MODELS
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.bind_plugin_interface import (

@@ -15,8 +15,11 @@ INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
 
 
 def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
-    read = read_node(manifest)
-    allocated = run_without_pauses(node_request_totals.allocation_by_node(read_pods(*pods)))
+    """The annotations of a node with these pods, which are the same for stored pods."""
+    read, bound = read_node(manifest), read_pods(*pods)
+    allocated = run_without_pauses(node_request_totals.allocation_by_node(bound))
+    stored = filter(None, map(node_request_totals.make_pod_reducer(), bound))
+    assert run_without_pauses(node_request_totals.allocation_by_node(stored)) == allocated
     return dict(
         node_request_totals.allocation_annotations(
             allocated.get(read.metadata.name, Allocation()),

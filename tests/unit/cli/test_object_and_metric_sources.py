@@ -2,10 +2,18 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from nodewise.cli.object_and_metric_sources import SourceDependencies, create_metric_sources
+from nodewise import agents
+from nodewise.cli import object_and_metric_sources
+from nodewise.cli.object_and_metric_sources import (
+    MOST_WAITING_POD_BYTES,
+    SourceDependencies,
+    create_metric_sources,
+)
 from nodewise.errors import BadSettings
+from nodewise.extender.agent_chain import AgentChain
 from nodewise.metrics.node_attributes import NO_NODES, NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -50,6 +58,35 @@ REFUSED: dict[str, tuple[list[str], SourceDependencies, str]] = {
     "an API without a cluster": (["resource"], dependencies(None), "resource, without a cluster"),
     "a URL that is none": (["auto"], dependencies(object(), "prometheus:9090"), "--prometheus-url"),
 }
+
+
+def test_the_largest_waiting_pod() -> None:
+    """A larger one is not stored, whichever of the fields that agents read are large."""
+    kind = agents.load("gpu")
+    chain = AgentChain([kind.agent(kind.options())])
+    target = object_and_metric_sources.waiting_pods_target([kind], chain)
+    assert target.keep is not None
+
+    def waiting_pod(allowed: str) -> Any:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        device = {"resources": {"limits": {"gpu.intel.com/i915": "1"}}}
+        document = {
+            "metadata": {"name": "a", "annotations": {"gas-allow": allowed}},
+            "spec": {"containers": [device]},
+            "status": {"conditions": [condition]},
+        }
+        return msgspec.convert(document, target.type)
+
+    rest = MOST_WAITING_POD_BYTES - len(msgspec.json.encode(waiting_pod("")))
+    for size in (rest, rest + 1):
+        pod = waiting_pod("x" * size)
+        if size == rest:
+            assert target.keep(pod) is pod
+            continue
+        with pytest.raises(
+            ValueError, match=f"have {MOST_WAITING_POD_BYTES + 1} bytes, and only a pod with at most"
+        ):
+            target.keep(pod)
 
 
 @pytest.mark.parametrize(("names", "on", "made"), MADE.values(), ids=MADE)

@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from nodewise.kube import struct_type_merge
 from nodewise.kube.list_watch import WatchEvent
 from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.kube.struct_type_merge import ReadKeys
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -145,3 +146,58 @@ def test_less_of_an_object_may_be_held(metrics_registry: MetricsRegistry) -> Non
     decoder.finish("5")
     decoder.apply(WatchEvent("put", ("n", "b"), raw("b", 8), "6"))
     assert [thing.spec.size for thing in decoder.store.values()] == [0, 0]
+
+
+class ReadMetadata(msgspec.Struct, frozen=True):
+    labels: Annotated[dict[str, str] | None, ReadKeys(("app", "tier"))] = None
+    annotations: Annotated[dict[str, str], ReadKeys(("note",), "annotation_bytes")] = {}
+    annotation_bytes: int = 0
+
+
+class ReadObject(msgspec.Struct, frozen=True):
+    metadata: ReadMetadata = ReadMetadata()
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "kept_labels", "kept_annotations", "size"),
+    [
+        ({"app": "a", "more": "b"}, {"note": "c", "ü": "x" * 10}, {"app": "a"}, {"note": "c"}, 17),
+        ({"app": "a", "tier": "b"}, {"note": "c"}, {"app": "a", "tier": "b"}, {"note": "c"}, 0),
+        ({"more": "b"}, {"more": "b"}, {}, {}, 5),
+        (None, {}, None, {}, 0),
+    ],
+)
+def test_only_entries_that_are_read_are_stored(
+    metrics_registry: MetricsRegistry,
+    labels: Any,
+    annotations: Any,
+    kept_labels: Any,
+    kept_annotations: Any,
+    size: int,
+) -> None:
+    type_ = struct_type_merge.merge("Thing", ReadObject)
+    decoder: ObjectDecoder[Any] = ObjectDecoder("Thing", type_, metrics_registry)
+    metadata = {"name": "a", "labels": labels, "annotations": annotations}
+    decoder.add(msgspec.Raw(msgspec.json.encode({"metadata": metadata})))
+    decoder.finish()
+    (stored,) = decoder.store.values()
+    assert stored.metadata.labels == kept_labels
+    assert stored.metadata.annotations == kept_annotations
+    assert stored.metadata.annotation_bytes == size
+
+
+def test_an_object_that_is_too_large_to_keep_is_logged_and_absent(
+    metrics_registry: MetricsRegistry, log_lines: list[dict[str, Any]]
+) -> None:
+    def keep(item: Any) -> Any:
+        if item.spec.size > 1:
+            raise ValueError(f"found size {item.spec.size}, expected at most 1")
+        return item
+
+    decoder: ObjectDecoder[Any] = ObjectDecoder("Thing", Thing, metrics_registry, keep)
+    decoder.add(raw("a", 1))
+    decoder.add(raw("b", 2))
+    decoder.finish()
+    assert names(decoder) == ["a"]
+    (line,) = log_lines
+    assert (line["name"], line["error"]) == ("b", "found size 2, expected at most 1")

@@ -1,12 +1,13 @@
 """The union of the fields that agents declare. The declared types have the same form as in the folders of agents."""
 
 from itertools import permutations
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 
 from nodewise.kube import struct_type_merge
+from nodewise.kube.struct_type_merge import ReadKeys
 
 
 class Struct(msgspec.Struct, frozen=True):
@@ -65,6 +66,22 @@ class TwoMaybe(Struct, frozen=True):
 
 class ResourcesMaybe(Struct, frozen=True):
     spec: Resources | None = None
+
+
+class AppLabels(Struct, frozen=True):
+    labels: Annotated[dict[str, str], ReadKeys(("app",), "size")] = {}
+
+
+class OneLabelled(Struct, frozen=True):
+    metadata: AppLabels
+
+
+class TierLabels(Struct, frozen=True):
+    labels: Annotated[dict[str, str], ReadKeys(("tier", "app"))] = {}
+
+
+class TwoLabelled(Struct, frozen=True):
+    metadata: TierLabels
 
 
 class ByName(Struct, frozen=True):
@@ -224,3 +241,24 @@ class WithOwnMeta(Struct, frozen=True):
 def test_a_default_for_what_every_object_has_does_not_matter() -> None:
     node = read(struct_type_merge.merge("Node", WithOwnMeta), '{"metadata": {"name": "a", "generation": 3}}')
     assert (node.metadata.name, node.metadata.generation) == ("a", 3)
+
+
+@pytest.mark.parametrize(
+    ("declared", "keys"),
+    [
+        ((OneLabelled, TwoLabelled), ReadKeys(("app", "tier"), "size")),
+        ((OneLabelled, OneLabelled), ReadKeys(("app",), "size")),
+        ((OneLabelled, OneNode, TwoLabelled), None),
+        ((OneNode, TwoLabelled), None),
+    ],
+)
+def test_the_keys_of_all_are_read(declared: tuple[Any, ...], keys: ReadKeys | None) -> None:
+    """A declaration without keys reads all."""
+    for order in permutations(declared):
+        metadata = next(
+            field.type
+            for field in msgspec.structs.fields(struct_type_merge.merge("Node", *order))
+            if field.name == "metadata"
+        )
+        labels = next(field.type for field in msgspec.structs.fields(metadata) if field.name == "labels")
+        assert struct_type_merge.split_read_keys(labels) == (dict[str, str], keys)

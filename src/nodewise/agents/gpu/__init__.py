@@ -9,6 +9,7 @@
 | `telemetry_policy_gpu_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
 | `node_gpus.py` | the GPUs of a node |
 | `gpu_pod_fields.py` | the fields of a pod that are read |
+| `pod_reduction.py` | what is stored of a pod that may hold GPUs, and its largest size |
 | `pod_gpu_requests.py` | what a pod requests of GPUs |
 | `allocation_record.py` | the reservations in the Lease of a node |
 | `allocation_record_limits.py` | limits of pods and allocation records, shared by filter and bind |

@@ -40,7 +40,7 @@ from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.allocation_record import GpuNames, Reservation
 from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
-from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
+from nodewise.agents.gpu.gpu_pod_fields import GPUS, SUBDEVICES, AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
@@ -254,9 +254,9 @@ class GpuAgent(
         entry = allocation_record.pad_reservation_to_all_containers(written, with_gpus)
         names = [container.name for container in pod.spec.containers or ()]
         gpus = dict(zip(names, allocation_record.parse_gpus(entry.gpus), strict=False))
-        annotations = {BIND_TIME: str(int(now * 1e9)), node_allocations.GPUS: entry.gpus}
-        if entry.subdevices or node_allocations.SUBDEVICES in (pod.metadata.annotations or {}):
-            annotations[node_allocations.SUBDEVICES] = entry.subdevices
+        annotations = {BIND_TIME: str(int(now * 1e9)), GPUS: entry.gpus}
+        if entry.subdevices or SUBDEVICES in (pod.metadata.annotations or {}):
+            annotations[SUBDEVICES] = entry.subdevices
         annotations |= {GPU_NUMBERS + name: _format_gpu_numbers(held) for name, held in gpus.items() if held}
         stale = there.allocations.stale if there is not None else frozenset[str]()
         return BindPlan(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import quantity
-from nodewise.agents.gpu import node_allocations
+from nodewise.agents.gpu import node_allocations, pod_reduction
 from nodewise.agents.gpu.gpu_pod_fields import (
     AllocatedMetadata,
     AllocatedPod,
@@ -36,14 +36,14 @@ _STRIDE: Final = 512
 
 
 def keep_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
-    """Keep only pods that may hold GPUs."""
-    return pod if node_allocations.may_hold_gpus(pod) else None
+    """Keep only pods that may hold GPUs, without the fields that are not for GPUs."""
+    return pod_reduction.reduce_gpu_pod(pod) if node_allocations.may_hold_gpus(pod) else None
 
 
 def reduce_non_gpu_pod_to_cpu(pod: AllocatedPod) -> AllocatedPod | None:
     """Keep pods that may hold GPUs; of other pods on a node only the CPU that they take."""
     if node_allocations.may_hold_gpus(pod):
-        return pod
+        return pod_reduction.reduce_gpu_pod(pod)
     milli, metadata = cpu_milli_on_node(pod), pod.metadata
     if not milli:
         return None

@@ -1,16 +1,30 @@
 """The fields of a pod that the gpu agent reads, and the CPU that a pod requests."""
 
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from nodewise import quantity
+from nodewise.agent import ReadKeys
 
 MOST_CPU_MILLI: Final = 2**40
 """The cap of a container's request, so that the sum over all pods of a cluster fits into 63 bits."""
 Quantity = str | int | float | None
 """The form in JSON; null is 0."""
+
+
+ALLOW: Final = "gas-allow"
+DENY: Final = "gas-deny"
+SAME_GPU: Final = "gas-same-gpu"
+LINKED: Final = "gas-allocate-xelink"
+SINGLE_NUMA: Final = "gas-allocate-single-numa"
+MODELS: Final = "nodewise.io/gpu-models"
+PLACEMENT: Final = "nodewise.io/gpu-placement"
+GPUS: Final = "gas-container-cards"
+SUBDEVICES: Final = "gas-container-tiles"
+ANNOTATIONS: Final = (ALLOW, DENY, SAME_GPU, LINKED, SINGLE_NUMA, MODELS, PLACEMENT, GPUS, SUBDEVICES)
+"""The annotations of a pod that are read."""
 
 
 class GpuResources(msgspec.Struct, frozen=True, gc=False):
@@ -26,7 +40,9 @@ class GpuContainer(msgspec.Struct, frozen=True, gc=False):
 
 
 class GpuPodMetadata(msgspec.Struct, frozen=True, gc=False):
-    annotations: dict[str, str] | None = None
+    annotations: Annotated[dict[str, str] | None, ReadKeys(ANNOTATIONS, "annotation_bytes")] = None
+    annotation_bytes: int = 0
+    """Bytes of all annotations, where a store keeps only some of them; otherwise 0."""
 
 
 class GpuPodSpec(msgspec.Struct, frozen=True, gc=False):
@@ -46,6 +62,8 @@ class AllocatedLabels(msgspec.Struct, frozen=True, gc=False):
 
 
 class AllocatedMetadata(GpuPodMetadata, frozen=True, gc=False, kw_only=True):
+    oversized_bytes: int = 0
+    """Memory of the fields for GPUs where it was too much to store them (`pod_reduction`); otherwise 0."""
     name: str
     namespace: str = ""
     uid: str = ""

@@ -18,16 +18,14 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.gpu import allocation_record, pod_gpu_requests
+from nodewise.agents.gpu import allocation_record, pod_gpu_requests, pod_reduction
 from nodewise.agents.gpu import extended_resource_amounts as quantities
 from nodewise.agents.gpu.allocation_record import AllocationRecord, GpuNames, Reservation
-from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
+from nodewise.agents.gpu.gpu_pod_fields import GPUS, SUBDEVICES, AllocatedPod
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import shown
 
-GPUS: Final = "gas-container-cards"
-SUBDEVICES: Final = "gas-container-tiles"
 _MOST_GPUS: Final = 1024
 """The most GPUs in one pod's annotation. Tenants write it, and no pod that requests more than some hundred is
 placed."""
@@ -86,12 +84,12 @@ def may_hold_gpus(pod: AllocatedPod) -> bool:
 
     The resource profile is a setting, and this function is called before settings are known.
     """
-    if GPUS in (pod.metadata.annotations or ()):
+    if pod.metadata.oversized_bytes or GPUS in (pod.metadata.annotations or ()):
         return True
     containers = (*(pod.spec.containers or ()), *(pod.spec.initContainers or ()))
     requirements = (container.resources for container in containers if container.resources is not None)
     return any(
-        "/" in resource and not resource.partition("/")[0].endswith("kubernetes.io")
+        pod_reduction.is_device(resource)
         for container in requirements
         for resource in (*(container.requests or ()), *(container.limits or ()))
     )
@@ -206,6 +204,13 @@ def _allocation_by_annotations(
     pod: AllocatedPod, profile: ResourceProfile, problems: list[str]
 ) -> PodAllocation | None:
     """The allocation in the annotations of the older system; None if there is no GPU, or it is unknown."""
+    if pod.metadata.oversized_bytes:
+        problems.append(
+            f"pod {pod.metadata.namespace}/{pod.metadata.name}: its containers, resources and annotations for GPUs"
+            f" take {pod.metadata.oversized_bytes} bytes of memory, more than {pod_reduction.MOST_BYTES};"
+            " its GPUs do not count"
+        )
+        return None
     requests = pod_gpu_requests.container_amounts(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
         return None

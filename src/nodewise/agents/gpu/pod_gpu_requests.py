@@ -11,22 +11,32 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import allocation_record_limits, extended_resource_amounts, node_gpus
+from nodewise.agents.gpu import (
+    allocation_record_limits,
+    extended_resource_amounts,
+    node_gpus,
+    pod_reduction,
+)
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
-from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, cpu_milli, is_sidecar
+from nodewise.agents.gpu.gpu_pod_fields import (
+    ALLOW,
+    DENY,
+    LINKED,
+    MODELS,
+    PLACEMENT,
+    SAME_GPU,
+    SINGLE_NUMA,
+    GpuContainer,
+    GpuPod,
+    GpuPodMetadata,
+    cpu_milli,
+    is_sidecar,
+)
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import shown, truncate
-
-ALLOW: Final = "gas-allow"
-DENY: Final = "gas-deny"
-SAME_GPU: Final = "gas-same-gpu"
-LINKED: Final = "gas-allocate-xelink"
-SINGLE_NUMA: Final = "gas-allocate-single-numa"
-MODELS: Final = "nodewise.io/gpu-models"
-PLACEMENT: Final = "nodewise.io/gpu-placement"
 
 _MOST_NAMES: Final = 1024
 """Names in one annotation."""
@@ -102,7 +112,8 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
             _refuse_shares_without_gpu(containers, requests, profile)
             return NOTHING
         _check_size(wanted)
-        _check_annotations(pod.metadata.annotations or {}, wanted, profile)
+        _check_pod_bytes(pod)
+        _check_annotations(pod.metadata, wanted, profile)
         demand = _parse_demand_annotations(pod.metadata.annotations or {}, options)._replace(
             containers=wanted
         )
@@ -206,11 +217,26 @@ def _refuse_shares_without_gpu(
             )
 
 
+def _check_pod_bytes(pod: GpuPod) -> None:
+    """Refuse a pod that cannot be stored, so that filter refuses it as bind does."""
+    size = pod_reduction.gpu_field_bytes(pod)
+    if size > pod_reduction.MOST_BYTES:
+        raise _invalid_demand_error(
+            RejectionKind.BAD_ARGS,
+            f"the pod's containers, resources and annotations for GPUs take {size} bytes of memory;"
+            f" at most {pod_reduction.MOST_BYTES}",
+            "ask for fewer containers, resources or names of GPUs",
+        )
+
+
 def _check_annotations(
-    annotations: Mapping[str, str], wanted: Sequence[ContainerDemand], profile: ResourceProfile
+    metadata: GpuPodMetadata, wanted: Sequence[ContainerDemand], profile: ResourceProfile
 ) -> None:
     """Refuse a pod whose annotations would become too large for the API server with those that bind adds."""
-    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    annotations = metadata.annotations or {}
+    size = metadata.annotation_bytes or sum(
+        len(key.encode()) + len(value.encode()) for key, value in annotations.items()
+    )
     most = allocation_record_limits.MOST_ANNOTATION_BYTES - allocation_record_limits.max_annotation_bytes(
         wanted, profile.subdevices
     )

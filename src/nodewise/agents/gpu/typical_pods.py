@@ -17,7 +17,14 @@ import msgspec
 from nodewise import safe_yaml_loader
 from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.extended_resource_amounts import LARGEST, Amounts
-from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
+from nodewise.agents.gpu.gpu_pod_fields import (
+    MODELS,
+    GpuContainer,
+    GpuPod,
+    GpuPodMetadata,
+    GpuPodSpec,
+    GpuResources,
+)
 from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import Demand
@@ -232,7 +239,7 @@ def _entry_classes(
     if models is not None:
         if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
             raise _invalid_entry_error(Problem(f"{where}: models", shown(models), "a list of names"))
-        annotations[demands.MODELS] = ",".join(models)
+        annotations[MODELS] = ",".join(models)
     container = GpuContainer("typical", GpuResources(requests))
     pod = GpuPod(GpuPodMetadata(annotations), GpuPodSpec((container,)))
     demand = demands.parse_demand(pod, profile, options)

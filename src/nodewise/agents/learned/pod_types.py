@@ -8,14 +8,18 @@ pods of one tenant do not affect those of another.
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from sys import intern
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+
+from nodewise.agent import ReadKeys
 
 T = TypeVar("T")
 
 _OBSERVED_PHASES: Final = frozenset({"Running", "Failed", "Unknown"})
 """Phases to learn from."""
+_MOST_CONTAINERS: Final = 64
+"""A tenant can create pods with thousands, each of whose states would be stored."""
 _NODE_BOUND_CONTROLLERS: Final = frozenset({"DaemonSet", "Node"})
 """Controllers whose pods are made for a certain node."""
 
@@ -29,7 +33,7 @@ class OwnerReference(msgspec.Struct, frozen=True, gc=False):
 class PendingPodMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     namespace: str = ""
-    labels: dict[str, str] | None = None
+    labels: Annotated[dict[str, str] | None, ReadKeys(("podtype", "app", "name"))] = None
     ownerReferences: tuple[OwnerReference, ...] | None = None  # noqa: N815 - the API's name
 
 
@@ -100,7 +104,7 @@ class ObservedPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 def make_pod_reducer(namespaces: Iterable[str]) -> Callable[[ObservedPod], ObservedPod | None]:
     """Return a function that reduces a pod to what is stored, or to None. No namespaces: all.
 
-    A terminating pod is dropped: its containers end because it is deleted.
+    A terminating pod is dropped: its containers end because it is deleted. So is one with very many containers.
     """
     allowed_namespaces = frozenset(namespaces)
 
@@ -109,6 +113,8 @@ def make_pod_reducer(namespaces: Iterable[str]) -> Callable[[ObservedPod], Obser
         is_observed = (
             pod.spec.nodeName and pod.status.phase in _OBSERVED_PHASES and not metadata.deletionTimestamp
         )
+        if len(pod.status.containerStatuses or ()) > _MOST_CONTAINERS:
+            return None
         if not is_observed or (allowed_namespaces and metadata.namespace not in allowed_namespaces):
             return None
         controller = _controller_owner(metadata.ownerReferences)

@@ -1,12 +1,12 @@
 """Answers requests of the telemetry agent by look-up in the evaluated policy that the pod names."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 
-from nodewise.agent import FilterPlugin, Names, Reason, ScorePlugin, Scores, Snapshot, Verdict
+from nodewise.agent import FilterPlugin, Names, ReadKeys, Reason, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.telemetry import policy_rejection_reasons, rank_scores
 from nodewise.agents.telemetry.state import PolicyState, TelemetryState
 from nodewise.errors import truncate
@@ -56,7 +56,7 @@ def _is_nearly_policy_label(plain: str) -> bool:
 
 class PodMetadata(msgspec.Struct, frozen=True):
     namespace: str = ""
-    labels: dict[str, str] | None = None
+    labels: Annotated[dict[str, str] | None, ReadKeys((POLICY_LABEL,))] = None
 
 
 class PodFields(msgspec.Struct, frozen=True):

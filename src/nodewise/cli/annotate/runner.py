@@ -12,6 +12,7 @@ from nodewise.annotator import options as annotator_options
 from nodewise.annotator import patch_planning, patch_writer
 from nodewise.annotator.annotator import AnnotationPlan, Annotator
 from nodewise.annotator.node_pod_fields import POD, AnnotatedNode
+from nodewise.annotator.node_request_totals import make_pod_reducer
 from nodewise.annotator.options import MIN_PERIOD_S, AnnotationSet, AnnotatorConfig, ForecastOptions, Period
 from nodewise.annotator.patch_writer import WriteResult
 from nodewise.cli import object_and_metric_sources
@@ -183,7 +184,9 @@ def _create_annotator_config(settings: SettingsByGroup) -> AnnotatorConfig:
 
 
 def _annotation_targets(config: AnnotatorConfig) -> list[ReflectorTarget[Any]]:
-    pods = [ReflectorTarget(PODS, POD, selectors=pod_requests.HOLDING_SELECTORS)] if config.needs_pods else []
+    keep = make_pod_reducer(config.gpu)
+    held = ReflectorTarget(PODS, POD, selectors=pod_requests.HOLDING_SELECTORS, keep=keep)
+    pods = [held] if config.needs_pods else []
     return [ReflectorTarget(NODES, _NODE), *pods]
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodewise.agent import ClusterState
-from nodewise.agents.gpu import KIND, free_cpu
+from nodewise.agents.gpu import KIND, free_cpu, pod_gpu_requests
 from nodewise.agents.gpu.gpu_pod_fields import MOST_CPU_MILLI, AllocatedPod, cpu_milli
 from nodewise.agents.gpu.node_allocations import GPUS
 from nodewise.agents.gpu.node_gpus import GpuNode
@@ -73,8 +73,12 @@ class TestKept:
         "allocated_pod", [pod("a"), pod("a", "n1", "card0", PLAIN)], ids=["asks", "says so"]
     )
     def test_all_is_kept_of_one_that_may_hold_cards(self, allocated_pod: AllocatedPod) -> None:
-        assert free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod) is allocated_pod
-        assert free_cpu.keep_gpu_pod(allocated_pod) is allocated_pod
+        for kept in (free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod), free_cpu.keep_gpu_pod(allocated_pod)):
+            assert kept is not None
+            assert kept.metadata == allocated_pod.metadata
+            assert pod_gpu_requests.container_amounts(kept, INTEL) == pod_gpu_requests.container_amounts(
+                allocated_pod, INTEL
+            )
 
     @pytest.mark.parametrize(
         ("options", "kept"),

@@ -54,6 +54,8 @@ def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, An
         (pod("p", "n1", phase="Succeeded"), False),
         (pod("p", "n1", phase="Failed"), True),
         (pod("p", "n1", running(), namespace="other"), False),
+        (pod("p", "n1", *[running()] * 64), True),
+        (pod("p", "n1", *[running()] * 65), False),
     ],
 )
 def test_what_is_held(observed_pod: ObservedPod, held: bool) -> None:

@@ -1,0 +1,121 @@
+"""What is stored of a pod that may hold GPUs: names, device resources, CPU and nine annotations, at most 64 KiB.
+
+Tenants write pods, up to 1.5 MiB each. A pod that is too large for the store is rejected by filter and bind.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Final
+
+from msgspec.structs import replace
+
+from nodewise.agents.gpu.gpu_pod_fields import (
+    ANNOTATIONS,
+    AllocatedPod,
+    GpuContainer,
+    GpuPod,
+    GpuResources,
+    Quantity,
+)
+
+MOST_BYTES: Final = 2**16
+"""Memory of one stored pod. 64 containers with four resources each take about 48,000."""
+
+_CONTAINER_BYTES: Final = 256
+_RESOURCE_BYTES: Final = 96
+"""Memory besides the texts: objects, dicts, and the headers of strings."""
+_MOST_SHARED: Final = 6
+"""Resources of a container up to which equal ones are one object in memory: almost all pods request few different
+amounts. The cache stays small because longer ones are not in it."""
+
+Resources = tuple[tuple[str, Quantity], ...]
+
+
+def is_device(resource: str) -> bool:
+    """Whether a resource may be one of a device plugin."""
+    domain, slash, _ = resource.partition("/")
+    return bool(slash) and not domain.endswith("kubernetes.io")
+
+
+def gpu_field_bytes(pod: GpuPod) -> int:
+    """The memory of what is stored of a pod: annotations, names of containers, and device resources."""
+    annotations = pod.metadata.annotations or {}
+    read = (key + annotations[key] for key in ANNOTATIONS if key in annotations)
+    return sum(map(_text_bytes, read)) + sum(map(_container_bytes, _containers(pod)))
+
+
+def reduce_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
+    """The pod as it is stored.
+
+    Of one that is too large, None until it is bound: a bind then reads and refuses it. On a node, the pod without its
+    containers and annotations: a reservation in the allocation record says what it holds.
+    """
+    size = gpu_field_bytes(pod)
+    if size <= MOST_BYTES:
+        containers = _reduce_containers(pod.spec.containers)
+        init_containers = _reduce_containers(pod.spec.initContainers)
+        return replace(pod, spec=replace(pod.spec, containers=containers, initContainers=init_containers))
+    if not pod.spec.nodeName:
+        return None
+    return replace(
+        pod,
+        metadata=replace(pod.metadata, annotations=None, oversized_bytes=size),
+        spec=replace(pod.spec, containers=None, initContainers=None),
+    )
+
+
+def _containers(pod: GpuPod) -> Iterator[GpuContainer]:
+    yield from pod.spec.containers or ()
+    yield from pod.spec.initContainers or ()
+
+
+def _container_bytes(container: GpuContainer) -> int:
+    size = _CONTAINER_BYTES + _text_bytes(container.name)
+    resources = container.resources
+    if resources is None:
+        return size
+    # the API server requires equal requests and limits of devices, which are stored once
+    amounts = {**(resources.limits or {}), **(resources.requests or {})}
+    return size + sum(
+        _RESOURCE_BYTES + _text_bytes(f"{resource}{amount}")
+        for resource, amount in amounts.items()
+        if is_device(resource)
+    )
+
+
+def _text_bytes(text: str) -> int:
+    """The memory of a text: up to four bytes for every character if one is not ASCII."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def _reduce_containers(containers: Iterable[GpuContainer] | None) -> tuple[GpuContainer, ...] | None:
+    return None if containers is None else tuple(map(_reduce_container, containers))
+
+
+def _reduce_container(container: GpuContainer) -> GpuContainer:
+    resources = container.resources
+    if resources is None:
+        return container
+    requests = _device_and_cpu_amounts(resources.requests or {})
+    limits = _device_and_cpu_amounts(
+        {
+            resource: amount
+            for resource, amount in (resources.limits or {}).items()
+            if (resources.requests or {}).get(resource) != amount
+        }
+    )
+    reduce = _shared_resources if len(requests) + len(limits) <= _MOST_SHARED else _build_resources
+    return replace(container, resources=reduce(requests, limits))
+
+
+def _device_and_cpu_amounts(amounts: Mapping[str, Quantity]) -> Resources:
+    return tuple(
+        (resource, amount) for resource, amount in amounts.items() if resource == "cpu" or is_device(resource)
+    )
+
+
+def _build_resources(requests: Resources, limits: Resources) -> GpuResources:
+    return GpuResources(dict(requests) or None, dict(limits) or None)
+
+
+_shared_resources = lru_cache(1024)(_build_resources)

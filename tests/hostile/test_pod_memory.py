@@ -1,0 +1,154 @@
+"""The memory that a tenant's pods take in each store of pods, whatever is in them: at most some kilobytes each."""
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from nodewise import agents
+from nodewise.agent import AgentKind
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.pigeon.options import PigeonOptions
+from nodewise.annotator import controller as annotator_controller
+from nodewise.annotator.options import AnnotatorOptions
+from nodewise.cli import object_and_metric_sources
+from nodewise.extender.agent_chain import AgentChain
+from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.kube.reflector import ReflectorTarget
+from nodewise.kube.resource_kinds import PODS
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+Object = dict[str, Any]
+
+POD_COUNT: Final = 4
+MOST_BYTES_PER_POD: Final = 80_000
+"""More than the largest pod that is stored takes: 64 KiB, and the objects around it."""
+DEVICE: Final = {"gpu.intel.com/i915": "1"}
+
+
+def _kinds() -> list[AgentKind]:
+    return [agents.load(name) for name in ("telemetry", "gpu", "safe", "congestion", "pigeon", "learned")]
+
+
+def _stores() -> dict[str, ReflectorTarget[Any]]:
+    """Every store of pods of the extender, by the agent that needs it."""
+    options = {
+        "gpu": {"gpu": GpuOptions()},
+        "gpu with fragmentation": {"gpu": GpuOptions(gpu_placement="fragmentation")},
+        "pigeon": {"pigeon": PigeonOptions(pigeon_usage="pods")},
+        "learned": {"learned": agents.load("learned").options()},
+    }
+    watched = {
+        store: next(
+            watched for watched in agents.load(name).watched(settings) if watched.resource.plural == "pods"
+        )
+        for store, by_name in options.items()
+        for name, settings in by_name.items()
+    }
+    watched["annotator"] = annotator_controller.watched(AnnotatorOptions(annotate="allocation"))[0]
+    targets = {
+        store: ReflectorTarget(PODS, watched.type, keep=watched.keep) for store, watched in watched.items()
+    }
+    return targets | {"waiting pods": _waiting_pods()}
+
+
+def _waiting_pods() -> ReflectorTarget[Any]:
+    kinds = _kinds()
+    chain = AgentChain([kind.agent(kind.options()) for kind in kinds])
+    return object_and_metric_sources.waiting_pods_target(kinds, chain)
+
+
+STORES: Final = _stores()
+
+
+def _containers(count: int, resources: Callable[[int], Object]) -> list[Object]:
+    return [{"name": f"c{number}", "resources": resources(number)} for number in range(count)]
+
+
+def _amounts(count: int, of: int = 0) -> Object:
+    return {f"gpu.intel.com/x{of:03}{number:05}{'y' * 40}": "1" for number in range(count)}
+
+
+def _with_devices(amounts: Object) -> Object:
+    return {"limits": DEVICE | amounts, "requests": DEVICE | amounts}
+
+
+ATTACKS: Final[dict[str, Object]] = {
+    "annotations": {"metadata": {"annotations": {f"note-{n}": "x" * 1000 for n in range(250)}}},
+    "an annotation that is read": {"metadata": {"annotations": {"gas-allow": "card0," * 40_000}}},
+    "labels": {
+        "metadata": {
+            "labels": {"telemetry-policy": "policy"} | {f"label-{n}": "x" * 63 for n in range(12_000)}
+        }
+    },
+    "owners": {
+        "metadata": {
+            "ownerReferences": [
+                {"kind": "Job", "name": "x" * 200, "uid": str(number)} for number in range(4000)
+            ]
+        }
+    },
+    "containers": {"spec": {"containers": _containers(8000, lambda _: {})}},
+    "init containers": {"spec": {"initContainers": _containers(6000, lambda _: _with_devices({}))}},
+    "containers with different devices": {
+        "spec": {"containers": _containers(60, lambda number: _with_devices(_amounts(60, number)))}
+    },
+    "resources": {"spec": {"containers": _containers(1, lambda _: _with_devices(_amounts(8000)))}},
+    "other resources": {
+        "spec": {
+            "containers": _containers(
+                1, lambda _: _with_devices({f"example.com/x{number}": "1" for number in range(8000)})
+            )
+        }
+    },
+    "states of containers": {
+        "status": {
+            "containerStatuses": [
+                {
+                    "name": f"c{number}",
+                    "restartCount": number,
+                    "state": {"running": {"startedAt": str(number)}},
+                }
+                for number in range(8000)
+            ]
+        }
+    },
+}
+
+
+def _pod(number: int, attack: Object, *, bound: bool) -> bytes:
+    own = {"containers": _containers(1, lambda _: _with_devices({}))}
+    if bound:
+        own["nodeName"] = f"node-{number}"
+    labels = {"telemetry-policy": "policy"}
+    metadata = {"name": f"pod-{number}", "namespace": "hostile", "uid": f"uid-{number}", "labels": labels}
+    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    return msgspec.json.encode(
+        {
+            "metadata": metadata | attack.get("metadata", {}),
+            "spec": own | attack.get("spec", {}),
+            "status": {"phase": "Running" if bound else "Pending", "conditions": conditions}
+            | attack.get("status", {}),
+        }
+    )
+
+
+@pytest.mark.parametrize("bound", [True, False], ids=["on nodes", "pending"])
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("store", STORES)
+def test_a_pod_takes_little_memory_whatever_is_in_it(store: str, attack: str, bound: bool) -> None:
+    bodies = [_pod(number, ATTACKS[attack], bound=bound) for number in range(POD_COUNT + 1)]
+    target = STORES[store]
+    decoder: ObjectDecoder[Any] = ObjectDecoder("Pod", target.type, MetricsRegistry(), target.keep)
+    decoder.add(msgspec.Raw(bodies[0]))
+    tracemalloc.start()
+    try:
+        for body in bodies[1:]:
+            decoder.add(msgspec.Raw(body))
+        decoder.finish()
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < POD_COUNT * MOST_BYTES_PER_POD
