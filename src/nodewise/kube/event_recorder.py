@@ -1,17 +1,18 @@
 """Records Kubernetes events, which `kubectl describe` shows. Recording never blocks; one task writes the events.
 
 Repeats of an event become a series with a count, and each object and reason has its own rate limit, as in client-go
-(v0.36 tools/events and tools/record). Events over the limit are counted and dropped.
+(v0.36 tools/events and tools/record). Events over the limit are counted and dropped. Namespaces take turns, and if too
+many events wait, those of the namespace with the most are dropped.
 """
 
 import asyncio
-import heapq
 from collections import OrderedDict
 from typing import Any, Final, Literal, NamedTuple
 
 from nodewise.clock import Clock, format_micro_time
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import Api, NotFound
+from nodewise.kube.fair_event_queue import FairEventQueue
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.kube.resource_kinds import EVENTS, Resource
 from nodewise.observe import logs
@@ -87,8 +88,7 @@ class EventRecorder:
         self._metrics_registry = metrics_registry
         self._known: OrderedDict[RecordedEvent, _EventSeries] = OrderedDict()
         self._buckets: OrderedDict[tuple[ObjectReference, str], TokenBucket] = OrderedDict()
-        self._queue: list[tuple[float, int, RecordedEvent]] = []
-        self._order = 0
+        self._queue: FairEventQueue[RecordedEvent] = FairEventQueue(MOST_WAITING)
         self._number = 0
         self._wake = asyncio.Event()
         self._is_losing = False
@@ -116,17 +116,17 @@ class EventRecorder:
             if not self._queue:
                 self._wake.clear()
                 await self._wake.wait()
-            due_s = self._queue[0][0]
-            delay_s = due_s - self._clock.monotonic()
-            if delay_s > 0:
-                await self._wait_for_due_event(delay_s)
+            now_s = self._clock.monotonic()
+            event = self._queue.pop(now_s)
+            if event is None:
+                await self._wait_for_due_event(self._queue.next_due_s() - now_s)
             else:
-                await self._write_due_event(heapq.heappop(self._queue)[2])
+                await self._write_due_event(event)
 
     async def flush(self) -> None:
         """Write the events that are due now, before the program ends."""
-        while self._queue and self._queue[0][0] <= self._clock.monotonic():
-            await self._write_due_event(heapq.heappop(self._queue)[2])
+        while (event := self._queue.pop(self._clock.monotonic())) is not None:
+            await self._write_due_event(event)
 
     async def _wait_for_due_event(self, delay_s: float) -> None:
         """Sleep until the next event is due, or an event is queued."""
@@ -153,12 +153,13 @@ class EventRecorder:
     def _enqueue_or_drop_event(self, event: RecordedEvent, series: _EventSeries) -> None:
         now_s = self._clock.monotonic()
         bucket = self._rate_limit_bucket(event)
-        wait_s = None if len(self._queue) >= MOST_WAITING else bucket.take(now_s, PATIENCE_S)
+        has_room = self._queue.has_room(event.about.namespace)
+        wait_s = bucket.take(now_s, PATIENCE_S) if has_room else None
         if wait_s is None:
             self._metrics_registry.count("events_total", outcome="dropped")
             return
-        self._schedule_event(now_s + wait_s, event)
         series.waiting = True
+        self._schedule_event(now_s + wait_s, event)
 
     def _rate_limit_bucket(self, event: RecordedEvent) -> TokenBucket:
         key = (event.about, event.reason)
@@ -170,8 +171,11 @@ class EventRecorder:
         return self._buckets[key]
 
     def _schedule_event(self, due_s: float, event: RecordedEvent) -> None:
-        self._order += 1
-        heapq.heappush(self._queue, (due_s, self._order, event))
+        dropped = self._queue.push(event.about.namespace, due_s, event)
+        if dropped is not None:
+            self._metrics_registry.count("events_total", outcome="dropped")
+            if dropped in self._known:
+                self._known[dropped].waiting = False
         self._wake.set()
 
     async def _write_due_event(self, event: RecordedEvent) -> None:

@@ -62,6 +62,32 @@ async def test_recording_asks_nobody_and_fails_never(recording: RecorderFixture)
     assert recording.counted("dropped") == 5000 - event_recorder.MOST_WAITING
 
 
+async def test_a_namespace_with_very_many_events_does_not_displace_those_of_others(
+    recording: RecorderFixture,
+) -> None:
+    for number in range(event_recorder.MOST_WAITING + 1):
+        recording.record(about=ObjectReference(PODS, "attacker", f"pod-{number}"))
+    for number in range(3):
+        recording.record(about=ObjectReference(PODS, "victim", f"pod-{number}"))
+    await recording.recorder.flush()
+    namespaces = [path.split("/")[5] for _, path in recording.api.calls]
+    assert namespaces[:7] == [*["attacker", "victim"] * 3, "attacker"]
+    assert recording.counted("dropped") == 1 + 3
+
+
+async def test_events_that_wait_for_their_rate_limit_do_not_displace_those_of_others(
+    recording: RecorderFixture,
+) -> None:
+    """Pods with more notes than their burst, of which ten wait: all places of the queue are taken for ten minutes."""
+    for number in [*range(event_recorder.MOST_WAITING // 10 + 1)] * 2:
+        for note in range(2 * event_recorder.BURST + 10):
+            recording.record(f"{note} nodes", ObjectReference(PODS, "attacker", f"pod-{number}"))
+        await recording.recorder.flush()
+    recording.record(about=ObjectReference(PODS, "victim", "pod"))
+    await recording.recorder.flush()
+    assert recording.api.calls[-1] == ("create", EVENTS.path("victim"))
+
+
 async def test_repeats_while_one_waits_cost_no_write(recording: RecorderFixture) -> None:
     for _ in range(100):
         recording.record()
