@@ -13,7 +13,7 @@ from nodewise import clock, cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.series import Sample, Series, pack_samples
 
 
 class _DescribedObject(msgspec.Struct, frozen=True, gc=False):
@@ -135,15 +135,16 @@ class SeriesBuilder:
 
     def series(self, request: MetricRequest, source: str, fetched_at: float) -> Generator[None, None, Series]:
         """The series; yields between parts. Several values of one node are aggregated as the request demands."""
-        series = Series(request.metric, source, fetched_at, {}, {})
+        samples: dict[str, Sample] = {}
+        invalid: dict[str, str] = {}
         for number, (node, entry) in enumerate(self._entries.items(), 1):
             try:
-                series.samples[node] = self._aggregate(node, entry, request.aggregate)
+                samples[node] = self._aggregate(node, entry, request.aggregate)
             except ValueError as error:
-                series.invalid[node] = str(error)
+                invalid[node] = str(error)
             if not number % _STRIDE:
                 yield
-        return series
+        return Series(request.metric, source, fetched_at, (yield from pack_samples(samples)), invalid)
 
     def _aggregate(self, node: str, entry: Sample | str, aggregate: str) -> Sample:
         several = self._several.get(node)

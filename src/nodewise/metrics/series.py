@@ -1,10 +1,22 @@
 """The series of one metric from one source: a value for each node, with time and window."""
 
-from collections.abc import Generator
+from bisect import bisect_left
+from collections.abc import Generator, ItemsView, Iterator, Mapping, ValuesView
 from enum import IntEnum
-from itertools import islice
+from itertools import islice, repeat
+from sys import intern
+from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.metrics.node_index import NodeIndex
+from nodewise.metrics.node_name_json_rows import Numbers
+
+Values = NDArray[np.int64] | NDArray[np.object_]
+Floats = NDArray[np.float64]
 
 
 class ValueState(IntEnum):
@@ -28,6 +40,85 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     window_s: float = 60.0
 
 
+class NodeNames:
+    """The names of the nodes of a series, sorted. Series of the same nodes share one object."""
+
+    __slots__ = ("__weakref__", "_index", "_numbers", "names")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names: Final = names
+        self._index: NodeIndex | None = None
+        self._numbers: Numbers = np.empty(0, np.intp)
+
+    def numbers(self, index: NodeIndex) -> Numbers:
+        """The number of each node in an index, computed once for all metrics."""
+        if self._index is not index:
+            self._index, self._numbers = index, index.numbers(self.names)
+        return self._numbers
+
+
+_shared_names: WeakValueDictionary[tuple[str, ...], NodeNames] = WeakValueDictionary()
+
+
+class Samples(Mapping[str, Sample]):
+    """The samples of a series by node name, in sorted order and as arrays.
+
+    A metric of 5,000 nodes takes 0.1 MB; a dict of samples would take 0.9 MB.
+    """
+
+    __slots__ = ("names", "nano_values", "times", "windows_s")
+
+    def __init__(self, names: NodeNames, nano_values: Values, times: Floats, windows_s: Floats) -> None:
+        """The arrays have one entry for each name."""
+        self.names: Final = names
+        self.nano_values: Final = nano_values
+        """int64 where every value fits, else Python integers."""
+        self.times: Final = _without_repetition(times)
+        """Seconds since 1970; NaN where unknown."""
+        self.windows_s: Final = _without_repetition(windows_s)
+
+    def __getitem__(self, node: str) -> Sample:
+        names = self.names.names
+        at = bisect_left(names, node)
+        if at == len(names) or names[at] != node:
+            raise KeyError(node)
+        return next(self._iterate(slice(at, at + 1)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names.names)
+
+    def __len__(self) -> int:
+        return len(self.names.names)
+
+    def values(self) -> ValuesView[Sample]:
+        return _SampleValues(self)
+
+    def items(self) -> ItemsView[str, Sample]:
+        return _SampleItems(self)
+
+    def _iterate(self, part: slice = slice(None)) -> Iterator[Sample]:
+        times = (None if np.isnan(time) else time for time in self.times[part].tolist())
+        return map(Sample, self.nano_values[part].tolist(), times, self.windows_s[part].tolist())
+
+
+class _SampleValues(ValuesView[Sample]):
+    """The samples, without looking up each by its name."""
+
+    _mapping: Samples
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self._mapping._iterate()  # noqa: SLF001 - its own view
+
+
+class _SampleItems(ItemsView[str, Sample]):
+    """The names and samples, likewise."""
+
+    _mapping: Samples
+
+    def __iter__(self) -> Iterator[tuple[str, Sample]]:
+        return zip(self._mapping, self._mapping.values(), strict=True)
+
+
 class Series(msgspec.Struct, frozen=True):
     """One metric from one source."""
 
@@ -36,8 +127,8 @@ class Series(msgspec.Struct, frozen=True):
     source: str
     fetched_at: float
     """Seconds since 1970 by the local clock."""
-    samples: dict[str, Sample]
-    """By node name."""
+    samples: Mapping[str, Sample]
+    """By node name; `Samples` where the series is kept."""
     invalid: dict[str, str] = {}
     """By node name, the reason why the value is invalid."""
 
@@ -48,6 +139,31 @@ _PART = 512
 """Number of nodes between two yields."""
 
 
+def pack_samples(samples: Mapping[str, Sample]) -> Generator[None, None, Samples]:
+    """The samples as arrays; yields between parts."""
+    if isinstance(samples, Samples):
+        return samples
+    names: list[str] = []
+    rest = iter(samples)
+    while part := list(islice(rest, _PART)):
+        names += map(intern, part)
+        yield
+    names.sort()
+    values: list[int] = []
+    times: list[float] = []
+    windows_s: list[float] = []
+    for start in range(0, len(names), _PART):
+        for name in names[start : start + _PART]:
+            sample = samples[name]
+            values.append(sample.value)
+            times.append(np.nan if sample.at is None else sample.at)
+            windows_s.append(sample.window_s)
+        yield
+    return Samples(
+        _share_names(tuple(names)), _exact_array(values), np.array(times, float), np.array(windows_s, float)
+    )
+
+
 def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series]:
     """Merge two series; yields between parts. The result has the nodes of `new`, each with its newer sample.
 
@@ -55,16 +171,57 @@ def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series
     before; then the newer one stays, unless its time was in the future when it was fetched: a wrong clock must not keep
     a value forever.
     """
-    if old is None or old.source != new.source:
-        return new
-    latest = old.fetched_at + _AHEAD_S
-    late: dict[str, Sample] = {}
-    rest = iter(new.samples.items())
-    while part := list(islice(rest, _PART)):
-        late |= {
-            node: old.samples[node]
-            for node, sample in part
-            if node in old.samples and (sample.at or float("inf")) < (old.samples[node].at or 0.0) <= latest
-        }
+    samples = yield from pack_samples(new.samples)
+    if old is None or old.source != new.source or not len(old.samples):
+        return msgspec.structs.replace(new, samples=samples)
+    before = yield from pack_samples(old.samples)
+    positions = yield from _positions(samples.names, before.names)
+    # an unknown time counts as just measured in the new series, and as never in the old one
+    times = np.where(np.isnan(samples.times), np.inf, samples.times)
+    old_times = np.where(np.isnan(before.times), -np.inf, before.times)[positions]
+    late = (positions >= 0) & (times < old_times) & (old_times <= old.fetched_at + _AHEAD_S)
+    if late.any():
+        samples = Samples(
+            samples.names,
+            np.where(late, before.nano_values[positions], samples.nano_values),
+            np.where(late, before.times[positions], samples.times),
+            np.where(late, before.windows_s[positions], samples.windows_s),
+        )
+    return msgspec.structs.replace(new, samples=samples)
+
+
+def _positions(names: NodeNames, among: NodeNames) -> Generator[None, None, Numbers]:
+    """The position of each name among others; -1 for an unknown one."""
+    if names is among:
+        return np.arange(len(names.names))
+    by_name = dict(zip(among.names, range(len(among.names)), strict=True))
+    positions: list[int] = []
+    for start in range(0, len(names.names), _PART):
+        positions += map(by_name.get, names.names[start : start + _PART], repeat(-1))
         yield
-    return msgspec.structs.replace(new, samples=new.samples | late) if late else new
+    return np.array(positions, np.intp)
+
+
+def _share_names(names: tuple[str, ...]) -> NodeNames:
+    """The names as an object that all series of these nodes have."""
+    shared = _shared_names.get(names)
+    if shared is None:
+        shared = _shared_names[names] = NodeNames(names)
+    return shared
+
+
+def _exact_array(values: list[int]) -> Values:
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array(values, object)
+
+
+def _without_repetition(values: Floats) -> Floats:
+    """The array, in the memory of one value if all are equal: sources measure most nodes at the same time."""
+    if not len(values) or values.strides == (0,):
+        return values
+    first = values[0]
+    if (values == first).all() or np.isnan(values).all():
+        return np.broadcast_to(first, values.shape)
+    return values

@@ -1,21 +1,15 @@
 """Values of a series as arrays by node number, for arithmetic on all nodes at once."""
 
-from collections.abc import Generator, Sequence
-from itertools import islice
-from typing import Final, NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.node_name_json_rows import Numbers
-from nodewise.metrics.series import Sample, Series, ValueState
+from nodewise.metrics.series import Series, Values, ValueState, pack_samples
 
-Values = NDArray[np.int64] | NDArray[np.object_]
 States = NDArray[np.uint8]
-
-_PART: Final = 512
-"""Number of samples between two yields."""
 
 
 class Column(NamedTuple):
@@ -56,29 +50,23 @@ def empty_column(index: NodeIndex) -> Column:
 
 
 def build_column(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
-    """The column of a series; yields between parts. Samples of nodes that are not in the index are ignored."""
+    """The column of a series; yields between parts. Samples of nodes that are not in the index are ignored.
+
+    If a value does not fit into int64, all values are Python integers.
+    """
     column = empty_column(index)._replace(answered_at=series.fetched_at or np.nan)
-    rest = iter(series.samples.items())
-    while part := dict(islice(rest, _PART)):
-        column = _fill_column(column, index.numbers(list(part)), list(part.values()), series.fetched_at)
-        yield
+    samples = yield from pack_samples(series.samples)
+    numbers = samples.names.numbers(index)
+    yield
+    if samples.nano_values.dtype == object:
+        column = column._replace(values=column.values.astype(object))
+    column.values[numbers] = samples.nano_values
+    # a time in the future would keep a value fresh until the source returns another one
+    measured = np.minimum(samples.times, series.fetched_at) if series.fetched_at else samples.times
+    column.times[numbers] = measured
+    column.initial_states[numbers] = ValueState.FRESH
     # clear the entry of the unknown node
     column.values[-1], column.times[-1], column.initial_states[-1] = 0, -np.inf, ValueState.MISSING
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
     column.initial_states[bad] = ValueState.INVALID
     return column
-
-
-def _fill_column(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_at: float) -> Column:
-    """The column with these samples. If a value does not fit into int64, values become Python integers."""
-    values, exact = column.values, [sample.value for sample in samples]
-    try:
-        values[numbers] = np.fromiter(exact, values.dtype, len(exact))
-    except OverflowError:
-        values = values.astype(object)
-        values[numbers] = np.array(exact, object)
-    measured = np.array([np.nan if sample.at is None else sample.at for sample in samples])
-    # a time in the future would keep a value fresh until the source returns another one
-    column.times[numbers] = np.minimum(measured, fetched_at) if fetched_at else measured
-    column.initial_states[numbers] = ValueState.FRESH
-    return column._replace(values=values)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import COMPARISONS
-from nodewise.metrics.series_arrays import Values
+from nodewise.metrics.series import Values
 
 
 class Operator(NamedTuple):

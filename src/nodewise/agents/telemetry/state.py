@@ -3,6 +3,9 @@
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agents.telemetry import (
     node_labels,
@@ -73,6 +76,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """By key: the object, whether its namespace is trusted, and the parsed policy, before budgets."""
         self._enforced: dict[ObjectKey, Policy] = {}
         self._columns: dict[str, _MetricColumn] = {}
+        self._ages_s: dict[str, NDArray[np.float64]] = {}
+        """By metric, the ages of its values at the time of the build."""
         self._histories: dict[Rule, rule_suspension.RuleHistory] = {}
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
@@ -121,6 +126,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """Evaluate every policy over all nodes."""
         agent_state: dict[ObjectKey, PolicyState] = {}
         evaluated: dict[Rule, RuleEvaluation] = {}
+        self._ages_s = {}
         policies_ = self.policies(cluster_state.objects)
         metric_requests = (
             rule.metric_request() for policy in policies_.values() for rule in _usable_rules(policy)
@@ -237,10 +243,14 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     ) -> Generator[None, None, RuleEvaluation]:
         """Evaluate a rule over all nodes; equal rules of several policies are computed once."""
         if rule not in evaluated:
-            column = self._metric_column(rule.metric_request().key, cluster_state)
+            metric = rule.metric_request().key
+            column = self._metric_column(metric, cluster_state)
             evaluation = rule_evaluation.evaluate_rule(
                 rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
             )
+            # the ages of all nodes take as much memory as all else: the rules of a metric share them
+            ages_s = self._ages_s.setdefault(metric, evaluation.ages_s)
+            evaluation = evaluation._replace(ages_s=ages_s)
             yield
             evaluated[rule] = self._hold_verdicts_if_suspended(evaluation, cluster_state)
             yield

@@ -12,7 +12,7 @@ from nodewise.metrics.prometheus.node_matching import Identity, SeriesByNode
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.range_samples import Points
-from nodewise.metrics.series import Series
+from nodewise.metrics.series import Series, pack_samples
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -75,7 +75,8 @@ class PrometheusSource:
                 grouped, request.aggregate, await self._series_that_have_not_ended(request, grouped)
             )
         )
-        return Series(request.metric, self.name, now, node_values.samples, node_values.invalid)
+        samples = await cooperative_scheduling.run(pack_samples(node_values.samples))
+        return Series(request.metric, self.name, now, samples, node_values.invalid)
 
     async def _series_that_have_not_ended(
         self, request: MetricRequest, grouped: SeriesByNode
