@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nodewise.agents.pigeon import pod_request_statistics as demands
 from nodewise.agents.pigeon import score_scaling
 from nodewise.agents.pigeon.node_request_sums import HoldingPod, NodeRequests
-from nodewise.agents.pigeon.placement_objectives import LAYOUTS, OBJECTIVES, NodeTable, Objective
+from nodewise.agents.pigeon.placement_objectives import LAYOUTS, OBJECTIVES, ROUNDING, NodeTable, Objective
 from nodewise.agents.pigeon.scored_pod_statistics import DemandMemory
 from tests.unit.agents.pigeon.cluster_notation import PigeonCluster, node
 from tests.unit.agents.pigeon.test_node_request_sums import apply_pod_changes, holding_pod, reduced_pods
@@ -50,10 +50,16 @@ def directly(objective: Objective, table: NodeTable, prime: int) -> float:
     if objective == "LOAD_BALANCE":
         return float(shares[prime].std())
     mean_ = float(shares[prime].mean())
-    if not 0 < mean_ < 1:
+    if not ROUNDING < mean_ < 1 - ROUNDING:
         return 0.0
     parts = [(mean_ - u) / mean_ if u < mean_ else (u - mean_) / (1 - mean_) for u in shares[prime]]
     return float(1 - np.sqrt(np.mean(np.square(parts))))
+
+
+def test_consolidate_on_a_full_cluster_does_not_depend_on_rounding() -> None:
+    """458465 · (1/458465) is slightly less than 1."""
+    full = NodeTable(np.array([[458465.0]]), np.array([[458465.0]]))
+    assert LAYOUTS["CONSOLIDATE"](full, 0).evaluate(np.array([0]), np.zeros(1)).tolist() == [0.0]
 
 
 @given(tables(), st.sampled_from(OBJECTIVES), st.data())

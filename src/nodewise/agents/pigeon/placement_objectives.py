@@ -17,6 +17,10 @@ OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 A_BINPACK: Final[Objective] = "A_BINPACK"
 
 
+ROUNDING: Final = 1e-9
+"""A mean share that differs less from 0 or 1 is 0 or 1: CONSOLIDATE is not continuous there, and sums are rounded."""
+
+
 class NodeTable(NamedTuple):
     """Capacity and requested amounts of all nodes."""
 
@@ -88,7 +92,7 @@ class ConsolidateObjective:
         growths = demand[self._prime] * self._per_unit[columns]
         move = growths / count
         mean = self._mean + move
-        is_inside = (mean > 0) & (mean < 1)
+        is_inside = (mean > ROUNDING) & (mean < 1 - ROUNDING)
         low, high = np.where(is_inside, mean, 1.0), np.where(is_inside, 1.0 - mean, 1.0)
         at = np.searchsorted(self._ordered, move)
         below = _sum_of_squared_deviations(at, move, *(sums[at] for sums in self._below)) / low**2
