@@ -5,7 +5,7 @@ label that nodewise owns stays. The format of the keys is that of Telemetry Awar
 (`pkg/strategies/deschedule` and `pkg/strategies/labeling`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Final, NamedTuple
 
@@ -218,14 +218,15 @@ def changed_label_groups(
 
 def order_fairly(
     columns: Mapping[str, LabelColumn], wanted: Mapping[str, Labels], owned: Mapping[str, Labels]
-) -> list[str]:
-    """The nodes of `wanted` in the order in which they are written: the namespaces take turns.
+) -> Generator[None, None, list[str]]:
+    """The nodes of `wanted` in the order in which they are written: the namespaces take turns. Yields between nodes.
 
     Each namespace has the nodes on which its labels change, so that one whose labels always change everywhere delays
     no other.
     """
     queues: dict[str, list[str]] = {}
     for node, labels in wanted.items():
+        yield
         for group in changed_label_groups(columns, labels, owned.get(node, {})):
             for namespace in group or ("",):
                 queues.setdefault(namespace, []).append(node)

@@ -89,8 +89,7 @@ class LabelWriter:
             node: labels_ for node, labels_ in allowed.items() if labels_ != self._owned.get(node, {})
         }
         self._set_remaining(len(differing))
-        await asyncio.sleep(0)
-        ordered = node_labels.order_fairly(columns, differing, self._owned)
+        ordered = await cooperative_scheduling.run(node_labels.order_fairly(columns, differing, self._owned))
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, ordered)
         await run_api_calls(self._finish_node(node, differing[node], columns) for node in due)
