@@ -101,5 +101,8 @@ def all_of(policy: str, evaluations: Sequence[RuleEvaluation]) -> StrategyVerdic
 
 
 def reject_all(size: int, reason: Reason) -> StrategyVerdict:
-    """Every node is rejected for one reason; `size` includes the unknown node."""
-    return StrategyVerdict(np.ones(size, np.int16), (reason,))
+    """Every node is rejected for one reason; `size` includes the unknown node.
+
+    The codes take no memory, because anyone may create many policies that cannot be evaluated.
+    """
+    return StrategyVerdict(np.broadcast_to(np.int16(1), size), (reason,))

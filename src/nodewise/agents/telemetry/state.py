@@ -37,6 +37,7 @@ class PolicyState(NamedTuple):
     verdict: StrategyVerdict | None
     """The verdict of `dontschedule`; None if the policy filters nothing."""
     filter_rules: tuple[RuleEvaluation, ...]
+    """The usable rules of `dontschedule`."""
     ranks: rank_scores.Ranks | None
     """Dense ranks by node number; None if the policy has no preference."""
     preferred_rule: RuleEvaluation | None
@@ -148,7 +149,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def _evaluate_policy(
         self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Rule, RuleEvaluation]
     ) -> Generator[None, None, PolicyState]:
-        filter_rules = yield from self._evaluate_rules(policy.rules("dontschedule"), cluster_state, evaluated)
+        filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]
+        filter_rules = yield from self._evaluate_rules(filtering, cluster_state, evaluated)
         # Only the first rule of scheduleonmetric counts, as in the older system.
         first = [rule for rule in policy.rules("scheduleonmetric")[:1] if not rule.unusable]
         preferred_rule = next(iter((yield from self._evaluate_rules(first, cluster_state, evaluated))), None)
@@ -205,21 +207,19 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         cluster_state: ClusterState,
     ) -> StrategyVerdict | None:
         """The verdict of `dontschedule`. Fails closed: a rule that cannot be evaluated rejects every node."""
-        if not filter_rules:
+        rules = policy.rules("dontschedule")
+        if not rules:
             return None
         name = f"{policy.namespace}/{policy.name}"
         size = len(cluster_state.nodes) + 1
-        for evaluation in filter_rules:
-            if evaluation.rule.unusable:
-                reason = policy_rejection_reasons.RuleUnusable(
-                    name, evaluation.rule.unusable, evaluation.rule.remedy
-                )
+        for rule in rules:
+            if rule.unusable:
+                reason = policy_rejection_reasons.RuleUnusable(name, rule.unusable, rule.remedy)
                 return rule_evaluation.reject_all(size, reason)
-            cause = self._unfetched_cause(evaluation.rule, cluster_state)
+            cause = self._unfetched_cause(rule, cluster_state)
             if cause is not None:
                 return rule_evaluation.reject_all(
-                    size,
-                    policy_rejection_reasons.NeverFetched(name, evaluation.rule.metric_request().name, cause),
+                    size, policy_rejection_reasons.NeverFetched(name, rule.metric_request().name, cause)
                 )
         combine = (
             rule_evaluation.all_of if policy.strategies["dontschedule"].all_of else rule_evaluation.any_of

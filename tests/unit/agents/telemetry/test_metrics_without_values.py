@@ -248,3 +248,16 @@ class TestEmptyResult:
         assert timeline.see(NOW + 600, None) == {"n1"}
         assert timeline.agent_state.suspended
         assert not np.any(timeline.agent_state.filter_rules[0].known[1:])
+
+
+def test_a_rule_that_becomes_unusable_while_the_nodes_change_does_not_stop_the_agent() -> None:
+    """The values of its metric are still there, by the numbers of the earlier nodes."""
+    builder = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    values = metrics_snapshot(series("a", n1=5), series("b", n1=5))
+    used = policy(dontschedule=[rule("a", target=1), rule("b", target=1)])
+    cooperative_scheduling.run_without_pauses(builder.build(cluster_state([used], values, "n1")))
+    unusable = policy(dontschedule=[rule("a", target=1), rule("b", "Above", target=1)])
+    states = cooperative_scheduling.run_without_pauses(
+        builder.build(cluster_state([unusable], values, "n1 n2 n3"))
+    )
+    assert states["d", "pol"].verdict.codes.tolist() == [1, 1, 1, 1]

@@ -193,6 +193,15 @@ def test_all_labels_of_a_node_have_at_most_16_kib_divided_fairly_by_namespace() 
     )
 
 
+def test_rules_that_cannot_be_used_are_not_evaluated() -> None:
+    """Otherwise each rule beyond the budget would have arrays over all nodes."""
+    states = build(*(policy(f"p{number}", dontschedule=rules(9)) for number in range(20)))
+    for state in states.values():
+        assert state.filter_rules == ()
+        assert state.verdict is not None
+        assert state.verdict.codes.strides == (0,), "its codes take no memory"
+
+
 def test_a_policy_is_admitted_when_an_older_one_is_deleted() -> None:
     builder = TelemetryStateBuilder(OPTIONS, 60.0)
     old, new = (
