@@ -72,13 +72,23 @@ class BadSettings(NodewiseError):
 
 
 class Unavailable(NodewiseError):
-    """A service that does not respond. Try again after `retry_after_s` seconds."""
+    """A service that does not respond. Try again after `retry_after_s` seconds.
+
+    `timeout_s` is the timeout that has passed without a response; 0 for any other reason.
+    """
 
     def __init__(
-        self, what: str, problems: Iterable[Problem] = (), *, remedy: str = "", retry_after_s: float = 1.0
+        self,
+        what: str,
+        problems: Iterable[Problem] = (),
+        *,
+        remedy: str = "",
+        retry_after_s: float = 1.0,
+        timeout_s: float = 0.0,
     ) -> None:
         super().__init__(what, problems, remedy=remedy)
         self.retry_after_s = retry_after_s
+        self.timeout_s = timeout_s
 
 
 class Conflict(NodewiseError):

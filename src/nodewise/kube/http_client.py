@@ -198,7 +198,7 @@ class HttpApi:
                         await response.aclose()
             except TimeoutError as error:
                 problem = Problem("", f"no answer within {timeout_s:g} s", "")
-                raise Unavailable(str(_api_call(verb, request)), [problem]) from error
+                raise Unavailable(str(_api_call(verb, request)), [problem], timeout_s=timeout_s) from error
 
     async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an unsuccessful or compressed response."""

@@ -15,8 +15,8 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
     failures: Mapping[str, str] = {}
     """By `MetricRequest.key`: why the last fetch failed. The last successful series, if any, stays and ages."""
     causes: Mapping[str, str] = {}
-    """By `MetricRequest.key`: why a source that answered the last fetch has no value of any node, in words for a
-    policy's status. A subset of `failures`."""
+    """By `MetricRequest.key`: why the last fetch gave no value, in words for a policy's status: without addresses, and
+    without names of other tenants. A subset of `failures`: empty for other errors of a source."""
 
     def was_fetched(self, metric: str) -> bool:
         """Whether the metric has been fetched, successfully or not."""

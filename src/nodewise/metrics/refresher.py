@@ -24,10 +24,12 @@ class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Period of metric requests and of the evaluation of policies. Telemetry Aware Scheduling has the same default."""
 
     metrics_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """Timeout per metric and period."""
+    """Timeout per metric, source and period, including the time that a request waits for a slot of
+    --metrics-concurrency."""
 
     metrics_concurrency: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Limit of concurrent metric requests, and so of connections."""
+    """Limit of concurrent metric requests, and so of connections. It is shared fairly by the namespaces whose policies
+    request the metrics; one namespace uses at most half of it."""
 
     @property
     def default_max_age_s(self) -> float:
@@ -73,6 +75,8 @@ class MetricsRefresher:
         """
         before = self._requests
         self._requests = {request.key: request for request in merge_requests(requests)}
+        if self._requests == before:
+            return
         gone = before.keys() - self._requests.keys()
         if gone:
             self._drop([before[key] for key in gone])
@@ -105,14 +109,18 @@ class MetricsRefresher:
         """Run one period. Its calls start one after another during the first half, so that the responses do not arrive
         at once and delay requests.
         """
-        period_s = self._options.sync_period_s
+        period_s, begun_s = self._options.sync_period_s, self._clock.monotonic()
         keys = sorted(self._requests)
         gap_s = period_s / 2 / max(len(keys), 1)
-        for key in keys:
+        for number, key in enumerate(keys):
+            await self._sleep_until(begun_s + number * gap_s)
             if key in self._requests:
                 self._start_fetch(self._requests[key])
-            await self._clock.sleep(gap_s)
-        await self._clock.sleep(period_s / 2 if keys else period_s)
+        await self._sleep_until(begun_s + period_s)
+
+    async def _sleep_until(self, time_s: float) -> None:
+        # Not for a duration: every sleep ends up to a millisecond late, which would add up over thousands of metrics.
+        await self._clock.sleep(max(time_s - self._clock.monotonic(), 0.0))
 
     async def settle(self) -> None:
         """Wait until all calls have ended, for tests and for commands that fetch once."""
@@ -164,7 +172,8 @@ class MetricsRefresher:
         self._notify()
 
     def _store_fetch_failure(self, key: str, failure: FetchFailure) -> None:
-        if self.snapshot.failures.get(key) != failure.why:
+        known = self.snapshot.causes.get(key) if failure.cause else self.snapshot.failures.get(key)
+        if known != (failure.cause or failure.why):
             logs.emit("metric_failed", metric=key, error=failure.why)
         self.snapshot = self.snapshot.with_failure(key, failure.why, failure.cause)
         self._notify()

@@ -12,23 +12,28 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise.clock import Clock
-from nodewise.errors import NodewiseError, shown
+from nodewise.errors import BadInput, NodewiseError, Unavailable, shown
+from nodewise.metrics.fair_concurrency_limit import AGENTS, FairConcurrencyLimit, Slot
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, NoValues
 from nodewise.metrics.series import Series
+from nodewise.metrics.timeout_breakers import MAX_TIMEOUTS, Pause, TimeoutBreakers
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 SEARCH_PERIOD_S: Final = 60.0
 """Period after which the sources before the current one are queried again."""
+_MAX_LOGGED_NAMESPACES: Final = 5
+_NOT_THERE: Final = "not_there"
+"""Outcome of a source that does not have the metric, or is not installed."""
 
 
 class FetchLimits(NamedTuple):
     """Limits of the calls to sources."""
 
     timeout_s: float
-    """Timeout of one call."""
+    """Timeout of one call, including the time that it waits for a slot."""
     calls: int
-    """Concurrent calls."""
+    """Concurrent calls, shared fairly by namespaces."""
 
 
 class FetchFailure(NamedTuple):
@@ -37,7 +42,8 @@ class FetchFailure(NamedTuple):
     why: str
     """The errors of all sources, for the log."""
     cause: str = ""
-    """The reason for the status of a policy, if a source responded (`metrics_source.NoValues`)."""
+    """The reason for the status of a policy, which tenants read (`MetricsSnapshot.causes`); empty if only the log
+    contains it."""
 
 
 class _SourceFailure(NamedTuple):
@@ -45,8 +51,9 @@ class _SourceFailure(NamedTuple):
 
     source: str
     why: str
-    not_there: bool = False
     cause: str = ""
+    outcome: str = "failed"
+    """As in `nodewise_metric_fetches_total`."""
 
 
 class _KnownSource(NamedTuple):
@@ -57,7 +64,11 @@ class _KnownSource(NamedTuple):
 
 
 class SourceSelector:
-    """Fetches metrics from sources; each call has its own timeout, and the number of concurrent calls is limited."""
+    """Fetches metrics from sources.
+
+    Each call has its own timeout. Concurrent calls are limited, and shared fairly by the namespaces that request the
+    metrics. A metric that keeps timing out is requested less often.
+    """
 
     def __init__(
         self,
@@ -70,7 +81,8 @@ class SourceSelector:
         self._limits = limits
         self._clock = clock
         self._metrics_registry = metrics_registry
-        self._semaphore = asyncio.Semaphore(limits.calls)
+        self._slots = FairConcurrencyLimit(limits.calls)
+        self._breakers = TimeoutBreakers(clock)
         self._known: dict[str, _KnownSource] = {}
         """By `MetricRequest.key`."""
         self._compared: set[str] = set()
@@ -95,7 +107,7 @@ class SourceSelector:
                 self._record_source(request, source, searched=searching)
                 return outcome
         self._known.pop(request.key, None)
-        if empty and all(failure.not_there for failure in failures):
+        if empty and all(failure.outcome == _NOT_THERE for failure in failures):
             return empty
         if not failures:
             return FetchFailure(_no_source_failure(request, self._sources))
@@ -119,6 +131,8 @@ class SourceSelector:
         for key in gone & self._known.keys():
             del self._known[key]
         self._compared -= gone
+        self._breakers.forget(gone)
+        self._report_paused()
         self._logged = {key for key in self._logged if key[0] not in gone}
 
     def _supporting_sources(self, request: MetricRequest) -> list[MetricsSource]:
@@ -149,26 +163,72 @@ class SourceSelector:
             logs.emit("metric_in_two_sources", metric=request.metric, used=used.name, unused=unused.name)
 
     async def _fetch_from(self, source: MetricsSource, request: MetricRequest) -> Series | _SourceFailure:
+        pause = self._breakers.pause(request.key, source.name)
+        if pause is None:
+            result = await self._call(source, request)
+        else:
+            result = _paused_failure(source, request, pause)._replace(outcome="paused")
+        outcome = "good" if isinstance(result, Series) else result.outcome
+        self._metrics_registry.count("metric_fetches_total", source=source.name, outcome=outcome)
+        return result
+
+    async def _call(self, source: MetricsSource, request: MetricRequest) -> Series | _SourceFailure:
+        """One call with its timeout, which includes the time that the call waits for a slot."""
+        begun_s, started_s = self._clock.monotonic(), None
+        slot = self._slots.slot(request.namespaces)
         try:
-            async with self._semaphore, asyncio.timeout(self._limits.timeout_s):
+            async with asyncio.timeout(self._limits.timeout_s), slot:
+                started_s = self._clock.monotonic()
                 series = await source.fetch(request, self._clock.now())
         except TimeoutError:
-            failure = _SourceFailure(source.name, f"no answer within {self._limits.timeout_s:g} s")
+            # a call that had less than half of the timeout says nothing about the metric
+            if started_s is None or started_s - begun_s > self._limits.timeout_s / 2:
+                return _no_slot_failure(source, slot, self._limits)
+            return self._timeout_failure(source, request, started_s, self._limits.timeout_s)
         except NodewiseError as error:
-            cause = error.cause if isinstance(error, NoValues) else ""
-            failure = _SourceFailure(source.name, str(error), isinstance(error, MetricNotFound), cause)
+            return self._failure_of_error(source, request, started_s or begun_s, error)
         except Exception as error:  # noqa: BLE001 - a defect with one metric must not affect other metrics
-            failure = self._failure_of_exception(request, source, error)
-        else:
-            self._metrics_registry.count("metric_fetches_total", source=source.name, outcome="good")
-            return (
-                series
-                if series.metric == request.key
-                else msgspec.structs.replace(series, metric=request.key)
+            return self._failure_of_exception(request, source, error)
+        self._record_answer(source, request)
+        return series if series.metric == request.key else msgspec.structs.replace(series, metric=request.key)
+
+    def _failure_of_error(
+        self, source: MetricsSource, request: MetricRequest, started_s: float, error: NodewiseError
+    ) -> _SourceFailure:
+        if isinstance(error, Unavailable) and error.timeout_s:
+            failure = self._timeout_failure(source, request, started_s, error.timeout_s)
+            return failure if failure.cause else failure._replace(why=str(error))
+        if isinstance(error, NoValues | BadInput):
+            self._record_answer(source, request)
+        cause = error.cause if isinstance(error, NoValues) else ""
+        outcome = _NOT_THERE if isinstance(error, MetricNotFound) else "failed"
+        return _SourceFailure(source.name, str(error), cause, outcome)
+
+    def _timeout_failure(
+        self, source: MetricsSource, request: MetricRequest, started_s: float, timeout_s: float
+    ) -> _SourceFailure:
+        pause = self._breakers.record_timeout(request.key, source.name, started_s, timeout_s)
+        if pause is None:
+            return _SourceFailure(source.name, f"no answer within {timeout_s:g} s")
+        if pause.timeouts == MAX_TIMEOUTS:
+            logs.emit(
+                "metric_paused",
+                metric=request.key,
+                source=source.name,
+                namespaces=sorted(request.namespaces)[:_MAX_LOGGED_NAMESPACES],
+                timeouts=pause.timeouts,
+                until=pause.until,
             )
-        outcome = "not_there" if failure.not_there else "failed"
-        self._metrics_registry.count("metric_fetches_total", source=source.name, outcome=outcome)
-        return failure
+            self._report_paused()
+        return _paused_failure(source, request, pause)
+
+    def _record_answer(self, source: MetricsSource, request: MetricRequest) -> None:
+        if self._breakers.record_answer(request.key, source.name):
+            logs.emit("metric_resumed", metric=request.key, source=source.name)
+            self._report_paused()
+
+    def _report_paused(self) -> None:
+        self._metrics_registry.set("metric_requests_paused", self._breakers.open)
 
     def _failure_of_exception(
         self, request: MetricRequest, source: MetricsSource, error: Exception
@@ -185,9 +245,30 @@ def _is_empty(series: Series) -> bool:
     return not series.samples and not series.invalid
 
 
+def _paused_failure(source: MetricsSource, request: MetricRequest, pause: Pause) -> _SourceFailure:
+    """The failure of a metric that timed out too often. Its text is the same until the next call."""
+    remedy = "use a cheaper query" if request.query else "use a metric with fewer series"
+    what = f"no answer within {pause.timeout_s:g} s, {pause.timeouts} times in a row"
+    text = f"{what}; tried again at {pause.until}: {remedy}"
+    return _SourceFailure(source.name, text, text)
+
+
+def _no_slot_failure(source: MetricsSource, slot: Slot, limits: FetchLimits) -> _SourceFailure:
+    """The failure of a call that did not get a slot in time, which names the excess of its own namespace only."""
+    why = f"no free request slot within {limits.timeout_s:g} s"
+    namespace, calls = slot.calls_before
+    if not calls:
+        why = f"{why}: requests of other namespaces use all {limits.calls} (--metrics-concurrency)"
+        return _SourceFailure(source.name, why, "no free request slot in time")
+    requester = "nodewise's agents" if namespace == AGENTS else f"namespace {namespace}"
+    cause = "no free request slot in time: use fewer metrics in the namespace, or cheaper queries"
+    why = f"{why}: {requester} had {calls} requests before it (--metrics-concurrency {limits.calls})"
+    return _SourceFailure(source.name, why, cause)
+
+
 def _failure_summary(failures: Sequence[_SourceFailure], sources: int) -> str:
     """The errors of the sources. A source that is not installed is named only if there is no other error."""
-    named = [failure for failure in failures if not failure.not_there] or failures
+    named = [failure for failure in failures if failure.outcome != _NOT_THERE] or failures
     return "; ".join(f"{failure.source}: {failure.why}" if sources > 1 else failure.why for failure in named)
 
 

@@ -64,6 +64,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "A metric could not be fetched; its last values stay in use and age. `error` is the reason.",
     ),
     "metric_back": LogEvent("info", "A metric that could not be fetched is available again."),
+    "metric_paused": LogEvent(
+        "warning",
+        "A metric did not respond `timeouts` times in a row, while its source answered other requests. It is not"
+        " requested from this source before `until`. Use a cheaper query in the policies of `namespaces`.",
+    ),
+    "metric_resumed": LogEvent(
+        "info", "A metric that kept timing out responded again, and is requested as usual."
+    ),
     "metric_values_bad": LogEvent("warning", "Some values of a metric are invalid; they count as missing."),
     "metric_in_two_sources": LogEvent(
         "info",

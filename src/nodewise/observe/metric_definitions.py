@@ -75,8 +75,12 @@ METRICS: Final[dict[str, Metric]] = {
         "counter", "Requests and snapshots that were not recorded, because the rate was too high.", ("what",)
     ),
     "metric_fetches_total": Metric(
-        "counter", "Fetches of node metrics, by source and outcome.", ("source", "outcome")
+        "counter",
+        "Fetches of node metrics, by source and outcome: good, not_there, failed, or paused (not sent, because the"
+        " metric kept timing out).",
+        ("source", "outcome"),
     ),
+    "metric_requests_paused": Metric("gauge", "Metrics that keep timing out and are requested less often."),
     "metric_nodes": Metric("gauge", "Nodes with a valid value of a metric.", ("metric",)),
     "metric_series_unmatched": Metric(
         "gauge", "Series of the last response for a metric that match no node.", ("metric",)

@@ -320,3 +320,43 @@ class TestTelling:
 
 def with_warnings(server: PrometheusDouble, warnings: list[str]) -> Callable[[], None]:
     return lambda: setattr(server, "warnings", warnings)
+
+
+def test_a_query_that_times_out_closes_its_connection() -> None:
+    """Prometheus ends a query whose connection is closed."""
+
+    async def run() -> None:
+        closed = asyncio.Event()
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await reader.read(1024):
+                pass
+            closed.set()
+            writer.close()
+
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        made = source(url, prometheus_timeout_s=0.05)
+        with pytest.raises(Unavailable, match=r"no answer within 0\.05 s") as raised:
+            await made.fetch(MetricRequest("temp"), 0.0)
+        assert raised.value.timeout_s == 0.05
+        await closed.wait()
+        closed.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(source(url).fetch(MetricRequest("temp"), 0.0), 0.05)
+        await closed.wait()
+        await made.close()
+        server.close()
+
+    asyncio.run(run())
+
+
+def test_a_query_that_prometheus_ends_at_its_timeout_is_a_timeout(server: PrometheusDouble) -> None:
+    server.fail(503, {"status": "error", "errorType": "timeout", "error": "query timed out"})
+    with pytest.raises(Unavailable, match="query timed out") as raised:
+        asyncio.run(source(server.url, prometheus_timeout_s=4.0).fetch(MetricRequest("temp"), 0.0))
+    assert raised.value.timeout_s == 4.0
+    server.fail(503, b"no server")
+    with pytest.raises(Unavailable) as raised:
+        asyncio.run(source(server.url).fetch(MetricRequest("temp"), 0.0))
+    assert raised.value.timeout_s == 0.0

@@ -54,10 +54,13 @@ class PrometheusClient:
                     await response.aclose()
         except TimeoutError as error:
             problem = Problem("", f"no answer within {self._timeout_s:g} s", "")
-            raise Unavailable(what, [problem], remedy="a cheaper query, or --prometheus-timeout") from error
+            remedy = "a cheaper query, or --prometheus-timeout"
+            raise Unavailable(what, [problem], remedy=remedy, timeout_s=self._timeout_s) from error
         if not response.is_success:
             retry_after = response.headers.get("retry-after", "")
-            raise query_responses.error_from_response(what, response.status_code, body, retry_after)
+            raise query_responses.error_from_response(
+                what, response.status_code, body, retry_after, self._timeout_s
+            )
         return body
 
     def _build_query_request(self, http: httpx2.AsyncClient, query: str) -> httpx2.Request:

@@ -53,10 +53,12 @@ _decode_envelope = msgspec.json.Decoder(_ResponseEnvelope).decode
 _decode_series = msgspec.json.Decoder(_EncodedSeries).decode
 _decode_pair = msgspec.json.Decoder(tuple[float, str]).decode
 
+_TIMEOUT: Final = "timeout"
+"""`errorType` of a query that Prometheus ended at its timeout."""
 _BY_TYPE: Final[Mapping[str, type[NodewiseError]]] = {
     "bad_data": BadInput,
     "execution": BadInput,
-    "timeout": Unavailable,
+    _TIMEOUT: Unavailable,
     "canceled": Unavailable,
     "internal": Unavailable,
     "unavailable": Unavailable,
@@ -130,8 +132,10 @@ def parse_sample_value(value: str) -> int:
         raise ValueError(f"{value[:80]} is no number that a rule can compare") from None
 
 
-def error_from_response(what: str, status: int, body: bytes, retry_after: str = "") -> NodewiseError:
-    """The error of an unsuccessful response, with Prometheus' message."""
+def error_from_response(
+    what: str, status: int, body: bytes, retry_after: str = "", timeout_s: float = 0.0
+) -> NodewiseError:
+    """The error of an unsuccessful response, with Prometheus' message; `timeout_s` is that of the query."""
     try:
         envelope = _decode_envelope(body)
     except UNREADABLE:
@@ -142,5 +146,6 @@ def error_from_response(what: str, status: int, body: bytes, retry_after: str = 
     kind = _BY_TYPE.get(envelope.error_type) or _BY_STATUS.get(status, Unavailable)
     if kind is Unavailable:
         wait_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
-        return Unavailable(what, problems, remedy=remedy, retry_after_s=wait_s)
+        passed_s = timeout_s if envelope.error_type == _TIMEOUT else 0.0
+        return Unavailable(what, problems, remedy=remedy, retry_after_s=wait_s, timeout_s=passed_s)
     return kind(what, problems, remedy=remedy)
