@@ -54,7 +54,7 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     scheduler's configuration, by default 5 s: kube-scheduler must not place a pod again that is still being bound."""
 
     decisions_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
-    """Memory for the decisions that /decisions shows; the oldest ones are dropped."""
+    """Memory for the decisions that /decisions shows; the oldest of the namespace with the most are dropped."""
 
     record: Annotated[str, Option(metavar="FILE")] = ""
     """Record every request, every change of the inputs and every response in this file, for `nodewise simulate replay`.

@@ -1,6 +1,6 @@
 """Decisions: the agents' verdicts and scores for one request, and a ring buffer that stores the newest decisions."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -84,39 +84,69 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
         return arrays + sum(map(len, texts)) + _FIXED_BYTES
 
 
+class _NamespaceDecisions:
+    """The stored decisions about the pods of one namespace."""
+
+    def __init__(self) -> None:
+        self.numbers: deque[int] = deque()
+        """In the order in which they came."""
+        self.has_dropped = False
+        """Whether older ones were dropped."""
+
+
 class DecisionRing:
-    """Stores the newest decisions, as many as fit into `max_bytes`."""
+    """Stores the newest decisions, as many as fit into `max_bytes`.
+
+    The oldest decision of the namespace with the most bytes makes room, so that the pods of one namespace do not
+    displace the decisions about those of others.
+    """
 
     def __init__(self, max_bytes: int = 64 * 2**20) -> None:
         self._max_bytes = max_bytes
-        self._kept: deque[tuple[Decision, int]] = deque()
+        self._kept: dict[int, tuple[Decision, int]] = {}
+        """By number, in the order in which they came, with their sizes."""
+        self._number = 0
+        self._by_namespace: dict[str, _NamespaceDecisions] = {}
+        self._bytes_by_namespace: Counter[str] = Counter()
         self._by_pod: dict[tuple[str, str], deque[Decision]] = {}
         self.size_bytes = 0
 
     def add(self, decision: Decision) -> None:
-        """Store a decision, and drop the oldest ones to make room."""
+        """Store a decision, and drop old ones to make room."""
         size = decision.size_bytes()
-        self._kept.append((decision, size))
+        self._number += 1
+        self._kept[self._number] = decision, size
+        same = self._by_namespace.setdefault(decision.pod.namespace, _NamespaceDecisions())
+        same.numbers.append(self._number)
+        self._bytes_by_namespace[decision.pod.namespace] += size
         self._by_pod.setdefault(_pod_key(decision), deque()).append(decision)
         self.size_bytes += size
         while self.size_bytes > self._max_bytes and self._kept:
-            self._drop_oldest()
+            self._drop_oldest(max(self._bytes_by_namespace, key=self._bytes_by_namespace.__getitem__))
 
-    def _drop_oldest(self) -> None:
-        oldest, size = self._kept.popleft()
+    def _drop_oldest(self, namespace: str) -> None:
+        same = self._by_namespace[namespace]
+        oldest, size = self._kept.pop(same.numbers.popleft())
+        same.has_dropped = True
+        self._bytes_by_namespace[namespace] -= size
         self.size_bytes -= size
-        same = self._by_pod[_pod_key(oldest)]
-        same.popleft()  # a pod's decisions leave in the order in which they came
-        if not same:
+        if not same.numbers:
+            del self._by_namespace[namespace], self._bytes_by_namespace[namespace]
+        of_pod = self._by_pod[_pod_key(oldest)]
+        of_pod.popleft()  # a pod's decisions leave in the order in which they came
+        if not of_pod:
             del self._by_pod[_pod_key(oldest)]
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    @property
-    def since(self) -> float | None:
-        """The time of the oldest stored decision, seconds since 1970; None without any."""
-        return self._kept[0][0].at if self._kept else None
+    def since(self, namespace: str = "") -> float | None:
+        """The time, seconds since 1970, of the oldest decision after which none was dropped about pods of the
+        namespace; without a namespace, of the oldest of all. None without any.
+        """
+        same = self._by_namespace.get(namespace)
+        number = same.numbers[0] if same is not None and same.has_dropped else next(iter(self._kept), None)
+        return None if number is None else self._kept[number][0].at
 
     def about(self, namespace: str = "", name: str = "") -> Sequence[Decision]:
         """The decisions about some pods, the oldest first. An empty namespace or name means any.
@@ -127,7 +157,7 @@ class DecisionRing:
             return self._by_pod.get((namespace, name), ())
         return [
             decision
-            for decision, _ in self._kept
+            for decision, _ in self._kept.values()
             if namespace in {"", decision.pod.namespace} and name in {"", decision.pod.name}
         ]
 

@@ -39,7 +39,8 @@ class DecisionCounts(msgspec.Struct, frozen=True, kw_only=True):
     kept: int
     """The number of stored decisions about all pods."""
     kept_since: str | None
-    """The time of the oldest of all. Older decisions were dropped, or made before the process started."""
+    """The time of the oldest of all, or of the oldest of the requested namespace if some of it were dropped. Older ones
+    of the namespace were dropped, or made before the process started."""
 
 
 class DecisionPage(DecisionCounts, frozen=True, kw_only=True):
@@ -51,8 +52,9 @@ class DecisionPage(DecisionCounts, frozen=True, kw_only=True):
 def encode_page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     """The response to a query. `BadInput` names each invalid parameter. Yields between parts."""
     limit, form = _parse_query(query)
-    matching = ring.about(query.get("namespace", ""), query.get("pod", ""))
-    counts = _encode(_count_decisions(ring, matching))
+    namespace = query.get("namespace", "")
+    matching = ring.about(namespace, query.get("pod", ""))
+    counts = _encode(_count_decisions(ring, namespace, matching))
     make = _FORMS[form]
     decisions: list[bytes] = []
     size = 0
@@ -65,13 +67,13 @@ def encode_page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     return b"".join((b'{"decisions":[', b",".join(decisions), b"],", counts[1:], b"\n"))
 
 
-def _count_decisions(ring: DecisionRing, decisions: Sequence[Decision]) -> DecisionCounts:
+def _count_decisions(ring: DecisionRing, namespace: str, decisions: Sequence[Decision]) -> DecisionCounts:
     return DecisionCounts(
         found=len(decisions),
         tries=sum(decision.verb == "filter" for decision in decisions),
         since=_format_time(decisions[0].at if decisions else None),
         kept=len(ring),
-        kept_since=_format_time(ring.since),
+        kept_since=_format_time(ring.since(namespace)),
     )
 
 

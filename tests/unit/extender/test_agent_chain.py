@@ -104,8 +104,8 @@ class TestChain:
         assert decision.names.tolist() == ["b", "x", "y"]
 
 
-def decision(name: str, nodes: int = 100) -> Decision:
-    return Decision("filter", PodRef("d", name), 0.0, 1, Names.of(["n"] * nodes))
+def decision(name: str, nodes: int = 100, namespace: str = "d", at: float = 0.0) -> Decision:
+    return Decision("filter", PodRef(namespace, name), at, 1, Names.of(["n"] * nodes))
 
 
 class TestRing:
@@ -116,6 +116,30 @@ class TestRing:
         assert len(ring) == 10
         assert ring.size_bytes <= 10 * decision("p24").size_bytes()
         assert [decision.pod.name for decision in ring.about()][-2:] == ["p23", "p24"]
+
+    def test_a_namespace_with_very_many_decisions_displaces_its_own(self) -> None:
+        ring = DecisionRing(max_bytes=10 * decision("p24", namespace="attacker").size_bytes())
+        ring.add(decision("victim", namespace="v", at=1.0))
+        for number in range(25):
+            ring.add(decision(f"p{number}", namespace="attacker", at=2.0 + number))
+        assert len(ring) == 10
+        assert [decision.pod.name for decision in ring.about()] == [
+            "victim",
+            *(f"p{n}" for n in range(16, 25)),
+        ]
+        assert (ring.since(), ring.since("v"), ring.since("attacker"), ring.since("x")) == (
+            1.0,
+            1.0,
+            18.0,
+            1.0,
+        )
+
+    def test_namespaces_have_equal_shares_of_the_ring(self) -> None:
+        ring = DecisionRing(max_bytes=12 * decision("p24").size_bytes())
+        for namespace in "abc":
+            for number in range(10, 30):
+                ring.add(decision(f"p{number}", namespace=namespace))
+        assert [len(ring.about(namespace)) for namespace in "abc"] == [4, 4, 4]
 
     def test_one_that_is_larger_than_the_ring_is_not_kept(self) -> None:
         ring = DecisionRing(max_bytes=5000)
