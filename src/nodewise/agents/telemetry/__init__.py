@@ -35,7 +35,7 @@ from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy_namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject, drop_oversized_spec
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class TelemetryKind(ControllerKind):
 
     def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:
         """Policies, and the namespaces with the label of trust unless all namespaces are trusted."""
-        policies = Watched(POLICIES, TASPOLICIES, PolicyObject)
+        policies = Watched(POLICIES, TASPOLICIES, PolicyObject, keep=drop_oversized_spec)
         if options.trust_all_namespaces:
             return (policies,)
         trusted = {"labelSelector": f"{LABEL}={VALUE}"}

@@ -27,6 +27,9 @@ _MAX_METRIC_NAME: Final = 253
 _MAX_QUERY: Final = 4096
 """Characters, as in the CRD. Sources of metrics would reject a longer name or query."""
 _MAX_AGE_S: Final = 366 * 86400.0
+MAX_SPEC_BYTES: Final = 2**16
+"""JSON of a spec: a hundred rules with labels have about 30,000 bytes. The API server accepts 1.5 MiB, and a namespace
+can have thousands of policies."""
 MAX_RULES: Final = 100
 """Rules of one strategy. Each rule has arrays over all nodes: an object of 1.5 MiB of rules would need gigabytes."""
 MAX_POLICY_LABELS: Final = 16
@@ -63,6 +66,16 @@ class PolicyObject(msgspec.Struct, frozen=True):
     metadata: PolicyMetadata = PolicyMetadata()
     spec: msgspec.Raw = msgspec.Raw(b"null")
     status: msgspec.Raw = msgspec.Raw(b"null")
+    oversized_bytes: int = 0
+    """The size of a spec that is too large to be stored, and so is null here; otherwise 0."""
+
+
+def drop_oversized_spec(policy: PolicyObject) -> PolicyObject:
+    """The policy as it is stored: without its spec if that is too large."""
+    size = len(bytes(policy.spec))
+    if size <= MAX_SPEC_BYTES:
+        return policy
+    return msgspec.structs.replace(policy, spec=msgspec.Raw(b"null"), oversized_bytes=size)
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -140,10 +153,16 @@ class Policy(msgspec.Struct, frozen=True):
 def parse_policy(policy: PolicyObject) -> Policy:
     """Parse a policy object. This never fails: problems are part of the result."""
     parser = _PolicyParser()
-    try:
-        strategies: Mapping[str, Strategy] = parser.parse_strategies(msgspec.json.decode(policy.spec))
-    except UNREADABLE as error:
-        strategies = _unusable_policy_strategies(parser.add_problem("spec", str(error), "a JSON object"))
+    strategies: Mapping[str, Strategy]
+    size = policy.oversized_bytes or len(bytes(policy.spec))
+    if size > MAX_SPEC_BYTES:
+        message = parser.add_problem("spec", f"{size} bytes", f"at most {MAX_SPEC_BYTES}")
+        strategies = _unusable_policy_strategies(message)
+    else:
+        try:
+            strategies = parser.parse_strategies(msgspec.json.decode(policy.spec))
+        except UNREADABLE as error:
+            strategies = _unusable_policy_strategies(parser.add_problem("spec", str(error), "a JSON object"))
     parser.check_label_names(policy.metadata.name, strategies)
     strategies = parser.limit_labels(strategies)
     metadata = policy.metadata

@@ -1,0 +1,96 @@
+"""The memory that a tenant's policies take: as much as the budgets of the namespace, however many policies it has."""
+
+import tracemalloc
+from typing import Any, Final
+
+import msgspec
+
+from nodewise.agents.telemetry import KIND, taspolicy_parser
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.state import TelemetryState, TelemetryStateBuilder
+from nodewise.agents.telemetry.taspolicy_parser import MAX_SPEC_BYTES, PolicyObject, parse_policy
+from nodewise.cooperative_scheduling import run_without_pauses
+from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.unit.agents.telemetry.policy_snapshot_builders import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rule,
+    series,
+)
+
+NODES: Final = [f"node-{number}" for number in range(1000)]
+OPTIONS: Final = TelemetryOptions()
+RULES: Final = 100
+"""Rules of a policy: the most in one strategy."""
+
+
+def measure_state(policies: int) -> tuple[int, TelemetryState]:
+    """The memory of the state of so many policies of one namespace, in bytes, and the state."""
+    metrics = metrics_snapshot(*(series(f"m{number}", **dict.fromkeys(NODES, 5)) for number in range(10)))
+    objects = [
+        policy(
+            f"p{number}",
+            dontschedule=[rule(f"m{target % 10}", target=number * RULES + target) for target in range(RULES)],
+        )
+        for number in range(policies)
+    ]
+    builder, cluster = TelemetryStateBuilder(OPTIONS, 60.0), cluster_state(objects, metrics, " ".join(NODES))
+    builder.policies(cluster.objects)
+    tracemalloc.start()
+    try:
+        state = run_without_pauses(builder.build(cluster))
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return held_bytes, state
+
+
+def test_policies_beyond_the_budget_are_not_evaluated() -> None:
+    within, state = measure_state(OPTIONS.rules_per_namespace // RULES)
+    beyond, larger_state = measure_state(20)
+    assert not any(entry.policy.over_budget for entry in state.values())
+    rejected = [entry for entry in larger_state.values() if entry.policy.over_budget]
+    assert len(rejected) == 20 - len(state)
+    for entry in rejected:
+        assert entry.verdict is not None
+        assert entry.verdict.codes.tolist() == [1] * (len(NODES) + 1)
+    assert beyond < 1.2 * within
+
+
+def large_policy(size: int) -> dict[str, Any]:
+    """A policy whose spec has so many bytes, by a long list of labels."""
+    labels = [f"l{number:04}=x" for number in range(size // 20)]
+    spec = {"strategies": {"labeling": {"rules": [rule("m", target=1, labels=labels)]}}, "more": ""}
+    spec["more"] = "x" * (size - len(msgspec.json.encode(spec)))
+    return {"metadata": {"name": "p", "namespace": "d"}, "spec": spec}
+
+
+def test_a_spec_of_the_largest_size_is_stored_and_a_larger_one_is_not() -> None:
+    watched = KIND.watched(OPTIONS)[0]
+    for size, kept in ((MAX_SPEC_BYTES, True), (MAX_SPEC_BYTES + 1, False)):
+        decoder: ObjectDecoder[Any] = ObjectDecoder(
+            "TASPolicy", watched.type, MetricsRegistry(), watched.keep
+        )
+        body = msgspec.json.encode(large_policy(size))
+        decoder.add(msgspec.Raw(body))
+        decoder.finish()
+        (stored,) = decoder.store.values()
+        assert len(bytes(stored.spec)) == (size if kept else len("null"))
+        whole = msgspec.json.decode(body, type=PolicyObject)
+        for read in (stored, whole):
+            problems = [str(problem) for problem in parse_policy(read).problems]
+            assert (f"spec: {size} bytes; expected at most {MAX_SPEC_BYTES}" in problems) is not kept
+        if not kept:
+            assert parse_policy(stored) == parse_policy(whole)
+            (only,) = parse_policy(stored).rules("dontschedule")
+            assert only.unusable
+
+
+def test_a_policy_with_as_many_rules_as_one_strategy_may_have_is_stored() -> None:
+    rules = [
+        rule(f"metric_of_an_application_{number}", target="100", max_age="5m") for number in range(RULES)
+    ]
+    whole = policy("p", dontschedule=rules, labeling=[{**each, "labels": ["a=b"]} for each in rules])
+    assert taspolicy_parser.drop_oversized_spec(whole) is whole
