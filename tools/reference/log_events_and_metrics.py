@@ -1,9 +1,17 @@
 """The page of log events and metrics."""
 
+from nodewise.metrics.exported_metric_names import MAX_METRIC_NAMES
 from nodewise.observe.log_events import EVENTS
 from nodewise.observe.metric_definitions import METRICS
 from nodewise.observe.metrics_registry import PREFIX
 from tools.reference.markdown_formatting import MADE, table
+
+_TENANT_CHOSEN_VALUES = (
+    "Of all labels, tenants choose only the values of `metric`, which are metric names in policies. At most"
+    f" {MAX_METRIC_NAMES} of them have series, in fair shares of the namespaces;"
+    f" `{PREFIX}metric_names_not_exported` counts the others. All other labels have values of nodewise or of its"
+    " configuration. `node` and `card` have as many values as `--gpu-card-metrics` allows.\n\n"
+)
 
 
 def observability_page() -> str:
@@ -18,6 +26,7 @@ def observability_page() -> str:
             "# Events and metrics\n\n## Events\n\nLog lines on stderr; `--log-format json` for collectors.\n\n",
             table(("event", "level", "meaning"), events),
             "\n## Metrics\n\nOn the admin port, `/metrics`.\n\n",
+            _TENANT_CHOSEN_VALUES,
             table(("metric", "kind", "labels", "meaning"), metrics),
         ]
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
+from nodewise.metrics.exported_metric_names import select_exported_names
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, merge_requests
 from nodewise.metrics.series import Series, merge_newer
@@ -61,6 +62,8 @@ class MetricsRefresher:
         self._subscribers: list[Callable[[], None]] = []
         self._requests: Mapping[str, MetricRequest] = {}
         """By key."""
+        self._exported: frozenset[str] = frozenset()
+        """Names of metrics that label series of `/metrics`."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
         """By key."""
 
@@ -77,12 +80,19 @@ class MetricsRefresher:
         self._requests = {request.key: request for request in merge_requests(requests)}
         if self._requests == before:
             return
+        self._select_exported_names()
         gone = before.keys() - self._requests.keys()
         if gone:
             self._drop([before[key] for key in gone])
         for key, request in self._requests.items():
             if key not in before or before[key].max_age_s != request.max_age_s:
                 self._start_fetch(request)
+
+    def _select_exported_names(self) -> None:
+        self._exported = select_exported_names(self._requests.values(), self._exported)
+        excluded = frozenset(request.name for request in self._requests.values()) - self._exported
+        self._metrics_registry.exclude("metric", excluded)
+        self._metrics_registry.set("metric_names_not_exported", len(excluded))
 
     def _drop(self, gone: Sequence[MetricRequest]) -> None:
         self.snapshot = self.snapshot.only(frozenset(self._requests))

@@ -86,6 +86,11 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "Series of the last response for a metric that match no node.", ("metric",)
     ),
     "metric_age_seconds": Metric("gauge", "Age of the last successful response for a metric.", ("metric",)),
+    "metric_names_not_exported": Metric(
+        "gauge",
+        "Metrics without series labelled `metric` in /metrics: 500 names are exported for policies, shared by their"
+        " namespaces.",
+    ),
     "policies_with_problems": Metric("gauge", "Policies and nodes with GPUs that have invalid parts."),
     "pods_waiting": Metric("gauge", "Unschedulable pods that an agent filters; only of the leader."),
     "wakes_total": Metric("counter", "Node annotations written to make the scheduler retry pending pods."),

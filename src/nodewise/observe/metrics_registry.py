@@ -29,6 +29,8 @@ class MetricsRegistry:
         self._metrics: dict[str, Any] = {name: self._make_metric(name, row) for name, row in METRICS.items()}
         self._series: dict[tuple[str, ...], Any] = {}
         """Cache by name and labels: prometheus_client takes four times as long to look up a series."""
+        self._excluded: dict[str, frozenset[str]] = {}
+        """By label: the values that are not exported."""
 
     def _make_metric(self, name: str, row: Metric) -> Counter | Gauge | Histogram:
         # prometheus_client adds the suffix of a counter itself
@@ -51,6 +53,8 @@ class MetricsRegistry:
         self._metric_with_labels(name, labels).inc(amount)
 
     def set(self, name: str, value: float, **labels: str) -> None:
+        if self._excluded and any(labels.get(label) in values for label, values in self._excluded.items()):
+            return
         self._metric_with_labels(name, labels).set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
@@ -61,6 +65,14 @@ class MetricsRegistry:
         self._series.pop(_metric_series_key(name, labels), None)
         with contextlib.suppress(KeyError):
             self._metrics[name].remove(*(labels[label] for label in METRICS[name].labels))
+
+    def exclude(self, label: str, values: frozenset[str]) -> None:
+        """From now on, export no gauge with one of these values of a label. Replaces the values that were excluded."""
+        before, self._excluded[label] = self._excluded.get(label, frozenset()), values
+        names = [name for name, row in METRICS.items() if row.kind == "gauge" and row.labels == (label,)]
+        for value in values - before:
+            for name in names:
+                self.forget(name, **{label: value})
 
     def exposition(self) -> bytes:
         """All metrics in the text format of Prometheus."""
