@@ -94,8 +94,8 @@ class Requeuer(Controller):
         while turns and total_s < PASS_S:
             yield
             turn = turns[0]
-            group = self._waiting.take_next(turn.namespace)
             filter_began_s = monotonic()
+            group = self._waiting.take_next(turn.namespace)
             if group.key not in nodes_by_key:
                 nodes_by_key[group.key] = self._find_accepting_node(group, snapshot)
             filter_s = monotonic() - filter_began_s

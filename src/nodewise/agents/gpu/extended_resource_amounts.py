@@ -17,13 +17,17 @@ EXPECTED: Final = f"a whole number from 0 to {LARGEST}"
 
 
 class Amounts(Mapping[str, int]):
-    """Amounts by the full name of the resource. Immutable and hashable."""
+    """Amounts by the full name of the resource. Immutable and hashable.
+
+    The hash is that of a text. Hashes of numbers are known, and 2**61 - 1 more has the same one, so that a tenant could
+    choose requests that make dictionaries slow.
+    """
 
     __slots__ = ("_amounts", "_hash")
 
     def __init__(self, amounts: Mapping[str, int]) -> None:
         self._amounts: Final = dict(amounts)
-        self._hash: Final = hash(frozenset(self._amounts.items()))
+        self._hash: Final = hash(str(sorted(self._amounts.items())))
 
     def __getitem__(self, resource: str) -> int:
         return self._amounts[resource]

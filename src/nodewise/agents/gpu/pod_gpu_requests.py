@@ -56,6 +56,10 @@ class ContainerDemand(msgspec.Struct, frozen=True):
     Resources that are not requested are omitted.
     """
 
+    def __hash__(self) -> int:
+        """The hash of a text instead of the number (`Amounts`)."""
+        return hash((self.name, str(self.count), self.per_gpu))
+
 
 class Demand(NamedTuple):
     """The GPU demand of a pod. Pods with equal demands fit the same nodes."""

@@ -346,3 +346,12 @@ def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     assert kind == RejectionKind.BAD_ARGS
     assert words.startswith(f"the containers ask for {names + 1} resources of GPUs")
     assert parse(pod(f"i915=0 {many}")).problem is not None
+
+
+@pytest.mark.parametrize("requests", ["i915={}", "i915=1 mc={}", "i915=1 foo={}"])
+def test_amounts_with_equal_hashes_make_no_demands_with_equal_hashes(requests: str) -> None:
+    """Thousands of pods with such demands would make each look-up of a demand compare all of them."""
+    step = 2**61 - 1
+    hashes = {hash(parse(pod(requests.format(5 + step * number)))) for number in range(3)}
+    assert len(hashes) == 3
+    assert hash(parse(pod("i915=1 mc=5 mem=7"))) == hash(parse(pod("i915=1 mem=7 mc=5")))
