@@ -12,7 +12,7 @@ from tests.cluster.api_client import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import tenant_cluster
-from tests.hostile.tenant_cluster import HOT, NODES, TenantCluster
+from tests.hostile.tenant_cluster import HOT, NODES, Tenant, TenantCluster
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +139,58 @@ def test_pods_of_a_tenant_without_trust_are_placed_by_its_policy(cluster: Tenant
         wait("the cool node passes", lambda: not cluster.served.rejects(space, NODES[1], "cool") or None)
     finally:
         cluster.metrics.set("heat", dict.fromkeys(NODES, 90))
+
+
+@pytest.fixture
+def trusted(cluster: TenantCluster) -> Iterator[TenantCluster]:
+    """Both tenants may label nodes, each in a namespace of its own."""
+    for tenant in (cluster.attacker, cluster.victim):
+        tenant.sandbox.trust()
+    yield cluster
+    for tenant in (cluster.attacker, cluster.victim):
+        tenant.sandbox.trust(granted=False)
+
+
+def _wide_policy(tenant: Tenant, name: str, rules: int) -> Object:
+    """A policy with 16 labels in each rule, with the longest keys and values."""
+    labels = [[f"{rule:02}-{place:02}-{'k' * 57}={'v' * 63}" for place in range(16)] for rule in range(rules)]
+    return tenant.policy(
+        name, labeling=[HOT | {"target": place, "labels": labels[place]} for place in range(rules)]
+    )
+
+
+def test_labels_of_a_tenant_neither_fill_nodes_nor_stop_the_labels_of_others(trusted: TenantCluster) -> None:
+    """Three policies requested 4,800 labels, which are 1.35 MB on each node, and no label could be written any more."""
+    for number in range(3):
+        _wide_policy(trusted.attacker, f"{number}{'-' * 150}{number}", 100)
+    trusted.victim.policy("pol", labeling=[HOT | {"labels": ["victim=yes"]}])
+    key = "telemetry.aware.scheduling.pol/victim"
+    wait("the victim's labels", lambda: all(key in trusted.node_labels(node) for node in NODES) or None)
+    trusted.settle()
+    for node in NODES:
+        labels = trusted.node_labels(node)
+        assert sum(len(name) + len(value) for name, value in labels.items()) < 20_000
+    valid = trusted.attacker.condition("Valid", f"0{'-' * 150}0")
+    assert valid["status"] == "False"
+    assert "1600 different node labels; expected at most 16 per policy" in valid["message"]
+
+
+def test_a_namespace_has_64_labels_on_a_node(trusted: TenantCluster) -> None:
+    for number in range(4):
+        _wide_policy(trusted.attacker, f"p{number}", 1)
+    prefix = "telemetry.aware.scheduling.p"
+
+    def count() -> int:
+        return sum(name.startswith(prefix) for name in trusted.node_labels(NODES[0]))
+
+    wait("all 64 labels", lambda: count() == 64 or None)
+    assert trusted.attacker.condition("BudgetExceeded", "p3")["status"] in ("", "False")
+    _wide_policy(trusted.attacker, "p4", 1)
+    wait(
+        "the budget",
+        lambda: trusted.attacker.condition("BudgetExceeded", "p4")["status"] == "True" or None,
+    )
+    trusted.settle()
+    assert count() == 64
+    message = trusted.attacker.condition("BudgetExceeded", "p4")["message"]
+    assert "request 80 labels, at most 64" in message
