@@ -55,7 +55,7 @@ class Measurement(NamedTuple):
 
 
 NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
-SCORING, BURSTS, ISOLATE, CLUSTER = "scoring", "bursts", "isolate", "cluster"
+SCORING, BURSTS, ISOLATE, CLUSTER, TENANTS = "scoring", "bursts", "isolate", "cluster", "tenants"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
@@ -66,6 +66,7 @@ PARTS: Final[Mapping[str, str]] = {
     BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); independent of the machine",
     ISOLATE: "the CPU manager: the installed program in a busybox image, its node agent, one exclusive core",
     CLUSTER: "a real kube-scheduler (`make bench-cluster`)",
+    TENANTS: "a tenant beside a hostile one at every limit (`python -m bench.hostile_tenant`)",
 }
 
 BURST_AGENTS: Final[Mapping[str, str]] = {
@@ -143,6 +144,14 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, no-op extender", "1/s"),
     "cluster_bind_rate_5000": Figure(CLUSTER, "the same, nodewise", "1/s"),
     "cluster_bind_ratio_5000": Figure(CLUSTER, "nodewise, ratio to the no-op extender", at_least=0.85),
+    "tenant_metric_age_alone_s": Figure(TENANTS, "largest age of a tenant's metric", "s"),
+    "tenant_metric_age_s": Figure(TENANTS, "the same beside a hostile tenant", "s", 10.0),
+    "tenant_label_alone_s": Figure(TENANTS, "from a metric's change to ten labels, slowest of all", "s"),
+    "tenant_label_s": Figure(TENANTS, "the same beside a hostile tenant", "s", 10.0),
+    "tenant_requeue_alone_s": Figure(
+        TENANTS, "from a passing node to the requeue event, slowest of all", "s"
+    ),
+    "tenant_requeue_s": Figure(TENANTS, "the same beside a hostile tenant", "s", 5.0),
 }
 
 

@@ -118,7 +118,7 @@ def test_kubectl_apply_is_refused_whatever_validation_it_asks_for(
 
 def test_the_largest_policy_that_the_definition_takes_is_within_the_cost_limits(sandbox: Sandbox) -> None:
     full = HOT | {
-        "labels": [f"a{number}=b" for number in range(64)],
+        "labels": [f"a{number}=b" for number in range(16)],
         "when_missing": "reject",
         "max_age": "90s",
         "query": "up",
