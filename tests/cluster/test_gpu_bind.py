@@ -70,12 +70,47 @@ def test_a_pod_without_cards_that_is_sent_to_us_is_bound_too(
     assert "gas-container-cards" not in (sandbox.pod("none") or {})["metadata"].get("annotations", {})
 
 
-def test_a_card_in_an_init_container_is_refused_in_words(sandbox: Sandbox, running: ExtenderProcess) -> None:
+def test_an_init_container_and_a_sidecar_get_cards(sandbox: Sandbox, running: ExtenderProcess) -> None:
+    """kube-scheduler counts the sidecar in addition, and nothing for the init container."""
+    made = gpu_cluster.pod("train", 1, millicores=900)
+    made["spec"]["initContainers"] = [
+        {**gpu_cluster.pod("", 1, millicores=900)["spec"]["containers"][0], "name": "setup"},
+        {
+            **gpu_cluster.pod("", 1, millicores=200)["spec"]["containers"][0],
+            "name": "log",
+            "restartPolicy": "Always",
+        },
+    ]
+    sandbox.pods(made)
+    assert sandbox.expect_bound("train") == "g1"
+    pod = sandbox.pod("train")
+    assert pod is not None
+    annotations = pod["metadata"]["annotations"]
+    assert annotations["gas-container-cards"] == "card0"
+    numbers = {key: value for key, value in annotations.items() if key.startswith("cards.nodewise.io/")}
+    assert numbers == {
+        "cards.nodewise.io/main": "0",
+        "cards.nodewise.io/log": "1",
+        "cards.nodewise.io/setup": "0",
+    }
+    assert gpu_cluster.allocation_record(sandbox, "g1")[pod["metadata"]["uid"]]["cards"] == "card0|card1"
+    assert [event["holds"] for event in running.events("bound")] == ["main: card0; log: card1; setup: card0"]
+    sandbox.pods(gpu_cluster.pod("more", 1, millicores=900))
+    assert "no GPU has 900 gpu.intel.com/millicores left" in sandbox.expect_event("more")
+    sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/train")
+    assert sandbox.expect_bound("more") == "g1"
+
+
+def test_an_init_container_that_asks_for_more_than_later_ones_is_refused(
+    sandbox: Sandbox, running: ExtenderProcess
+) -> None:
     made = gpu_cluster.pod("early", 1)
     made["spec"]["initContainers"] = [{**made["spec"]["containers"][0], "name": "first"}]
     made["spec"]["containers"][0] = kubernetes_objects.pod("early")["spec"]["containers"][0]
     sandbox.pods(made)
-    assert "container first is an init container" in sandbox.expect_event("early")
+    assert "init container first asks for 1 GPU; the containers after it have none" in sandbox.expect_event(
+        "early"
+    )
 
 
 def test_a_victim_is_taken_only_where_its_card_helps(sandbox: Sandbox, running: ExtenderProcess) -> None:

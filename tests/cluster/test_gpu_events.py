@@ -48,5 +48,6 @@ def test_what_no_node_can_answer_is_said_of_all(sandbox: Sandbox, running: Exten
     sandbox.pods(made)
     message = sandbox.expect_event("early", "NoNodePasses")
     assert message.startswith(
-        f"none of 3 candidates passes: 3 {WHY}: bad args: container first is an init container"
+        f"none of 3 candidates passes: 3 {WHY}: bad args: "
+        "init container first asks for 1 GPU; the containers after it have none"
     )

@@ -174,6 +174,15 @@ def _many(count: int, **each: Any) -> list[dict[str, Any]]:
     return [container(f"c{number}", amounts(**each)) for number in range(count)]
 
 
+ALWAYS = {"restartPolicy": "Always"}
+
+
+def _with_init(containers: list[Any], init: list[Any], more: Any = None) -> dict[str, Any]:
+    """A pod with init containers, which have further fields."""
+    spec = {"containers": containers, "initContainers": [made | (more or {}) for made in init]}
+    return pod("p") | {"spec": spec}
+
+
 ASKED: dict[str, tuple[Any, str]] = {
     # a pod, and the reason of its rejection; empty if it fits
     "64 containers": (pod("p", *_many(64, i915=1)), ""),
@@ -183,9 +192,13 @@ ASKED: dict[str, tuple[Any, str]] = {
         pod("p", *_many(64, i915=1, millicores=1), gas_same_gpu=",".join(f"c{at}" for at in range(64))),
         "",
     ),
+    "20,000 names that share a card": (
+        pod("p", *_many(2, i915=1), gas_same_gpu="c0,c1," * 10_000),
+        "malformed",
+    ),
     "80,000 names that share a card": (
         pod("p", *_many(2, i915=1), gas_same_gpu="c0,c1," * 40_000),
-        "malformed",
+        "bad args",
     ),
     "as many cards as nobody has": (pod("p", *_many(1, i915=10**18)), "will not fit"),
     "that many linked": (pod("p", *_many(1, i915=10**18), gas_allocate_xelink="x"), "will not fit"),
@@ -202,14 +215,40 @@ ASKED: dict[str, tuple[Any, str]] = {
         pod("p", *_many(2, i915=1, millicores=2**62), gas_same_gpu="c0,c1"),
         "integer overflow",
     ),
-    "a card in an init container": (
-        pod("p", *_many(1, i915=1)) | {"spec": {"containers": [], "initContainers": _many(1, i915=1)}},
-        "init container",
+    "a card in an init container only": (
+        _with_init([], _many(1, i915=1)),
+        "init container c0 asks for 1 GPU",
+    ),
+    "5,000 init containers with cards": (_with_init(_many(1, i915=1), _many(5000, i915=1)), "bad args"),
+    "5,000 sidecars with cards": (_with_init(_many(1, i915=1), _many(5000, i915=1), ALWAYS), "bad args"),
+    "5,000 init containers without cards": (_with_init(_many(1, i915=1), _many(5000)), "bad args"),
+    "100 sidecars without cards": (_with_init(_many(1, i915=1), _many(100, i915=0), ALWAYS), ""),
+    "63 init containers with cards": (_with_init(_many(1, i915=2), _many(63, i915=2)), ""),
+    "as many cards as nobody has, at first": (
+        _with_init(_many(1, i915=1), _many(1, i915=10**18)),
+        "init container c0 asks for 1000000000000000000 GPUs; the containers after it have 1",
+    ),
+    "as many cards as nobody has, in all": (
+        _with_init(_many(1, i915=10**18), _many(1, i915=10**18)),
+        "will not fit",
+    ),
+    "as many cards as nobody has, beside": (
+        _with_init(_many(1, i915=1), _many(1, i915=10**18), ALWAYS),
+        "will not fit",
+    ),
+    "amounts of an init container beyond 64 bits": (
+        _with_init(_many(4, i915=1, millicores=2**62), _many(1, i915=1, millicores=2**63)),
+        "bad args",
+    ),
+    "sums of later containers beyond 64 bits": (
+        _with_init(_many(4, i915=1, millicores=2**62), _many(1, i915=1, millicores=2**63 - 1)),
+        "will not fit",
     ),
     "models without a name": (one_gpu_pod("p", **{"nodewise.io/gpu-models": " , "}), "malformed"),
     "a placement that is none": (one_gpu_pod("p", **{"nodewise.io/gpu-placement": "\x00"}), "malformed"),
-    "100,000 models": (one_gpu_pod("p", **{"nodewise.io/gpu-models": "m," * 100_000}), "malformed"),
-    "lists that nobody reads": (one_gpu_pod("p", gas_allow="," * 100_000, gas_deny="card0"), ""),
+    "30,000 models": (one_gpu_pod("p", **{"nodewise.io/gpu-models": "m," * 30_000}), "malformed"),
+    "100,000 models": (one_gpu_pod("p", **{"nodewise.io/gpu-models": "m," * 100_000}), "bad args"),
+    "lists that nobody reads": (one_gpu_pod("p", gas_allow="," * 60_000, gas_deny="card0"), ""),
     **{
         f"an amount {text[:30]!r}": (pod("p", *_many(1, i915=1, millicores=text)), "bad args")
         for text in ("-1", "", "0.5", "1e999999999", "NaN", "9" * 300, "٣", "0x10", "5Kii")

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import yaml
 
-from nodewise.agents.gpu import agent, descheduler_pod_labels, node_allocations
+from nodewise.agents.gpu import bind_annotations, descheduler_pod_labels
+from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES
 from nodewise.agents.telemetry import node_labels
 from nodewise.annotator.node_pod_fields import WrittenAnnotations
 from nodewise.extender import binding, pod_requeueing
@@ -59,7 +60,7 @@ def test_the_labels_of_pods() -> None:
 
 
 def test_the_annotations_of_pods() -> None:
-    of_bindings = {agent.BIND_TIME, node_allocations.GPUS, node_allocations.SUBDEVICES, agent.GPU_NUMBERS}
+    of_bindings = {bind_annotations.BIND_TIME, GPUS, SUBDEVICES, GPU_NUMBERS}
     assert words("gpu.yaml", "nodewise-pods", "otherAnnotations") == of_bindings | {
         binding.RESERVATION_DROPPED_ANNOTATION
     }

@@ -10,8 +10,8 @@ from typing import get_args
 import pytest
 
 from nodewise import bind_plugin_interface
-from nodewise.agents.gpu import agent as gpu
 from nodewise.agents.gpu import (
+    bind_annotations,
     gpu_request_histogram,
     node_allocations,
     pod_gpu_requests,
@@ -90,7 +90,7 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         pod_gpu_requests.SINGLE_NUMA,
         node_allocations.GPUS,
         node_allocations.SUBDEVICES,
-        gpu.BIND_TIME,
+        bind_annotations.BIND_TIME,
         telemetry_policy_gpu_labels._DISABLE,
         telemetry_policy_gpu_labels._DESCHEDULE,
         telemetry_policy_gpu_labels._PREFER,

@@ -31,7 +31,7 @@ NODE: Final[Shape] = {
     "metadata": {"name": {}, "annotations": {}, "labels": {}},
     "status": {"allocatable": {}, "capacity": {}},
 }
-_CONTAINERS: Final[Shape] = {"name": {}, "resources": {"requests": {}, "limits": {}}}
+_CONTAINERS: Final[Shape] = {"name": {}, "resources": {"requests": {}, "limits": {}}, "restartPolicy": {}}
 BINDING: Final[Shape] = {"PodName": {}, "PodNamespace": {}, "PodUID": {}, "Node": {}}
 REQUEST: Final[Shape] = {
     **BINDING,

@@ -144,6 +144,8 @@ def _find_fields_to_reduce(type_: Any, path: tuple[str, ...] = ()) -> Iterator[_
 def _drop_unread_entries(part: Any, name: str, entries: dict[str, str], read_keys: ReadKeys) -> None:
     """Keep the read entries of a dict, whose keys are then the same objects in all structs."""
     kept = {key: entries[key] for key in read_keys.keys if key in entries}
+    if read_keys.prefixes:
+        kept |= {key: value for key, value in entries.items() if key.startswith(read_keys.prefixes)}
     if len(kept) < len(entries) and read_keys.bytes_field:
         size_bytes = sum(len(key.encode()) + len(value.encode()) for key, value in entries.items())
         msgspec.structs.force_setattr(part, read_keys.bytes_field, size_bytes)

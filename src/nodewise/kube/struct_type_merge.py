@@ -38,6 +38,8 @@ class ReadKeys(NamedTuple):
     bytes_field: str = ""
     """The name of an integer field of the same struct: the bytes of all keys and values, where some were not kept; 0
     where all were. Empty if no agent needs it."""
+    prefixes: tuple[str, ...] = ()
+    """Beginnings of further keys that are read. The declaring agent limits how many of these entries it keeps."""
 
 
 _OURS: Final = (Object, ObjectMeta)
@@ -129,7 +131,9 @@ def _merge_read_keys(left: ReadKeys | None, right: ReadKeys | None) -> ReadKeys 
     """The keys that either reads; None if one of them reads all."""
     if left is None or right is None:
         return None
-    return ReadKeys(tuple(sorted({*left.keys, *right.keys})), left.bytes_field or right.bytes_field)
+    keys, prefixes = {*left.keys, *right.keys}, {*left.prefixes, *right.prefixes}
+    bytes_field = left.bytes_field or right.bytes_field
+    return ReadKeys(tuple(sorted(keys)), bytes_field, tuple(sorted(prefixes)))
 
 
 def _type_origin(type_: Any) -> Any:

@@ -150,7 +150,7 @@ def test_less_of_an_object_may_be_held(metrics_registry: MetricsRegistry) -> Non
 
 class ReadMetadata(msgspec.Struct, frozen=True):
     labels: Annotated[dict[str, str] | None, ReadKeys(("app", "tier"))] = None
-    annotations: Annotated[dict[str, str], ReadKeys(("note",), "annotation_bytes")] = {}
+    annotations: Annotated[dict[str, str], ReadKeys(("note",), "annotation_bytes", ("of/",))] = {}
     annotation_bytes: int = 0
 
 
@@ -165,6 +165,7 @@ class ReadObject(msgspec.Struct, frozen=True):
         ({"app": "a", "tier": "b"}, {"note": "c"}, {"app": "a", "tier": "b"}, {"note": "c"}, 0),
         ({"more": "b"}, {"more": "b"}, {}, {}, 5),
         (None, {}, None, {}, 0),
+        (None, {"of/a": "1", "of/b": "2", "off": "3"}, None, {"of/a": "1", "of/b": "2"}, 14),
     ],
 )
 def test_only_entries_that_are_read_are_stored(

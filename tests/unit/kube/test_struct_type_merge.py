@@ -77,7 +77,7 @@ class OneLabelled(Struct, frozen=True):
 
 
 class TierLabels(Struct, frozen=True):
-    labels: Annotated[dict[str, str], ReadKeys(("tier", "app"))] = {}
+    labels: Annotated[dict[str, str], ReadKeys(("tier", "app"), prefixes=("of/",))] = {}
 
 
 class TwoLabelled(Struct, frozen=True):
@@ -246,7 +246,7 @@ def test_a_default_for_what_every_object_has_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("declared", "keys"),
     [
-        ((OneLabelled, TwoLabelled), ReadKeys(("app", "tier"), "size")),
+        ((OneLabelled, TwoLabelled), ReadKeys(("app", "tier"), "size", ("of/",))),
         ((OneLabelled, OneLabelled), ReadKeys(("app",), "size")),
         ((OneLabelled, OneNode, TwoLabelled), None),
         ((OneNode, TwoLabelled), None),

@@ -10,7 +10,9 @@
 | `node_gpus.py` | the GPUs of a node |
 | `gpu_pod_fields.py` | the fields of a pod that are read |
 | `pod_reduction.py` | what is stored of a pod that may hold GPUs, and its largest size |
+| `container_gpu_amounts.py` | the GPU resources that containers request |
 | `pod_gpu_requests.py` | what a pod requests of GPUs |
+| `init_container_gpus.py` | the GPUs of init containers |
 | `allocation_record.py` | the reservations in the Lease of a node |
 | `allocation_record_limits.py` | limits of pods and allocation records, shared by filter and bind |
 | `node_allocations.py` | which pod holds which GPUs of a node |
@@ -27,6 +29,7 @@
 | `gpu_rejection_reasons.py` | why a node is rejected |
 | `state.py` | builds the agent state from nodes, pods and allocation records |
 | `state_export.py`, `allocation_metrics.py` | the allocations at `/state/gpu`, and as metrics |
+| `bind_annotations.py` | the annotations that bind writes |
 | `agent.py` | answers requests, and plans binds |
 | `descheduler_pod_labels.py` | labels of pods for the descheduler |
 | `stale_reservations.py` | reservations to remove |
@@ -43,10 +46,10 @@ from typing import Any, Final
 from nodewise.agent import Resource, Watched
 from nodewise.agent_controller_interface import ControllerKind, Handle
 from nodewise.agents.gpu import (
+    container_gpu_amounts,
     free_cpu,
     gpu_request_histogram,
     node_gpus,
-    pod_gpu_requests,
     vendor_resource_names,
 )
 from nodewise.agents.gpu.agent import GpuAgent
@@ -109,7 +112,7 @@ class GpuKind(ControllerKind):
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has GPUs, or any pod requests one."""
         chosen = vendor_resource_names.load_profile(options.gpu_profile)
-        requested = any(pod_gpu_requests.requests_gpu_resources(pod, chosen) for pod in pods)
+        requested = any(container_gpu_amounts.requests_gpu_resources(pod, chosen) for pod in pods)
         return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)
 
     def state(self, options: GpuOptions, sync_period_s: float) -> GpuStateBuilder:  # noqa: ARG002

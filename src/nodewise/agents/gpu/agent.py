@@ -4,9 +4,9 @@ Filter reserves nothing. A pod holds its GPUs from the reservation on that `bind
 allocations without those of the victims.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import compress
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from nodewise.agent import (
 )
 from nodewise.agents.gpu import (
     allocation_record,
+    bind_annotations,
     fit_details,
     fragmentation,
     gpu_arrays,
@@ -38,9 +39,10 @@ from nodewise.agents.gpu import (
 from nodewise.agents.gpu import placement_strategies as placements
 from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.allocation_record import GpuNames, Reservation
+from nodewise.agents.gpu.bind_annotations import BindAnnotations
 from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
-from nodewise.agents.gpu.gpu_pod_fields import GPUS, SUBDEVICES, AllocatedPod, GpuPod, cpu_milli
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
@@ -52,12 +54,6 @@ from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.bind_plugin_interface import BindPlan, BindPlugin, Refusal
 
 _T = TypeVar("_T")
-
-BIND_TIME: Final = "gas-ts"
-"""The annotation by which the older device plugin orders pods by the time of their bind: Unix time in ns."""
-GPU_NUMBERS: Final = "cards.nodewise.io/"
-"""The annotation `cards.nodewise.io/<container>`: the numbers of its GPUs, for the downward API."""
-_NUMBERED: Final = "card"
 
 
 class GpuAgent(
@@ -184,8 +180,12 @@ class GpuAgent(
             entry = self._new_reservation(pod, demand, fitted, there)
         seen = allocation_record.latest_planned_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
-        return self._plan_bind(
-            pod, entry, [bool(container.count) for container in demand.containers], there, now
+        planned = bind_annotations.plan_annotations(pod, entry, demand, self._profile.subdevices, now)
+        if not isinstance(planned, BindAnnotations):
+            return _refusal_with_older_text(planned)
+        stale = there.allocations.stale if there is not None else frozenset[str]()
+        return BindPlan(
+            allocation_record.reservation_to_json(entry), planned.annotations, stale, planned.description
         )
 
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
@@ -218,15 +218,16 @@ class GpuAgent(
             there.gpus, there.allocations, self._profile.subdevices, requests
         )
         tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
-        with_gpus = [bool(container.count) for container in demand.containers]
-        named = list(compress(_parts_with_subdevice_request(gpus, tiled), with_gpus))
+        has_sidecars = len(demand.containers) > len(pod.spec.containers or ())
+        listed = [has_sidecars or bool(container.count) for container in demand.containers]
+        named = list(compress(_parts_with_subdevice_request(gpus, tiled), listed))
         return Reservation(
             pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
-            gpus=allocation_record.format_gpus(list(compress(gpus, with_gpus))),
+            gpus=allocation_record.format_gpus(list(compress(gpus, listed))),
             subdevices=allocation_record.format_subdevices(
-                named, list(compress(_parts_with_subdevice_request(numbers, tiled), with_gpus))
+                named, list(compress(_parts_with_subdevice_request(numbers, tiled), listed))
             ),
-            charged=tuple(dict(container.per_gpu) for container in demand.containers if container.count),
+            charged=tuple(dict(container.per_gpu) for container in compress(demand.containers, listed)),
         )
 
     def _subdevice_requests(
@@ -242,29 +243,6 @@ class GpuAgent(
             ]
             for names, amount, ends in zip(gpus, wanted, linked, strict=True)
         ]
-
-    def _plan_bind(
-        self,
-        pod: AllocatedPod,
-        written: Reservation,
-        with_gpus: Sequence[bool],
-        there: NodeState | None,
-        now: float,
-    ) -> BindPlan:
-        entry = allocation_record.pad_reservation_to_all_containers(written, with_gpus)
-        names = [container.name for container in pod.spec.containers or ()]
-        gpus = dict(zip(names, allocation_record.parse_gpus(entry.gpus), strict=False))
-        annotations = {BIND_TIME: str(int(now * 1e9)), GPUS: entry.gpus}
-        if entry.subdevices or SUBDEVICES in (pod.metadata.annotations or {}):
-            annotations[SUBDEVICES] = entry.subdevices
-        annotations |= {GPU_NUMBERS + name: _format_gpu_numbers(held) for name, held in gpus.items() if held}
-        stale = there.allocations.stale if there is not None else frozenset[str]()
-        return BindPlan(
-            allocation_record.reservation_to_json(written),
-            annotations,
-            stale,
-            _format_container_gpus(gpus, entry),
-        )
 
 
 def _parts_with_subdevice_request(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
@@ -321,33 +299,3 @@ def _layout_without_pods(
             - allocation_record.reservation_bytes(there.record_text, uids)
         )
     return there.gpus._replace(capacity=capacity), allocations
-
-
-def _format_gpu_numbers(gpus: Sequence[str]) -> str:
-    """`0,1` for card0 and card1; the full name of a GPU that is named differently."""
-    return ",".join(_format_gpu_number(gpu) for gpu in gpus)
-
-
-def _format_gpu_number(gpu: str) -> str:
-    number = gpu.removeprefix(_NUMBERED)
-    return number if number.isascii() and number.isdecimal() else gpu
-
-
-def _format_container_gpus(gpus: Mapping[str, Sequence[str]], entry: Reservation) -> str:
-    """`train: card0, card1; side: card0 gt1`."""
-    parts = zip(gpus.items(), _segments_by_container(entry, len(gpus)), strict=True)
-    return "; ".join(
-        f"{name}: {', '.join(_format_subdevice_segment(held, part))}" for (name, held), part in parts if held
-    )
-
-
-def _segments_by_container(entry: Reservation, count: int) -> list[str]:
-    segments = entry.subdevices.split("|")
-    return segments if len(segments) == count else [""] * count
-
-
-def _format_subdevice_segment(gpus: Sequence[str], segment: str) -> Iterator[str]:
-    """A segment that names each GPU with its sub-devices: `card0:gt0+gt1,`."""
-    tiled = dict(part.partition(":")[::2] for part in segment.split(",") if part)
-    for gpu in gpus:
-        yield f"{gpu} {tiled[gpu]}" if tiled.get(gpu) else gpu

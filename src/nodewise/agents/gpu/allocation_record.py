@@ -7,6 +7,11 @@ A reservation omits containers without GPUs; otherwise a tenant could fill the r
 `pad_reservation_to_all_containers` adds them for the pod's annotations. Reservations of older versions include
 all containers.
 
+If sidecars of the pod have GPUs, the reservation lists all ordinary containers and then these sidecars. Versions that
+do not know sidecars use the reservation's own amounts (`charged`) if the number of parts is neither that of the pod's
+ordinary containers nor that of those with GPUs; a reservation with sidecars has more parts than both. Plain init
+containers are never listed, because they use the GPUs of other containers (`init_container_gpus`).
+
 A writer of a record keeps reservations that it cannot read byte for byte: a newer version may have written them. GPUs
 and sub-devices are written as in the pod's annotations (`format_gpus`, `format_subdevices`), with the grammar of GPU
 Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
@@ -25,6 +30,8 @@ MAX_SUBDEVICE_NUMBER: Final = 1024
 
 _LONGEST_VERSION: Final = 40
 """Digits; versions of an API server have up to 20."""
+
+_NUMBERED: Final = "card"
 
 GpuNames = tuple[tuple[str, ...], ...]
 """GPU names by container, in the order of the pod's containers."""
@@ -102,6 +109,11 @@ def _parts_for_all_containers(parts: Sequence[str], with_gpus: Sequence[bool]) -
     return "|".join(next(left) if has_gpus else "" for has_gpus in with_gpus)
 
 
+def first_parts(text: str, count: int) -> str:
+    """The parts of the first containers of a text with a part per container."""
+    return "|".join(text.split("|")[:count])
+
+
 def parse_lease(lease: AllocationRecordLease | None) -> AllocationRecord:
     """Parse the allocation record in a Lease; it is empty without a Lease."""
     return parse_record(record_text(lease))
@@ -167,6 +179,26 @@ def format_gpus(gpus: Sequence[Sequence[str]]) -> str:
 def parse_gpus(text: str) -> GpuNames:
     """Parse GPU names. Any text between commas and bars is a name; names of unknown GPUs have no effect."""
     return tuple(tuple(part.split(",")) if part else () for part in text.split("|"))
+
+
+def format_gpu_numbers(gpus: Sequence[str]) -> str:
+    """Format the value of `cards.nodewise.io/<container>`: `0,1` for card0 and card1, other GPUs by name."""
+    return ",".join(_format_gpu_number(gpu) for gpu in gpus)
+
+
+def _format_gpu_number(gpu: str) -> str:
+    number = gpu.removeprefix(_NUMBERED)
+    return number if _is_number(number) else gpu
+
+
+def parse_gpu_numbers(text: str) -> tuple[str, ...]:
+    """Parse the value of `cards.nodewise.io/<container>`."""
+    numbers = text.split(",") if text else ()
+    return tuple(f"{_NUMBERED}{number}" if _is_number(number) else number for number in numbers)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def format_subdevices(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:

@@ -1,7 +1,8 @@
 """Fits a pod to the GPUs of all candidates at once.
 
-Containers take GPUs one after another, those that share a GPU first; a pod fits where each of its containers fits.
-Nothing is reserved. Source of the order of checks: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
+Containers take GPUs one after another, those that share a GPU first; a pod fits where each of its containers fits, and
+where these GPUs suffice for its init containers. Nothing is reserved. Source of the order of checks: GPU Aware
+Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 """
 
 from collections import Counter
@@ -16,6 +17,7 @@ from nodewise.agents.gpu import (
     allocation_record_limits,
     gpu_rejection_reasons,
     gpu_selection,
+    init_container_gpus,
     linked_gpu_selection,
 )
 from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
@@ -140,7 +142,29 @@ def _fit_containers(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrd
         choice = search.step(wanted, last=number == len(search.steps) - 1)
         choices = [choice if at in containers else previous for at, previous in enumerate(choices)]
         preferred |= search.takes_preferred_gpu(choice)
+    if demand.init_containers:
+        _reject_for_init_containers(rejections, demand, choices, candidate_gpus.layout.most_gpus)
     return _fit_result(rejections, choices, preferred)
+
+
+def _reject_for_init_containers(
+    rejections: Rejections, demand: Demand, choices: Sequence[GpuChoice], gpus: int
+) -> None:
+    """Reject candidates where the GPUs that the containers take do not suffice for an init container."""
+    dependent = [
+        init
+        for init in demand.init_containers
+        if len(init_container_gpus.source_containers(init, demand.containers)) > 1
+    ]
+    if not dependent or rejections.codes.all():
+        return
+    taken = {at: choice.mask(gpus) for at, choice in enumerate(choices) if demand.containers[at].count}
+    masks = init_container_gpus.candidates_with_enough(dependent, demand.containers, taken)
+    for init, enough in zip(dependent, masks, strict=True):
+        later = sum(demand.containers[at].count for at in init.later)
+        rejections.reject(
+            ~enough, gpu_rejection_reasons.LaterContainersTooSmall(init.name, init.count, later)
+        )
 
 
 class _Search:

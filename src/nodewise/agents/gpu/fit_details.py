@@ -4,22 +4,29 @@ The details are views of the arrays of a fit. They hold no reference to the layo
 long time and would keep the layout in memory. Texts are rendered on demand.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.agents.gpu import init_container_gpus
+from nodewise.agents.gpu.allocation_record_limits import ContainerRequest
 from nodewise.agents.gpu.fit import FitResult
 from nodewise.agents.gpu.gpu_array_node_column import Codes
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
-from nodewise.agents.gpu.pod_gpu_requests import Demand
+from nodewise.agents.gpu.init_container_gpus import InitContainerDemand
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
+
+_AMOUNT_BYTES: Final = 128
+"""Estimated memory of one requested amount."""
 
 
 class FitDetails(NamedTuple):
     """Details of one fit (`agent.Details`)."""
 
-    containers: tuple[str, ...]
+    containers: tuple[ContainerDemand, ...]
+    init_containers: tuple[InitContainerDemand, ...]
     fitted: FitResult
     rows: NDArray[np.intp]
     names: tuple[str, ...]
@@ -30,14 +37,16 @@ class FitDetails(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size without the names, which are shared."""
+        """The size without the names of GPUs, which are shared."""
         shortfalls = self.fitted.shortfalls
         plain = (self.rows, shortfalls.gpus, shortfalls.lacking, shortfalls.free, shortfalls.wanted)
         chosen = (array for choice in self.fitted.containers for array in (choice.gpus, choice.subdevices))
-        return sum(array.nbytes for array in (*plain, *chosen) if array is not None)
+        demands: Sequence[ContainerRequest] = (*self.containers, *self.init_containers)
+        amounts = sum(1 + len(container.per_gpu) for container in demands)
+        return sum(array.nbytes for array in (*plain, *chosen) if array is not None) + amounts * _AMOUNT_BYTES
 
     def text(self, candidate: int) -> str:
-        """`train: card0, card1; side: card0`, or the GPU and amount that is lacking."""
+        """`train: card0, card1; side: card0`, init containers last, or the GPU and amount that is lacking."""
         shortfall = self.fitted.shortfalls.at(candidate)
         if shortfall is not None:
             return shortfall.text()
@@ -57,14 +66,17 @@ class FitDetails(NamedTuple):
 
     def _container_texts(self, candidate: int) -> Iterator[str]:
         codes = self.name_codes[:, self.rows[candidate]]
-        taken = zip(
-            self.containers, self.fitted.gpus(candidate), self.fitted.subdevices(candidate), strict=True
-        )
-        for container, gpus, subdevices in taken:
-            names = [self.names[codes[at]] for at in gpus]
-            ends = [f" gt{subdevice}" for subdevice in subdevices] or [""] * len(names)
-            if names:
-                yield f"{container}: {', '.join(name + end for name, end in zip(names, ends, strict=True))}"
+        taken = []
+        for gpus, subdevices in zip(
+            self.fitted.gpus(candidate), self.fitted.subdevices(candidate), strict=True
+        ):
+            ends = [f" gt{subdevice}" for subdevice in subdevices] or [""] * len(gpus)
+            taken.append([self.names[codes[at]] + end for at, end in zip(gpus, ends, strict=True)])
+        held = [(container.name, gpus) for container, gpus in zip(self.containers, taken, strict=True)]
+        # with links the GPUs of an init container are those of one container, so the sub-devices do not matter
+        reused = init_container_gpus.reused_gpus(self.init_containers, self.containers, taken)
+        held += [(init.name, [*gpus]) for init, gpus in zip(self.init_containers, reused, strict=True)]
+        yield from (f"{name}: {', '.join(gpus)}" for name, gpus in held if gpus)
 
 
 def build_details(
@@ -73,5 +85,6 @@ def build_details(
     """None for a demand with a problem."""
     if demand.problem is not None:
         return None
-    names = tuple(container.name for container in demand.containers)
-    return FitDetails(names, fitted, rows, layout.names, layout.name_codes, names_gpus)
+    return FitDetails(
+        demand.containers, demand.init_containers, fitted, rows, layout.names, layout.name_codes, names_gpus
+    )

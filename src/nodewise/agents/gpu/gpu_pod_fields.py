@@ -23,8 +23,10 @@ MODELS: Final = "nodewise.io/gpu-models"
 PLACEMENT: Final = "nodewise.io/gpu-placement"
 GPUS: Final = "gas-container-cards"
 SUBDEVICES: Final = "gas-container-tiles"
+GPU_NUMBERS: Final = "cards.nodewise.io/"
+"""The annotation `cards.nodewise.io/<container>`: the numbers of its GPUs. Those of sidecars are read."""
 ANNOTATIONS: Final = (ALLOW, DENY, SAME_GPU, LINKED, SINGLE_NUMA, MODELS, PLACEMENT, GPUS, SUBDEVICES)
-"""The annotations of a pod that are read."""
+"""The annotations of a pod that are read, besides `GPU_NUMBERS`."""
 
 
 class GpuResources(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +42,9 @@ class GpuContainer(msgspec.Struct, frozen=True, gc=False):
 
 
 class GpuPodMetadata(msgspec.Struct, frozen=True, gc=False):
-    annotations: Annotated[dict[str, str] | None, ReadKeys(ANNOTATIONS, "annotation_bytes")] = None
+    annotations: Annotated[
+        dict[str, str] | None, ReadKeys(ANNOTATIONS, "annotation_bytes", (GPU_NUMBERS,))
+    ] = None
     annotation_bytes: int = 0
     """Bytes of all annotations, where a store keeps only some of them; otherwise 0."""
 
@@ -88,6 +92,12 @@ class AllocatedPod(GpuPod, frozen=True, gc=False, kw_only=True):
     status: AllocatedStatus = AllocatedStatus()
 
 
+def annotation_bytes(metadata: GpuPodMetadata) -> int:
+    """The bytes of all annotations of a pod, as the API server counts them, even if some are not stored."""
+    entries = (metadata.annotations or {}).items()
+    return metadata.annotation_bytes or sum(len(key.encode()) + len(value.encode()) for key, value in entries)
+
+
 def is_sidecar(container: GpuContainer) -> bool:
     return container.restartPolicy == "Always"
 
@@ -95,12 +105,17 @@ def is_sidecar(container: GpuContainer) -> bool:
 def cpu_milli(pod: GpuPod) -> int:
     """The CPU request of a pod, similar to kube-scheduler.
 
-    The sum of all that run together, including sidecars, or the largest init container if that is more; without
-    overhead.
+    The sum of all that run together, including sidecars, or the largest init container with the sidecars before it if
+    that is more (KEP-753); without overhead.
     """
-    init = pod.spec.initContainers or ()
-    together = (*(pod.spec.containers or ()), *filter(is_sidecar, init))
-    return max(sum(map(_container_cpu_milli, together)), *map(_container_cpu_milli, init), 0)
+    sidecars = peak = 0
+    for container in pod.spec.initContainers or ():
+        own = _container_cpu_milli(container)
+        if is_sidecar(container):
+            sidecars += own
+        else:
+            peak = max(peak, own + sidecars)
+    return max(sum(map(_container_cpu_milli, pod.spec.containers or ())) + sidecars, peak)
 
 
 def _container_cpu_milli(container: GpuContainer) -> int:

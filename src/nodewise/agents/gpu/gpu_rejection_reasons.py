@@ -17,6 +17,9 @@ _PREFIX: Final = "Not enough GPU-resources for deployment: "
 _UNKNOWN: Final = "Couldn't retrieve node's information"
 REASON_PREFIXES: Final = (_PREFIX, _UNKNOWN)
 """The beginning of reasons with the texts of the older system."""
+LATER_CONTAINERS_REMEDY: Final = (
+    "an init container uses the GPUs of the containers that run after it: let one of these ask for as much"
+)
 _LONGEST: Final = 256
 """Characters of a text, which the response contains once for every node and in which tenants choose names."""
 
@@ -152,6 +155,29 @@ class NotInOneGroup(msgspec.Struct, frozen=True):
 
     def remedy(self) -> str:
         return "NUMA nodes are named by the node's label gpu.intel.com/numa-gpu-map"
+
+
+class LaterContainersTooSmall(msgspec.Struct, frozen=True):
+    """On this node the GPUs of the later containers do not suffice for an init container, because they share GPUs."""
+
+    container: str
+    count: int
+    """The number of GPUs that the init container requests."""
+    later: int
+    """The number of GPUs that the later containers request together."""
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        gpus = _gpu_count_with_verb(self.count, "has", "have")
+        there = f"among the {self.later} of the containers after it, which share GPUs here,"
+        words, _, verb = gpus.rpartition(" ")
+        return _format_reason(
+            self.kind, f"init container {self.container}: {words} {there} {verb} all that it wants"
+        )
+
+    def remedy(self) -> str:
+        return LATER_CONTAINERS_REMEDY
 
 
 class RecordFull(msgspec.Struct, frozen=True):

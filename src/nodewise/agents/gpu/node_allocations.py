@@ -7,8 +7,9 @@ prove that it does not: the pod has ended, is bound to another node, or is gone.
 version at which the pod still existed, and the pod is not there. Without such proof the reservation counts, so that no
 GPU is allocated twice. A reservation that does not count never counts again, so a writer of the record leaves it out.
 
-The annotations `gas-container-cards` and `gas-container-tiles` are the record of GPU Aware Scheduling. They count for
-bound pods without a reservation. A pod holds its GPUs until it has ended or is gone; a terminating pod still uses them.
+The annotations `gas-container-cards` and `gas-container-tiles` are the record of GPU Aware Scheduling, for ordinary
+containers; `cards.nodewise.io/<container>` has the GPUs of sidecars. They count for bound pods without a reservation. A
+pod holds its GPUs until it has ended or is gone; a terminating pod still uses them.
 """
 
 import itertools
@@ -18,10 +19,10 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.gpu import allocation_record, pod_gpu_requests, pod_reduction
+from nodewise.agents.gpu import allocation_record, container_gpu_amounts, pod_reduction
 from nodewise.agents.gpu import extended_resource_amounts as quantities
 from nodewise.agents.gpu.allocation_record import AllocationRecord, GpuNames, Reservation
-from nodewise.agents.gpu.gpu_pod_fields import GPUS, SUBDEVICES, AllocatedPod
+from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, AllocatedPod
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import shown
@@ -184,8 +185,8 @@ def _allocation_by_reservation(
     gpus = allocation_record.parse_gpus(entry.gpus)
     pod = pods.by_key.get(entry.key)
     known = pod is not None and pod.metadata.uid == uid
-    requests = pod_gpu_requests.container_amounts(pod, profile) if pod is not None and known else ()
-    if len(requests) != len(gpus):  # a reservation lists containers with GPUs only; older ones list all
+    requests = container_gpu_amounts.container_amounts(pod, profile) if pod is not None and known else ()
+    if len(requests) != len(gpus):  # a reservation without sidecars lists only containers with GPUs
         requests = tuple(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
         )
@@ -211,7 +212,7 @@ def _allocation_by_annotations(
             " its GPUs do not count"
         )
         return None
-    requests = pod_gpu_requests.container_amounts(pod, profile)
+    requests = container_gpu_amounts.container_amounts(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
         return None
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"
@@ -220,12 +221,14 @@ def _allocation_by_annotations(
         problems.append(f"pod {name} requests GPUs, but no annotation names them")
         return None
     gpus = allocation_record.parse_gpus(annotations[GPUS])
+    ordinary = len(pod.spec.containers or ())
+    if len(gpus) != ordinary:
+        seen = f"{shown(annotations[GPUS])}, of {len(gpus)} containers"
+        problems.append(f"pod {name}: {GPUS} is {seen}; it has {ordinary}")
+        return None
+    gpus += _annotated_gpus_of_sidecars(pod, profile, problems)
     if sum(map(len, gpus)) > _MOST_GPUS:
         problems.append(f"pod {name}: {GPUS} names more than {_MOST_GPUS} GPUs; they do not count")
-        return None
-    if len(gpus) != len(requests):
-        seen = f"{shown(annotations[GPUS])}, of {len(gpus)} containers"
-        problems.append(f"pod {name}: {GPUS} is {seen}; it has {len(requests)}")
         return None
     subdevices = allocation_record.parse_subdevices(annotations.get(SUBDEVICES, ""))
     return PodAllocation(
@@ -236,6 +239,23 @@ def _allocation_by_annotations(
         subdevices,
         "annotations",
     )
+
+
+def _annotated_gpus_of_sidecars(pod: AllocatedPod, profile: ResourceProfile, problems: list[str]) -> GpuNames:
+    """The GPUs of each sidecar with GPUs; none where no annotation names them."""
+    annotations = pod.metadata.annotations or {}
+    names = [sidecar.name for sidecar in container_gpu_amounts.gpu_sidecars(pod, profile)]
+    by_name = {
+        name: allocation_record.parse_gpu_numbers(annotations.get(GPU_NUMBERS + name, ""))
+        for name in {*names}
+    }
+    missing = [name for name in names if GPU_NUMBERS + name not in annotations]
+    if missing:
+        problems.append(
+            f"pod {pod.metadata.namespace}/{pod.metadata.name}: sidecar {shown(missing[0])} requests GPUs,"
+            " but no annotation names them"
+        )
+    return tuple(by_name[name] for name in names)
 
 
 def _charged_amounts_per_gpu(

@@ -1,22 +1,25 @@
 """The GPU requests of a pod, parsed once and then compared with all nodes at once.
 
-Only requests of ordinary containers are served, because the annotations that tell the node about the chosen GPUs have
-no place for other containers. A limit without a request counts as the request, as the API server defaults it; `decide`
-reads pods that did not pass the API server. Sources: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go` and
+Sidecars hold GPUs like ordinary containers; plain init containers use those of later containers
+(`init_container_gpus`). A limit without a request counts as the request, as the API server defaults it; `decide` reads
+pods that did not pass the API server. Sources: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go` and
 `docs/usage.md`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from nodewise.agents.gpu import (
     allocation_record_limits,
+    container_gpu_amounts,
     extended_resource_amounts,
+    init_container_gpus,
     node_gpus,
     pod_reduction,
 )
+from nodewise.agents.gpu.allocation_record_limits import ContainerRequest
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
 from nodewise.agents.gpu.gpu_pod_fields import (
@@ -30,10 +33,12 @@ from nodewise.agents.gpu.gpu_pod_fields import (
     GpuContainer,
     GpuPod,
     GpuPodMetadata,
+    annotation_bytes,
     cpu_milli,
     is_sidecar,
 )
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
+from nodewise.agents.gpu.init_container_gpus import InitContainerDemand
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import shown, truncate
@@ -65,7 +70,9 @@ class Demand(NamedTuple):
     """The GPU demand of a pod. Pods with equal demands fit the same nodes."""
 
     containers: tuple[ContainerDemand, ...] = ()
-    """All containers, in the order of the pod; () if there is a problem."""
+    """All containers in the order of the pod, then the sidecars with GPUs in theirs; () if there is a problem."""
+    init_containers: tuple[InitContainerDemand, ...] = ()
+    """The plain init containers with GPUs, in the order of the pod."""
     same_gpu: tuple[int, ...] = ()
     """Indices of containers that share one GPU; () or at least two."""
     linked: bool = False
@@ -102,73 +109,40 @@ class _Refused(Exception):
 
 def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
     """Parse the demand of a pod. An invalid one, or one that no node can serve, has a `problem`."""
-    containers, init = pod.spec.containers or (), pod.spec.initContainers or ()
-    if not requests_gpu_resources(pod, profile):
+    if not container_gpu_amounts.requests_gpu_resources(pod, profile):
         return NOTHING
+    ordinary, init = pod.spec.containers or (), pod.spec.initContainers or ()
     try:
-        requests = [_gpu_requests(container, profile) for container in containers]
-        _check_init_containers(init, profile)
-        wanted = tuple(
-            _container_demand(container.name, amounts_of_container, profile)
-            for container, amounts_of_container in zip(containers, requests, strict=True)
+        every = (*ordinary, *init)
+        requests = [_gpu_requests(container, profile) for container in every]
+        demands = tuple(
+            _container_demand(container.name, amounts, profile)
+            for container, amounts in zip(every, requests, strict=True)
         )
-        if not any(container.count for container in wanted):
-            _refuse_shares_without_gpu(containers, requests, profile)
+        if not any(container.count for container in demands):
+            _refuse_shares_without_gpu(every, requests, profile)
             return NOTHING
+        wanted, reusing = _arrange_containers(demands[: len(ordinary)], init, demands[len(ordinary) :])
         _check_size(wanted)
         _check_pod_bytes(pod)
-        _check_annotations(pod.metadata, wanted, profile)
-        demand = _parse_demand_annotations(pod.metadata.annotations or {}, options)._replace(
-            containers=wanted
+        _check_annotations(pod.metadata, wanted, reusing, profile)
+        demand = _parse_demand_annotations(pod.metadata.annotations or {}, options)
+        demand = demand._replace(
+            containers=wanted,
+            init_containers=reusing,
+            same_gpu=_same_gpu_containers(pod, profile),
+            cpu_milli=cpu_milli(pod),
         )
-        group = _same_gpu_containers(pod, containers, profile)
         _check_linked_gpu_counts(demand)
+        _check_init_containers(demand)
     except _Refused as error:
         return Demand(problem=error.reason)
-    return demand._replace(same_gpu=group, cpu_milli=cpu_milli(pod))
-
-
-def container_amounts(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, ...]:
-    """The amounts of each container, not divided among its GPUs. Invalid amounts are omitted."""
-    totals = []
-    for container in pod.spec.containers or ():
-        known = {}
-        for resource, value in _requested_gpu_resources(container, profile).items():
-            try:
-                known[resource] = extended_resource_amounts.parse_amount(value)
-            except ValueError:
-                continue
-        totals.append(Amounts(known) if known else extended_resource_amounts.NONE)
-    return tuple(totals)
-
-
-def requests_gpu_resources(pod: GpuPod, profile: ResourceProfile) -> bool:
-    """Whether any container requests GPU resources, even an amount of 0."""
-    spec = pod.spec
-    return any(
-        _requested_gpu_resources(container, profile)
-        for container in (*(spec.containers or ()), *(spec.initContainers or ()))
-    )
-
-
-def _requested_gpu_resources(
-    container: GpuContainer, profile: ResourceProfile
-) -> dict[str, str | int | float]:
-    """The requests of GPU resources as they are written in the pod."""
-    resources = container.resources
-    if resources is None:
-        return {}
-    return {
-        resource: 0 if value is None else value
-        for source in (resources.limits, resources.requests)
-        for resource, value in (source or {}).items()
-        if profile.has(resource)
-    }
+    return demand
 
 
 def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
     requests = {}
-    for resource, value in sorted(_requested_gpu_resources(container, profile).items()):
+    for resource, value in sorted(container_gpu_amounts.requested_gpu_resources(container, profile).items()):
         try:
             requests[resource] = extended_resource_amounts.parse_amount(value)
         except ValueError:
@@ -181,24 +155,53 @@ def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str
     return requests
 
 
-def _check_init_containers(init: Iterable[GpuContainer], profile: ResourceProfile) -> None:
-    for container in init:
-        if any(_gpu_requests(container, profile).values()):
-            kind = "a sidecar, an init container that stays" if is_sidecar(container) else "an init container"
-            raise _invalid_demand_error(
-                RejectionKind.BAD_ARGS,
-                f"container {truncate(container.name, LONGEST_NAME)} is {kind}; "
-                "only ordinary containers can have GPUs",
-                "let an ordinary container ask for the GPU",
-            )
-
-
 def _container_demand(name: str, requests: Mapping[str, int], profile: ResourceProfile) -> ContainerDemand:
     positive = {resource: amount for resource, amount in requests.items() if amount}
     count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
     if count:
         return ContainerDemand(name, count, extended_resource_amounts.divide_amounts(positive, count))
     return ContainerDemand(name)
+
+
+def _arrange_containers(
+    ordinary: tuple[ContainerDemand, ...],
+    init: Sequence[GpuContainer],
+    init_demands: Sequence[ContainerDemand],
+) -> tuple[tuple[ContainerDemand, ...], tuple[InitContainerDemand, ...]]:
+    """`Demand.containers` and `Demand.init_containers`. `init_demands` are the demands of `init`."""
+    sidecars: list[ContainerDemand] = []
+    reusing: list[tuple[ContainerDemand, int]] = []
+    for container, demand in zip(init, init_demands, strict=True):
+        if demand.count and is_sidecar(container):
+            sidecars.append(demand)
+        elif demand.count:
+            reusing.append((demand, len(ordinary) + len(sidecars)))
+    # checked before the loop below, whose time is the product of both numbers
+    _check_container_count(len(ordinary), len(sidecars) + len(reusing))
+    containers = (*ordinary, *sidecars)
+    return containers, tuple(
+        _init_container_demand(demand, containers, range(len(ordinary), first_later_sidecar))
+        for demand, first_later_sidecar in reusing
+    )
+
+
+def _init_container_demand(
+    demand: ContainerDemand, containers: Sequence[ContainerDemand], earlier_sidecars: range
+) -> InitContainerDemand:
+    """The demand of a plain init container. Sidecars that are listed before it keep their GPUs while it runs."""
+    positive = Amounts({resource: amount for resource, amount in demand.per_gpu.items() if amount})
+    later = (at for at, other in enumerate(containers) if other.count and at not in earlier_sidecars)
+    return InitContainerDemand(demand.name, demand.count, positive, tuple(later))
+
+
+def _check_init_containers(demand: Demand) -> None:
+    one_container = LINKED if demand.linked else SINGLE_NUMA if demand.single_numa else ""
+    for container in demand.init_containers:
+        reason = init_container_gpus.invalid_demand(
+            container, demand.containers, demand.same_gpu, one_container
+        )
+        if reason is not None:
+            raise _Refused(reason)
 
 
 def _refuse_shares_without_gpu(
@@ -234,15 +237,15 @@ def _check_pod_bytes(pod: GpuPod) -> None:
 
 
 def _check_annotations(
-    metadata: GpuPodMetadata, wanted: Sequence[ContainerDemand], profile: ResourceProfile
+    metadata: GpuPodMetadata,
+    wanted: Sequence[ContainerDemand],
+    init: Sequence[InitContainerDemand],
+    profile: ResourceProfile,
 ) -> None:
     """Refuse a pod whose annotations would become too large for the API server with those that bind adds."""
-    annotations = metadata.annotations or {}
-    size = metadata.annotation_bytes or sum(
-        len(key.encode()) + len(value.encode()) for key, value in annotations.items()
-    )
+    size = annotation_bytes(metadata)
     most = allocation_record_limits.MOST_ANNOTATION_BYTES - allocation_record_limits.max_annotation_bytes(
-        wanted, profile.subdevices
+        wanted, profile.subdevices, init
     )
     if size > most:
         raise _invalid_demand_error(
@@ -252,18 +255,23 @@ def _check_annotations(
         )
 
 
+def _check_container_count(ordinary: int, init: int) -> None:
+    """Limit the containers of a pod with GPUs; of init containers and sidecars only those with GPUs count."""
+    if ordinary + init > allocation_record_limits.MOST_CONTAINERS:
+        among = f", with {init} init containers that ask for GPUs" if init else ""
+        raise _invalid_demand_error(
+            RejectionKind.BAD_ARGS,
+            f"the pod has {ordinary + init} containers{among}; at most {allocation_record_limits.MOST_CONTAINERS}"
+            " where one asks for GPUs",
+            "split the pod",
+        )
+
+
 def _check_size(wanted: Sequence[ContainerDemand]) -> None:
     """Limit the size of a demand, because each pod is compared with thousands of nodes.
 
     A container that requests more GPUs than any node has costs nothing and is not refused here.
     """
-    if len(wanted) > allocation_record_limits.MOST_CONTAINERS:
-        raise _invalid_demand_error(
-            RejectionKind.BAD_ARGS,
-            f"the pod has {len(wanted)} containers; at most {allocation_record_limits.MOST_CONTAINERS}"
-            " where one asks for GPUs",
-            "split the pod",
-        )
     total = sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted)
     if total > allocation_record_limits.MOST_GPUS:
         raise _invalid_demand_error(
@@ -333,19 +341,18 @@ def _parse_placement_annotation(text: str | None) -> Placement | None:
     return placement
 
 
-def _same_gpu_containers(
-    pod: GpuPod, containers: Sequence[GpuContainer], profile: ResourceProfile
-) -> tuple[int, ...]:
+def _same_gpu_containers(pod: GpuPod, profile: ResourceProfile) -> tuple[int, ...]:
     """Indices of the containers that must share a GPU, in the order of the annotation."""
     text = (pod.metadata.annotations or {}).get(SAME_GPU)
     if text is None:
         return ()
+    containers = container_gpu_amounts.running_containers(pod, profile)
     names, at = text.split(","), {container.name: index for index, container in enumerate(containers)}
     if len(names) < 2 or len(set(names)) < len(names) or not at.keys() >= set(names):  # noqa: PLR2004
         raise _invalid_demand_error(
             RejectionKind.MALFORMED,
             f"{SAME_GPU} names two or more of the pod's containers, each once, without blanks",
-            f"it is {shown(text)}",
+            f"it is {shown(text)}; a sidecar with GPUs can be named, another init container cannot",
             at_once=False,
         )
     group = tuple(at[name] for name in names)
@@ -373,7 +380,8 @@ def _check_gpu_can_be_shared(container: GpuContainer, profile: ResourceProfile) 
 
 
 def _check_linked_gpu_counts(demand: Demand) -> None:
-    for container in demand.containers if demand.linked else ():
+    containers: Sequence[ContainerRequest] = (*demand.containers, *demand.init_containers)
+    for container in containers if demand.linked else ():
         if container.count % 2:
             raise _invalid_demand_error(
                 RejectionKind.BAD_ARGS,

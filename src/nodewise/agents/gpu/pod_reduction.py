@@ -1,4 +1,4 @@
-"""What is stored of a pod that may hold GPUs: names, device resources, CPU and nine annotations, at most 64 KiB.
+"""What is stored of a pod that may hold GPUs: names, device resources, CPU and annotations for GPUs, at most 64 KiB.
 
 Tenants write pods, up to 1.5 MiB each. A pod that is too large for the store is rejected by filter and bind.
 """
@@ -11,11 +11,15 @@ from msgspec.structs import replace
 
 from nodewise.agents.gpu.gpu_pod_fields import (
     ANNOTATIONS,
+    GPU_NUMBERS,
+    AllocatedMetadata,
     AllocatedPod,
     GpuContainer,
     GpuPod,
     GpuResources,
     Quantity,
+    annotation_bytes,
+    is_sidecar,
 )
 
 MOST_BYTES: Final = 2**16
@@ -39,8 +43,7 @@ def is_device(resource: str) -> bool:
 
 def gpu_field_bytes(pod: GpuPod) -> int:
     """The memory of what is stored of a pod: annotations, names of containers, and device resources."""
-    annotations = pod.metadata.annotations or {}
-    read = (key + annotations[key] for key in ANNOTATIONS if key in annotations)
+    read = (key + value for key, value in _read_annotations(pod).items())
     return sum(map(_text_bytes, read)) + sum(map(_container_bytes, _containers(pod)))
 
 
@@ -54,7 +57,11 @@ def reduce_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
     if size <= MOST_BYTES:
         containers = _reduce_containers(pod.spec.containers)
         init_containers = _reduce_containers(pod.spec.initContainers)
-        return replace(pod, spec=replace(pod.spec, containers=containers, initContainers=init_containers))
+        return replace(
+            pod,
+            metadata=_reduce_metadata(pod),
+            spec=replace(pod.spec, containers=containers, initContainers=init_containers),
+        )
     if not pod.spec.nodeName:
         return None
     return replace(
@@ -62,6 +69,24 @@ def reduce_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
         metadata=replace(pod.metadata, annotations=None, oversized_bytes=size),
         spec=replace(pod.spec, containers=None, initContainers=None),
     )
+
+
+def _read_annotations(pod: GpuPod) -> dict[str, str]:
+    """The annotations that are read: those of the pod, and the GPUs of its sidecars."""
+    annotations = pod.metadata.annotations or {}
+    sidecars = (
+        GPU_NUMBERS + container.name
+        for container in pod.spec.initContainers or ()
+        if annotations and is_sidecar(container)
+    )
+    return {key: annotations[key] for key in (*ANNOTATIONS, *sidecars) if key in annotations}
+
+
+def _reduce_metadata(pod: AllocatedPod) -> AllocatedMetadata:
+    annotations = _read_annotations(pod)
+    if len(annotations) == len(pod.metadata.annotations or ()):
+        return pod.metadata
+    return replace(pod.metadata, annotations=annotations, annotation_bytes=annotation_bytes(pod.metadata))
 
 
 def _containers(pod: GpuPod) -> Iterator[GpuContainer]:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodewise.agent import ClusterState
-from nodewise.agents.gpu import KIND, free_cpu, pod_gpu_requests
+from nodewise.agents.gpu import KIND, container_gpu_amounts, free_cpu
 from nodewise.agents.gpu.gpu_pod_fields import MOST_CPU_MILLI, AllocatedPod, cpu_milli
 from nodewise.agents.gpu.node_allocations import GPUS
 from nodewise.agents.gpu.node_gpus import GpuNode
@@ -76,9 +76,9 @@ class TestKept:
         for kept in (free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod), free_cpu.keep_gpu_pod(allocated_pod)):
             assert kept is not None
             assert kept.metadata == allocated_pod.metadata
-            assert pod_gpu_requests.container_amounts(kept, INTEL) == pod_gpu_requests.container_amounts(
-                allocated_pod, INTEL
-            )
+            assert container_gpu_amounts.container_amounts(
+                kept, INTEL
+            ) == container_gpu_amounts.container_amounts(allocated_pod, INTEL)
 
     @pytest.mark.parametrize(
         ("options", "kept"),
@@ -106,6 +106,9 @@ class TestRequested:
             (["1"], [("500m", "Always")], 1500),
             (["1"], [("1500m", None)], 1500),
             (["1"], [("500m", None)], 1000),
+            (["1"], [("500m", "Always"), ("600m", None)], 1500),
+            (["1"], [("500m", "Always"), ("1100m", None)], 1600),
+            (["1"], [("1100m", None), ("500m", "Always")], 1500),
             (["0.0001"], [], 1),
             (["1e30", "1"], [], MOST_CPU_MILLI + 1000),
             ([], [], 0),

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import allocation_record_limits, pod_gpu_requests
+from nodewise.agents.gpu import allocation_record_limits, container_gpu_amounts, pod_gpu_requests
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
@@ -91,11 +91,11 @@ BAD_ARGS = {
     ),
     "32": (
         pod("", init=[container("setup", "i915=1")]),
-        "container setup is an init container; only ordinary containers can have GPUs",
+        "init container setup asks for 1 GPU; the containers after it have none",
     ),
-    "a sidecar": (
-        pod("i915=1", init=[container("mesh", "xe=1", restartPolicy="Always")]),
-        "container mesh is a sidecar, an init container that stays; only ordinary containers can have GPUs",
+    "31 in a sidecar": (
+        pod("", init=[container("mesh", "mc=5", restartPolicy="Always")]),
+        "container mesh: gpu.intel.com/millicores without gpu.intel.com/xe or gpu.intel.com/i915",
     ),
     "69": (
         pod("i915=1", "i915=1", gas_same_gpu="c0,c1", gas_allocate_xelink="true"),
@@ -273,7 +273,7 @@ def test_the_whole_request_is_told_for_books_even_where_the_pod_would_be_refused
     gpu_pod = pod("i915=2 mc=5", "mc=7 foo=x", "", init=[container("i", "i915=1")])
     totals = [
         {INTEL.short(name): amount for name, amount in totals_of_container.items()}
-        for totals_of_container in pod_gpu_requests.container_amounts(gpu_pod, INTEL)
+        for totals_of_container in container_gpu_amounts.container_amounts(gpu_pod, INTEL)
     ]
     assert totals == [{"i915": 2, "millicores": 5}, {"millicores": 7}, {}]
 

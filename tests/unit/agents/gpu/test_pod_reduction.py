@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from nodewise.agents.gpu import free_cpu, pod_gpu_requests, pod_reduction
-from nodewise.agents.gpu.gpu_pod_fields import ALLOW, DENY, GPUS, AllocatedPod, cpu_milli
+from nodewise.agents.gpu.gpu_pod_fields import (
+    ALLOW,
+    DENY,
+    GPUS,
+    AllocatedPod,
+    GpuContainer,
+    annotation_bytes,
+    cpu_milli,
+)
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_reduction import MOST_BYTES, gpu_field_bytes
@@ -143,6 +151,20 @@ def test_the_size_of_all_annotations_counts(kept: bool) -> None:
     problem = demand(pod).problem
     assert problem is not None
     assert f"the pod's annotations have {2**18 + 18} bytes" in problem.text()
+
+
+def test_the_gpus_of_sidecars_are_stored_and_other_containers_have_no_annotation() -> None:
+    """The size of all annotations is stored with them."""
+    names = ("main", "setup", "log")
+    annotations = {f"cards.nodewise.io/{name}": "0" for name in names} | {"cards.nodewise.io/": "x" * 10_000}
+    pod = gpu_pod("n1", annotations=annotations)
+    init = (GpuContainer("setup"), GpuContainer("log", restartPolicy="Always"))
+    pod = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, initContainers=init))
+    stored = free_cpu.keep_gpu_pod(pod)
+    assert stored is not None
+    assert stored.metadata.annotations == {"cards.nodewise.io/log": "0"}
+    assert annotation_bytes(stored.metadata) == annotation_bytes(pod.metadata) > 10_000
+    assert gpu_field_bytes(stored) == gpu_field_bytes(pod) < 10_000
 
 
 def test_devices() -> None:
