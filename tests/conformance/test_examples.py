@@ -48,6 +48,7 @@ EXPECTED = {
 CARDS = {
     "model-3": "serve: card1",
     "pair": "train: card2 gt0, card3 gt0",
+    "staged": "serve: card1; cache: card2; load: card1",
     "near": "serve: card2, card3",
 }
 """The GPUs of each pod of `gpu-cards` on the only node where it fits."""

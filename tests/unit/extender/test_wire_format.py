@@ -314,6 +314,14 @@ class TestSecondReading:
         with pytest.raises(BadInput, match="Pod: null or absent"):
             read(json.dumps(fields).encode())
 
+    def test_a_sidecar_is_one_in_any_case(self) -> None:
+        spec = {"InitContainers": [{"Name": "log", "RestartPolicy": "Always"}]}
+        request = json.dumps({"pod": {"metadata": {"name": "p"}, "spec": spec}}).encode()
+        renamed = lenient_request_decoder.normalize_request_json(request)
+        assert renamed is not None
+        (container,) = json.loads(renamed)["Pod"]["spec"]["initContainers"]
+        assert container == {"name": "log", "restartPolicy": "Always"}
+
     def test_lists_in_lists_are_not_copied_level_by_level(self) -> None:
         levels = 300
         nested = b"[" * levels + b'"' + b"x" * 2**16 + b'"' + b"]" * levels

@@ -331,6 +331,22 @@ class TestAllocationRecord:
         assert refusal.reason == LaterContainersTooSmall("setup", 1, 1)
 
 
+def test_preemption_frees_the_gpus_of_sidecars() -> None:
+    victim = new("i915=1 mc=600", init=["*log: i915=1 mc=600"], on="n1", phase="Running")
+    record = Reservation("d/p", "card0|card1", "", NOW, "5", (amounts("i915=1 mc=600"),) * 2)
+    nodes = {"n1": node("i915=4 mc=2000", "0.1")}
+    cluster_snapshot = snapshot([victim], [lease("n1", uid_p=record)], nodes)
+    urgent = msgspec.structs.replace(
+        new("i915=2 mc=2000", init=["setup: i915=2 mc=2000"]),
+        metadata=msgspec.structs.replace(victim.metadata, name="urgent", uid="uid-urgent"),
+    )
+    names = cluster_snapshot.nodes.named(["n1"])
+    for victims, is_rejected in ((frozenset[str](), True), (frozenset({"uid-p"}), False)):
+        verdict = agent().preempt(urgent, names, cluster_snapshot, {"n1": victims})
+        assert verdict is not None
+        assert bool(verdict.codes[0]) is is_rejected
+
+
 class TestAllocations:
     RESERVED = Reservation(
         "d/p", "card0||card0", "", NOW, "5", (amounts("i915=1 mc=600"), {}, amounts("i915=1 mc=100"))
