@@ -9,7 +9,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodewise.cli import agent_selection, extender_wiring, older_program_flags, options_from_settings
+from nodewise.cli import (
+    agent_selection,
+    extender_wiring,
+    large_memory_blocks,
+    older_program_flags,
+    options_from_settings,
+)
 from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options_from_settings import CommandLine, SectionedCommand
@@ -58,6 +64,7 @@ def run(command_line: CommandLine) -> None:
         (name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS
     )
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
+    large_memory_blocks.return_freed_blocks()
     runner = asyncio.Runner(loop_factory=_event_loop_factory)
     with runner:
         runner.run(_serve_until_signal(ExtenderConfig(settings, agents, agent_options)))

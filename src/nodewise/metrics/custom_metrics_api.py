@@ -13,6 +13,7 @@ from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavai
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import escape_path
 from nodewise.metrics import metric_value_list
+from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.series import Series
 
@@ -44,6 +45,7 @@ class CustomMetricsSource:
         self._timeout_s = timeout_s
         self._version = ""
         self._looking = asyncio.Lock()
+        self._decoding = FairConcurrencyLimit(DECODING)
         self._absent: tuple[float, MetricNotFound] | None = None
 
     def supports(self, request: MetricRequest) -> bool:
@@ -62,11 +64,12 @@ class CustomMetricsSource:
         except NodewiseError:
             self._version = ""
             raise
-        entries = metric_value_list.node_samples(metric_value_list.decode_items(body))
-        builder = metric_value_list.SeriesBuilder()
-        async for node, entry in cooperative_scheduling.iterate_with_pauses(entries):
-            builder.add(node, entry)
-        series = await cooperative_scheduling.run(builder.series(request, self.name, now))
+        async with self._decoding.slot(request.namespaces):
+            entries = metric_value_list.node_samples(metric_value_list.decode_items(body))
+            builder = metric_value_list.SeriesBuilder()
+            async for node, entry in cooperative_scheduling.iterate_with_pauses(entries):
+                builder.add(node, entry)
+            series = await cooperative_scheduling.run(builder.series(request, self.name, now))
         if not series.samples and not series.invalid:
             raise Unavailable(
                 f"metric {request.metric}", [Problem("items", "an empty list", "a value of a node")]

@@ -15,6 +15,9 @@ from typing import Final, Self
 
 AGENTS: Final = ""
 """The name under which requests of agents' own are scheduled, in place of a namespace."""
+DECODING: Final = 4
+"""Responses of a source that are decoded at the same time. The samples of 5,000 nodes take several megabytes until they
+are packed, and decoding more at a time is not faster on one event loop."""
 
 
 class FairConcurrencyLimit:

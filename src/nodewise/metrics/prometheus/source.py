@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 from nodewise import cooperative_scheduling
 from nodewise.errors import Problem
+from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeLookup
 from nodewise.metrics.prometheus import node_matching, queries, query_responses, range_samples
@@ -41,6 +42,7 @@ class PrometheusSource:
         self._client = PrometheusClient(self._connection, setting.options.prometheus_timeout_s)
         self._labels = setting.options.prometheus_node_label
         self._max_age_s = setting.max_age_s
+        self._decoding = FairConcurrencyLimit(DECODING)
         self._nodes = nodes
         self._metrics_registry = metrics_registry
         self._logged: set[tuple[str, str]] = set()
@@ -54,9 +56,10 @@ class PrometheusSource:
         query = queries.range_query(request, request.max_age_s or self._max_age_s)
         answer = await self._client.query(query)
         nodes = await self._nodes()
-        grouped = await cooperative_scheduling.run(
-            node_matching.group_by_node(query_responses.newest_values(answer), self._labels, nodes)
-        )
+        async with self._decoding.slot(request.namespaces):
+            grouped = await cooperative_scheduling.run(
+                node_matching.group_by_node(query_responses.newest_values(answer), self._labels, nodes)
+            )
         unmatched, example = (
             len(grouped.unmatched),
             node_matching.describe_unmatched_series(grouped, self._labels),
