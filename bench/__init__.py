@@ -20,6 +20,7 @@ Real processes, mutual TLS 1.3, loopback. Each part is measured separately and c
     alternating_rounds        alternating rounds and their summaries
     bench_processes           processes of the benchmarks
     cluster_data              nodes, policies, pods, metric responses
+    hostile_namespace         pods and policies of a hostile namespace at its limits
     etcd_population           tens of thousands of nodes and pods, written into etcd
     apiserver                 a process: a fake API server, for parts that need no real one
     null_server               a process: the no-op server, the extender's HTTP stack with fixed responses

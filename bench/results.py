@@ -128,6 +128,9 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "ready_s": Figure(START, "start to ready, 5,000 nodes and 50,000 pods", "s", 20.0),
     "rss_50000_pods_mib": Figure(START, "resident memory when ready or three periods later", "MiB", 400.0),
     "rss_50000_pods_peak_mib": Figure(START, "peak resident memory until then", "MiB"),
+    "rss_gpu_50000_pods_mib": Figure(START, "resident memory with the gpu agent as well", "MiB"),
+    "rss_hostile_namespace_mib": Figure(START, "the same with a hostile namespace at its limits", "MiB"),
+    "rss_hostile_namespace_ratio": Figure(START, "the same, ratio to without", at_most=1.2),
     **{
         bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {title}")
         for agents, title in BURST_AGENTS.items()

@@ -1,9 +1,12 @@
-"""Start and memory: a real API server with 5,000 nodes of 10 kB and 50,000 pods of 5 kB."""
+"""Start and memory: a real API server with 5,000 nodes of 10 kB and 50,000 pods of 5 kB; then the memory with a hostile
+namespace in addition, and without it.
+"""
 
 import contextlib
 import statistics
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -11,6 +14,7 @@ from tests.cluster import (
     controlplane,
     extender_process,
     fake_custom_metrics_server,
+    gpu_cluster,
     kubernetes_objects,
     namespace_sandboxes,
     program_cache,
@@ -18,13 +22,21 @@ from tests.cluster import (
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.namespace_sandboxes import Sandbox
 
-from bench import benchmark_servers, compared_extenders, etcd_population, generated_cluster_objects
+from bench import (
+    benchmark_servers,
+    compared_extenders,
+    etcd_population,
+    generated_cluster_objects,
+    hostile_namespace,
+)
 from bench.generated_cluster_objects import Object
 from bench.progress_lines import report_progress_line
 from bench.requests_with_node_names import NODES
 from bench.results import Measurement
 
 POD_COUNT: Final = 50_000
+AGENTS: Final = "telemetry,gpu"
+"""Agents whose memory a hostile namespace can increase, by policies and by pods."""
 MOVING_METRIC: Final = generated_cluster_objects.OTHERS[-1]
 MOVING_TARGET: Final = 897_300
 """Threshold for values up to 900,000: about fifteen of 5,000 nodes exceed it, different ones in each period."""
@@ -47,24 +59,50 @@ class FilledControlPlane(NamedTuple):
     sandbox: Sandbox
     folder: Path
     user: User
+    etcd: str
+    """The address of its etcd."""
 
 
 def measure(context: benchmark_servers.BenchContext, times: int) -> Measurement:
-    """Measure `times` starts."""
+    """Measure `times` starts with the telemetry agent, and as many with the gpu agent too, without and with a hostile
+    namespace.
+    """
     report_progress_line("finding the control plane (where it has to be built: five minutes)")
     with _filled(program_cache.folder(), context.folder) as plane:
-        starts = []
-        for number in range(times):
-            starts.append(_start(plane, number))
-            report_progress_line(f"start {number + 1} of {times}: {starts[-1]}")
+        starts = _starts(plane, times, "telemetry")
+        without = _starts(plane, times, AGENTS)
+        _add_hostile_namespace(plane)
+        hostile = _starts(plane, times, AGENTS)
+    rss_mib, peak_mib = _median(starts, "rss_mib"), _median(starts, "peak_mib")
     figures = {
-        "ready_s": round(statistics.median(start.ready_s for start in starts), 2),
-        "rss_50000_pods_mib": round(statistics.median(start.rss_mib for start in starts), 1),
-        "rss_50000_pods_peak_mib": round(statistics.median(start.peak_mib for start in starts), 1),
+        "ready_s": round(_median(starts, "ready_s"), 2),
+        "rss_50000_pods_mib": round(rss_mib, 1),
+        "rss_50000_pods_peak_mib": round(peak_mib, 1),
+        "rss_gpu_50000_pods_mib": round(_median(without, "rss_mib"), 1),
+        "rss_hostile_namespace_mib": round(_median(hostile, "rss_mib"), 1),
+        "rss_hostile_namespace_ratio": round(_median(hostile, "rss_mib") / _median(without, "rss_mib"), 2),
     }
-    more = {"starts": [start._asdict() for start in starts]}
+    more = {
+        "starts": [start._asdict() for start in starts],
+        "hostile_starts": {
+            "without": [start._asdict() for start in without],
+            "with": [start._asdict() for start in hostile],
+        },
+    }
     versions = {"kubernetes": program_cache.VERSION}
     return Measurement(figures, {}, "", more, versions)
+
+
+def _median(starts: Sequence[Start], field: str) -> float:
+    return statistics.median(getattr(start, field) for start in starts)
+
+
+def _starts(plane: FilledControlPlane, times: int, agents: str) -> list[Start]:
+    starts = []
+    for number in range(times):
+        starts.append(_start(plane, agents))
+        report_progress_line(f"start {number + 1} of {times}, --agents={agents}: {starts[-1]}")
+    return starts
 
 
 @contextlib.contextmanager
@@ -84,9 +122,19 @@ def _filled(programs: Path, folder: Path) -> Iterator[FilledControlPlane]:
             sandbox.create(policy)
         with (
             fake_custom_metrics_server.behind(sandbox, folder, ("v1beta2",)) as metrics,
-            compared_extenders.feeding(metrics, named, generated_cluster_objects.METRICS),
+            compared_extenders.feeding(
+                metrics, named, (*generated_cluster_objects.METRICS, *hostile_namespace.METRICS)
+            ),
         ):
-            yield FilledControlPlane(sandbox, folder, extender_process.user(plane))
+            yield FilledControlPlane(sandbox, folder, gpu_cluster.user(plane), plane.etcd)
+
+
+def _add_hostile_namespace(plane: FilledControlPlane) -> None:
+    report_progress_line("creating the hostile namespace")
+    plane.sandbox.create(kubernetes_objects.namespace(hostile_namespace.NAMESPACE))
+    etcd_population.fill(plane.etcd, hostile_namespace.pods(), lambda _: None)
+    for policy in hostile_namespace.policies():
+        plane.sandbox.create(policy)
 
 
 def policies() -> list[Object]:
@@ -108,12 +156,12 @@ def policies() -> list[Object]:
     ]
 
 
-def _start(plane: FilledControlPlane, number: int) -> Start:
+def _start(plane: FilledControlPlane, agents: str) -> Start:
     """Measure one start, with the shipped access rights."""
-    folder = plane.folder / f"start-{number}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="start-", dir=plane.folder))
     arguments = [
         *extender_process.arguments(plane.user, extender_process.CertificateFiles(folder)),
+        f"--agents={agents}",
         f"--sync-period={compared_extenders.PERIOD_S}s",
         "--log-format=json",
     ]

@@ -1,0 +1,65 @@
+"""The objects of a hostile namespace at its limits: pods with large annotations, pending pods, and policies."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from bench import etcd_population
+from bench.etcd_population import EtcdEntry
+from bench.generated_cluster_objects import Object
+from nodewise.agents.gpu.pod_reduction import MOST_BYTES
+from nodewise.agents.telemetry.options import TelemetryOptions
+
+NAMESPACE: Final = "hostile"
+BUDGETS: Final = TelemetryOptions()
+METRICS: Final = tuple(f"hostile_{number}" for number in range(BUDGETS.metrics_per_namespace))
+LARGE_PODS: Final = 200
+ANNOTATION_BYTES: Final = 255_000
+"""Annotations of a large pod. The API server accepts 256 KiB."""
+READ_BYTES: Final = MOST_BYTES - 2000
+"""Of these, the annotation that the gpu agent reads. A larger pod would be rejected and not stored."""
+PENDING_PODS: Final = 1000
+POLICIES: Final = 2
+
+
+def pods() -> Iterator[EtcdEntry]:
+    """Pending pods that request a GPU and have as many annotations as possible, and pods that request nothing."""
+    for number in range(LARGE_PODS):
+        pod = _pending_pod(f"large-{number}", number)
+        notes = {"gas-allow": "x" * READ_BYTES, "note": "x" * (ANNOTATION_BYTES - READ_BYTES)}
+        pod["metadata"] |= {"annotations": notes}
+        pod["spec"]["containers"][0]["resources"] = {
+            kind: {"gpu.intel.com/i915": "1"} for kind in ("limits", "requests")
+        }
+        yield _entry(pod)
+    for number in range(PENDING_PODS):
+        pod = _pending_pod(f"pending-{number}", LARGE_PODS + number)
+        del pod["metadata"]["labels"]["telemetry-policy"]
+        yield _entry(pod)
+
+
+def policies() -> list[Object]:
+    """Policies with as many rules and metrics as the budgets permit."""
+    rules = [
+        {"metricname": METRICS[number % len(METRICS)], "operator": "GreaterThan", "target": 10**6 + number}
+        for number in range(BUDGETS.rules_per_namespace)
+    ]
+    return [
+        {
+            "apiVersion": "telemetry.intel.com/v1alpha1",
+            "kind": "TASPolicy",
+            "metadata": {"name": f"policy-{number}", "namespace": NAMESPACE},
+            "spec": {"strategies": {"dontschedule": {"rules": rules[number::POLICIES]}}},
+        }
+        for number in range(POLICIES)
+    ]
+
+
+def _pending_pod(name: str, number: int) -> Object:
+    pod = etcd_population.pod(10**6 + number, "")
+    pod["metadata"] |= {"name": name, "namespace": NAMESPACE}
+    return pod
+
+
+def _entry(pod: Object) -> EtcdEntry:
+    key = f"/registry/pods/{NAMESPACE}/{pod['metadata']['name']}"
+    return EtcdEntry(key, etcd_population.stored(pod))
