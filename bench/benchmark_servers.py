@@ -93,7 +93,7 @@ def create_certificates(folder: Path) -> Certificates:
 @contextlib.contextmanager
 def apiserver(folder: Path, certificates: Certificates, nodes: int) -> Iterator[Path]:
     """Run the fake API server; yields a kubeconfig for it."""
-    arguments = [*_module("apiserver"), *_certificate_arguments(certificates), "--nodes", str(nodes)]
+    arguments = [*_module("fake_api_server"), *_certificate_arguments(certificates), "--nodes", str(nodes)]
     with _started(arguments, folder / "apiserver.log") as process:
         yield _kubeconfig(folder, _line(process, "url")["url"], certificates)
 
