@@ -99,7 +99,8 @@ def main() -> None:
     ):
         alone = [_measure(bench, number, "alone") for number in range(options.rounds)]
         with _hostile_namespace(bench):
-            beside = [_measure(bench, number, "beside") for number in range(options.rounds)]
+            # the numbers continue, so that the labels change in each round
+            beside = [_measure(bench, options.rounds + number, "beside") for number in range(options.rounds)]
     share = machine_load.others_share()
     figures = _figures(alone, beside)
     if options.write:

@@ -1,6 +1,7 @@
 """HTTP client of the API server: implements `api_server_interface.Api` with httpx2 and translates its exceptions."""
 
 import asyncio
+import io
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -259,19 +260,18 @@ def compression_problem(response: httpx2.Response) -> Problem | None:
 
 
 async def _read_body(response: httpx2.Response) -> bytes:
-    pieces = []
-    size = 0
+    """The body, in one growing block: a list of pieces would leave gaps in memory between later objects."""
+    body = io.BytesIO()
     pace = Pacer()
     async for piece in response.aiter_bytes():
         await pace.pause()
-        size += len(piece)
-        if size > MOST_BYTES:
+        body.write(piece)
+        if body.tell() > MOST_BYTES:
             actual = f"more than {MOST_BYTES // 2**20} MiB"
             raise Unavailable(
                 f"{response.request.method} {response.url.path}", [Problem("answer", actual, "")]
             )
-        pieces.append(piece)
-    return b"".join(pieces)
+    return body.getvalue()
 
 
 LONGEST_LINE_BYTES: Final = 64 << 20

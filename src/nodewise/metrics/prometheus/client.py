@@ -1,6 +1,7 @@
 """Client of Prometheus' `/api/v1/query`. Translates the exceptions of httpx2, and removes secrets from errors."""
 
 import asyncio
+import io
 from typing import Final
 
 import httpx2
@@ -76,12 +77,10 @@ class PrometheusClient:
 async def _read_body(response: httpx2.Response) -> bytes:
     if problem := kube_client.compression_problem(response):
         raise BadInput("", [problem])
-    pieces = []
-    size = 0
+    content = io.BytesIO()
     async for piece in response.aiter_bytes():
-        size += len(piece)
-        if size > MOST_BYTES:
+        content.write(piece)
+        if content.tell() > MOST_BYTES:
             problem = Problem("answer", f"more than {MOST_BYTES // 2**20} MiB", "a series or two a node")
             raise BadInput("", [problem], remedy="aggregate in the rule's query")
-        pieces.append(piece)
-    return b"".join(pieces)
+    return content.getvalue()
