@@ -311,7 +311,7 @@ DOCTOR_CASES: Final = (
         "a policy with more metrics than its namespace may have",
         misconfigurations.over_budget,
         "web/wide",
-        ("--metrics-per-namespace",),
+        ("raise the option",),
     ),
     DoctorCase(
         "all-namespaces-trusted",
