@@ -88,7 +88,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         for key, policy_object in objects.get(POLICIES, {}).items():
             is_trusted = self._trust.is_trusted(key[0], namespaces)
             known = self._parsed.get(key)
-            if known is None or known[0] is not policy_object or known[1] != is_trusted:
+            if known is None or known[1] != is_trusted or not _has_same_spec(known[0], policy_object):
                 policy = policies.parse_policy(policy_object)
                 known = (
                     policy_object,
@@ -320,6 +320,15 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             if metric in self._columns
             else columns.empty_column(cluster_state.nodes)
         )
+
+
+def _has_same_spec(before: PolicyObject, policy_object: PolicyObject) -> bool:
+    """Whether the parsed policy is the same. A write of the status changes the object only."""
+    return before is policy_object or (
+        before.spec == policy_object.spec
+        and before.metadata == policy_object.metadata
+        and before.oversized_bytes == policy_object.oversized_bytes
+    )
 
 
 def _usable_rules(policy: Policy) -> list[Rule]:

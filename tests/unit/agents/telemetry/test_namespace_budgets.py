@@ -211,3 +211,19 @@ def test_a_policy_is_admitted_when_an_older_one_is_deleted() -> None:
     for policies, over in (([old, new], True), ([new], False), ([old, new], True)):
         objects = cluster_state(policies, VALUES, "n1").objects
         assert bool(builder.policies(objects)["d", "new"].over_budget) is over
+
+
+def test_a_write_of_the_status_computes_no_budget_again() -> None:
+    """The leader writes the status of many policies, and the budgets of a thousand policies take 18 ms."""
+    builder = TelemetryStateBuilder(OPTIONS, 60.0)
+    made = policy("pol", dontschedule=[HOT])
+    before = builder.policies(cluster_state([made], VALUES, "n1").objects)
+    written = msgspec.structs.replace(made, status=msgspec.Raw(b'{"violatingNodes":1}'))
+    assert builder.policies(cluster_state([written], VALUES, "n1").objects) is before
+    changed = policy("pol", dontschedule=rules(2))
+    assert (
+        len(
+            builder.policies(cluster_state([changed], VALUES, "n1").objects)["d", "pol"].rules("dontschedule")
+        )
+        == 2
+    )
