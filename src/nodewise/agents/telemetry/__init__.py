@@ -4,6 +4,7 @@
 |---|---|
 | `rule_operators.py` | the operators LessThan, GreaterThan and Equals |
 | `taspolicy_parser.py` | parses a TASPolicy and collects its problems |
+| `optional_rule_fields.py` | parses the optional fields of a rule |
 | `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |
 | `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |

@@ -12,10 +12,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from nodewise import clock, quantity
+from nodewise.agents.telemetry.optional_rule_fields import OPTIONAL_FIELDS, parse_query
 from nodewise.agents.telemetry.rule_operators import OPERATORS
 from nodewise.errors import UNREADABLE, Problem, did_you_mean, shown
-from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.metrics_source import MetricRequest
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
@@ -24,9 +23,6 @@ _MAX_LABELING_NAME: Final = 226
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
 """No character that has a meaning in PromQL or in the path of a URL."""
 _MAX_METRIC_NAME: Final = 253
-_MAX_QUERY: Final = 4096
-"""Characters, as in the CRD. Sources of metrics would reject a longer name or query."""
-_MAX_AGE_S: Final = 366 * 86400.0
 MAX_SPEC_BYTES: Final = 2**16
 """JSON of a spec: a hundred rules with labels have about 30,000 bytes. The API server accepts 1.5 MiB, and a namespace
 can have thousands of policies."""
@@ -345,10 +341,10 @@ class _PolicyParser:
         """The values, with defaults for absent and invalid ones, and the names of the invalid fields."""
         values = {
             field: self._parse_optional_field(f"{path}.{field}", rule.get(field), parse, default)
-            for field, (parse, default) in _OPTIONAL_FIELDS.items()
+            for field, (parse, default) in OPTIONAL_FIELDS.items()
         }
         invalid = [field for field, value in values.items() if value is _INVALID]
-        return values | {field: _OPTIONAL_FIELDS[field][1] for field in invalid}, invalid
+        return values | {field: OPTIONAL_FIELDS[field][1] for field in invalid}, invalid
 
     def _parse_metric_name(self, path: str, value: Any) -> tuple[str, bool]:
         """The name of the metric, and whether it is valid."""
@@ -366,7 +362,7 @@ class _PolicyParser:
             return parse(value)
         except ValueError as error:
             # problems are shown in events of pods, which must not reveal the query
-            seen = f"{len(str(value))} characters" if parse is _parse_query else shown(value)
+            seen = f"{len(str(value))} characters" if parse is parse_query else shown(value)
             self.add_problem(path, seen, str(error))
             return _INVALID
 
@@ -380,57 +376,3 @@ def is_valid_label_part(text: str) -> bool:
 
 
 _INVALID: Final = object()
-
-
-def _parse_target(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(quantity.EXPECTED)  # noqa: TRY004 - the caller catches ValueError only
-    try:
-        return quantity.parse(str(value))
-    except ValueError:
-        raise ValueError(quantity.EXPECTED) from None
-
-
-def _parse_duration(value: Any) -> float:
-    try:
-        seconds = clock.parse_duration(str(value))
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= _MAX_AGE_S:
-        raise ValueError("a duration such as 30s or 5m, of at most a year")
-    return seconds
-
-
-def _parse_when_missing(value: Any) -> str:
-    if value not in ("pass", "reject"):
-        raise ValueError("pass or reject")
-    return str(value)
-
-
-def _parse_aggregate(value: Any) -> str:
-    if value not in AGGREGATIONS:
-        raise ValueError(" or ".join(AGGREGATIONS))
-    return str(value)
-
-
-def _parse_empty_means(value: Any) -> str:
-    if value != "healthy":
-        raise ValueError("healthy")
-    return "healthy"
-
-
-def _parse_query(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_QUERY:
-        raise ValueError(f"an expression of at most {_MAX_QUERY} characters")
-    return value
-
-
-_OPTIONAL_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], Any]]] = {
-    "target": (_parse_target, 0),
-    "max_age": (_parse_duration, None),
-    "when_missing": (_parse_when_missing, ""),
-    "query": (_parse_query, ""),
-    "aggregate": (_parse_aggregate, ""),
-    "empty_means": (_parse_empty_means, ""),
-}
-"""The parser of each optional field of a rule, and its default."""

@@ -9,6 +9,7 @@ from nodewise.doctor.checks import (
     extender_reachability,
     extender_workloads,
     nodes,
+    policy_namespaces,
     telemetry_policies,
 )
 
@@ -17,6 +18,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     *extender_entries.CHECKS,
     *certificates.CHECKS,
     *telemetry_policies.CHECKS,
+    *policy_namespaces.CHECKS,
     *nodes.CHECKS,
     *extender_workloads.CHECKS,
 )

@@ -173,35 +173,6 @@ def _format_missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
     return f"and does not request {listed}, by which kube-scheduler selects the pods for nodewise"
 
 
-@check("namespace-not-trusted")
-def check_namespace_trust(policies: Policies) -> Iterator[Finding]:
-    """The verdict of the replicas, from the policy's status."""
-    for policy in policies:
-        if policy.not_trusted:
-            remedy = f"kubectl label namespace {policy.namespace} nodewise.io/trusted=true"
-            expected = "a trusted namespace"
-            yield finding("namespace-not-trusted", policy.where, policy.not_trusted, expected, remedy=remedy)
-
-
-@check("namespace-over-budget")
-def check_namespace_budgets(policies: Policies) -> Iterator[Finding]:
-    """The verdict of the replicas, from the policy's status."""
-    for policy in policies:
-        if policy.over_budget:
-            yield finding(
-                "namespace-over-budget", policy.where, policy.over_budget, "a policy within the budgets"
-            )
-
-
-@check("all-namespaces-trusted")
-def check_trust_of_all_namespaces(extenders: Extenders) -> Iterator[Finding]:
-    for extender in extenders:
-        if extender.is_set("trust_all_namespaces"):
-            expected = "trust for single namespaces"
-            where = extender.workload.where
-            yield finding("all-namespaces-trusted", where, "--trust-all-namespaces", expected)
-
-
 @check("sample-too-small")
 def check_policies_against_node_sample(
     registrations: Registrations, policies: Policies, node_count: int, pods: Pods = ()
@@ -401,9 +372,6 @@ CHECKS: Final = (
     check_policies_without_agent,
     check_policies_without_filter,
     check_pods_without_extender,
-    check_namespace_trust,
-    check_namespace_budgets,
-    check_trust_of_all_namespaces,
     check_policies_against_node_sample,
     check_descheduler,
     check_metrics_apis,

@@ -1,0 +1,40 @@
+"""Checks of what the namespaces of policies may do: trust and budgets."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from nodewise.doctor.check_declaration import check
+from nodewise.doctor.facts import Extenders, Policies
+from nodewise.doctor.findings import Finding, finding
+
+
+@check("namespace-not-trusted")
+def check_namespace_trust(policies: Policies) -> Iterator[Finding]:
+    """The verdict of the replicas, from the policy's status."""
+    for policy in policies:
+        if policy.not_trusted:
+            remedy = f"kubectl label namespace {policy.namespace} nodewise.io/trusted=true"
+            expected = "a trusted namespace"
+            yield finding("namespace-not-trusted", policy.where, policy.not_trusted, expected, remedy=remedy)
+
+
+@check("namespace-over-budget")
+def check_namespace_budgets(policies: Policies) -> Iterator[Finding]:
+    """The verdict of the replicas, from the policy's status."""
+    for policy in policies:
+        if policy.over_budget:
+            yield finding(
+                "namespace-over-budget", policy.where, policy.over_budget, "a policy within the budgets"
+            )
+
+
+@check("all-namespaces-trusted")
+def check_trust_of_all_namespaces(extenders: Extenders) -> Iterator[Finding]:
+    for extender in extenders:
+        if extender.is_set("trust_all_namespaces"):
+            expected = "trust for single namespaces"
+            where = extender.workload.where
+            yield finding("all-namespaces-trusted", where, "--trust-all-namespaces", expected)
+
+
+CHECKS: Final = (check_namespace_trust, check_namespace_budgets, check_trust_of_all_namespaces)
