@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs
@@ -79,7 +78,7 @@ class FairnessBench(NamedTuple):
 
 
 async def hang_forever(scope: Scope, receive: Receive, send: Send) -> None:
-    """A Prometheus that answers `ready` queries with no series and never answers queries that contain `hang`."""
+    """A Prometheus that never answers queries with `hang`, and answers all others without series."""
     query = parse_qs(scope["query_string"].decode()).get("query", [""])[0]
     if "hang" in query:
         while (await receive())["type"] != "http.disconnect":
@@ -306,16 +305,7 @@ def _put_pods(tenant: Tenant) -> None:
     for pod in pods[:ANNOTATED_PODS]:
         pod["metadata"]["annotations"] = annotations
     pods += [gpu_cluster.pod(f"b-{number}", 3 + number) for number in range(GPU_PODS)]
-    message = "nodewise: no"
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-
-    def put(pod: Object) -> None:
-        made = tenant.create(pod | {"spec": pod["spec"] | {"schedulerName": "none"}})
-        path = f"/api/v1/namespaces/{tenant.namespace}/pods/{made['metadata']['name']}/status"
-        tenant.api.patch(path, {"status": {"conditions": [condition]}})
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, pods))
+    tenant.put_waiting_pods(pods)
 
 
 if __name__ == "__main__":

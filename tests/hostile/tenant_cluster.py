@@ -15,7 +15,8 @@ import contextlib
 import itertools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,6 +83,23 @@ class Tenant:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/status"
         self.sandbox.api.patch(path, {"status": {"phase": "Running"}})
         return created
+
+    def put_waiting_pods(self, pods: Sequence[Object]) -> None:
+        """Creates pods of no scheduler, with the condition that a scheduler writes if no node is feasible."""
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "nodewise: no",
+        }
+
+        def put(pod: Object) -> None:
+            made = self.create(pod | {"spec": pod["spec"] | {"schedulerName": "none"}})
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{made['metadata']['name']}/status"
+            self.api.patch(path, {"status": {"conditions": [condition]}})
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(put, pods))
 
     def create(self, obj: Object) -> Object:
         """Creates an object in the tenant's namespace, with the tenant's rights."""

@@ -1,7 +1,6 @@
 """A hostile tenant with very many waiting pods does not delay the requeueing of another tenant's pod."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +8,10 @@ import httpx2
 import pytest
 
 from tests.cluster import extender_process, gpu_cluster, kubernetes_objects
-from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import tenant_cluster
-from tests.hostile.tenant_cluster import HOT, NODES, Tenant, TenantCluster
+from tests.hostile.tenant_cluster import HOT, NODES, TenantCluster
 
 UNRELATED = 1200
 """Waiting pods that concern no agent."""
@@ -25,24 +23,6 @@ DEMANDS = 300
 def cluster(plane: ControlPlane, tmp_path: Path) -> Iterator[TenantCluster]:
     with tenant_cluster.running(plane, tmp_path) as cluster:
         yield cluster
-
-
-def _put_waiting_pods(tenant: Tenant, pods: Sequence[Object]) -> None:
-    """Creates pods of no scheduler, with the condition that a scheduler writes if no node is feasible."""
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": "nodewise: no",
-    }
-
-    def put(pod: Object) -> None:
-        made = tenant.create(pod | {"spec": pod["spec"] | {"schedulerName": "none"}})
-        path = f"/api/v1/namespaces/{tenant.namespace}/pods/{made['metadata']['name']}/status"
-        tenant.api.patch(path, {"status": {"conditions": [condition]}})
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, pods))
 
 
 def _waiting(cluster: TenantCluster) -> int:
@@ -57,8 +37,7 @@ def test_a_healed_pod_is_requeued_beside_a_namespace_with_very_many_waiting_pods
 ) -> None:
     victim = cluster.victim
     victim.policy("cool", dontschedule=[HOT])
-    _put_waiting_pods(
-        cluster.attacker,
+    cluster.attacker.put_waiting_pods(
         [kubernetes_objects.pod(f"a-{number}") for number in range(UNRELATED)]
         + [gpu_cluster.pod(f"b-{number}", len(NODES) + 1 + number) for number in range(DEMANDS)],
     )
