@@ -222,6 +222,7 @@ def test_admission_policies_name_the_accounts_of_the_release(helm: Helm) -> None
         if kind == "ValidatingAdmissionPolicy"
     }
     assert accounts.keys() == {
+        "other-placement-policy-fields",
         "other-policy-fields",
         "other-pod-labels",
         "other-nodes",

@@ -72,6 +72,7 @@ CONDITIONS = {
     "nodewise-nodes": "request.userInfo.username == ",
     "nodewise-pod-labels": "request.operation == 'CREATE' || ",
     "nodewise-pods": "request.userInfo.username == ",
+    "nodewise-placement-policy-fields": "oldObject == null || object.?spec",
     "nodewise-policy-fields": "oldObject == null || object.?spec",
     "nodewise-trust": "object.metadata.?labels[?'nodewise.io/trusted'].hasValue() && ",
 }

@@ -19,7 +19,7 @@ RULE: dict[str, Any] = STRATEGY["properties"]["rules"]["items"]
 
 def admission_fields(variable: str) -> list[str]:
     """A list of the admission policy."""
-    policy, _ = yaml.safe_load_all((DEPLOY / "policy-fields.yaml").read_text())
+    policy, *_ = yaml.safe_load_all((DEPLOY / "policy-fields.yaml").read_text())
     [expression] = [entry["expression"] for entry in policy["spec"]["variables"] if entry["name"] == variable]
     return re.findall(r"'(\w+)'", expression)
 

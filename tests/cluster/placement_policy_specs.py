@@ -1,0 +1,392 @@
+"""Specs of PlacementPolicy and ClusterPlacementPolicy that the API server accepts or rejects."""
+
+import json
+from typing import Any, Final
+
+from tests.cluster.api_client import Object
+
+GROUP: Final = "nodewise.io/v1alpha1"
+PLURALS: Final = {
+    "PlacementPolicy": "placementpolicies",
+    "ClusterPlacementPolicy": "clusterplacementpolicies",
+}
+OPERATORS: Final = ("above", "atLeast", "below", "atMost", "equals", "notEquals")
+EXPECTED_OPERATOR: Final = f"expected exactly one of {', '.join(OPERATORS)}"
+HOT: Final[Object] = {"metric": "temp", "above": 80}
+RANK: Final[Object] = {"metric": "temp", "order": "Ascending"}
+LABEL: Final[Object] = HOT | {"labels": {"gpu.nodewise.io/suspect": "true"}}
+QUANTITY: Final = "in body should match '^[+-]?([0-9]+"
+COOL: Final[Object] = {
+    "podSelector": {"matchLabels": {"app": "web"}},
+    "avoid": [
+        {
+            "metric": "node_hwmon_temp_celsius",
+            "aggregate": "max",
+            "above": 80,
+            "whenMissing": "Allow",
+            "maxAge": "2m",
+        },
+        {"all": [{"metric": "cpu_usage_share", "above": "0.8"}, {"metric": "load_average", "above": 2}]},
+    ],
+    "prefer": [
+        {"metric": "package_power", "order": "Ascending", "weight": 2},
+        {"metric": "cpu_usage_share", "order": "Descending"},
+    ],
+}
+WIDE: Final[Object] = {
+    "namespaceSelector": {},
+    "podSelector": {"matchLabels": {"tier": "batch"}},
+    "avoid": [{"query": "max by (node) (node_disk_errors)", "above": 0, "emptyMeans": "Healthy"}],
+    "prefer": [{"query": "sum by (node) (power)", "order": "Ascending"}],
+    "nodeLabels": [LABEL, {"all": [HOT, {"query": "up", "equals": 0}], "labels": {"pol": "violating"}}],
+}
+
+
+def policy(spec: Object, kind: str = "PlacementPolicy", name: str = "pol") -> Object:
+    """A policy with a spec; a PlacementPolicy is in the namespace `default`."""
+    metadata = {"name": name} | ({} if kind.startswith("Cluster") else {"namespace": "default"})
+    return {"apiVersion": GROUP, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def namespaced(**spec: Any) -> Object:
+    return policy({"podSelector": {}} | spec)
+
+
+def cluster(**spec: Any) -> Object:
+    return policy(spec, "ClusterPlacementPolicy")
+
+
+def avoiding(**rule: Any) -> Object:
+    """A PlacementPolicy with one rule, which has other fields than `HOT`; None removes a field."""
+    return namespaced(avoid=[{name: value for name, value in (HOT | rule).items() if value is not None}])
+
+
+def selecting(**requirement: Any) -> Object:
+    return namespaced(podSelector={"matchExpressions": [requirement]}, avoid=[HOT])
+
+
+ACCEPTED: Final[dict[str, Object]] = {
+    "all fields": policy(COOL),
+    "all fields of the cluster kind": policy(WIDE, "ClusterPlacementPolicy"),
+    "avoid only": namespaced(avoid=[HOT]),
+    "prefer only": namespaced(prefer=[RANK]),
+    "node labels without selectors": cluster(nodeLabels=[LABEL]),
+    **{f"operator {name}": avoiding(**{"above": None, name: "1"}) for name in OPERATORS},
+    **{
+        f"value {value}": avoiding(above=value)
+        for value in (0, -1, 2**63 - 1, "80", "0.8", ".5", "5.", "-0.5", "+1", "250m", "64Gi", "1e3", "1E-99")
+    },
+    **{
+        f"age {value}": avoiding(maxAge=value)
+        for value in ("1ms", "30s", "1h30m", "1.5h", "8784h", "0.1s0.1m", "31622400s", f"1.{'0' * 28}ms")
+    },
+    "100 rules": namespaced(avoid=[HOT] * 100),
+    "100 rules in groups of 16": namespaced(avoid=[{"all": [HOT] * 16}] * 6 + [HOT] * 4),
+    "100 rules for node labels": cluster(nodeLabels=[LABEL] * 100),
+    "16 preferences": namespaced(prefer=[RANK | {"weight": 100}] * 16),
+    "a metric of 253 characters": avoiding(metric="m" * 253),
+    "a query of 4096 characters": cluster(nodeLabels=[LABEL | {"metric": None, "query": "q" * 4096}]),
+    "64 characters": avoiding(above="0" * 63 + "1"),
+    "20 labels": namespaced(podSelector={"matchLabels": {f"k{n}": "v" * 63 for n in range(20)}}, avoid=[HOT]),
+    "a label with a domain and one without a value": namespaced(
+        podSelector={"matchLabels": {"example.com/App_1": ""}}, avoid=[HOT]
+    ),
+    "50 values": selecting(key="app", operator="In", values=["v"] * 50),
+    "no values": selecting(key="app", operator="Exists", values=[]),
+    "20 requirements": namespaced(
+        podSelector={"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}] * 20}, prefer=[RANK]
+    ),
+    "16 labels of nodes": cluster(
+        nodeLabels=[LABEL | {"labels": {f"gpu.nodewise.io/l{n}": "v" for n in range(16)}}]
+    ),
+    "labels of the older format": cluster(
+        nodeLabels=[LABEL | {"labels": {"telemetry.aware.scheduling.pol/gas-disable-card0": "true"}}]
+    ),
+}
+
+REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
+    "no spec": (
+        {"apiVersion": GROUP, "kind": "PlacementPolicy", "metadata": {"name": "p", "namespace": "default"}},
+        ["spec: Required value"],
+    ),
+    "no selector": (policy({"avoid": [HOT]}), ["spec.podSelector: Required value"]),
+    "no rules": (
+        namespaced(),
+        ["spec: Invalid value", "found no rules, expected at least one of avoid, prefer"],
+    ),
+    "no rules of the cluster kind": (cluster(podSelector={}), ["at least one of avoid, prefer, nodeLabels"]),
+    "an empty list": (namespaced(avoid=[]), ["spec.avoid in body should have at least 1 items"]),
+    "one selector of two": (
+        cluster(podSelector={}, avoid=[HOT]),
+        ["found avoid or prefer without both selectors, expected namespaceSelector and podSelector"],
+    ),
+    "neither metric nor all": (
+        avoiding(metric=None),
+        ["spec.avoid[0]: Invalid value", "found neither metric nor all, expected exactly one of metric, all"],
+    ),
+    "both metric and all": (
+        namespaced(avoid=[{"metric": "temp", "all": [HOT]}]),
+        ["spec.avoid[0]: Invalid value", "found both metric and all, expected exactly one of metric, all"],
+    ),
+    "both metric and query": (
+        cluster(nodeLabels=[LABEL | {"query": "up"}]),
+        [
+            "spec.nodeLabels[0]: Invalid",
+            "found metric query together, expected exactly one of metric, query, all",
+        ],
+    ),
+    "neither metric nor query in a group": (
+        cluster(namespaceSelector={}, podSelector={}, avoid=[{"all": [HOT, {"above": 1}]}]),
+        [
+            "spec.avoid[0].all[1]: Invalid",
+            "found neither metric nor query, expected exactly one of metric, query",
+        ],
+    ),
+    "both metric and query in a preference": (
+        cluster(namespaceSelector={}, podSelector={}, prefer=[RANK | {"query": "up"}]),
+        ["spec.prefer[0]: Invalid", "found both metric and query, expected exactly one of metric, query"],
+    ),
+    "no operator": (
+        avoiding(above=None),
+        ["spec.avoid[0]: Invalid", f"found no operator, {EXPECTED_OPERATOR}"],
+    ),
+    "two operators": (avoiding(notEquals=5), [f"found above notEquals together, {EXPECTED_OPERATOR}"]),
+    "no operator in a group": (
+        namespaced(avoid=[HOT, {"all": [HOT, {"metric": "temp"}]}]),
+        ["spec.avoid[1].all[1]: Invalid", f"found no operator, {EXPECTED_OPERATOR}"],
+    ),
+    **{
+        f"{field} beside a group": (
+            namespaced(avoid=[{"all": [HOT], field: value}]),
+            [
+                "spec.avoid[0]: Invalid",
+                "found other fields of a rule together with all, expected them in the rules of all",
+            ],
+        )
+        for field, value in {
+            **dict.fromkeys(OPERATORS, 1),
+            "whenMissing": "Reject",
+            "maxAge": "1m",
+            "aggregate": "max",
+        }.items()
+    },
+    "emptyMeans of a metric": (
+        cluster(nodeLabels=[LABEL | {"emptyMeans": "Healthy"}]),
+        [
+            "spec.nodeLabels[0]: Invalid",
+            "found emptyMeans without query, expected it only together with query",
+        ],
+    ),
+    **{
+        f"value {value}": (
+            avoiding(above=value),
+            [f"spec.avoid[0].above: Invalid value: {json.dumps(value)}", QUANTITY],
+        )
+        for value in ("", "hot", "80 %", "80C", "1e100", "0x10", "1_000", "80\n", "--1", ".")
+    },
+    **{
+        f"value {value}": (
+            avoiding(above=value),
+            ["spec.avoid[0].above: Invalid value", "must be of type integer,string"],
+        )
+        for value in (0.8, True, [80], {"value": 80})
+    },
+    "a value of 65 characters": (
+        avoiding(above="0" * 65),
+        ["spec.avoid[0].above: Too long: may not be more than 64"],
+    ),
+    **{
+        f"age {value}": (
+            avoiding(maxAge=value),
+            [
+                f"spec.avoid[0].maxAge: Invalid value: {json.dumps(value)}",
+                "expected a duration such as 30s or 5m, of at most a year",
+            ],
+        )
+        for value in ("", "5", "0s", "-5s", "8784h1ms", "1d", "5 m", "1m\n", "99999999h", "999999999s", "1.s")
+    },
+    "an age of 33 characters": (
+        avoiding(maxAge="0" * 32 + "s"),
+        ["maxAge: Too long: may not be more than 32"],
+    ),
+    **{
+        f"metric {value}": (
+            avoiding(metric=value),
+            [
+                f"spec.avoid[0].metric: Invalid value: {json.dumps(value)}",
+                "expected letters, digits, _ and -",
+            ],
+        )
+        for value in ("a b", 'up{job="a"}', "a/b", "../x", "a\n")
+    },
+    "an empty metric": (
+        avoiding(metric=""),
+        ["spec.avoid[0].metric in body should be at least 1 chars long"],
+    ),
+    "a metric of 254 characters": (
+        avoiding(metric="m" * 254),
+        ["spec.avoid[0].metric: Too long: may not be more than 253"],
+    ),
+    "a query of 4097 characters": (
+        cluster(nodeLabels=[LABEL | {"metric": None, "query": "q" * 4097}]),
+        ["spec.nodeLabels[0].query: Too long: may not be more than 4096"],
+    ),
+    **{
+        f"{field} of another case": (
+            avoiding(**{field: value}),
+            [f'spec.avoid[0].{field}: Unsupported value: "{value}"', f"supported values: {valid}"],
+        )
+        for field, value, valid in (
+            ("whenMissing", "reject", '"Allow", "Reject"'),
+            ("aggregate", "Max", '"max", "min", "sum", "avg"'),
+        )
+    },
+    "an unknown order": (
+        namespaced(prefer=[RANK | {"order": "LessThan"}]),
+        [
+            'spec.prefer[0].order: Unsupported value: "LessThan"',
+            'supported values: "Ascending", "Descending"',
+        ],
+    ),
+    "no order": (namespaced(prefer=[{"metric": "temp"}]), ["spec.prefer[0].order: Required value"]),
+    "weight 0": (
+        namespaced(prefer=[RANK | {"weight": 0}]),
+        ["spec.prefer[0].weight in body should be greater than or equal to 1"],
+    ),
+    "weight 101": (
+        namespaced(prefer=[RANK | {"weight": 101}]),
+        ["spec.prefer[0].weight in body should be less than or equal to 100"],
+    ),
+    "101 rules": (namespaced(avoid=[HOT] * 101), ["spec.avoid: Too many: 101: must have at most 100 items"]),
+    "101 rules in groups": (
+        namespaced(avoid=[{"all": [HOT] * 16}] * 6 + [HOT] * 5),
+        [
+            "spec: Invalid value",
+            "found more than 100 rules in avoid, expected at most 100, counting those in all",
+        ],
+    ),
+    "101 rules for node labels in groups": (
+        cluster(nodeLabels=[{"all": [HOT] * 16, "labels": {"p": "violating"}}] * 6 + [LABEL] * 5),
+        ["found more than 100 rules in nodeLabels, expected at most 100, counting those in all"],
+    ),
+    "17 rules in a group": (
+        namespaced(avoid=[{"all": [HOT] * 17}]),
+        ["spec.avoid[0].all: Too many: 17: must have at most 16 items"],
+    ),
+    "17 preferences": (
+        namespaced(prefer=[RANK] * 17),
+        ["spec.prefer: Too many: 17: must have at most 16 items"],
+    ),
+    "a requirement without values": (
+        selecting(key="app", operator="In"),
+        [
+            "spec.podSelector.matchExpressions[0]: Invalid",
+            "found no values, expected at least one with the operators In and NotIn",
+        ],
+    ),
+    "a requirement with values": (
+        selecting(key="app", operator="Exists", values=["a"]),
+        [
+            "matchExpressions[0]: Invalid",
+            "found values, expected none with the operators Exists and DoesNotExist",
+        ],
+    ),
+    "an unknown operator of labels": (
+        selecting(key="app", operator="Gt", values=["1"]),
+        ['matchExpressions[0].operator: Unsupported value: "Gt"', '"In", "NotIn", "Exists", "DoesNotExist"'],
+    ),
+    "21 labels": (
+        namespaced(podSelector={"matchLabels": {f"k{n}": "v" for n in range(21)}}, avoid=[HOT]),
+        ["spec.podSelector.matchLabels: Too many: 21: must have at most 20 items"],
+    ),
+    "21 requirements": (
+        namespaced(podSelector={"matchExpressions": [{"key": "a", "operator": "Exists"}] * 21}, avoid=[HOT]),
+        ["spec.podSelector.matchExpressions: Too many: 21: must have at most 20 items"],
+    ),
+    "51 values": (
+        selecting(key="a", operator="In", values=["v"] * 51),
+        ["values: Too many: 51: must have at most 50 items"],
+    ),
+    "a label value of 64 characters": (
+        namespaced(podSelector={"matchLabels": {"app": "v" * 64}}, avoid=[HOT]),
+        ["spec.podSelector.matchLabels.app: Too long: may not be more than 63"],
+    ),
+    "a key that no label has": (
+        namespaced(podSelector={"matchLabels": {"the app": "web"}}, avoid=[HOT]),
+        ['spec.podSelector.matchLabels: found "the app: web", expected a key such as app or example.com/app'],
+    ),
+    **{
+        f"label {key}={value} of nodes": (
+            cluster(nodeLabels=[LABEL, LABEL | {"labels": {key: value}}]),
+            [
+                f'spec.nodeLabels[1].labels: found "{key}: {value}", expected a key whose domain ends in .nodewise.io'
+            ],
+        )
+        for key, value in (
+            ("node-role.kubernetes.io/control-plane", ""),
+            ("policy.nodewise.node-restriction.kubernetes.io/1", "violating"),
+            ("nodewise.io/x", "y"),
+            ("evilnodewise.io/x", "y"),
+            ("disktype", "ssd"),
+            ("gpu.nodewise.io/", "y"),
+            ("gpu.nodewise.io/x", "a b"),
+        )
+    },
+    "17 labels of nodes": (
+        cluster(nodeLabels=[LABEL | {"labels": {f"gpu.nodewise.io/l{n}": "v" for n in range(17)}}]),
+        ["spec.nodeLabels[0].labels: Too many: 17: must have at most 16 items"],
+    ),
+    "no labels of nodes": (
+        cluster(nodeLabels=[LABEL | {"labels": {}}]),
+        ["spec.nodeLabels[0].labels in body should have at least 1 properties"],
+    ),
+    "an unknown field of the spec": (
+        namespaced(avoid=[HOT], enforcement="Preferred"),
+        ['spec: found field "enforcement", expected one of podSelector, avoid, prefer'],
+    ),
+    "a misspelt field of the spec": (
+        namespaced(avoid=[HOT], preferred=[RANK]),
+        ['spec: found field "preferred", expected one of podSelector, avoid, prefer; did you mean "prefer"?'],
+    ),
+    "a misspelt field of a selector": (
+        namespaced(podSelector={"matchlabels": {"app": "web"}}, avoid=[HOT]),
+        [
+            'spec.podSelector: found field "matchlabels", expected one of matchLabels, matchExpressions',
+            'did you mean "matchLabels"?',
+        ],
+    ),
+    "a misspelt field of a requirement": (
+        selecting(key="app", operator="Exists", value=["a"]),
+        [
+            'spec.podSelector.matchExpressions[0]: found field "value", expected one of key, operator, values',
+            'did you mean "values"?',
+        ],
+    ),
+    "a field of TASPolicy": (
+        namespaced(avoid=[HOT, HOT | {"when_missing": "reject"}]),
+        ['spec.avoid[1]: found field "when_missing", expected one of metric,', 'did you mean "whenMissing"?'],
+    ),
+    "an unknown field in a group": (
+        namespaced(avoid=[{"all": [HOT, HOT | {"for": "5m"}]}]),
+        ['spec.avoid[0].all[1]: found field "for", expected one of metric,'],
+    ),
+    "a misspelt field of a preference": (
+        namespaced(prefer=[RANK, RANK | {"weigth": 2}]),
+        [
+            'spec.prefer[1]: found field "weigth", expected one of metric, aggregate, order, weight, maxAge',
+            'did you mean "weight"?',
+        ],
+    ),
+    "a query without the cluster kind": (
+        namespaced(avoid=[HOT | {"query": "up"}]),
+        ['spec.avoid[0]: found field "query", expected one of metric,', "only ClusterPlacementPolicy has it"],
+    ),
+    "node labels without the cluster kind": (
+        namespaced(avoid=[HOT], nodeLabels=[LABEL]),
+        ['spec: found field "nodeLabels"', "only ClusterPlacementPolicy has it"],
+    ),
+    "whenMissing of node labels": (
+        cluster(nodeLabels=[LABEL | {"whenMissing": "Reject"}]),
+        ['spec.nodeLabels[0]: found field "whenMissing", expected one of metric,'],
+    ),
+}

@@ -1,0 +1,233 @@
+"""PlacementPolicy and ClusterPlacementPolicy on a real API server: accepted and rejected specs, status, kubectl."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.cluster import admission_policy_waits, extender_process
+from tests.cluster.admission_policy_waits import DRY_RUN
+from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.namespace_sandboxes import wait
+from tests.cluster.placement_policy_specs import (
+    ACCEPTED,
+    COOL,
+    GROUP,
+    HOT,
+    RANK,
+    REJECTED,
+    WIDE,
+    avoiding,
+    namespaced,
+    policy,
+)
+
+PLURALS: Final = ("placementpolicies", "clusterplacementpolicies")
+FIELD_POLICY: Final = [
+    document
+    for document in extender_process.manifest("policy-fields.yaml")
+    if document["metadata"]["name"] == "nodewise-placement-policy-fields"
+]
+"""The admission policy of the fields of both kinds, and its binding."""
+
+
+@pytest.fixture(scope="module")
+def api(plane: ControlPlane) -> Iterator[ClusterApi]:
+    """The API server with both definitions and the admission policy of their fields."""
+    for plural in PLURALS:
+        for definition in extender_process.manifest(f"crds/{plural}.yaml"):
+            plane.api.ensure(definition)
+    for plural in PLURALS:
+        wait(f"{plural} are served", lambda path=f"/apis/{GROUP}/{plural}": plane.api.answers(path) or None)  # type: ignore[misc]
+    made = [plane.api.create(document) for document in FIELD_POLICY]
+    wrong = avoiding(colour="red")
+    admission_policy_waits.wait_denied(lambda: admission_policy_waits.try_create(plane.api, wrong))
+    yield plane.api
+    for document in made:
+        plane.api.delete(path_of(document))
+
+
+def refusal(api: ClusterApi, obj: Object) -> str:
+    """The error of the API server for a client that does not ask for field validation; empty if it accepts the object.
+
+    Nothing is stored.
+    """
+    params = DRY_RUN | {"fieldValidation": "Ignore"}
+    try:
+        api.request("POST", folder_of(obj), json=obj, params=params)
+    except ApiError as error:
+        return str(error)
+    return ""
+
+
+def _without_none(obj: Any) -> Any:
+    """A copy without fields that are None."""
+    if isinstance(obj, dict):
+        return {key: _without_none(value) for key, value in obj.items() if value is not None}
+    return [_without_none(value) for value in obj] if isinstance(obj, list) else obj
+
+
+@pytest.mark.parametrize("obj", ACCEPTED.values(), ids=ACCEPTED)
+def test_accepted(api: ClusterApi, obj: Object) -> None:
+    assert refusal(api, _without_none(obj)) == ""
+
+
+@pytest.mark.parametrize(("obj", "parts"), REJECTED.values(), ids=REJECTED)
+def test_rejected_with_the_field_and_the_expected_value(
+    api: ClusterApi, obj: Object, parts: list[str]
+) -> None:
+    message = refusal(api, _without_none(obj))
+    assert [part for part in parts if part not in message] == [], message
+
+
+def test_the_largest_policy_is_within_the_cost_limits(api: ClusterApi) -> None:
+    rule = {
+        "query": "q" * 4096,
+        "aggregate": "max",
+        "atLeast": "0" * 64,
+        "maxAge": f"1.{'0' * 28}ms",
+        "emptyMeans": "Healthy",
+    }
+    selector = {
+        "matchLabels": {f"{'d' * 200}.example.com/{'k' * 60}{n}": "v" * 63 for n in range(20)},
+        "matchExpressions": [
+            {"key": f"k{n}", "operator": "In", "values": ["v" * 63] * 50} for n in range(20)
+        ],
+    }
+    labels = {f"{'a' * 200}.nodewise.io/{'k' * 60}{n}": "v" * 63 for n in range(16)}
+    groups: list[Object] = [{"all": [rule] * 16}] * 6 + [rule] * 4
+    spec = {
+        "namespaceSelector": selector,
+        "podSelector": selector,
+        "avoid": groups,
+        "prefer": [{"query": "q" * 4096, "order": "Descending", "weight": 100}] * 16,
+        "nodeLabels": [group | {"labels": labels} for group in groups],
+    }
+    assert refusal(api, policy(spec, "ClusterPlacementPolicy")) == ""
+
+
+def test_fields_that_were_stored_before_block_only_changes_of_the_spec(api: ClusterApi) -> None:
+    """A policy that was stored with an unknown field, such as one of a newer version, can be changed elsewhere."""
+    binding = FIELD_POLICY[1]
+    odd = avoiding(colour="red")
+    api.delete(path_of(binding))
+    admission_policy_waits.wait_allowed(lambda: admission_policy_waits.try_create(api, odd))
+    path = path_of(api.create(odd))
+    api.create(binding)
+    admission_policy_waits.wait_denied(
+        lambda: admission_policy_waits.try_create(api, policy(odd["spec"], name="other"))
+    )
+    assert api.get(path)["spec"]["avoid"][0]["colour"] == "red"
+    api.patch(path, {"metadata": {"labels": {"a": "b"}}})
+    api.patch(f"{path}/status", {"status": {"rejectedNodes": 1}})
+    with pytest.raises(ApiError, match=r'spec.avoid\[0\]: found field "colour"'):
+        api.patch(path, {"spec": {"prefer": [RANK]}})
+    api.delete(path)
+
+
+def test_status_is_separate_from_the_spec_and_conditions_merge_by_type(api: ClusterApi) -> None:
+    path = path_of(api.create(namespaced(avoid=[HOT]) | {"status": {"mode": "forged"}}))
+    assert "status" not in api.get(path)
+    for manager, kind in (("one", "Ready"), ("other", "Suspended")):
+        condition = {
+            "type": kind,
+            "status": "True",
+            "reason": "AllWell",
+            "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        body = {"apiVersion": GROUP, "kind": "PlacementPolicy", "status": {"conditions": [condition]}}
+        api.request(
+            "PATCH",
+            f"{path}/status",
+            content=json.dumps(body),
+            params={"fieldManager": manager},
+            headers={"Content-Type": "application/apply-patch+yaml"},
+        )
+    stored = api.get(path)
+    assert [condition["type"] for condition in stored["status"]["conditions"]] == ["Ready", "Suspended"]
+    assert stored["metadata"]["generation"] == 1
+    assert api.patch(path, {"spec": {"prefer": [RANK]}})["metadata"]["generation"] == 2
+    with pytest.raises(ApiError, match=r"status.conditions\[0\].reason: Required value"):
+        api.patch(f"{path}/status", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    api.delete(path)
+
+
+STATUS: Final = {
+    "mode": "Enforce",
+    "selectedPods": 12,
+    "rejectedNodes": 3,
+    "nodeLabel": "policy.nodewise.node-restriction.kubernetes.io/1",
+    "active": True,
+    "rules": [
+        {"rule": "avoid[0]", "expression": "temp above 80", "nodes": 3, "missing": 0, "suspended": False}
+    ],
+    "conditions": [
+        {
+            "type": kind,
+            "status": "True",
+            "reason": "AllWell",
+            "message": "fine",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        for kind in ("Ready", "MetricsAvailable")
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("PlacementPolicy", "plp"), ("ClusterPlacementPolicy", "cplp"), ("PlacementPolicy", "nodewise")],
+)
+def test_kubectl_get_shows_the_columns(plane: ControlPlane, api: ClusterApi, kind: str, name: str) -> None:
+    path = path_of(api.create(policy(COOL if kind == "PlacementPolicy" else WIDE, kind)))
+    api.patch(f"{path}/status", {"status": STATUS})
+    try:
+        head, row, *_ = plane.kubectl("get", name, "-n", "default").splitlines()
+        assert re.split(" {2,}", head.strip()) == ["NAME", "MODE", "PODS", "NODES REJECTED", "METRICS", "AGE"]
+        assert row.split()[1:5] == ["Enforce", "12", "3", "True"]
+        wide = plane.kubectl("get", name, "-n", "default", "-o", "wide")
+        assert re.split(" {2,}", wide.splitlines()[0].strip())[-2:] == ["READY", "MESSAGE"]
+    finally:
+        api.delete(path)
+
+
+@pytest.mark.parametrize("plural", PLURALS)
+def test_kubectl_explains_every_field(plane: ControlPlane, api: ClusterApi, plural: str) -> None:
+    [definition] = extender_process.manifest(f"crds/{plural}.yaml")
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for path, fields in explained_objects(plural, schema):
+        shown = " ".join(plane.kubectl("explain", path).split())
+        missing = [
+            f"{path}.{name}"
+            for name, field in fields.items()
+            if name not in {"apiVersion", "kind", "metadata"}
+            and " ".join(field["description"].split()) not in shown
+        ]
+        assert missing == []
+
+
+def explained_objects(path: str, field: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of each object below a schema, with its path as `kubectl explain` takes it."""
+    field = field.get("items", field)
+    if "properties" in field:
+        yield path, field["properties"]
+        for name, inner in field["properties"].items():
+            yield from explained_objects(f"{path}.{name}", inner)
+
+
+@pytest.mark.parametrize("validation", ["strict", "warn", "ignore"])
+def test_kubectl_apply_is_refused_whatever_validation_it_asks_for(
+    plane: ControlPlane,
+    api: ClusterApi,
+    tmp_path: Path,
+    validation: str,
+) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps(avoiding(maxage="2m")))
+    with pytest.raises(AssertionError, match=r'spec.avoid\[0\]: found field "maxage".*did you mean "maxAge"'):
+        plane.kubectl("apply", f"--validate={validation}", "-f", str(file))

@@ -1,0 +1,130 @@
+"""The definitions of both kinds of placement policies and their admission policy have the same fields."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).parents[4] / "deploy"
+KINDS = ("placementpolicies", "clusterplacementpolicies")
+CLUSTER_FIELDS = {"namespaceSelector", "nodeLabels", "query", "emptyMeans"}
+"""The fields that only ClusterPlacementPolicy has."""
+
+
+def definition(plural: str) -> Any:
+    return yaml.safe_load((DEPLOY / f"crds/{plural}.yaml").read_text())
+
+
+def schema(plural: str) -> Any:
+    return definition(plural)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+
+
+def admission_fields(variable: str) -> list[str]:
+    """A list of the admission policy, with the fields that only ClusterPlacementPolicy has."""
+    return re.findall(r"'(\w+)'", admission_expression(variable))
+
+
+def admission_expression(variable: str) -> str:
+    """The expression of a variable of the admission policy."""
+    policies = {
+        (document["kind"], document["metadata"]["name"]): document
+        for document in yaml.safe_load_all((DEPLOY / "policy-fields.yaml").read_text())
+    }
+    policy = policies["ValidatingAdmissionPolicy", "nodewise-placement-policy-fields"]
+    [expression] = [entry["expression"] for entry in policy["spec"]["variables"] if entry["name"] == variable]
+    return str(expression)
+
+
+def properties(plural: str, *path: str) -> set[str]:
+    """The names of the fields at a path; `[]` stands for the entries of a list."""
+    field = schema(plural)["spec"]
+    for name in path:
+        field = field["items"] if name == "[]" else field["properties"][name]
+    return set(field["properties"])
+
+
+def objects(path: str, field: Any) -> Iterator[tuple[str, Any]]:
+    """All fields below a schema with their paths, and the entries of lists."""
+    yield path, field
+    for name, inner in field.get("properties", {}).items():
+        yield from objects(f"{path}.{name}", inner)
+    if "items" in field:
+        yield from objects(f"{path}[]", field["items"])
+
+
+@pytest.mark.parametrize("plural", KINDS)
+def test_every_field_has_a_description(plural: str) -> None:
+    fields = [
+        *objects("spec", schema(plural)["spec"]),
+        *objects("status", schema(plural)["status"]),
+    ]
+    named = [(path, field) for path, field in fields if not path.endswith("values[]")]
+    assert [path for path, field in named if len(field.get("description", "")) < 10] == []
+
+
+@pytest.mark.parametrize("plural", KINDS)
+def test_objects_of_the_spec_keep_unknown_fields_for_the_admission_policy_to_refuse(plural: str) -> None:
+    for path, field in objects("spec", schema(plural)["spec"]):
+        if "properties" in field:
+            assert field["x-kubernetes-preserve-unknown-fields"], path
+
+
+def test_both_kinds_have_the_same_status_and_columns() -> None:
+    namespaced, cluster = (definition(plural)["spec"]["versions"][0] for plural in KINDS)
+    assert namespaced["additionalPrinterColumns"] == cluster["additionalPrinterColumns"]
+    assert schema(KINDS[0])["status"] == schema(KINDS[1])["status"]
+
+
+def test_fields_that_both_kinds_have_are_equal() -> None:
+    """Except for the descriptions, and rules that name fields of ClusterPlacementPolicy."""
+    namespaced, cluster = (dict(objects("spec", schema(plural)["spec"])) for plural in KINDS)
+    in_both = {path for path in cluster if not set(re.findall(r"\w+", path)) & CLUSTER_FIELDS}
+    assert namespaced.keys() == in_both
+    kept = ("type", "enum", "pattern", "maxLength", "minLength", "maxItems", "minItems", "minimum", "maximum")
+    for path, field in namespaced.items():
+        assert {key: field.get(key) for key in kept} == {key: cluster[path].get(key) for key in kept}, path
+        if "properties" not in field:
+            assert field.get("x-kubernetes-validations") == cluster[path].get("x-kubernetes-validations"), (
+                path
+            )
+
+
+def test_the_admission_policy_has_the_fields_of_the_definitions() -> None:
+    comparison = set(admission_fields("comparisonFields"))
+    for plural in KINDS:
+        allowed = set() if plural == KINDS[1] else CLUSTER_FIELDS
+        assert properties(plural) == set(admission_fields("specFields")) - allowed
+        assert properties(plural, "avoid", "[]") == (comparison | {"whenMissing", "all"}) - allowed
+        assert properties(plural, "avoid", "[]", "all", "[]") == (comparison | {"whenMissing"}) - allowed
+        assert properties(plural, "prefer", "[]") == set(admission_fields("preferFields")) - allowed
+        assert properties(plural, "podSelector") == set(admission_fields("selectorFields"))
+        requirement = properties(plural, "podSelector", "matchExpressions", "[]")
+        assert requirement == set(admission_fields("requirementFields"))
+    assert properties(KINDS[1], "nodeLabels", "[]") == comparison | {"all", "labels"}
+    assert properties(KINDS[1], "nodeLabels", "[]", "all", "[]") == comparison
+    assert set(admission_fields("clusterFields")) == CLUSTER_FIELDS
+
+
+def test_suggestions_are_unambiguous() -> None:
+    """The admission policy recognizes a field by its first three letters, or six of those that begin with match."""
+    rule = [*admission_fields("comparisonFields"), "whenMissing", "all", "labels"]
+    for fields in (
+        rule,
+        admission_fields("specFields"),
+        admission_fields("preferFields"),
+        admission_fields("selectorFields"),
+        admission_fields("requirementFields"),
+    ):
+        starts = {name.lower()[: 6 if name.startswith("match") else 3] for name in fields}
+        assert len(starts) == len(fields)
+
+
+def test_the_indexes_of_the_admission_policy_reach_the_longest_list() -> None:
+    indexes = yaml.safe_load(admission_expression("indexes"))
+    limits = [
+        field["maxItems"] for _, field in objects("spec", schema(KINDS[1])["spec"]) if "maxItems" in field
+    ]
+    assert indexes == list(range(max(limits)))
