@@ -14,11 +14,20 @@ MAX_SCORE: Final = 10
 """kube-scheduler's MaxExtenderPriority (k8s.io/kube-scheduler v0.36 extender/v1); it does not clamp."""
 
 COMPARISONS: Final[Mapping[str, np.ufunc]] = {
+    "above": np.greater,
+    "atLeast": np.greater_equal,
+    "below": np.less,
+    "atMost": np.less_equal,
+    "equals": np.equal,
+    "notEquals": np.not_equal,
     "LessThan": np.less,
     "GreaterThan": np.greater,
     "Equals": np.equal,
 }
-"""The operators of evidence: a rule is violated where `value operator target` is true. Comparisons are exact."""
+"""The operators of evidence: a rule is violated where `value operator target` is true. Comparisons are exact.
+
+The last three are the names in a TASPolicy. Evidence keeps the name that the user wrote.
+"""
 
 Joined = Literal["any", "all"]
 """How many of its rules a node must violate to be rejected."""

@@ -5,7 +5,7 @@ few round numbers, from the nearest target that lets a node pass to the target b
 unit is a whole nano-unit, as in policies.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,6 +17,17 @@ from nodewise.extender.decision import Decision
 
 Mask = NDArray[np.bool_]
 """By candidate of a decision."""
+
+_NEAREST_PASSING: Final[Mapping[np.ufunc, int]] = {
+    np.greater: 0,
+    np.greater_equal: 1,
+    np.less: 0,
+    np.less_equal: -1,
+}
+"""By comparison, the nearest target that a value does not violate, minus the value. Others have no such target."""
+
+_UPPER_LIMITS: Final = frozenset({np.greater, np.greater_equal})
+"""Comparisons that a larger target relaxes."""
 
 _SHARES: Final = (0.0, 0.25, 0.5, 1.0)
 """Shares of the nodes that could pass for which a target is proposed: the first, a quarter, half, all."""
@@ -166,33 +177,36 @@ def _relative_excess_over_target(rule: Evidence) -> NDArray[np.float64]:
 
 
 def rule_without_effect(rule: Evidence) -> Evidence:
-    """The rule with a target that no value violates."""
+    """The rule with an operator and a target that no value violates."""
     fresh = rule.values[rule.states == ValueState.FRESH]
     if not len(fresh) or rule.target is None:
         return rule
-    low, high = int(np.min(fresh)), int(np.max(fresh))
-    target = {"GreaterThan": max(high, rule.target), "LessThan": min(low, rule.target)}
-    return replace(rule, target=target.get(rule.operator, high + 1))
+    return replace(rule, operator="above", target=int(np.max(fresh)))
 
 
 def propose_targets(rule: Evidence, values: Sequence[int]) -> Iterator[int]:
     """Targets with which some of these values no longer violate the rule; with the last target, none does.
 
-    No targets for Equals, because another target would reject other values.
+    No targets for an operator without a direction, because another target would reject other values.
     """
-    if rule.target is None or rule.operator not in {"GreaterThan", "LessThan"} or not values:
+    comparison = COMPARISONS.get(rule.operator)
+    beyond = None if comparison is None else _NEAREST_PASSING.get(comparison)
+    if rule.target is None or beyond is None or not values:
         return
-    ordered = sorted(values, reverse=rule.operator == "LessThan")
+    ordered = sorted(values, reverse=comparison not in _UPPER_LIMITS)
     for share in _SHARES:
-        yield round_target(rule.target, ordered[round(share * (len(ordered) - 1))])
+        value = ordered[round(share * (len(ordered) - 1))]
+        # The target must differ from the value: 80.000000001 would be exact, and nobody would write it.
+        yield round_target(rule.target, value + beyond, least_slack=abs(beyond * value) // 100)
 
 
-def round_target(target: int, value: int) -> int:
+def round_target(target: int, value: int, *, least_slack: int = 0) -> int:
     """The roundest number at the value or beyond it, as seen from the target: 85 for the value 84.7 and the target 80.
 
-    It is beyond by at most a quarter of the distance, so that the proposal is not more than the nodes need.
+    It is beyond by at most a quarter of the distance, or by `least_slack`, so that the proposal is not more than the
+    nodes need.
     """
-    slack = abs(value - target) // 4
+    slack = max(abs(value - target) // 4, least_slack)
     best = value
     for step in _round_numbers(10 * abs(value)):
         candidate = -(-value // step) * step if value > target else value // step * step

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodewise import quantity
-from nodewise.agent import Verdict
+from nodewise.agent import COMPARISONS, Verdict
 from nodewise.extender import counterfactuals
 from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
@@ -50,6 +50,14 @@ def told(change: RuleChange) -> str:
         pytest.param("LessThan 10", "4 9 50", "1 at 9, 2 at 4", id="under a threshold"),
         pytest.param("GreaterThan 80", "80 79 -", "", id="nobody is rejected"),
         pytest.param("Equals 2", "2 2 1", "", id="another number would reject others"),
+        pytest.param("above 80", "84.7 82 80", "1 at 82, 2 at 85", id="above"),
+        pytest.param("atLeast 80", "85 84.7 79", "1 at 85, 2 at 86", id="at least: beyond the value"),
+        pytest.param("atLeast 80", "80 80 79", "2 at 80.5", id="at least: a value at the target"),
+        pytest.param("atLeast 0", "0 -1", "1 at 0.000000001", id="at least: no number is round beside zero"),
+        pytest.param("below 10", "4 9 50", "1 at 9, 2 at 4", id="below"),
+        pytest.param("atMost 10", "5 10 11", "1 at 9.9, 2 at 4", id="at most: beyond the value"),
+        pytest.param("equals 2", "2 2 1", "", id="equals has no direction"),
+        pytest.param("notEquals 2", "2 3 1", "", id="notEquals has no direction"),
     ],
 )
 def test_one_rule(rule: str, values: str, wanted: str) -> None:
@@ -112,7 +120,13 @@ def test_a_change_names_the_rule_that_it_is_about() -> None:
 def test_an_operator_that_is_not_known_rejects_nobody() -> None:
     rule = replace(evidence("heat", "85 70"), operator="Above")
     assert not counterfactuals.rejects(rule).any()
-    assert np.array_equal(counterfactuals.rule_without_effect(rule).values, rule.values)
+    assert not counterfactuals.rejects(counterfactuals.rule_without_effect(rule)).any()
+
+
+@pytest.mark.parametrize("operator", COMPARISONS)
+def test_a_rule_without_effect_rejects_only_missing_values(operator: str) -> None:
+    rule = evidence("heat", "85 80 70 -5 -", f"{operator} 80", rejects_missing=True)
+    assert counterfactuals.rejects(counterfactuals.rule_without_effect(rule)).tolist() == [False] * 4 + [True]
 
 
 def test_details_say_how_far_a_node_is_from_passing() -> None:
