@@ -84,7 +84,7 @@ def test_a_spec_of_the_largest_size_is_stored_and_a_larger_one_is_not() -> None:
             assert (f"spec: {size} bytes; expected at most {MAX_SPEC_BYTES}" in problems) is not kept
         if not kept:
             assert parse_policy(stored) == parse_policy(whole)
-            (only,) = parse_policy(stored).rules("dontschedule")
+            (only,) = parse_policy(stored).avoided()
             assert only.unusable
 
 

@@ -18,7 +18,7 @@ from nodewise.agents.gpu import (
     telemetry_policy_gpu_labels,
 )
 from nodewise.agents.telemetry.agent import POLICY_LABEL
-from nodewise.agents.telemetry.node_labels import PREFIX, VIOLATING
+from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
 from nodewise.agents.telemetry.taspolicy_status import GOOD
 from nodewise.annotator import patch_writer
 from nodewise.cli.extender_wiring import LEASE

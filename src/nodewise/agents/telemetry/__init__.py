@@ -2,8 +2,9 @@
 
 | module | content |
 |---|---|
-| `rule_operators.py` | the operators LessThan, GreaterThan and Equals |
-| `taspolicy_parser.py` | parses a TASPolicy and collects its problems |
+| `placement_policy.py` | the model of a policy, independent of its kind |
+| `rule_operators.py` | the six operators of rules |
+| `taspolicy_parser.py` | parses a TASPolicy into the model and collects its problems |
 | `optional_rule_fields.py` | parses the optional fields of a rule |
 | `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |

@@ -84,14 +84,14 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         if policy.verdict is None:
             return None
         codes, texts, joined = policy.verdict
-        evidence = tuple(rule.evidence(candidates) for rule in policy.filter_rules)
+        evidence = tuple(rule.evidence(candidates, policy.policy.key.kind) for rule in policy.filter_rules)
         return Verdict(codes[candidates.numbers], texts, evidence, joined)
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         policy = self._evaluated_policy_of_pod(pod, snapshot)
         if not isinstance(policy, PolicyState) or policy.ranks is None or policy.preferred_rule is None:
             return None
-        evidence = policy.preferred_rule.evidence(candidates, ranks_only=True)
+        evidence = policy.preferred_rule.evidence(candidates, policy.policy.key.kind, ranks_only=True)
         return Scores(rank_scores.scores_from_ranks(policy.ranks[candidates.numbers]), (evidence,))
 
     def _evaluated_policy_of_pod(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:

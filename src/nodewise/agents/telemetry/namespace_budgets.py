@@ -16,7 +16,7 @@ import msgspec
 from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.taspolicy_parser import Policy, Rule, Strategy
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy
 
 MAX_NAMESPACE_LABELS: Final = 64
 """Different node labels of the policies of one namespace, all of which may be on the same node."""
@@ -57,7 +57,7 @@ class NamespaceBudgets:
         queries: set[str] = set()
         enforced = []
         for policy in policies:
-            usable = list(_usable_rules(policy))
+            usable = list(policy.usable_comparisons())
             metrics_with = metrics | {rule.metric_request().key for rule in usable}
             queries_with = queries | {rule.metric_request().key for rule in usable if rule.query}
             excess = next(
@@ -96,28 +96,19 @@ def fair_shares(requested: Mapping[str, int], total: int) -> dict[str, int]:
     return shares
 
 
-def _usable_rules(policy: Policy) -> Iterator[Rule]:
-    for strategy in policy.strategies.values():
-        yield from (rule for rule in strategy.rules if not rule.unusable)
-
-
 def _reject_policy(policy: Policy, excess: str) -> Policy:
     """The policy with all rules unusable, so that its pods wait with a reason."""
     remedy = (
         f"delete policies or rules of namespace {policy.namespace}, or let an administrator raise the limit"
     )
-    strategies = {
-        name: Strategy(
-            tuple(
-                rule if rule.unusable else msgspec.structs.replace(rule, unusable=excess, remedy=remedy)
-                for rule in strategy.rules
-            ),
-            strategy.all_of,
-        )
-        for name, strategy in policy.strategies.items()
-    }
+
+    def reject(comparison: Comparison) -> Comparison:
+        if comparison.unusable:
+            return comparison
+        return msgspec.structs.replace(comparison, unusable=excess, remedy=remedy)
+
     message = f"no rule is evaluated: {excess}; {remedy}"
-    return msgspec.structs.replace(policy, strategies=strategies, over_budget=message)
+    return msgspec.structs.replace(policy.with_comparisons(reject), over_budget=message)
 
 
 def _enforce_label_budgets(by_namespace: Mapping[str, _Policies]) -> Iterator[list[Policy]]:
@@ -175,8 +166,5 @@ def _without_labels(policy: Policy, omitted: Sequence[str], limits: str) -> Poli
     named = ", ".join(omitted[:_MAX_NAMED])
     more = f" and {len(omitted) - _MAX_NAMED} more" if len(omitted) > _MAX_NAMED else ""
     message = f"{limits}; not written for this policy: {named}{more}"
-    return msgspec.structs.replace(
-        policy,
-        strategies=node_labels.strategies_without_labels(policy, frozenset(omitted)),
-        over_budget=message,
-    )
+    left = policy.with_label_keys(lambda key: key not in omitted)
+    return msgspec.structs.replace(left, over_budget=message)

@@ -6,7 +6,8 @@ The API server tracks which manager and operation last wrote a key (KEP-555, ser
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nodewise.agents.telemetry.node_labels import PREFIX, VIOLATING, Labels
+from nodewise.agents.telemetry.node_labels import Labels
+from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
 
 FIELD_MANAGER: Final = "nodewise-telemetry"
 """The owner of our fields."""

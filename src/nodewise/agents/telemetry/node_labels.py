@@ -7,19 +7,16 @@ label that nodewise owns stays. The format of the keys is that of Telemetry Awar
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
+from nodewise.agents.telemetry import rule_operators
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
-from nodewise.agents.telemetry.taspolicy_parser import Policy, Strategy, is_valid_label_part
-
-PREFIX: Final = "telemetry.aware.scheduling."
-VIOLATING: Final = "violating"
-MAX_PREFIX: Final = 253
-"""Characters of a label key before its `/` (apimachinery v0.36 `pkg/util/validation`)."""
+from nodewise.agents.telemetry.taspolicy_parser import PREFIX
 
 Labels = Mapping[str, str]
 Mask = NDArray[np.bool_]
@@ -40,113 +37,96 @@ class LabelColumn(NamedTuple):
     """The namespaces of the policies that set the label."""
 
 
+class _Candidate(NamedTuple):
+    """A value of a label key, over all nodes."""
+
+    value: str
+    evaluation: RuleEvaluation
+    """The comparison whose metric values decide between several values of the key."""
+    applies: Mask
+    """Where fresh values meet all parts of the rule."""
+    undecided: Mask
+    """Where missing values leave open whether they do."""
+
+
 def requested_labels(policy: Policy) -> dict[str, int]:
     """The keys of all labels that the policy may set on one node, with the bytes of the key and the longest value.
 
-    In the order of the policy's rules; the label of `deschedule` comes first.
+    In the order of the policy's rules.
     """
     sizes: dict[str, int] = {}
-    drains = any(not rule.unusable for rule in policy.rules("deschedule"))
-    if drains and is_valid_label_part(policy.name):
-        sizes[policy.name] = len(policy.name) + len(VIOLATING)
-    if len(PREFIX + policy.name) <= MAX_PREFIX:
-        for rule in policy.rules("labeling"):
-            for name, _, value in () if rule.unusable else (text.partition("=") for text in rule.labels):
-                key = _labeling_key(policy, name)
+    for rule in policy.node_labels:
+        for part, labels in zip(rule.parts, rule.labels, strict=True):
+            for key, value in () if part.unusable else labels:
                 sizes[key] = max(sizes.get(key, 0), len(key) + len(value))
     return sizes
 
 
-def strategies_without_labels(policy: Policy, omitted: frozenset[str]) -> Mapping[str, Strategy]:
-    """The strategies of a policy without the labels of these keys."""
-    strategies = dict(policy.strategies)
-    if policy.name in omitted:
-        del strategies["deschedule"]
-    labeling = strategies.get("labeling")
-    if labeling is not None:
-        names = {text.partition("=")[0] for rule in labeling.rules for text in rule.labels}
-        kept = {name for name in names if _labeling_key(policy, name) not in omitted}
-        strategies["labeling"] = labeling.with_label_names(kept)
-    return strategies
+def label_columns(
+    policy: Policy, evaluated: Mapping[Comparison, RuleEvaluation]
+) -> Generator[LabelColumn, None, None]:
+    """One column per label key. `evaluated` has all usable comparisons of the policy.
 
-
-def _labeling_key(policy: Policy, name: str) -> str:
-    return f"{PREFIX}{policy.name}/{name}"
-
-
-def descheduling_column(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> LabelColumn | None:
-    """The label `<policy>=violating`; None if the policy does not deschedule."""
-    if not evaluations or not is_valid_label_part(policy.name):
-        return None  # a key that the API server refuses would take the node's other labels with it
-    broken, unknown = _nodes_breaking_strategy(evaluations, all_of=policy.strategies["deschedule"].all_of)
-    return LabelColumn(
-        policy.name, (VIOLATING,), broken.astype(np.int16), unknown, namespaces=frozenset([policy.namespace])
-    )
-
-
-def labeling_columns(policy: Policy, evaluations: Sequence[RuleEvaluation]) -> tuple[LabelColumn, ...]:
-    """The labels `telemetry.aware.scheduling.<policy>/<name>`, one column per name."""
-    if not evaluations or len(PREFIX + policy.name) > MAX_PREFIX:
-        return ()
-    rules_by_name: dict[str, list[tuple[RuleEvaluation, str]]] = {}
-    for evaluation in evaluations:
-        for text in evaluation.rule.labels:
-            name, separator, value = text.partition("=")
-            if separator:
-                rules_by_name.setdefault(name, []).append((evaluation, value))
-    applies, unknown = np.ones(len(evaluations[0].states), bool), np.zeros(len(evaluations[0].states), bool)
-    if policy.strategies["labeling"].all_of:
-        applies, unknown = _nodes_breaking_strategy(evaluations, all_of=True)
-    return tuple(
-        _labeling_column(_labeling_key(policy, name), candidates, applies, unknown)._replace(
-            namespaces=frozenset([policy.namespace])
-        )
-        for name, candidates in rules_by_name.items()
-    )
-
-
-def _nodes_breaking_strategy(evaluations: Sequence[RuleEvaluation], *, all_of: bool) -> tuple[Mask, Mask]:
-    """By node number: whether fresh values break the strategy, and whether missing values leave that undecided."""
-    fresh = np.array([evaluation.known for evaluation in evaluations])
-    broken = np.array([evaluation.broken for evaluation in evaluations]) & fresh
-    kept = fresh & ~broken
-    surely: Mask = broken.all(axis=0) if all_of else broken.any(axis=0)
-    surely_not: Mask = kept.any(axis=0) if all_of else kept.all(axis=0)
-    return surely, ~surely & ~surely_not
-
-
-def _labeling_column(
-    key: str, candidates: Sequence[tuple[RuleEvaluation, str]], applies: Mask, unknown: Mask
-) -> LabelColumn:
-    """The column of one label name: of its broken rules, the one with the most extreme value sets the label.
-
-    The first of equal values wins. Rules with different operators cannot be compared: the node gets no label.
+    A rule with a part that cannot be evaluated sets no labels.
     """
-    values = tuple(value for _, value in candidates)
-    size = len(applies)
+    candidates: dict[str, list[_Candidate]] = {}
+    for rule in policy.node_labels:
+        if any(part.unusable for part in rule.parts):
+            continue
+        evaluations = [evaluated[part] for part in rule.parts]
+        applies, undecided = _nodes_meeting_all(evaluations)
+        for evaluation, labels in zip(evaluations, rule.labels, strict=True):
+            for key, value in labels:
+                listed = candidates.setdefault(key, [])
+                listed.append(_Candidate(value, evaluation, applies, undecided))
+    namespaces = frozenset([policy.namespace])
+    for key, listed in candidates.items():
+        yield _label_column(key, listed)._replace(namespaces=namespaces)
+
+
+def _nodes_meeting_all(evaluations: Sequence[RuleEvaluation]) -> tuple[Mask, Mask]:
+    """By node number: whether fresh values meet all comparisons, and whether missing values leave that undecided."""
+    applies: Mask = np.logical_and.reduce(
+        [evaluation.broken & evaluation.known for evaluation in evaluations]
+    )
+    applies_not: Mask = np.logical_or.reduce(
+        [evaluation.known & ~evaluation.broken for evaluation in evaluations]
+    )
+    return applies, ~applies & ~applies_not
+
+
+def _label_column(key: str, candidates: Sequence[_Candidate]) -> LabelColumn:
+    """The column of one key: of the rules that apply, the one with the most extreme metric value sets the label.
+
+    The first of equal values wins. If rules with operators of different directions set different values, they cannot be
+    compared: the node gets no label.
+    """
+    values = tuple(candidate.value for candidate in candidates)
+    size = len(candidates[0].applies)
     winner = np.zeros(size, np.int16)
     conflict = np.zeros(size, bool)
-    best = candidates[0][0].column.values.copy()
-    operator = np.full(size, "", object)
-    for position, (evaluation, _) in enumerate(candidates, 1):
-        broken = evaluation.broken & evaluation.known & applies
-        conflict |= broken & (winner > 0) & (operator != evaluation.rule.operator)
-        takes = broken & ((winner == 0) | _is_more_extreme(evaluation, best))
+    best = candidates[0].evaluation.column.values.copy()
+    direction = np.zeros(size, np.int8)
+    for position, candidate in enumerate(candidates, 1):
+        order = rule_operators.sort_direction(candidate.evaluation.rule.operator)
+        differs = np.array([False, *(value != candidate.value for value in values)])[winner]
+        conflict |= candidate.applies & differs & (direction != order)
+        takes = candidate.applies & ((winner == 0) | _is_more_extreme(candidate.evaluation, best))
         winner[takes] = position
-        best = np.where(takes, evaluation.column.values, best)
-        operator[takes] = evaluation.rule.operator
+        best = np.where(takes, candidate.evaluation.column.values, best)
+        direction[takes] = order
     winner[conflict] = 0
-    stale = ~np.all([evaluation.known for evaluation, _ in candidates], axis=0)
-    return LabelColumn(key, values, winner, stale | unknown, bool(conflict.any()))
+    hold = np.logical_or.reduce([candidate.undecided for candidate in candidates])
+    return LabelColumn(key, values, winner, hold, bool(conflict.any()))
 
 
 def _is_more_extreme(evaluation: RuleEvaluation, best: NDArray[np.int64] | NDArray[np.object_]) -> Mask:
-    """Where the rule's value is more extreme than the best one, in the direction of its operator."""
-    if evaluation.rule.operator == "GreaterThan":
-        return np.asarray(evaluation.column.values > best, bool)
-    if evaluation.rule.operator == "LessThan":
-        return np.asarray(evaluation.column.values < best, bool)
-    return np.zeros(len(best), bool)
+    """Where the metric value is more extreme than the best one, in the direction of the operator."""
+    direction = rule_operators.sort_direction(evaluation.rule.operator)
+    if direction == 0:
+        return np.zeros(len(best), bool)
+    values = evaluation.column.values
+    return np.asarray(values > best if direction < 0 else values < best, bool)
 
 
 def merge_label_columns(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn]:

@@ -151,7 +151,7 @@ class Policy(msgspec.Struct, frozen=True):
     """Of a TASPolicy only the first one counts, as in the older system; the metrics of all are fetched."""
     node_labels: tuple[LabelRule, ...] = ()
     sections: tuple[str, ...] = ()
-    """The parts of the spec that have rules, by their names there: `dontschedule`, or `avoid`."""
+    """The lists of rules that the spec has, by their names there: `dontschedule`, or `avoid`."""
     problems: tuple[Problem, ...] = ()
     not_trusted: str = ""
     """A message that lists what has no effect without trust in the namespace (`policy_namespace_trust`); empty
@@ -196,15 +196,13 @@ class Policy(msgspec.Struct, frozen=True):
         )
 
     def with_label_keys(self, is_kept: Callable[[str], bool]) -> "Policy":
-        """The policy with only the node labels of some keys."""
-        kept = tuple(
-            msgspec.structs.replace(
-                rule,
-                labels=tuple(tuple(label for label in part if is_kept(label[0])) for part in rule.labels),
-            )
-            for rule in self.node_labels
-        )
-        return msgspec.structs.replace(self, node_labels=kept)
+        """The policy with only the node labels of some keys, and without rules that lose all of their labels."""
+        kept = []
+        for rule in self.node_labels:
+            labels = tuple(tuple(label for label in part if is_kept(label[0])) for part in rule.labels)
+            if labels == rule.labels or any(labels):
+                kept.append(LabelRule(rule.parts, labels))
+        return msgspec.structs.replace(self, node_labels=tuple(kept))
 
 
 def unusable_rule(why: str) -> AvoidRule:

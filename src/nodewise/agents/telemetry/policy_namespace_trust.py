@@ -7,7 +7,8 @@ name, which disables GPUs) and use a raw `query`, which can read every series of
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from nodewise import clock
 from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.taspolicy_parser import Policy, Rule, Strategy
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy
 from nodewise.errors import BadSettings, Problem, shown
 
 NAMESPACES: Final = "namespaces"
@@ -72,36 +73,34 @@ class NamespaceTrust:
         Strategies that write node labels are left out, so their metrics are not fetched either. Rules that need trust
         are unusable: in `dontschedule` they reject every node, in `scheduleonmetric` they express no preference.
         """
-        omitted = [name for name in CLUSTER_WIDE if name in policy.strategies]
-        kept = {
-            name: Strategy(
-                tuple(self._restrict_rule(rule, policy.namespace) for rule in strategy.rules), strategy.all_of
-            )
-            for name, strategy in policy.strategies.items()
-            if name not in omitted
-        }
-        reasons = [*_no_effect_messages(omitted), *_trust_refusals(kept)]
+        omitted = [name for name in CLUSTER_WIDE if name in policy.sections]
+        restricted = msgspec.structs.replace(
+            policy,
+            node_labels=(),
+            sections=tuple(name for name in policy.sections if name not in omitted),
+        ).with_comparisons(partial(self._restrict_comparison, namespace=policy.namespace))
+        reasons = [*_no_effect_messages(omitted), *_trust_refusals(restricted)]
         if not reasons:
-            return msgspec.structs.replace(policy, strategies=kept)
+            return restricted
         message = (
             f"namespace {policy.namespace} is not trusted: {'; '.join(reasons)}; {remedy(policy.namespace)}"
         )
-        return msgspec.structs.replace(policy, strategies=kept, not_trusted=message)
+        return msgspec.structs.replace(restricted, not_trusted=message)
 
-    def _restrict_rule(self, rule: Rule, namespace: str) -> Rule:
-        refusal = self._trust_refusal_reason(rule)
-        if rule.unusable or not refusal:
-            return rule
+    def _restrict_comparison(self, comparison: Comparison, namespace: str) -> Comparison:
+        refusal = self._trust_refusal_reason(comparison)
+        if comparison.unusable or not refusal:
+            return comparison
         text = f"namespace {namespace} is not trusted: {refusal}"
-        return msgspec.structs.replace(rule, unusable=text, refusal=refusal, remedy=remedy(namespace))
+        return msgspec.structs.replace(comparison, unusable=text, refusal=refusal, remedy=remedy(namespace))
 
-    def _trust_refusal_reason(self, rule: Rule) -> str:
-        """Why a rule needs trust, without the text of its query; empty if it does not."""
-        if rule.query:
+    def _trust_refusal_reason(self, comparison: Comparison) -> str:
+        """Why a comparison needs trust, without the text of its query; empty if it does not."""
+        if comparison.query:
             return "rules with a query cannot be used"
-        if self._allowed is not None and not self._allowed.fullmatch(rule.metric):
-            return f"metric {rule.metric} is not one of --allowed-metrics"
-        if rule.max_age_s is not None and rule.max_age_s > self._max_age_s:
+        if self._allowed is not None and not self._allowed.fullmatch(comparison.metric):
+            return f"metric {comparison.metric} is not one of --allowed-metrics"
+        if comparison.max_age_s is not None and comparison.max_age_s > self._max_age_s:
             return f"rules with a max_age above {clock.format_duration(self._max_age_s)} cannot be used"
         return ""
 
@@ -126,14 +125,14 @@ def _compile_metric_pattern(text: str) -> re.Pattern[str] | None:
         raise BadSettings("settings", [Problem("--allowed-metrics", seen, "a regular expression")]) from error
 
 
-def _no_effect_messages(strategies: list[str]) -> Iterator[str]:
+def _no_effect_messages(strategies: Sequence[str]) -> Iterator[str]:
     if strategies:
         yield f"{' and '.join(strategies)} {'has' if len(strategies) == 1 else 'have'} no effect"
 
 
-def _trust_refusals(strategies: Mapping[str, Strategy]) -> list[str]:
+def _trust_refusals(policy: Policy) -> list[str]:
     """Why rules cannot be used, without duplicates, and few enough that the remedy fits into a condition as well."""
-    refusals = (rule.refusal for strategy in strategies.values() for rule in strategy.rules)
+    refusals = (comparison.refusal for comparison in policy.comparisons())
     different = list(dict.fromkeys(filter(None, refusals)))
     more = len(different) - _MAX_REASONS
     return [*different[:_MAX_REASONS], *([f"{more} more rules cannot be used"] if more > 0 else [])]

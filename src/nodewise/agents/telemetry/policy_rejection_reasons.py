@@ -8,41 +8,43 @@ from typing import ClassVar, Final
 import msgspec
 
 from nodewise import quantity
-from nodewise.agents.telemetry.taspolicy_parser import Rule
+from nodewise.agents.telemetry import rule_operators
+from nodewise.agents.telemetry.placement_policy import Comparison, PolicyKey, PolicyKind
 
 _MAX_LENGTH: Final = 512
 """Characters of the text of several rules, which the response contains once for every node."""
 
 
-def rule_text(rule: Rule) -> str:
-    """A rule as text: `cpu_temp GreaterThan 80`."""
-    return f"{rule.metric_request().name} {rule.operator} {quantity.nano_to_text(rule.target)}"
+def comparison_text(comparison: Comparison, kind: PolicyKind) -> str:
+    """A comparison as text: `cpu_temp above 80`, or `cpu_temp GreaterThan 80` in a TASPolicy."""
+    operator = rule_operators.written_operator(comparison.operator, kind)
+    return f"{comparison.metric_request().name} {operator} {quantity.nano_to_text(comparison.target)}"
 
 
 class RuleBroken(msgspec.Struct, frozen=True):
     """The node breaks a rule; this is the first one of the policy that it breaks."""
 
-    policy: str
-    rule: Rule
+    policy: PolicyKey
+    rule: Comparison
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return f"telemetry policy {self.policy}: {rule_text(self.rule)}"
+        return f"{self.policy.text()}: {comparison_text(self.rule, self.policy.kind)}"
 
     def remedy(self) -> str:
         return ""
 
 
 class AllBroken(msgspec.Struct, frozen=True):
-    """The node breaks every rule of an `allOf` strategy."""
+    """The node breaks every part of a rule."""
 
-    policy: str
-    rules: tuple[Rule, ...]
+    policy: PolicyKey
+    rules: tuple[Comparison, ...]
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        text = " and ".join(map(rule_text, self.rules))
-        return f"telemetry policy {self.policy}: {text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + '…'}"
+        text = " and ".join(comparison_text(rule, self.policy.kind) for rule in self.rules)
+        return f"{self.policy.text()}: {text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + '…'}"
 
     def remedy(self) -> str:
         return "a node passes if it keeps at least one of these rules"
@@ -51,12 +53,12 @@ class AllBroken(msgspec.Struct, frozen=True):
 class NoValue(msgspec.Struct, frozen=True):
     """The node has no fresh value, and the rule rejects such nodes."""
 
-    policy: str
-    rule: Rule
+    policy: PolicyKey
+    rule: Comparison
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return f"telemetry policy {self.policy}: no fresh value of {self.rule.metric_request().name}"
+        return f"{self.policy.text()}: no fresh value of {self.rule.metric_request().name}"
 
     def remedy(self) -> str:
         return f"find out why there is no fresh {self.rule.metric_request().name}"
@@ -65,14 +67,14 @@ class NoValue(msgspec.Struct, frozen=True):
 class NeverFetched(msgspec.Struct, frozen=True):
     """No source returned a usable value of any node, so it is unknown whether a node breaks the rule."""
 
-    policy: str
+    policy: PolicyKey
     metric: str
     cause: str = ""
     """Why no node has a value although a source answered. The text, for pod events, does not contain it."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"telemetry policy {self.policy}: metric {self.metric} was never fetched"
+        return f"{self.policy.text()}: metric {self.metric} was never fetched"
 
     def remedy(self) -> str:
         if self.cause:
@@ -83,7 +85,7 @@ class NeverFetched(msgspec.Struct, frozen=True):
 class RuleUnusable(msgspec.Struct, frozen=True):
     """The rule cannot be evaluated."""
 
-    policy: str
+    policy: PolicyKey
     why: str
     other_remedy: str = ""
     """The remedy if the policy itself is correct; empty otherwise."""
@@ -91,7 +93,7 @@ class RuleUnusable(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         more = f" ({self.other_remedy})" if self.other_remedy else ""
-        return f"telemetry policy {self.policy}: {self.why}{more}"
+        return f"{self.policy.text()}: {self.why}{more}"
 
     def remedy(self) -> str:
         return self.other_remedy or "correct the policy; nodewise policy lint lists all problems"

@@ -1,9 +1,10 @@
 """Evaluates rules over all nodes. This runs when data change; a request only looks the result up.
 
-Source of the semantics of `anyOf` and `allOf`: Telemetry Aware Scheduling 0.7, `pkg/strategies/dontschedule`.
+Source of the semantics of several rules and parts: `anyOf` and `allOf` of Telemetry Aware Scheduling 0.7,
+`pkg/strategies/dontschedule`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import Evidence, Joined, Names, Reason
 from nodewise.agents.telemetry import policy_rejection_reasons, rule_operators
-from nodewise.agents.telemetry.taspolicy_parser import Rule
+from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, PolicyKey, PolicyKind
 from nodewise.metrics.series import ValueState
 from nodewise.metrics.series_arrays import Column, States
 
@@ -21,7 +22,7 @@ Codes = NDArray[np.int16]
 class RuleEvaluation(NamedTuple):
     """A rule evaluated over all nodes, by node number."""
 
-    rule: Rule
+    rule: Comparison
     column: Column
     states: States
     ages_s: NDArray[np.float64]
@@ -29,16 +30,16 @@ class RuleEvaluation(NamedTuple):
     lacking: NDArray[np.bool_]
     """Where there is no fresh value, and the rule rejects such nodes."""
     known: NDArray[np.bool_]
-    """Where the result is known: a fresh value, or no series if that means healthy (`Rule.empty_means`)."""
+    """Where the result is known: a fresh value, or no series if that means healthy (`Comparison.empty_means`)."""
     rejects_missing: bool = False
 
-    def evidence(self, candidates: Names, *, ranks_only: bool = False) -> Evidence:
-        """The values of some candidates, which are stored with the decision."""
+    def evidence(self, candidates: Names, kind: PolicyKind, *, ranks_only: bool = False) -> Evidence:
+        """The values of some candidates, which are stored with the decision; the operator as the kind writes it."""
         numbers = candidates.numbers
         target = None if ranks_only else self.rule.target
         return Evidence(
             self.rule.metric_request().name,
-            self.rule.operator,
+            rule_operators.written_operator(self.rule.operator, kind),
             target,
             self.column.values[numbers],
             self.states[numbers],
@@ -48,7 +49,7 @@ class RuleEvaluation(NamedTuple):
 
 
 def evaluate_rule(
-    rule: Rule, column: Column, now: float, max_age_s: float, *, reject_missing: bool
+    rule: Comparison, column: Column, now: float, max_age_s: float, *, reject_missing: bool
 ) -> RuleEvaluation:
     """Evaluate a rule over all nodes."""
     max_age_s = max_age_s if rule.max_age_s is None else rule.max_age_s
@@ -64,8 +65,8 @@ def evaluate_rule(
     return RuleEvaluation(rule, column, states, column.ages_s(now), broken, lacking, known, rejects)
 
 
-class StrategyVerdict(NamedTuple):
-    """A strategy applied to all nodes: codes by node number, 0 passes, k is rejected for `reasons[k - 1]`."""
+class PolicyVerdict(NamedTuple):
+    """The rules of a policy over all nodes: codes by node number, 0 passes, k is rejected for `reasons[k - 1]`."""
 
     codes: Codes
     reasons: tuple[Reason, ...]
@@ -73,36 +74,44 @@ class StrategyVerdict(NamedTuple):
     """How the rules are combined; None if the verdict does not follow from their values."""
 
 
-def any_of(policy: str, evaluations: Sequence[RuleEvaluation]) -> StrategyVerdict:
-    """A node is rejected for the first rule that it breaks, or else for the first that lacks its value."""
-    size = len(evaluations[0].states)
+def combine_rules(
+    policy: PolicyKey, rules: Sequence[AvoidRule], evaluated: Mapping[Comparison, RuleEvaluation]
+) -> PolicyVerdict:
+    """A node is rejected by any rule of which it meets all parts, or lacks the value of those that it does not meet.
+
+    The reason is the first rule of which it meets all parts. If there is none, it is the first missing value.
+    """
+    size = len(evaluated[rules[0].parts[0]].states)
     reason_list: list[Reason] = []
     codes = np.zeros(size, np.int16)
-    for evaluation in evaluations:
-        reason_list.append(policy_rejection_reasons.RuleBroken(policy, evaluation.rule))
-        codes[evaluation.broken & (codes == 0)] = len(reason_list)
-    for evaluation in evaluations:
-        reason_list.append(policy_rejection_reasons.NoValue(policy, evaluation.rule))
-        codes[evaluation.lacking & (codes == 0)] = len(reason_list)
-    return StrategyVerdict(codes, tuple(reason_list), "any")
+    for rule in rules:
+        broken = np.logical_and.reduce([evaluated[part].broken for part in rule.parts])
+        is_lone = len(rule.parts) == 1
+        reason_list.append(
+            policy_rejection_reasons.RuleBroken(policy, rule.parts[0])
+            if is_lone
+            else policy_rejection_reasons.AllBroken(policy, rule.parts)
+        )
+        codes[broken & (codes == 0)] = len(reason_list)
+    for rule in rules:
+        rejected = np.logical_and.reduce(
+            [evaluated[part].broken | evaluated[part].lacking for part in rule.parts]
+        )
+        for part in rule.parts:
+            reason_list.append(policy_rejection_reasons.NoValue(policy, part))
+            codes[rejected & evaluated[part].lacking & (codes == 0)] = len(reason_list)
+    return PolicyVerdict(codes, tuple(reason_list), _joined(rules))
 
 
-def all_of(policy: str, evaluations: Sequence[RuleEvaluation]) -> StrategyVerdict:
-    """A node is rejected if every rule rejects it; the reason is a missing value if there is one."""
-    rejected = np.logical_and.reduce([evaluation.broken | evaluation.lacking for evaluation in evaluations])
-    reason_list: list[Reason] = [
-        policy_rejection_reasons.AllBroken(policy, tuple(evaluation.rule for evaluation in evaluations))
-    ]
-    codes = np.where(rejected, np.int16(1), np.int16(0))
-    for evaluation in evaluations:
-        reason_list.append(policy_rejection_reasons.NoValue(policy, evaluation.rule))
-        codes[rejected & evaluation.lacking & (codes == 1)] = len(reason_list)
-    return StrategyVerdict(codes, tuple(reason_list), "all")
+def _joined(rules: Sequence[AvoidRule]) -> Joined | None:
+    if all(len(rule.parts) == 1 for rule in rules):
+        return "any"
+    return "all" if len(rules) == 1 else None
 
 
-def reject_all(size: int, reason: Reason) -> StrategyVerdict:
+def reject_all(size: int, reason: Reason) -> PolicyVerdict:
     """Every node is rejected for one reason; `size` includes the unknown node.
 
     The codes take no memory, because anyone may create many policies that cannot be evaluated.
     """
-    return StrategyVerdict(np.broadcast_to(np.int16(1), size), (reason,))
+    return PolicyVerdict(np.broadcast_to(np.int16(1), size), (reason,))

@@ -1,14 +1,15 @@
 """The operators of policies. A rule is broken where `value operator target` is true.
 
-Source: Telemetry Aware Scheduling 0.7, `pkg/strategies/core/operator.go`. Comparisons are exact.
+Comparisons are exact. Source of the names in a TASPolicy: Telemetry Aware Scheduling 0.7, `core/operator.go`.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import COMPARISONS
+from nodewise.agents.telemetry.placement_policy import PolicyKind
 from nodewise.metrics.series import Values
 
 
@@ -18,14 +19,31 @@ class Operator(NamedTuple):
     compare: np.ufunc
     """As the condition of a rule."""
     order: int
-    """The preference of `scheduleonmetric`: 1 for small values first, -1 for large ones, 0 for no order."""
+    """As a preference: 1 for small values first, -1 for large ones, 0 for no order. Of several values that meet the
+    same operator, the most extreme one is the largest for -1 and the smallest for 1."""
 
 
-OPERATORS: Final[dict[str, Operator]] = {
-    "LessThan": Operator(COMPARISONS["LessThan"], 1),
-    "GreaterThan": Operator(COMPARISONS["GreaterThan"], -1),
-    "Equals": Operator(COMPARISONS["Equals"], 0),
+OPERATORS: Final[Mapping[str, Operator]] = {
+    "above": Operator(np.greater, -1),
+    "atLeast": Operator(np.greater_equal, -1),
+    "below": Operator(np.less, 1),
+    "atMost": Operator(np.less_equal, 1),
+    "equals": Operator(np.equal, 0),
+    "notEquals": Operator(np.not_equal, 0),
 }
+
+TASPOLICY_OPERATORS: Final[Mapping[str, str]] = {
+    "LessThan": "below",
+    "GreaterThan": "above",
+    "Equals": "equals",
+}
+"""The operators of a TASPolicy, and their names in `OPERATORS`."""
+_TASPOLICY_NAMES: Final = {operator: name for name, operator in TASPOLICY_OPERATORS.items()}
+
+
+def written_operator(operator: str, kind: PolicyKind) -> str:
+    """The operator as a policy of this kind writes it."""
+    return _TASPOLICY_NAMES.get(operator, operator) if kind == "TASPolicy" else operator
 
 
 def compare(operator: str, values: Values, target: int) -> NDArray[np.bool_]:

@@ -18,9 +18,10 @@ from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.namespace_budgets import NamespaceBudgets
 from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceTrust
-from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation, StrategyVerdict
-from nodewise.agents.telemetry.taspolicy_parser import Policy, PolicyObject, Rule
+from nodewise.agents.telemetry.rule_evaluation import PolicyVerdict, RuleEvaluation
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.metrics import series_arrays as columns
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Series, ValueState
@@ -34,10 +35,10 @@ class PolicyState(NamedTuple):
     """One policy, evaluated over all nodes."""
 
     policy: Policy
-    verdict: StrategyVerdict | None
-    """The verdict of `dontschedule`; None if the policy filters nothing."""
+    verdict: PolicyVerdict | None
+    """The verdict of `avoid`; None if the policy filters nothing."""
     filter_rules: tuple[RuleEvaluation, ...]
-    """The usable rules of `dontschedule`."""
+    """The usable comparisons of `avoid`."""
     ranks: rank_scores.Ranks | None
     """Dense ranks by node number; None if the policy has no preference."""
     preferred_rule: RuleEvaluation | None
@@ -45,8 +46,8 @@ class PolicyState(NamedTuple):
     """The node labels that the policy wants."""
     unfetched: Mapping[str, str] = {}
     """Metrics of its rules that count as never fetched, by key, with the cause; empty if only the log names it."""
-    suspended: tuple[Rule, ...] = ()
-    """Its rules that lost the values of most nodes at once; their last verdicts remain in effect."""
+    suspended: tuple[Comparison, ...] = ()
+    """Its comparisons that lost the values of most nodes at once; their last verdicts remain in effect."""
 
 
 TelemetryState = Mapping[ObjectKey, PolicyState]
@@ -79,7 +80,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._columns: dict[str, _MetricColumn] = {}
         self._ages_s: dict[str, NDArray[np.float64]] = {}
         """By metric, the ages of its values at the time of the build."""
-        self._histories: dict[Rule, rule_suspension.RuleHistory] = {}
+        self._histories: dict[Comparison, rule_suspension.RuleHistory] = {}
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
         """All policies with their problems, restricted in namespaces without trust and by the budgets of namespaces."""
@@ -108,9 +109,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         return frozenset(
             rule.metric_request(self._max_age_s)._replace(namespaces=frozenset([policy.namespace]))
             for policy in self.policies(objects).values()
-            for strategy in policy.strategies.values()
-            for rule in strategy.rules
-            if not rule.unusable
+            for rule in policy.usable_comparisons()
         )
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
@@ -126,11 +125,11 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def build(self, cluster_state: ClusterState) -> Generator[None, None, TelemetryState]:
         """Evaluate every policy over all nodes."""
         agent_state: dict[ObjectKey, PolicyState] = {}
-        evaluated: dict[Rule, RuleEvaluation] = {}
+        evaluated: dict[Comparison, RuleEvaluation] = {}
         self._ages_s = {}
         policies_ = self.policies(cluster_state.objects)
         metric_requests = (
-            rule.metric_request() for policy in policies_.values() for rule in _usable_rules(policy)
+            rule.metric_request() for policy in policies_.values() for rule in policy.usable_comparisons()
         )
         # equal requests of several rules are laid out once
         requests_by_key = {metric_request.key: metric_request for metric_request in metric_requests}
@@ -147,13 +146,13 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         return agent_state
 
     def _evaluate_policy(
-        self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Rule, RuleEvaluation]
+        self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Comparison, RuleEvaluation]
     ) -> Generator[None, None, PolicyState]:
-        filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]
-        filter_rules = yield from self._evaluate_rules(filtering, cluster_state, evaluated)
-        # Only the first rule of scheduleonmetric counts, as in the older system.
-        first = [rule for rule in policy.rules("scheduleonmetric")[:1] if not rule.unusable]
-        preferred_rule = next(iter((yield from self._evaluate_rules(first, cluster_state, evaluated))), None)
+        filter_rules = yield from self._evaluate_rules(policy.avoided(), cluster_state, evaluated)
+        preferred = [preference.source for preference in policy.prefer[:1]]
+        preferred_rule = next(
+            iter((yield from self._evaluate_rules(preferred, cluster_state, evaluated))), None
+        )
         ranked = (
             rank_scores.rank_nodes_by_value(
                 preferred_rule.rule.operator, preferred_rule.column, preferred_rule.states
@@ -162,8 +161,13 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             else None
         )
         yield
-        wanted = yield from self._node_label_columns(policy, cluster_state, evaluated)
-        verdict = self._strategy_verdict(policy, tuple(filter_rules), cluster_state)
+        labelling = (part for rule in policy.node_labels for part in rule.parts)
+        yield from self._evaluate_rules(labelling, cluster_state, evaluated)
+        wanted = []
+        for column in node_labels.label_columns(policy, evaluated):
+            yield
+            wanted.append(column)
+        verdict = self._verdict(policy, cluster_state, evaluated)
         yield
         return PolicyState(
             policy,
@@ -175,73 +179,48 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             self._unfetched_metrics(policy, cluster_state),
             tuple(
                 rule
-                for rule in _usable_rules(policy)
+                for rule in dict.fromkeys(policy.usable_comparisons())
                 if rule in evaluated and self._histories[rule].suspended
             ),
         )
 
-    def _node_label_columns(
-        self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Rule, RuleEvaluation]
-    ) -> Generator[None, None, list[LabelColumn]]:
-        """The node labels of `deschedule` and `labeling`; rules that cannot be evaluated are ignored."""
-        evaluations: dict[str, list[RuleEvaluation]] = {}
-        for name in ("deschedule", "labeling"):
-            listed = policy.rules(name)
-            usable = [rule for rule in listed if not rule.unusable]
-            # all rules must be broken, and a rule that cannot be evaluated never is
-            never_broken = len(usable) < len(listed) and policy.strategies[name].all_of
-            evaluations[name] = yield from self._evaluate_rules(
-                () if never_broken else usable, cluster_state, evaluated
-            )
-        descheduling = node_labels.descheduling_column(policy, evaluations["deschedule"])
-        wanted = [] if descheduling is None else [descheduling]
-        for column in node_labels.labeling_columns(policy, evaluations["labeling"]):
-            yield
-            wanted.append(column)
-        return wanted
-
-    def _strategy_verdict(
-        self,
-        policy: Policy,
-        filter_rules: tuple[RuleEvaluation, ...],
-        cluster_state: ClusterState,
-    ) -> StrategyVerdict | None:
-        """The verdict of `dontschedule`. Fails closed: a rule that cannot be evaluated rejects every node."""
-        rules = policy.rules("dontschedule")
-        if not rules:
+    def _verdict(
+        self, policy: Policy, cluster_state: ClusterState, evaluated: Mapping[Comparison, RuleEvaluation]
+    ) -> PolicyVerdict | None:
+        """The verdict of `avoid`. Fails closed: a rule that cannot be evaluated rejects every node."""
+        if not policy.avoid:
             return None
-        name = f"{policy.namespace}/{policy.name}"
         size = len(cluster_state.nodes) + 1
-        for rule in rules:
+        for rule in policy.avoided():
             if rule.unusable:
-                reason = policy_rejection_reasons.RuleUnusable(name, rule.unusable, rule.remedy)
+                reason = policy_rejection_reasons.RuleUnusable(policy.key, rule.unusable, rule.remedy)
                 return rule_evaluation.reject_all(size, reason)
             cause = self._unfetched_cause(rule, cluster_state)
             if cause is not None:
                 return rule_evaluation.reject_all(
-                    size, policy_rejection_reasons.NeverFetched(name, rule.metric_request().name, cause)
+                    size, policy_rejection_reasons.NeverFetched(policy.key, rule.metric_request().name, cause)
                 )
-        combine = (
-            rule_evaluation.all_of if policy.strategies["dontschedule"].all_of else rule_evaluation.any_of
-        )
-        return combine(name, filter_rules)
+        return rule_evaluation.combine_rules(policy.key, policy.avoid, evaluated)
 
     def _evaluate_rules(
         self,
-        rules: Iterable[Rule],
+        rules: Iterable[Comparison],
         cluster_state: ClusterState,
-        evaluated: dict[Rule, RuleEvaluation],
+        evaluated: dict[Comparison, RuleEvaluation],
     ) -> Generator[None, None, list[RuleEvaluation]]:
+        """The evaluations of the rules that can be evaluated."""
         evaluations: list[RuleEvaluation] = []
         for rule in rules:
+            if rule.unusable:
+                continue
             evaluation = yield from self._evaluate_rule(rule, cluster_state, evaluated)
             evaluations.append(evaluation)
         return evaluations
 
     def _evaluate_rule(
-        self, rule: Rule, cluster_state: ClusterState, evaluated: dict[Rule, RuleEvaluation]
+        self, rule: Comparison, cluster_state: ClusterState, evaluated: dict[Comparison, RuleEvaluation]
     ) -> Generator[None, None, RuleEvaluation]:
-        """Evaluate a rule over all nodes; equal rules of several policies are computed once."""
+        """Evaluate a comparison over all nodes; equal ones of several policies are computed once."""
         if rule not in evaluated:
             metric = rule.metric_request().key
             column = self._metric_column(metric, cluster_state)
@@ -273,11 +252,11 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """The metrics of the policy that count as never fetched, by key, with the cause."""
         causes = {
             rule.metric_request().key: self._unfetched_cause(rule, cluster_state)
-            for rule in _usable_rules(policy)
+            for rule in policy.usable_comparisons()
         }
         return {key: cause for key, cause in sorted(causes.items()) if cause is not None}
 
-    def _unfetched_cause(self, rule: Rule, cluster_state: ClusterState) -> str | None:
+    def _unfetched_cause(self, rule: Comparison, cluster_state: ClusterState) -> str | None:
         """Why the rule's metric counts as never fetched; None if it does not.
 
         A metric that gives no node a fresh value counts as never fetched, unless the rule had values and is suspended.
@@ -329,12 +308,6 @@ def _has_same_spec(before: PolicyObject, policy_object: PolicyObject) -> bool:
         and before.metadata == policy_object.metadata
         and before.oversized_bytes == policy_object.oversized_bytes
     )
-
-
-def _usable_rules(policy: Policy) -> list[Rule]:
-    """All usable rules of a policy without duplicates."""
-    rules = (rule for strategy in policy.strategies.values() for rule in strategy.rules)
-    return list(dict.fromkeys(rule for rule in rules if not rule.unusable))
 
 
 def missing_metric_cause(series: Series, nodes: NodeIndex, column: Column) -> str:

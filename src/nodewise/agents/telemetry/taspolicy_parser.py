@@ -7,19 +7,32 @@ be the misspelt name of a rule that excludes nodes. The CRD is `deploy/crds/tasp
 """
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from nodewise.agents.telemetry.optional_rule_fields import OPTIONAL_FIELDS, parse_query
-from nodewise.agents.telemetry.rule_operators import OPERATORS
+from nodewise.agents.telemetry.placement_policy import (
+    AvoidRule,
+    Comparison,
+    LabelRule,
+    Policy,
+    PolicyKey,
+    Preference,
+)
+from nodewise.agents.telemetry.rule_operators import TASPOLICY_OPERATORS, sort_direction
 from nodewise.errors import UNREADABLE, Problem, did_you_mean, shown
-from nodewise.metrics.metrics_source import MetricRequest
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
-_MAX_LABELING_NAME: Final = 226
-"""Characters of a policy's name: `telemetry.aware.scheduling.<name>` may have 253."""
+PREFIX: Final = "telemetry.aware.scheduling."
+"""Of the label keys of `labeling` (Telemetry Aware Scheduling 0.7, `pkg/strategies/labeling`)."""
+VIOLATING: Final = "violating"
+"""The value of the label of `deschedule` (`pkg/strategies/deschedule`)."""
+_MAX_PREFIX: Final = 253
+"""Characters of a label key before its `/` (apimachinery v0.36 `pkg/util/validation`)."""
+_MAX_LABELING_NAME: Final = _MAX_PREFIX - len(PREFIX)
+"""Characters of a policy's name, which is part of its label keys."""
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
 """No character that has a meaning in PromQL or in the path of a URL."""
 _MAX_METRIC_NAME: Final = 253
@@ -44,6 +57,9 @@ _RULE_FIELDS: Final = (
     "aggregate",
     "empty_means",
 )
+
+
+_Labels = tuple[tuple[str, str], ...]
 
 
 class PolicyMetadata(msgspec.Struct, frozen=True):
@@ -74,82 +90,22 @@ def drop_oversized_spec(policy: PolicyObject) -> PolicyObject:
     return msgspec.structs.replace(policy, spec=msgspec.Raw(b"null"), oversized_bytes=size)
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """One rule. A node breaks it where `metric operator target` is true."""
+class _Strategy(NamedTuple):
+    """The rules of one strategy, and whether a node must break every rule, instead of any."""
 
-    metric: str
-    operator: str
-    target: int = 0
-    """Nano-units."""
-    labels: tuple[str, ...] = ()
-    when_missing: Literal["", "pass", "reject"] = ""
-    """Empty: the agent's option applies."""
-    max_age_s: float | None = None
-    """None: the agent's option applies."""
-    query: str = ""
-    """The expression that Prometheus evaluates instead of the metric's name."""
-    aggregate: str = ""
-    """One of `aggregation.AGGREGATIONS`: how several series of one node become one value. Empty: they must be equal."""
-    empty_means: Literal["", "healthy"] = ""
-    """`healthy`: a node without a series keeps the rule, also if the query returns no series at all."""
-    unusable: str = ""
-    """Why the rule cannot be evaluated; empty if it can."""
-    refusal: str = ""
-    """Why the rule needs a trusted namespace, if it is unusable without (`policy_namespace_trust`)."""
-    remedy: str = ""
-    """How to make the rule usable without a change of the policy; empty if there is no such way."""
-
-    def metric_request(self, max_age_s: float = 0.0) -> MetricRequest:
-        """The request to the sources; `max_age_s` is the agent's and applies if the rule has none."""
-        age_s = max_age_s if self.max_age_s is None else self.max_age_s
-        return MetricRequest(self.metric, self.query, age_s, self.aggregate, self.empty_means == "healthy")
-
-
-class Strategy(msgspec.Struct, frozen=True):
-    """The rules of one strategy."""
-
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Comparison, ...] = ()
+    labels: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """For each rule, the names and values of its labels."""
     all_of: bool = False
-    """Whether a node must break every rule, instead of any."""
-
-    def with_label_names(self, names: Container[str]) -> "Strategy":
-        """The strategy with only the labels of these names."""
-        return Strategy(
-            tuple(
-                msgspec.structs.replace(
-                    rule, labels=tuple(text for text in rule.labels if text.partition("=")[0] in names)
-                )
-                for rule in self.rules
-            ),
-            self.all_of,
-        )
 
 
-class Policy(msgspec.Struct, frozen=True):
-    """A whole policy. Unknown strategies are in `problems`, and make `dontschedule` reject every node."""
-
-    namespace: str
-    name: str
-    created: str = ""
-    """RFC 3339, which sorts by time: of two policies of the same name, the older one sets labels."""
-    strategies: Mapping[str, Strategy] = {}
-    problems: tuple[Problem, ...] = ()
-    not_trusted: str = ""
-    """A message that lists what has no effect without trust in the namespace (`policy_namespace_trust`); empty
-    for none."""
-    over_budget: str = ""
-    """A message about what is beyond a budget of the namespace (`namespace_budgets`); empty for nothing."""
-
-    def rules(self, strategy: str) -> tuple[Rule, ...]:
-        """The rules of a strategy; empty if the policy does not have it."""
-        entry = self.strategies.get(strategy)
-        return entry.rules if entry else ()
+_NO_STRATEGY: Final = _Strategy()
 
 
 def parse_policy(policy: PolicyObject) -> Policy:
     """Parse a policy object. This never fails: problems are part of the result."""
     parser = _PolicyParser()
-    strategies: Mapping[str, Strategy]
+    strategies: Mapping[str, _Strategy]
     size = policy.oversized_bytes or len(bytes(policy.spec))
     if size > MAX_SPEC_BYTES:
         message = parser.add_problem("spec", f"{size} bytes", f"at most {MAX_SPEC_BYTES}")
@@ -159,16 +115,61 @@ def parse_policy(policy: PolicyObject) -> Policy:
             strategies = parser.parse_strategies(msgspec.json.decode(policy.spec))
         except UNREADABLE as error:
             strategies = _unusable_policy_strategies(parser.add_problem("spec", str(error), "a JSON object"))
-    parser.check_label_names(policy.metadata.name, strategies)
-    strategies = parser.limit_labels(strategies)
     metadata = policy.metadata
-    created = metadata.creationTimestamp or ""
-    return Policy(metadata.namespace, metadata.name, created, strategies, parser.limited_problems())
+    parser.check_label_names(metadata.name, strategies)
+    strategies = parser.limit_labels(strategies)
+    return Policy(
+        PolicyKey("TASPolicy", metadata.namespace, metadata.name),
+        metadata.creationTimestamp or "",
+        avoid=_avoid_rules(strategies.get("dontschedule", _NO_STRATEGY)),
+        prefer=tuple(map(Preference, strategies.get("scheduleonmetric", _NO_STRATEGY).rules)),
+        node_labels=(
+            *_descheduling_rules(metadata.name, strategies.get("deschedule", _NO_STRATEGY)),
+            *_labeling_rules(metadata.name, strategies.get("labeling", _NO_STRATEGY)),
+        ),
+        sections=tuple(strategies),
+        problems=parser.limited_problems(),
+    )
 
 
-def _unusable_policy_strategies(why: str) -> dict[str, Strategy]:
+def _avoid_rules(strategy: _Strategy) -> tuple[AvoidRule, ...]:
+    if strategy.all_of and strategy.rules:
+        return (AvoidRule(strategy.rules),)
+    return tuple(AvoidRule((rule,)) for rule in strategy.rules)
+
+
+def _descheduling_rules(policy: str, strategy: _Strategy) -> Iterator[LabelRule]:
+    """The label `<policy>=violating`. A key that the API server refuses would take the node's other labels with it."""
+    labels = ((policy, VIOLATING),) if is_valid_label_part(policy) else ()
+    if strategy.all_of and strategy.rules:
+        yield LabelRule(strategy.rules, (labels, *[()] * (len(strategy.rules) - 1)))
+    else:
+        yield from (LabelRule((rule,), (labels,)) for rule in strategy.rules)
+
+
+def _labeling_rules(policy: str, strategy: _Strategy) -> Iterator[LabelRule]:
+    """The labels `telemetry.aware.scheduling.<policy>/<name>`."""
+    prefix = f"{PREFIX}{policy}"
+    is_valid = len(prefix) <= _MAX_PREFIX
+    labels = tuple(
+        tuple((f"{prefix}/{name}", value) for name, value in listed) if is_valid else ()
+        for listed in strategy.labels
+    )
+    if strategy.all_of and strategy.rules:
+        yield LabelRule(strategy.rules, labels)
+    else:
+        yield from (
+            LabelRule((rule,), (listed,)) for rule, listed in zip(strategy.rules, labels, strict=True)
+        )
+
+
+def _unusable_policy_strategies(why: str) -> dict[str, _Strategy]:
     """The strategies of a policy that cannot be understood: every node is rejected."""
-    return {"dontschedule": Strategy((Rule("", "", unusable=why),))}
+    return {"dontschedule": _unusable_strategy(why)}
+
+
+def _unusable_strategy(why: str) -> _Strategy:
+    return _Strategy((Comparison("", "", unusable=why),), ((),))
 
 
 class _PolicyParser:
@@ -189,7 +190,7 @@ class _PolicyParser:
         rest = (Problem("spec", f"{more} more problems", ""),) if more > 0 else ()
         return (*self.problems[:_MAX_PROBLEMS], *rest)
 
-    def check_label_names(self, name: str, strategies: Mapping[str, Strategy]) -> None:
+    def check_label_names(self, name: str, strategies: Mapping[str, _Strategy]) -> None:
         """Check the policy's name, which is also a label value, and the label key of `deschedule`."""
         if len(name) > 63:  # noqa: PLR2004 - the length of a label value
             self.add_problem(
@@ -206,21 +207,22 @@ class _PolicyParser:
             if not strategy.rules:
                 self.add_problem("spec.strategies", "a strategy without rules", "at least one rule")
 
-    def limit_labels(self, strategies: Mapping[str, Strategy]) -> Mapping[str, Strategy]:
+    def limit_labels(self, strategies: Mapping[str, _Strategy]) -> Mapping[str, _Strategy]:
         """The strategies with the first `MAX_POLICY_LABELS` different labels; that of `deschedule` comes first."""
         labeling = strategies.get("labeling")
         if labeling is None:
             return strategies
-        names = dict.fromkeys(text.partition("=")[0] for rule in labeling.rules for text in rule.labels)
+        names = dict.fromkeys(name for labels in labeling.labels for name, _ in labels)
         count = len(names) + ("deschedule" in strategies)
         if count <= MAX_POLICY_LABELS:
             return strategies
         wanted = f"at most {MAX_POLICY_LABELS} per policy; the others are left out"
         self.add_problem("spec.strategies", f"{count} different node labels", wanted)
         kept = frozenset([*names][: len(names) - (count - MAX_POLICY_LABELS)])
-        return {**strategies, "labeling": labeling.with_label_names(kept)}
+        limited = tuple(tuple(label for label in labels if label[0] in kept) for labels in labeling.labels)
+        return {**strategies, "labeling": labeling._replace(labels=limited)}
 
-    def parse_strategies(self, spec: Any) -> dict[str, Strategy]:
+    def parse_strategies(self, spec: Any) -> dict[str, _Strategy]:
         mapping = self._parse_mapping("spec", {} if spec is None else spec)
         value = mapping.get("strategies")
         listed = self._parse_mapping("spec.strategies", {} if value is None else value)
@@ -235,34 +237,34 @@ class _PolicyParser:
         read = {name: self._parse_strategy(name, listed[name]) for name in STRATEGIES if name in listed}
         return read | _unusable_policy_strategies(self.unknown) if self.unknown else read
 
-    def _parse_strategy(self, name: str, value: Any) -> Strategy:
+    def _parse_strategy(self, name: str, value: Any) -> _Strategy:
         path = f"spec.strategies.{name}"
         strategy = self._parse_mapping(path, value)
         logical = strategy.get("logicalOperator", "")
         if logical not in ("", "anyOf", "allOf", None):
             self.add_problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
         if why := self._report_unknown_keys(path, strategy, _STRATEGY_FIELDS):
-            return Strategy((Rule("", "", unusable=why),))
+            return _unusable_strategy(why)
         rules = strategy.get("rules")
         if not isinstance(rules, Sequence) or isinstance(rules, str):
             why = self.add_problem(f"{path}.rules", shown(rules), "a list of rules")
-            return Strategy((Rule("", "", unusable=why),))
+            return _unusable_strategy(why)
         if len(rules) > MAX_RULES:
             why = self.add_problem(f"{path}.rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
-            return Strategy((Rule("", "", unusable=why),))
-        read = tuple(
-            self._parse_rule(f"{path}.rules[{number}]", rule, name) for number, rule in enumerate(rules)
+            return _unusable_strategy(why)
+        read = [self._parse_rule(f"{path}.rules[{number}]", rule, name) for number, rule in enumerate(rules)]
+        return _Strategy(
+            tuple(rule for rule, _ in read), tuple(labels for _, labels in read), all_of=logical == "allOf"
         )
-        return Strategy(read, all_of=logical == "allOf")
 
-    def _parse_rule(self, path: str, value: Any, strategy: str) -> Rule:
+    def _parse_rule(self, path: str, value: Any, strategy: str) -> tuple[Comparison, _Labels]:
         before = len(self.problems)
         rule = self._parse_mapping(path, value)
         broken = len(self.problems) > before
         metric, is_metric = self._parse_metric_name(f"{path}.metricname", rule.get("metricname"))
         broken = broken or not is_metric
         operator = self._parse_operator(f"{path}.operator", rule.get("operator"), strategy)
-        broken = broken or (operator not in OPERATORS and strategy != "scheduleonmetric")
+        broken = broken or (not operator and strategy != "scheduleonmetric")
         values, invalid = self._optional_fields(path, rule)
         broken = bool(self._report_unknown_keys(path, rule, _RULE_FIELDS)) or broken or bool(invalid)
         is_healthy = values["empty_means"] == "healthy"
@@ -270,11 +272,11 @@ class _PolicyParser:
             self.add_problem(
                 f"{path}.empty_means", shown("healthy"), "only together with query; it is ignored"
             )
-        return Rule(
+        labels = self._parse_rule_labels(f"{path}.labels", rule.get("labels"))
+        comparison = Comparison(
             metric=metric,
             operator=operator,
             target=values["target"],
-            labels=self._parse_rule_labels(f"{path}.labels", rule.get("labels")),
             when_missing=values["when_missing"],
             max_age_s=values["max_age"],
             query=values["query"],
@@ -282,8 +284,9 @@ class _PolicyParser:
             empty_means="healthy" if is_healthy and values["query"] else "",
             unusable=str(self.problems[before]) if broken else "",
         )
+        return comparison, labels
 
-    def _parse_rule_labels(self, path: str, value: Any) -> tuple[str, ...]:
+    def _parse_rule_labels(self, path: str, value: Any) -> _Labels:
         """The valid labels; the others are problems and do not affect them."""
         listed = [] if value is None else value
         if not isinstance(listed, Sequence) or isinstance(listed, str):
@@ -294,11 +297,11 @@ class _PolicyParser:
                 path, f"{len(listed)} labels", f"at most {MAX_POLICY_LABELS}; the others are left out"
             )
             listed = listed[:MAX_POLICY_LABELS]
-        valid: list[str] = []
+        valid: list[tuple[str, str]] = []
         for number, text in enumerate(listed):
             name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")
             if separator and is_valid_label_part(name) and (not value or is_valid_label_part(value)):
-                valid.append(text)
+                valid.append((name, value))
             else:
                 self.add_problem(f"{path}[{number}]", shown(text), "name=value, both valid for a label")
         return tuple(valid)
@@ -318,10 +321,10 @@ class _PolicyParser:
         return first
 
     def _parse_operator(self, path: str, value: Any, strategy: str) -> str:
-        operator = value if isinstance(value, str) else ""
-        if operator not in OPERATORS:
-            self.add_problem(path, shown(value), " or ".join(OPERATORS))
-        elif strategy == "scheduleonmetric" and OPERATORS[operator].order == 0:
+        operator = TASPOLICY_OPERATORS.get(value, "") if isinstance(value, str) else ""
+        if not operator:
+            self.add_problem(path, shown(value), " or ".join(TASPOLICY_OPERATORS))
+        elif strategy == "scheduleonmetric" and sort_direction(operator) == 0:
             self.add_problem(path, shown(value), "LessThan or GreaterThan, which define an order")
         return operator
 

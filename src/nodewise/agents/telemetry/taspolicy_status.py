@@ -79,7 +79,9 @@ def _policy_conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCond
     waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in state.unfetched.items())
     text = f"never fetched: {waits}; no node passes dontschedule until each of its metrics has a value"
     yield _make_condition("MetricsFetched", not waits, "NeverFetched", text, "every metric is available")
-    held = ", ".join(policy_rejection_reasons.rule_text(rule) for rule in state.suspended)
+    held = ", ".join(
+        policy_rejection_reasons.comparison_text(rule, state.policy.key.kind) for rule in state.suspended
+    )
     text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
     yield _make_condition("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
     yield _make_condition(

@@ -16,8 +16,9 @@ from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.agents.telemetry import taspolicy_parser as taspolicy
 from nodewise.agents.telemetry import taspolicy_status as policy_status
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_metric_cause
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject, Rule
+from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import API_SERVICES, TASPOLICIES, ClusterReader, unavailable
 from nodewise.doctor.collectors.collection_session import Session
@@ -101,10 +102,9 @@ async def collect_metric_names(session: Session) -> list[str]:
     )
 
 
-def _rules_naming_metrics(policy: taspolicy.Policy) -> list[Rule]:
+def _rules_naming_metrics(policy: Policy) -> list[Comparison]:
     """The usable rules that name a metric and have no query."""
-    rules = (rule for strategy in policy.strategies.values() for rule in strategy.rules)
-    return [rule for rule in rules if rule.metric and not rule.query and not rule.unusable]
+    return [rule for rule in policy.usable_comparisons() if rule.metric and not rule.query]
 
 
 async def collect_metric_series(session: Session) -> dict[str, Series | UnavailableFact]:
@@ -264,7 +264,7 @@ def _parse_duration_or_default(text: str, default: float) -> float:
 def _create_evaluation(item: PolicyObject, state: PolicyState, is_unknown: bool) -> PolicyEvaluation:
     """A policy with its status. How many nodes it rejects comes from the status if doctor does not have all values."""
     policy, status = state.policy, policy_status.parse_status(item.status)
-    filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]
+    filtering = [rule for rule in policy.avoided() if not rule.unusable]
     rejected: int | None = 0 if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1]))
     source = "by its metrics"
     if filtering and (is_unknown or any(rule.metric_request().key in state.unfetched for rule in filtering)):
@@ -272,7 +272,7 @@ def _create_evaluation(item: PolicyObject, state: PolicyState, is_unknown: bool)
     return PolicyEvaluation(
         policy.namespace,
         policy.name,
-        tuple(policy.strategies),
+        policy.sections,
         tuple(dict.fromkeys(rule.metric_request().name for rule in _rules_naming_metrics(policy))),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in status.missing_metrics),

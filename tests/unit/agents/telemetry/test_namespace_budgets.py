@@ -221,9 +221,4 @@ def test_a_write_of_the_status_computes_no_budget_again() -> None:
     written = msgspec.structs.replace(made, status=msgspec.Raw(b'{"violatingNodes":1}'))
     assert builder.policies(cluster_state([written], VALUES, "n1").objects) is before
     changed = policy("pol", dontschedule=rules(2))
-    assert (
-        len(
-            builder.policies(cluster_state([changed], VALUES, "n1").objects)["d", "pol"].rules("dontschedule")
-        )
-        == 2
-    )
+    assert len(builder.policies(cluster_state([changed], VALUES, "n1").objects)["d", "pol"].avoid) == 2

@@ -73,14 +73,14 @@ def test_a_good_policy_has_none() -> None:
     )
     read = policies.parse_policy(policy_object)
     assert read.problems == ()
-    assert read.rules("dontschedule")[0].max_age_s == 90
-    assert read.rules("labeling") == ()
+    assert [rule_read.max_age_s for rule_read in read.avoided()] == [90]
+    assert read.node_labels == ()
 
 
 @pytest.mark.parametrize("spec", [7, [], {"strategies": []}, {"strategies": "all"}, {"strategies": 0}])
 def test_a_policy_of_which_nobody_can_say_what_it_wants_lets_no_node_pass(spec: Any) -> None:
     policy_object = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
-    (only,) = policies.parse_policy(policy_object).rules("dontschedule")
+    (only,) = policies.parse_policy(policy_object).avoided()
     assert only.unusable
 
 
@@ -98,15 +98,14 @@ def test_a_policy_with_an_unknown_name_lets_no_node_pass_and_labels_none_by_it(s
         PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode({"strategies": strategies}))
     )
     read = policies.parse_policy(policy_object)
-    assert all(
-        rule_read.unusable for rule_read in read.rules("dontschedule") or pytest.fail("it filters nothing")
-    )
-    assert all(rule_read.unusable for rule_read in read.rules("deschedule"))
+    assert read.avoid
+    assert not any(read.usable_comparisons())
 
 
 def test_the_strategies_beside_an_unknown_one_count() -> None:
     policy_object = policy(dontSchedule=[rule("m")], deschedule=[rule("m")])
-    assert not policies.parse_policy(policy_object).rules("deschedule")[0].unusable
+    [labelling] = policies.parse_policy(policy_object).node_labels
+    assert not labelling.parts[0].unusable
 
 
 def test_an_unknown_strategy_that_is_null_is_dropped_as_by_the_api_server() -> None:
@@ -126,5 +125,5 @@ def test_deep_nesting_is_a_problem_not_a_crash() -> None:
 )
 def test_a_rule_whose_metric_name_is_none_is_not_asked_for(name: str) -> None:
     """The CRD refuses such names; an object that was stored without it must not reach a source."""
-    [read] = policies.parse_policy(policy(dontschedule=[rule(name)])).rules("dontschedule")
+    [read] = policies.parse_policy(policy(dontschedule=[rule(name)])).avoided()
     assert "metricname" in read.unusable
