@@ -31,6 +31,13 @@ _DESCHEDULER = f"/apis/apps/v1/namespaces/{healthy_cluster.SYSTEM}/deployments/d
 
 DOCTOR_CASES: Final = (
     DoctorCase(
+        "kind-not-served",
+        "a definition is missing",
+        misconfigurations.undefined("placementpolicies.nodewise.io"),
+        "CustomResourceDefinition/placementpolicies.nodewise.io",
+        ("kubectl apply --server-side -f deploy/crds",),
+    ),
+    DoctorCase(
         "extender-not-registered",
         "no extender is configured",
         misconfigurations.configured(misconfigurations.no_extender),

@@ -242,7 +242,7 @@ def _install(cluster: HealthyCluster) -> None:
     """Creates the objects of `kubectl apply -k deploy/kustomize/tas-gas`, except kinds that need controllers."""
     deploy = extender_process.ROOT / "deploy"
     extender_process.define(cluster.api)
-    cluster.plane.kubectl("apply", "-f", str(deploy / "crds" / "cmk-reports.yaml"))
+    cluster.plane.kubectl("apply", "--server-side", "-f", str(deploy / "crds"))
     cluster.api.create(_secret(cluster))
     for manifest in extender_process.manifest("doctor.yaml"):
         if manifest["kind"] != "Job":

@@ -71,6 +71,28 @@ def client(pair: Callable[[HealthyCluster], CertificatePair]) -> Defect:
     return configured(change)
 
 
+def undefined(name: str) -> Defect:
+    """Without a definition that has no objects."""
+
+    @contextlib.contextmanager
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+        definition = cluster.api.get(path)
+        plural, _, group = name.partition(".")
+        version = definition["spec"]["versions"][0]["name"]
+        folder = f"/apis/{group}/{version}/{plural}"
+        cluster.api.delete(path)
+        wait(f"{name} is deleted", lambda: cluster.api.find(path) is None or None)
+        try:
+            yield
+        finally:
+            metadata = {"name": name}
+            cluster.api.create({**definition, "metadata": metadata, "status": None})
+            wait(f"{name} is served", lambda: cluster.api.answers(folder) or None)
+
+    return apply
+
+
 def created(*made: Object) -> Defect:
     """Additional objects, which are deleted afterwards."""
 

@@ -29,6 +29,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS
 from tests import short_and_long_case_counts
 from tests.cluster import api_user_kubeconfigs, child_processes
+from tests.cluster.api_client import path_of
 from tests.cluster.api_user_kubeconfigs import ApiServerAccess, rule
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
@@ -177,16 +178,28 @@ async def until_served(api: HttpApi, resource: Resource) -> None:
                 return
 
 
-async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, sandbox: Sandbox) -> None:
+class ShortSleepClock(SystemClock):
+    """A clock whose sleeps end early, so that a kind that is not served is soon listed again."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(min(seconds, 0.1))
+
+
+async def test_a_kind_without_its_definition_has_no_objects(api: HttpApi, sandbox: Sandbox) -> None:
     things = Resource(f"later.{sandbox.namespace}.example.com", "v1", "things", "Thing")
-    reflector = Reflector(
-        api, ReflectorTarget(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random
-    )
+    target = ReflectorTarget(things, CONFIGMAP)
+    reflector = Reflector(api, target, ShortSleepClock(), MetricsRegistry(), random.random)
+    definition, thing = definition_of(things), item("a") | {"apiVersion": things.api_version, "kind": "Thing"}
     async with run_in_background(reflector.run()):
-        await eventually(lambda: "404" in reflector.out_of_sync_reason)
-        sandbox.create(definition_of(things))
-        # watches are refused for a moment after the first lists: "storage is (re)initializing"
-        await eventually(lambda: reflector.synced and not reflector.out_of_sync_reason)
+        await reflector.wait_until_synced()
+        assert len(reflector.store) == 0
+        path = path_of(sandbox.create(definition))
+        await until_served(api, things)
+        await api.create(things.path("default"), thing)
+        await eventually(lambda: len(reflector.store) == 1)
+        await api.delete(path)
+        await eventually(lambda: len(reflector.store) == 0 and not reflector.out_of_sync_reason)
+        assert reflector.synced
 
 
 class NetworkGate:

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pytest
 
-from tests.cluster import admission_policy_waits, extender_process
+from tests.cluster import admission_policy_waits, extender_process, kubernetes_objects
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.namespace_sandboxes import wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_specs import (
     ACCEPTED,
     COOL,
@@ -231,3 +231,21 @@ def test_kubectl_apply_is_refused_whatever_validation_it_asks_for(
     file.write_text(json.dumps(avoiding(maxage="2m")))
     with pytest.raises(AssertionError, match=r'spec.avoid\[0\]: found field "maxage".*did you mean "maxAge"'):
         plane.kubectl("apply", f"--validate={validation}", "-f", str(file))
+
+
+def test_the_extender_is_ready_without_a_definition(
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """Pods that name a policy are rejected meanwhile: there is no such policy."""
+    (definition,) = extender_process.manifest("crds/taspolicies.yaml")
+    plane.api.delete(path_of(definition))
+    folder = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
+    wait("TASPolicy is not served", lambda: not plane.api.answers(folder) or None)
+    (node,) = kubernetes_objects.nodes("a")
+    sandbox.nodes(node)
+    certificates = extender_process.CertificateFiles(tmp_path)
+    arguments = extender_process.arguments(extender_process.user(plane), certificates)
+    with extender_process.started(tmp_path, arguments, certificates) as served:
+        served.process.wait_ready(served.is_ready)
+        assert served.events("kube_kind_not_served")
+        assert served.rejects(sandbox.namespace, "a")

@@ -304,6 +304,8 @@ class Facts(NamedTuple):
     replica_metrics: tuple[ReplicaMetrics, ...] | UnavailableFact = ()
     missing_rights: tuple[MissingRights | UnavailableFact, ...] | UnavailableFact = ()
     pods: Pods | UnavailableFact = ()
+    kinds_not_served: tuple[str | UnavailableFact, ...] | UnavailableFact = ()
+    """The definitions that are missing of kinds that nodewise reads."""
     policies: Policies | UnavailableFact = ()
     node_count: int | UnavailableFact = 0
     node_resources: frozenset[str] | UnavailableFact = frozenset()

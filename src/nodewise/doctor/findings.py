@@ -254,6 +254,13 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         " no node.",
         "nodewise policy lint reports which parts of a policy can be read",
     ),
+    "kind-not-served": FindingKind(
+        "warning",
+        "A kind of policies is not defined",
+        "The API server does not serve a kind that nodewise reads, so no such policy can be created. nodewise works"
+        " without these policies. Helm installs definitions with a release, but helm upgrade does not add new ones.",
+        "kubectl apply --server-side -f deploy/crds; nodewise reads the kind within 30 s",
+    ),
     "namespace-not-trusted": FindingKind(
         "warning",
         "A policy needs a trusted namespace",

@@ -8,8 +8,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Problem, Unavailable
-from nodewise.kube import list_watch
-from nodewise.kube.api_server_interface import Api, Expired
+from nodewise.kube import api_discovery, list_watch
+from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchState
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.rate_limit import Backoff
@@ -30,6 +30,9 @@ one small call per kind and replica, which a server that has just started can se
 MOST_RETRY_AFTER_S: Final = 60.0
 """Limit of Retry-After."""
 
+NOT_SERVED_S: Final = 30.0
+"""Delay between lists of a kind that the API server does not serve."""
+
 _AT_ONCE_S: Final = 1.0
 """A watch that ends within this time without an event counts as failed (client-go: VeryShortWatchError)."""
 
@@ -48,7 +51,10 @@ class ReflectorTarget(NamedTuple, Generic[T]):
 
 
 class Reflector(Generic[T]):
-    """Reflects the objects of one kind. Run it as a task until cancelled; it ends by itself only by a defect."""
+    """Reflects the objects of one kind. Run it as a task until cancelled; it ends by itself only by a defect.
+
+    A kind that the API server does not serve, because its CustomResourceDefinition is missing, has no objects.
+    """
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class Reflector(Generic[T]):
         self._failed_at_s = float("-inf")
         self._last_response_s = float("-inf")
         self._problem = ""
+        self._is_served = True
         self._synced = asyncio.Event()
         self._relist_requested = False
         self._pace = cooperative_scheduling.Pacer()
@@ -113,6 +120,8 @@ class Reflector(Generic[T]):
         while True:
             try:
                 await self._send_next_request(self._state)
+            except NotFound as error:
+                await self._handle_missing_collection(error)
             except NodewiseError as error:
                 self._state = list_watch.state_after_error(self._state, error)
                 await self._wait_before_retry(error)
@@ -150,6 +159,9 @@ class Reflector(Generic[T]):
             self._decoder.add(item)
         self._state = after
         if isinstance(after, WatchState):
+            if not self._is_served:
+                self._is_served = True
+                logs.emit("kube_back", kind=self._kind)
             self._decoder.finish(after.version)
             self._synced.set()
 
@@ -180,6 +192,31 @@ class Reflector(Generic[T]):
         if self._problem:
             self._problem = ""
             logs.emit("kube_back", kind=self._kind)
+
+    async def _handle_missing_collection(self, error: NotFound) -> None:
+        """Empty the store if the kind is not served, and wait before the next list; otherwise retry.
+
+        Objects of a kind that is served later take effect at most `NOT_SERVED_S` after that.
+        """
+        try:
+            is_served = await api_discovery.is_served(self._api, self._target.resource)
+        except NodewiseError:
+            is_served = True  # unknown: keep the objects
+        if is_served:
+            self._is_served = True
+            self._state = list_watch.state_after_error(self._state, error)
+            await self._wait_before_retry(error)
+            return
+        self._record_server_response()
+        self._decoder.restart()
+        self._decoder.finish()
+        self._synced.set()
+        self._state = ListState()
+        self._failures = 0
+        if self._is_served:
+            self._is_served = False
+            logs.emit("kube_kind_not_served", kind=self._kind, error=str(error), again_in_s=NOT_SERVED_S)
+        await self._clock.sleep(NOT_SERVED_S)
 
     async def _wait_before_retry(self, error: NodewiseError) -> None:
         """Wait before a retry: longer with each failure of the same kind, at least Retry-After. A failure is logged

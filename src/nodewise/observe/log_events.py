@@ -179,6 +179,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "warning", "Objects of a kind cannot be listed or watched; the stored objects age."
     ),
     "kube_back": LogEvent("info", "Objects of a kind can be listed and watched again."),
+    "kube_kind_not_served": LogEvent(
+        "warning",
+        "The API server does not serve a kind, so it has no objects: apply `deploy/crds`. It is listed again every"
+        " 30 s.",
+    ),
     "kube_silent": LogEvent(
         "warning",
         "The API server has not responded for ten seconds. Calls of kube-scheduler are answered from the stored nodes"

@@ -88,6 +88,17 @@ class FakeApi:
         """All changes of objects of a kind, oldest first: before and after."""
         return [(entry.old, entry.new) for entry in self._log if entry.resource == resource]
 
+    def serve(self, resource: Resource) -> None:
+        """Serve a kind, as after the creation of its CustomResourceDefinition."""
+        self._kinds[resource.api_version, resource.plural] = resource
+
+    def stop_serving(self, resource: Resource) -> None:
+        """Delete the objects of a kind, the kind itself, and its watches."""
+        for _, namespace, name in [key for key in self._objects if key[0] == resource]:
+            self._delete_object((resource, namespace, name))
+        del self._kinds[resource.api_version, resource.plural]
+        self.cut()
+
     def fail(self, error: NodewiseError, times: int = 1) -> None:
         """Make the next calls fail, including watches."""
         self._faults.extend([error] * times)
@@ -113,6 +124,8 @@ class FakeApi:
         await self._record_call("get", path)
         if path in self.raw:
             return self.raw[path]
+        if (document := self._discovery_document(path)) is not None:
+            return msgspec.json.encode(document)
         place = self._parse_path("get", path)
         if not place.name:
             return msgspec.json.encode(self._list_objects(place, params))
@@ -210,6 +223,17 @@ class FakeApi:
         await asyncio.sleep(0)
         if self._faults:
             raise self._faults.popleft()
+
+    def _discovery_document(self, path: str) -> Object | None:
+        """The API groups, or the kinds of one version of a group; None for other paths."""
+        resources = [resource for resource in self._kinds.values() if resource.group]
+        if path == "/apis":
+            versions = sorted({(resource.group, resource.api_version) for resource in resources})
+            groups = [{"name": group, "versions": [{"groupVersion": text}]} for group, text in versions]
+            return {"kind": "APIGroupList", "groups": groups}
+        version = path.removeprefix("/apis/")
+        names = [{"name": resource.plural} for resource in resources if resource.api_version == version]
+        return {"kind": "APIResourceList", "resources": names} if names else None
 
     def _parse_path(self, verb: str, path: str) -> _RequestPath:
         parts = [unquote(part) for part in path.strip("/").split("/")]

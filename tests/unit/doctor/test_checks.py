@@ -133,6 +133,11 @@ NODES_LIMITED, PODS_LIMITED, TRUST_LIMITED = ADMISSION
 OTHER_ACCOUNT = NODES_LIMITED._replace(conditions=(ACCOUNT[0].replace(":nodewise'", ":nodewise-annotator'"),))
 SHARED = EXTENDER._replace(workload=EXTENDER.workload._replace(containers=(NODEWISE, KUBE_SCHEDULER)))
 CASES: list[tuple[str, Facts, set[str]]] = [
+    (
+        "a missing definition",
+        SOUND._replace(kinds_not_served=("placementpolicies.nodewise.io",)),
+        {"kind-not-served"},
+    ),
     ("no admission policies", with_admission_policies(), NOT_LIMITED),
     ("no policy of nodes", with_admission_policies(PODS_LIMITED, TRUST_LIMITED), NOT_LIMITED),
     ("no policy of pods", with_admission_policies(NODES_LIMITED, TRUST_LIMITED), NOT_LIMITED),

@@ -37,6 +37,19 @@ POLICIES = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
 PLAIN = {name: value for name, value in ENTRY.items() if name not in ("enableHTTPS", "tlsConfig")}
 LOOPBACK = {**CONFIGURATION, "extenders": [{**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}]}
 
+TAS, PLACEMENT = "telemetry.intel.com/v1alpha1", "nodewise.io/v1alpha1"
+DISCOVERY = {
+    "/apis": {
+        "kind": "APIGroupList",
+        "groups": [{"versions": [{"groupVersion": TAS}]}, {"versions": [{"groupVersion": PLACEMENT}]}],
+    },
+    f"/apis/{TAS}": {"kind": "APIResourceList", "resources": [{"name": "taspolicies"}]},
+    f"/apis/{PLACEMENT}": {
+        "kind": "APIResourceList",
+        "resources": [{"name": "placementpolicies"}, {"name": "clusterplacementpolicies"}],
+    },
+}
+"""The kinds of an API server with all definitions."""
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 
@@ -58,6 +71,8 @@ class ScriptedApi:
             raise Refused(f"get {path}", [Problem("", 'nodes is forbidden: User "x" cannot', "")])
         if path == "/version":
             return b"{}"
+        if path in DISCOVERY and path not in self._objects:
+            return msgspec.json.encode(DISCOVERY[path])
         value = self._objects.get(path)
         is_list = path.count("/") < 6 and "configmaps" not in path
         if isinstance(value, list) or (value is None and is_list):
@@ -298,6 +313,23 @@ def test_policies_metrics_and_pods() -> None:
     assert (heat.nodes, heat.other_names, cluster.node_count) == (2, ("10.0.0.9:9100",), 3)
     assert not isinstance(cluster.pods, UnavailableFact)
     assert [(pod.name, pod.scheduler_name, pod.is_gated) for pod in cluster.pods] == [("p", "mine", True)]
+
+
+@pytest.mark.parametrize(
+    ("resources", "missing"),
+    [
+        (["placementpolicies", "clusterplacementpolicies"], ()),
+        (["placementpolicies"], ("clusterplacementpolicies.nodewise.io",)),
+    ],
+)
+def test_kinds_that_are_not_served_are_found(resources: list[str], missing: tuple[str, ...]) -> None:
+    names = [{"name": name} for name in resources]
+    discovery = {f"/apis/{PLACEMENT}": {"kind": "APIResourceList", "resources": names}}
+    container = {"name": "nodewise", "command": ["nodewise", "extender", "--agents=telemetry"]}
+    workloads = {DEPLOYMENTS: [deployment("nodewise", "nodewise", container)]}
+    assert facts({**workloads, **discovery}).kinds_not_served == missing
+    (forbidden,) = set(facts(workloads, ("/apis/nodewise.io",)).kinds_not_served)  # type: ignore[arg-type]
+    assert isinstance(forbidden, UnavailableFact)
 
 
 def test_facts_that_no_check_needs_are_not_read() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
-from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.reflector import NOT_SERVED_S, Reflector, ReflectorTarget
+from nodewise.kube.resource_kinds import Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
 from tests.unit.kube.api_suite import CONFIGMAP, run_in_background
@@ -18,11 +20,11 @@ from tests.unit.kube.api_suite import CONFIGMAP, run_in_background
 class ReflectorFixture:
     """A reflector with a fake API server, its clock, and its log lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, resource: Resource = CONFIGMAPS) -> None:
         self.api = FakeApi()
         self.clock = PatientClock()
         self.metrics_registry = MetricsRegistry()
-        target = ReflectorTarget(CONFIGMAPS, CONFIGMAP)
+        target = ReflectorTarget(resource, CONFIGMAP)
         self.reflector: Reflector[Any] = Reflector(
             self.api, target, self.clock, self.metrics_registry, lambda: 0.0
         )
@@ -222,3 +224,105 @@ async def test_a_bookmark_moves_the_version_from_which_a_watch_goes_on(followed:
         followed.api.cut()
         await turns()
     assert followed.verbs() == ["get", "watch", "watch"], "no list was needed"
+
+
+THINGS = Resource("example.com", "v1", "things", "Thing")
+"""A kind with a CustomResourceDefinition."""
+OTHERS = Resource("example.com", "v1", "others", "Other")
+THING = {"metadata": {"name": "a", "namespace": "n"}}
+
+
+@pytest.fixture
+def custom(monkeypatch: pytest.MonkeyPatch) -> ReflectorFixture:
+    made = ReflectorFixture(THINGS)
+    monkeypatch.setattr("nodewise.observe.logs.emit", made.note)
+    return made
+
+
+@pytest.mark.parametrize(
+    "served",
+    [[], [OTHERS], [Resource("example.com", "v2", "things", "Thing")]],
+    ids=["no such group", "no such kind", "no such version"],
+)
+async def test_a_kind_that_is_not_served_has_no_objects(
+    custom: ReflectorFixture, served: list[Resource]
+) -> None:
+    for resource in served:
+        custom.api.serve(resource)
+    async with custom.going():
+        while len(custom.clock.slept) < 3:
+            await asyncio.sleep(0)
+        assert custom.reflector.synced
+        assert len(custom.reflector.store) == 0
+        assert set(custom.clock.slept) == {NOT_SERVED_S}
+        assert custom.events == ["kube_kind_not_served"]
+        assert custom.reflector.out_of_sync_reason == ""
+
+
+async def test_objects_of_a_kind_that_is_served_later_are_stored(custom: ReflectorFixture) -> None:
+    async with custom.going():
+        await turns()
+        custom.api.serve(THINGS)
+        custom.api.put(THINGS, THING)
+        await turns()
+        assert list(custom.reflector.store.snapshot()) == [("n", "a")]
+        assert (custom.events[0], custom.events[-1]) == ("kube_kind_not_served", "kube_back")
+        assert custom.events.count("kube_back") == 1
+
+
+async def test_objects_of_a_kind_that_is_no_longer_served_are_gone(custom: ReflectorFixture) -> None:
+    custom.api.serve(THINGS)
+    custom.api.put(THINGS, THING)
+    async with custom.going():
+        await turns()
+        assert len(custom.reflector.store) == 1
+        custom.clock.advance(11.0)  # a watch that ends earlier counts as failed
+        custom.api.stop_serving(THINGS)
+        await turns()
+        assert custom.reflector.synced
+        assert len(custom.reflector.store) == 0
+        assert custom.events == ["kube_kind_not_served"]
+        custom.api.serve(THINGS)
+        custom.api.put(THINGS, THING)
+        await turns()
+        assert len(custom.reflector.store) == 1
+
+
+@pytest.mark.parametrize(
+    "discovery",
+    [
+        {"/apis": NotFound("404 page not found")},
+        {"/apis": b"<html>not found</html>"},
+        {"/apis": b'{"kind": "Status", "groups": []}'},
+        {"/apis/example.com/v1": b'{"kind": "APIResourceList"}'},
+        {},
+    ],
+    ids=["404", "no JSON", "another kind", "no resources", "served"],
+)
+async def test_a_404_that_discovery_does_not_confirm_keeps_the_objects(
+    custom: ReflectorFixture, discovery: dict[str, Any]
+) -> None:
+    """A proxy before the API server, or an API server that does not list a kind yet, must not remove policies."""
+    custom.api.serve(THINGS)
+    custom.api.put(THINGS, THING)
+    async with custom.going():
+        await turns()
+        errors = {path: value for path, value in discovery.items() if isinstance(value, Exception)}
+        custom.api.raw.update({path: value for path, value in discovery.items() if path not in errors})
+        custom.api.fail(NotFound("404 page not found"), 2 if errors else 1)
+        custom.clock.advance(11.0)
+        custom.api.cut()
+        while not custom.clock.slept:
+            await asyncio.sleep(0)
+        assert len(custom.reflector.store) == 1
+        assert NOT_SERVED_S not in custom.clock.slept
+        assert custom.events == ["kube_lost"]
+
+
+async def test_a_404_at_the_start_that_discovery_does_not_confirm_blocks_readiness(
+    followed: ReflectorFixture,
+) -> None:
+    followed.api.fail(NotFound("404 page not found"), 3)
+    async with followed.going():
+        await turns(4)
+        assert not followed.reflector.synced

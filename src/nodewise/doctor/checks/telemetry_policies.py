@@ -77,6 +77,13 @@ def check_misspelled_labels(pods: Pods) -> Iterator[Finding]:
         yield finding("policy-label-misspelt", where, actual, f"the label {POLICY_LABEL}")
 
 
+@check("kind-not-served")
+def check_kinds_are_served(kinds_not_served: tuple[str, ...]) -> Iterator[Finding]:
+    for name in kinds_not_served:
+        where = f"CustomResourceDefinition/{name}"
+        yield finding("kind-not-served", where, "the API server does not serve it", "the file of deploy/crds")
+
+
 @check("policy-without-effect")
 def check_policy_problems(policies: Policies) -> Iterator[Finding]:
     for policy in policies:
@@ -366,6 +373,7 @@ def _check_metric_coverage(
 
 
 CHECKS: Final = (
+    check_kinds_are_served,
     check_pods_of_missing_policies,
     check_misspelled_labels,
     check_policy_problems,

@@ -24,6 +24,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "replica_metrics": extender_workloads.collect_replica_metrics,
     "missing_rights": rights_and_admission_policies.collect_missing_rights,
     "pods": scheduling_program_workloads.collect_pending_and_policy_pods,
+    "kinds_not_served": telemetry_policies.collect_kinds_not_served,
     "policies": telemetry_policies.collect_policies,
     "node_count": nodes.collect_node_count,
     "node_resources": nodes.collect_node_resources,

@@ -8,6 +8,7 @@ import msgspec
 
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.errors import UNREADABLE, NodewiseError, Refused
+from nodewise.kube import api_discovery
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.resource_kinds import Resource
 from nodewise.terminal_escaping import short
@@ -23,6 +24,10 @@ SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 SERVICES: Final = Resource("", "v1", "services", "Service")
 ENDPOINT_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 TASPOLICIES: Final = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
+PLACEMENT_POLICIES: Final = Resource("nodewise.io", "v1alpha1", "placementpolicies", "PlacementPolicy")
+CLUSTER_PLACEMENT_POLICIES: Final = Resource(
+    "nodewise.io", "v1alpha1", "clusterplacementpolicies", "ClusterPlacementPolicy", namespaced=False
+)
 ADMISSION_POLICIES: Final = Resource(
     "admissionregistration.k8s.io",
     "v1",
@@ -109,6 +114,14 @@ class ClusterReader:
             return unavailable("SubjectAccessReviews", right, error)
         except UNREADABLE as error:
             return UnavailableFact("SubjectAccessReviews", short(str(error)))
+
+    async def is_served(self, resource: Resource) -> bool | UnavailableFact:
+        """Whether the API server has a kind."""
+        try:
+            async with self._requests:
+                return await api_discovery.is_served(self.api, resource)
+        except NodewiseError as error:
+            return unavailable("the kinds of the API server", "get the path /apis", error)
 
     async def get_list(
         self,

@@ -20,7 +20,14 @@ from nodewise.agents.telemetry.placement_policy import Comparison, Policy
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_metric_cause
 from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.clock import SystemClock
-from nodewise.doctor.collectors.cluster_reader import API_SERVICES, TASPOLICIES, ClusterReader, unavailable
+from nodewise.doctor.collectors.cluster_reader import (
+    API_SERVICES,
+    CLUSTER_PLACEMENT_POLICIES,
+    PLACEMENT_POLICIES,
+    TASPOLICIES,
+    ClusterReader,
+    unavailable,
+)
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.extender_workloads import collect_extenders
 from nodewise.doctor.collectors.nodes import collect_nodes
@@ -70,6 +77,20 @@ async def _collect_metric_sources(session: Session) -> _MetricSources:
         custom=bool(names & {"auto", "custom"}),
         resource=bool(names & {"auto", "resource"}),
         other=has_prometheus or any(name.startswith("file:") for name in names),
+    )
+
+
+async def collect_kinds_not_served(session: Session) -> tuple[str | UnavailableFact, ...]:
+    """The definitions that are missing, `placementpolicies.nodewise.io`, of kinds that the telemetry agent reads."""
+    listed = await session.require(collect_extenders)
+    if not any("telemetry" in extender.agents for extender in listed):
+        return ()
+    kinds = (TASPOLICIES, PLACEMENT_POLICIES, CLUSTER_PLACEMENT_POLICIES)
+    answers = await asyncio.gather(*map(session.reader.is_served, kinds))
+    return tuple(
+        answer if isinstance(answer, UnavailableFact) else f"{kind.plural}.{kind.group}"
+        for kind, answer in zip(kinds, answers, strict=True)
+        if isinstance(answer, UnavailableFact) or not answer
     )
 
 
