@@ -89,7 +89,16 @@ def headings(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "manifest", ["rbac.yaml", "memory.yaml", "certs.yaml", "reader.yaml", "cpu-agent.yaml", "trust.yaml"]
+    "manifest",
+    [
+        "rbac.yaml",
+        "controller.yaml",
+        "memory.yaml",
+        "certs.yaml",
+        "reader.yaml",
+        "cpu-agent.yaml",
+        "trust.yaml",
+    ],
 )
 def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
     page = (ROOT / "docs/rights.md").read_text()

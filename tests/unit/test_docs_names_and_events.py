@@ -21,7 +21,7 @@ from nodewise.agents.telemetry.agent import POLICY_LABEL
 from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
 from nodewise.agents.telemetry.taspolicy_status import GOOD
 from nodewise.annotator import patch_writer
-from nodewise.cli.extender_wiring import LEASE
+from nodewise.cli import controller, extender_wiring
 from nodewise.cpu import cmk_names
 from nodewise.extender import agent_memory_storage, pod_events
 from nodewise.kube.event_recorder import Type
@@ -44,6 +44,7 @@ NONE_OF_THESE = {
     "kubernetes.io/service-name": "the API server's label of EndpointSlices",
     "kubernetes.io/tls": "a type of Secrets",
     "node.kubernetes.io/unschedulable": "a taint, in the simulation",
+    "nodewise.io/controller": "who records Events",
     "nodewise.io/extender": "who records Events",
 }
 """Texts in this form that are not an annotation, a label or a resource that nodewise writes or reads."""
@@ -101,7 +102,8 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         cmk_names.config_map("<node>"),
         patch_writer.FIELD_MANAGER,
         bind_plugin_interface.RESERVATIONS_ANNOTATION,
-        LEASE,
+        controller.LEASE,
+        extender_wiring.LEASE,
         agent_memory_storage.NAME,
         gpu_request_histogram.NAME,
         *(row.key for row in load_annotations.TABLE),

@@ -33,6 +33,12 @@ def serving_page() -> str:
             "probes, Prometheus",
         ),
         (
+            "`nodewise controller --health-port`",
+            code(str(health)),
+            "loopback, plain HTTP",
+            "probes, Prometheus",
+        ),
+        (
             "`nodewise annotate --health-port`",
             code(str(health)),
             "loopback, plain HTTP",

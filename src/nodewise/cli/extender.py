@@ -1,9 +1,5 @@
 """`nodewise extender`: serves kube-scheduler until SIGTERM or SIGINT."""
 
-import asyncio
-import contextlib
-import gc
-import signal
 from typing import Any
 
 import click
@@ -15,12 +11,13 @@ from nodewise.cli import (
     large_memory_blocks,
     older_program_flags,
     options_from_settings,
+    server_components,
 )
-from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options_from_settings import CommandLine, SectionedCommand
+from nodewise.cli.server_components import ClockAndMetrics, ServerConfig
 from nodewise.clock import SystemClock
-from nodewise.observe import background_task_restarts, logs
+from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -65,18 +62,11 @@ def run(command_line: CommandLine) -> None:
     )
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
     large_memory_blocks.return_freed_blocks()
-    runner = asyncio.Runner(loop_factory=_event_loop_factory)
-    with runner:
-        runner.run(_serve_until_signal(ExtenderConfig(settings, agents, agent_options)))
-
-
-def _event_loop_factory() -> asyncio.AbstractEventLoop:
-    """uvloop if it is installed, else plain asyncio."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    config = ServerConfig(settings, agents, agent_options)
+    server_components.run_until_signal(
+        lambda: extender_wiring.wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry())),
+        own.shutdown_delay_s,
+    )
 
 
 command = options_from_settings.create_click_command(
@@ -86,37 +76,3 @@ command = options_from_settings.create_click_command(
     short_help="Serve kube-scheduler.",
     kind=_ExtenderCommand,
 )
-
-
-async def _serve_until_signal(config: ExtenderConfig) -> None:
-    running = extender_wiring.wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry()))
-    signals = _termination_signal_queue()
-    tasks = [asyncio.create_task(background_task_restarts.keep_running(task)) for task in running.tasks]
-    try:
-        gc.collect()
-        gc.freeze()  # objects of the start live until the end: collections need not visit them
-        for server in running.servers:
-            await server.start()
-        logs.emit("started", address=running.servers[0].url, health=running.servers[1].url)
-        first = await signals.get()
-        logs.emit("stopping")
-        if first == signal.SIGTERM:
-            running.leave()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(config.settings[ExtenderOptions].shutdown_delay_s):
-                    await signals.get()
-    finally:
-        for server in running.servers:
-            await server.stop()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await running.close()
-
-
-def _termination_signal_queue() -> asyncio.Queue[int]:
-    """A queue of the received termination signals."""
-    received: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
-    return received

@@ -14,11 +14,8 @@ from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.statistics.prometheus_load_queries import WindowOptions
 
 
-class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Agents, inputs and logs of the extender."""
-
-    agents: Annotated[str, Option(metavar="NAMES")] = "telemetry"
-    """Agents to call, separated by commas, in this order. `nodewise agents list` shows them."""
+class InputAndLogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Metrics and logs."""
 
     metrics: Annotated[tuple[str, ...], Option(metavar="SOURCE")] = ("auto",)
     """Source of node metrics; repeat it for several, the first one with a metric is used. `custom`: the custom metrics
@@ -26,6 +23,19 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     `memory_usage_share` (of the node's allocatable). `prometheus`: --prometheus-url. `auto`: all three in this order,
     as far as they are available, now or later. `file:PATH`: MetricValueLists and NodeMetricsLists in YAML or JSON, or
     CSV lines node,metric,value[,timestamp]."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Minimum level of log lines."""
+
+    log_format: Literal["text", "json"] = "text"
+    """Format of log lines: text for people, json for collectors."""
+
+
+class ExtenderOptions(InputAndLogOptions, frozen=True, kw_only=True):
+    """Agents, inputs and logs of the extender."""
+
+    agents: Annotated[str, Option(metavar="NAMES")] = "telemetry"
+    """Agents to call, separated by commas, in this order. `nodewise agents list` shows them."""
 
     objects_from: Annotated[tuple[str, ...], Option(metavar="PATH")] = ()
     """Read nodes, policies and metrics from these files or folders instead of a cluster, and read them again when
@@ -64,12 +74,6 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     record_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 2**30
     """Size at which the recording ends; the extender continues to serve."""
-
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Minimum level of log lines."""
-
-    log_format: Literal["text", "json"] = "text"
-    """Format of log lines: text for people, json for collectors."""
 
 
 GROUPS: Final = (

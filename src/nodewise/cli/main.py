@@ -15,6 +15,7 @@ from nodewise.terminal_escaping import short
 
 COMMANDS: Final = {
     "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize, preempt and bind."),
+    "controller": ("nodewise.cli.controller", "Label nodes and write the status of policies."),
     "decide": ("nodewise.cli.decide", "Decide which nodes pods may go to, offline or for a cluster."),
     "explain": ("nodewise.cli.explain", "Explain why a pod is on its node, or still waits."),
     "simulate": ("nodewise.cli.simulate", "Replay recordings, and place GPU traces and bursty pods."),

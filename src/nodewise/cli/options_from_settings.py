@@ -136,12 +136,16 @@ def click_parameters(
     shared = [group for group in groups if group not in own]
     own_settings = itertools.chain.from_iterable(map(setting_declarations.list_settings, own))
     file = (
-        [settings_file.config_option([*shared, *known], kinds or known_kinds)]
+        [settings_file.config_option([*shared, *known], _without_duplicates([*kinds, *known_kinds]))]
         if has_file and (shared or known)
         else []
     )
     shared_options = map(_create_shared_option, setting_declarations.merge_settings(shared, kinds))
     return [*map(_create_click_parameter, own_settings), *file, *shared_options]
+
+
+def _without_duplicates(kinds: "Iterable[AgentKind]") -> "list[AgentKind]":
+    return list({kind.name: kind for kind in kinds}.values())
 
 
 def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:

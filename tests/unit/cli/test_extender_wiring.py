@@ -9,8 +9,8 @@ from typing import Any
 
 from nodewise import agents
 from nodewise.cli import extender_wiring
-from nodewise.cli.extender_components import ClockAndMetrics, ExtenderConfig, WiredExtender
 from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, WiredServer
 from nodewise.clock import SystemClock
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
@@ -29,7 +29,7 @@ POD = {
 }
 
 
-def config(kubeconfig: Path) -> ExtenderConfig:
+def config(kubeconfig: Path) -> ServerConfig:
     """The defaults, on free ports and without TLS, with the agent that binds and one that has a controller."""
     settings: dict[type, Any] = {group: group() for group in GROUPS}
     settings[KubeOptions] = KubeOptions(kubeconfig=str(kubeconfig), namespace=NAMESPACE)
@@ -37,11 +37,11 @@ def config(kubeconfig: Path) -> ExtenderConfig:
     settings[AdminOptions] = AdminOptions(health_port=0)
     settings[RefreshOptions] = RefreshOptions(sync_period_s=0.5)
     kinds = [agents.load(name) for name in ("telemetry", "gpu")]
-    return ExtenderConfig(settings, kinds, {kind.name: kind.options() for kind in kinds})
+    return ServerConfig(settings, kinds, {kind.name: kind.options() for kind in kinds})
 
 
 @contextlib.asynccontextmanager
-async def running(extender: WiredExtender) -> Any:
+async def running(extender: WiredServer) -> Any:
     """Run the tasks and servers within the block, until the extender is ready."""
     tasks = [asyncio.create_task(task()) for task in extender.tasks]
     try:
@@ -98,4 +98,7 @@ def test_a_pod_is_filtered_and_bound(tmp_path: Path) -> None:
         assert bound == {"Error": ""}
         pods, leases = server.call(lambda api: (api.objects(PODS), api.objects(LEASES)))
     assert pods["default", "train"]["spec"]["nodeName"] == "n1"
-    assert {(NAMESPACE, "gpu-n1"), (NAMESPACE, extender_wiring.LEASE)} <= leases.keys()
+    assert {
+        (NAMESPACE, "gpu-n1"),
+        (NAMESPACE, extender_wiring.LEASE),
+    } <= leases.keys()

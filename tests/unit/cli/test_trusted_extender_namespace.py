@@ -4,8 +4,8 @@ import pytest
 
 from nodewise import agents
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.cli import extender_components
-from nodewise.cli.extender_components import ExtenderConfig
+from nodewise.cli import server_components
+from nodewise.cli.server_components import ServerConfig
 from nodewise.kube.options import KubeOptions
 
 KINDS = [agents.load("telemetry"), agents.load("gpu")]
@@ -23,7 +23,7 @@ KINDS = [agents.load("telemetry"), agents.load("gpu")]
 )
 def test_the_fallback_namespace_is_not_trusted(flag: str, connected: str, own: str) -> None:
     options = {kind.name: kind.options() for kind in KINDS}
-    placed = extender_components.set_namespace_of_agents(
-        ExtenderConfig({KubeOptions: KubeOptions(namespace=flag)}, KINDS, options), connected
+    placed = server_components.set_namespace_of_agents(
+        ServerConfig({KubeOptions: KubeOptions(namespace=flag)}, KINDS, options), connected
     )
     assert placed.agent_options == options | {"telemetry": TelemetryOptions(own_namespace=own)}

@@ -1,0 +1,115 @@
+"""`nodewise controller`: labels nodes and writes the status of policies until SIGTERM or SIGINT."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from nodewise import agents
+from nodewise.cli import (
+    extender_options,
+    large_memory_blocks,
+    leader_wiring,
+    object_and_metric_sources,
+    options_from_settings,
+    server_components,
+)
+from nodewise.cli.extender_options import InputAndLogOptions
+from nodewise.cli.leader_wiring import InputPaths, LeaderContext
+from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.server_components import ClockAndMetrics, Readiness, ServerConfig, WiredServer
+from nodewise.clock import SystemClock
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.refresher import RefreshOptions
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve.admin_port import admin_routes, admin_server
+from nodewise.serve.application import Application
+from nodewise.serve.options import AdminOptions
+
+LEASE: Final = "nodewise-controller"
+"""The Lease of the leader election among replicas. An extender has another one, because its other agents have work of
+their own for a leader."""
+TELEMETRY: Final = agents.load("telemetry")
+
+
+class ControllerKubeOptions(KubeOptions, frozen=True, kw_only=True):
+    """Connection to the cluster."""
+
+    kube_qps: Annotated[float, msgspec.Meta(gt=0)] = 50.0
+    """Average limit of writes to the API server per second. Reads are not limited, because there are few. The default
+    labels 5,000 nodes in less than two minutes."""
+
+    kube_burst: Annotated[int, msgspec.Meta(ge=1)] = 200
+    """Burst of writes to the API server. The default is enough to label some racks of nodes without delay."""
+
+
+GROUPS: Final = (
+    InputAndLogOptions,
+    AdminOptions,
+    ControllerKubeOptions,
+    RefreshOptions,
+    PrometheusOptions,
+)
+
+
+def run(command_line: CommandLine) -> None:
+    """Label nodes and write the status of policies, without serving kube-scheduler.
+
+    This is the work of the leader among the replicas of `nodewise extender --agents telemetry`, for clusters whose
+    kube-scheduler does not call nodewise. It needs no Service and no certificates. Run two replicas: one leads, and the
+    other takes over when the leader ends. Do not run it beside an extender with the agent telemetry.
+
+    \b
+    Examples:
+      nodewise controller --health-address 0.0.0.0
+      nodewise controller --prometheus-url http://prometheus.monitoring:9090
+
+    \b
+    Exit codes:
+      0  ended by SIGTERM or SIGINT
+      1  it cannot run: a port is in use, or there is no cluster
+      2  the command line or a setting is invalid
+    """
+    settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
+    settings[KubeOptions] = settings[ControllerKubeOptions]
+    own: InputAndLogOptions = settings[InputAndLogOptions]
+    logs.configure(own.log_level, own.log_format)
+    large_memory_blocks.return_freed_blocks()
+    config = ServerConfig(settings, [TELEMETRY], {TELEMETRY.name: command_line.agent_options(TELEMETRY)})
+    server_components.run_until_signal(
+        lambda: wire_controller(config, ClockAndMetrics(SystemClock(), MetricsRegistry()))
+    )
+
+
+def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
+    """The controller of a configuration: the tasks of an extender's leader, and the admin server."""
+    api = connect(config.settings[KubeOptions], tools.registry)
+    config = server_components.set_namespace_of_agents(config, api.namespace)
+    needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
+    paths = InputPaths(config.settings[InputAndLogOptions].metrics)
+    snapshots = leader_wiring.create_snapshot_components(config, api, paths, needs, tools)
+    context = LeaderContext(config, api, snapshots, LEASE, "nodewise.io/controller", tools)
+    leader = leader_wiring.create_leader_tasks(context)
+    readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
+    app = Application(
+        admin_routes(readiness.waiting_for, tools.registry), tools.registry, max_body_bytes=2**16
+    )
+    admin = admin_server(app, config.settings[AdminOptions], tools.registry)
+    tasks = [*snapshots.tasks(), server_components.create_event_loop_lag_task(tools), *leader.tasks]
+    return WiredServer([admin], tasks, [*leader.closing, *snapshots.closing()], readiness)
+
+
+command = options_from_settings.create_click_command(
+    "controller",
+    run,
+    options_from_settings.click_parameters(
+        *GROUPS,
+        kinds=[TELEMETRY],
+        # a settings file of the extender is accepted; of a setting with two defaults, that of the controller applies
+        known=[group for group in extender_options.GROUPS if group is not KubeOptions],
+        known_kinds=[agents.load(name) for name in agents.names()],
+    ),
+    short_help="Label nodes and write the status of policies.",
+)

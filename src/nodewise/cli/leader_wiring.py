@@ -1,0 +1,173 @@
+"""Creates what the extender and the controller have in common: inputs of snapshots, and the tasks of the leader."""
+
+import os
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nodewise.agent import StateBuilder
+from nodewise.agent_controller_interface import (
+    Controller,
+    ControllerKind,
+    Handle,
+    ReservationCleaner,
+    WriteCounter,
+)
+from nodewise.cli import object_and_metric_sources, server_components
+from nodewise.cli.object_and_metric_sources import DataRequirements, ObjectFeed, SourceDependencies
+from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, Task
+from nodewise.extender.leader_controller_loop import LeaderLoop
+from nodewise.extender.snapshot_cache import SnapshotCache
+from nodewise.kube.api_server_liveness import ApiServerLiveness
+from nodewise.kube.elector import Elector
+from nodewise.kube.event_recorder import EventRecorder, EventReporter
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.leader_election_rules import LeaseLock
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.store import Store
+from nodewise.metrics.metrics_source import MetricsSource
+from nodewise.metrics.node_attributes import NodeAttributesCache
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusSource
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+
+
+class InputPaths(NamedTuple):
+    """The sources of metrics, as `--metrics` names them, and the files of `--objects-from`."""
+
+    metrics: Sequence[str]
+    objects_from: Sequence[str] = ()
+
+
+class SnapshotComponents(NamedTuple):
+    """The snapshots, and what they are computed from."""
+
+    feed: ObjectFeed
+    sources: Sequence[MetricsSource]
+    """Of metrics."""
+    refresher: MetricsRefresher
+    states: Mapping[str, StateBuilder[Any]]
+    """By agent."""
+    cache: SnapshotCache
+
+    def tasks(self) -> list[Task]:
+        """The tasks that keep the snapshots up to date."""
+
+        async def publish() -> None:
+            await self.cache.run()
+
+        return [*self.feed.tasks, self.refresher.run, publish]
+
+    def closing(self) -> list[Callable[[], Awaitable[None]]]:
+        return [source.close for source in self.sources if isinstance(source, PrometheusSource)]
+
+
+class SnapshotRelister:
+    """Fills the stores from new lists and resets the state builders (`controllers.Relister`)."""
+
+    def __init__(self, snapshots: SnapshotComponents) -> None:
+        if snapshots.feed.relister is None:
+            raise TypeError("objects of files are read again when the files change")
+        self._stores, self._cache = snapshots.feed.relister, snapshots.cache
+
+    async def read(self, name: str) -> Store[Any]:
+        return await self._stores.read(name)
+
+    def begin(self) -> None:
+        self._stores.begin()
+        self._cache.rebuild()
+
+
+class LeaderTasks(NamedTuple):
+    """The tasks of a leader. Without a cluster there is no election: every extender leads."""
+
+    elector: Elector | None
+    tasks: Sequence[Task]
+    closing: Sequence[Callable[[], Awaitable[None]]]
+
+
+class LeaderContext(NamedTuple):
+    """What the tasks of a leader are created from."""
+
+    config: ServerConfig
+    api: HttpApi
+    snapshots: SnapshotComponents
+    lease: str
+    """The Lease of the leader election among replicas."""
+    event_reporter: str
+    tools: ClockAndMetrics
+
+
+def create_snapshot_components(
+    config: ServerConfig,
+    api: HttpApi | None,
+    paths: InputPaths,
+    needs: DataRequirements,
+    tools: ClockAndMetrics,
+) -> SnapshotComponents:
+    """Snapshots of a cluster, or of files if there is no `api`."""
+    feed = (
+        object_and_metric_sources.watch_files(paths.objects_from, needs, 0.2)
+        if api is None
+        else object_and_metric_sources.watch_cluster(api, needs, *tools, api.namespace)
+    )
+    dependencies = _metric_source_dependencies(config, api, feed, tools)
+    sources = object_and_metric_sources.create_metric_sources(paths.metrics, paths.objects_from, dependencies)
+    refresh: RefreshOptions = config.settings[RefreshOptions]
+    refresher = MetricsRefresher(sources, refresh, *tools)
+    states = server_components.create_agent_states(config)
+    cache = SnapshotCache(states, feed.stores, refresher, *tools, refresh.sync_period_s)
+    refresher.subscribe(cache.touch)
+    cache.touch()
+    return SnapshotComponents(feed, sources, refresher, states, cache)
+
+
+def _metric_source_dependencies(
+    config: ServerConfig, api: HttpApi | None, feed: ObjectFeed, tools: ClockAndMetrics
+) -> SourceDependencies:
+    """What sources of metrics are created from."""
+    refresh: RefreshOptions = config.settings[RefreshOptions]
+    nodes = NodeAttributesCache(feed.nodes)
+    prometheus: PrometheusOptions = config.settings[PrometheusOptions]
+    return SourceDependencies(
+        api, nodes.read, prometheus, refresh.default_max_age_s, refresh.metrics_timeout_s, tools.registry
+    )
+
+
+def create_leader_tasks(
+    context: LeaderContext,
+    reservations: ReservationCleaner | None = None,
+    create_more_controllers: Callable[[Handle], Sequence[Controller]] = lambda _: (),
+) -> LeaderTasks:
+    """The election, the events, the controllers of the agents, and those that `create_more_controllers` returns."""
+    config, api, snapshots, lease, event_reporter, tools = context
+    clock, registry = tools
+    configured = config.settings[KubeOptions].identity
+    identity = configured or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+    recorder = EventRecorder(api, EventReporter(event_reporter, identity), clock, registry)
+    # a separate rate limit for the Lease: queued label patches must not cost the leadership
+    liveness = ApiServerLiveness(clock, registry)
+    limited = api.with_rate_limit(5.0, 10, liveness.record_response)
+    lock = LeaseLock(api.namespace, lease, identity)
+    elector = Elector(limited, lock, clock, registry, random.random, lambda _: leading.notify())
+    own = (api.namespace, lambda: snapshots.cache.snapshot, SnapshotRelister(snapshots), reservations)
+    feed = snapshots.feed
+    handle = Handle(api, feed.objects, feed.nodes, recorder, clock, registry, WriteCounter(), *own)
+    controllers: list[Controller] = [
+        kind.controller(config.agent_options[kind.name], handle)
+        for kind in config.agents
+        if isinstance(kind, ControllerKind)
+    ]
+    controllers += create_more_controllers(handle)
+    following = [task for controller in controllers for task in controller.tasks()]
+    leading = LeaderLoop(controllers, lambda: snapshots.cache.snapshot, lambda: elector.leading, clock)
+    snapshots.cache.on_publish(leading.notify)
+    period_s = config.settings[RefreshOptions].sync_period_s
+
+    async def lead() -> None:
+        await leading.run(period_s)
+
+    tasks = [elector.run, liveness.run, recorder.run, lead, *following]
+    return LeaderTasks(elector, tasks, [elector.stop, recorder.flush, api.close])

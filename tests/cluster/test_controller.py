@@ -1,0 +1,106 @@
+"""Two replicas of `nodewise controller` on a real API server: one writes, and the other one takes over."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+
+from tests.cluster import api_user_kubeconfigs, child_processes, extender_process
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.child_processes import Process
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import HOT, OWN_NAMESPACE, heated
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.namespace_sandboxes import Sandbox, wait
+
+LEASE_S = 15 + 4.4
+"""Seconds after which the Lease of a dead leader changes: it lasts 15 s and is checked at least every 4.4 s."""
+SLACK_S = 60
+"""Additional seconds for a loaded machine."""
+
+
+class ControllerReplica:
+    """A running `nodewise controller`."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    def leads(self) -> bool:
+        return '"event":"leading"' in self.process.log.read_text().replace(" ", "")
+
+    def is_ready(self) -> bool:
+        lines = (line for line in self.process.log.read_text().splitlines() if line.startswith("{"))
+        started = next((event for event in map(json.loads, lines) if event["event"] == "started"), None)
+        if started is None:
+            return False
+        with contextlib.suppress(httpx2.TransportError):
+            return httpx2.get(f"{started['health']}/readyz").status_code == httpx2.codes.OK
+        return False
+
+
+@contextlib.contextmanager
+def replica(user: User, folder: Path) -> Iterator[ControllerReplica]:
+    """Runs a replica and yields it once it is ready."""
+    command = [
+        extender_process.NODEWISE,
+        "controller",
+        "--log-format=json",
+        f"--kubeconfig={user.kubeconfig}",
+        f"--namespace={OWN_NAMESPACE}",
+        "--health-port=0",
+        "--sync-period=500ms",
+    ]
+    with Process(command, folder / f"controller-{child_processes.number()}.log") as process:
+        running = ControllerReplica(process)
+        process.wait_ready(running.is_ready)
+        yield running
+
+
+def controller_user(plane: ControlPlane) -> User:
+    """A user with the shipped rights of the controller."""
+    made = plane.user(f"nodewise-{child_processes.number()}", extender_process.rules())
+    lease, *_ = extender_process.manifest("controller.yaml")
+    rules = [*extender_process.rules("Role"), *lease["rules"]]
+    api_user_kubeconfigs.grant(plane.api, made.name, rules, OWN_NAMESPACE)
+    return made
+
+
+def until_labelled(sandbox: Sandbox, node: str, value: str, seconds: float = SLACK_S) -> None:
+    def label() -> str:
+        labels: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+        return labels.get("pol", "")
+
+    wait(f"{node} has pol={value}", lambda: label() == value or None, seconds, show=label)
+
+
+def until_valid(sandbox: Sandbox, policy: str) -> None:
+    def status() -> str:
+        return str(extender_process.condition(sandbox, "Valid", policy)["status"])
+
+    wait(f"{policy} has a status", lambda: status() == "True" or None, show=status)
+
+
+def test_the_other_replica_takes_over_when_the_leader_is_killed(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    heated(sandbox, metrics, {"a": 90, "b": 50}, deschedule=[HOT])
+    user = controller_user(plane)
+    with replica(user, tmp_path) as first:
+        wait("the first leads", lambda: first.leads() or None)
+        with replica(user, tmp_path) as second:
+            until_labelled(sandbox, "a", "violating")
+            until_valid(sandbox, "pol")
+            assert not second.leads()
+            first.process.kill()
+            metrics.set("heat", {"a": 20, "b": 95})
+            sandbox.put(extender_process.tas_policy("late", {"dontschedule": {"rules": [HOT]}}))
+            until_labelled(sandbox, "b", "violating", LEASE_S + SLACK_S)
+            until_labelled(sandbox, "a", "")
+            until_valid(sandbox, "late")
+            assert second.leads()
+            second.process.stop()
+            # a replica that is terminated releases the Lease, so that another one leads at once
+            path = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases/nodewise-controller"
+            assert not sandbox.api.get(path)["spec"].get("holderIdentity")
