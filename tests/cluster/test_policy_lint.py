@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nodewise.agents.telemetry import policy_lint
 from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from tests.cluster import extender_process
 from tests.cluster.api_client import ApiError, ClusterApi
 from tests.cluster.controlplane import ControlPlane

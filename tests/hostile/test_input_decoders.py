@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nodewise.agent import ClusterState
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import PolicyMetadata, PolicyObject
 from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import metric_value_list

@@ -5,10 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.agents.telemetry import KIND, taspolicy_parser
+from nodewise.agents.telemetry import KIND, policy_objects
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy_objects import MAX_SPEC_BYTES, PolicyObject
 from nodewise.agents.telemetry.state import TelemetryState, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import MAX_SPEC_BYTES, PolicyObject, parse_policy
+from nodewise.agents.telemetry.taspolicy_parser import parse_policy
 from nodewise.cooperative_scheduling import run_without_pauses
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -93,4 +94,4 @@ def test_a_policy_with_as_many_rules_as_one_strategy_may_have_is_stored() -> Non
         rule(f"metric_of_an_application_{number}", target="100", max_age="5m") for number in range(RULES)
     ]
     whole = policy("p", dontschedule=rules, labeling=[{**each, "labels": ["a=b"]} for each in rules])
-    assert taspolicy_parser.drop_oversized_spec(whole) is whole
+    assert policy_objects.drop_oversized_spec(whole) is whole

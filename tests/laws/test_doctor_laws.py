@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nodewise.agents.gpu import vendor_resource_names
 from nodewise.agents.telemetry import taspolicy_parser as policies
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import (
     deschedulers,
@@ -106,7 +107,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
     }
     deployment = workloads.parse("Deployment", {"spec": {"template": workload}, "metadata": more})
     read = scheduler_configuration.read(whole)
-    listed = policies.parse_policy(policies.PolicyObject(spec=msgspec.Raw(encoded(more))))
+    listed = policies.parse_policy(PolicyObject(spec=msgspec.Raw(encoded(more))))
     problems = tuple(map(str, listed.problems))
     facts = Facts(
         NOW,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.taspolicy_parser import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
 from tests.unit.agents.telemetry.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.cli import cpu, older_program_flags
 from nodewise.cli.main import command
 from nodewise.configure import scheduler_configuration_file, scheduler_versions

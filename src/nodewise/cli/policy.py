@@ -11,7 +11,7 @@ import msgspec
 
 from nodewise import safe_yaml_loader
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.cli import terminal_output
 from nodewise.cli.exit_codes import DONE, NO
 from nodewise.cli.options_from_settings import output_option

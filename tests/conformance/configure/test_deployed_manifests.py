@@ -11,8 +11,8 @@ import yaml
 from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from tests.conformance.configure.case_numbers import case
 from tests.unit.agents.telemetry.policy_snapshot_builders import (
     cluster_state,

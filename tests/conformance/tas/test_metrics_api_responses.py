@@ -14,8 +14,8 @@ import pytest
 from nodewise import clock, quantity
 from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import PolicyMetadata, PolicyObject
 from nodewise.errors import NodewiseError
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.object_decoder import ObjectDecoder

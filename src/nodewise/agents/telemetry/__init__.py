@@ -3,6 +3,7 @@
 | module | content |
 |---|---|
 | `placement_policy.py` | the model of a policy, independent of its kind |
+| `policy_objects.py` | policies as the API server returns them, and the collection of their problems |
 | `rule_operators.py` | the six operators of rules |
 | `taspolicy_parser.py` | parses a TASPolicy into the model and collects its problems |
 | `optional_rule_fields.py` | parses the optional fields of a rule |
@@ -36,8 +37,8 @@ from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE, PodFields, Tele
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy_namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
+from nodewise.agents.telemetry.policy_objects import PolicyObject, drop_oversized_spec
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject, drop_oversized_spec
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ node labels that all namespaces share. Within a namespace older policies come fi
 effect away from one that works. Policies beyond a budget of rules, metrics or queries are not evaluated: their pods are
 rejected with a reason that names the budget. Node labels beyond a budget are not written. Both are reported in
 `Policy.over_budget`, which becomes the condition `BudgetExceeded`. The limit for the labels of one policy is a
-problem of that policy (`taspolicy_parser.MAX_POLICY_LABELS`).
+problem of that policy (`policy_objects.MAX_POLICY_LABELS`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ import msgspec
 
 from nodewise import safe_yaml_loader
 from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject, is_valid_label_part
+from nodewise.agents.telemetry.policy_objects import PolicyObject, is_valid_label_part
 from nodewise.errors import Problem, did_you_mean, shown
 
 API_VERSION: Final = "telemetry.intel.com/v1alpha1"

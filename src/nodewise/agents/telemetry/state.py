@@ -20,8 +20,8 @@ from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceTrust
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.rule_evaluation import PolicyVerdict, RuleEvaluation
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.metrics import series_arrays as columns
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Series, ValueState

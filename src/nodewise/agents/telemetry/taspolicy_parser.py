@@ -6,11 +6,8 @@ condition, a log line and the output of `policy lint`. Policies fail closed: a r
 be the misspelt name of a rule that excludes nodes. The CRD is `deploy/crds/taspolicies.yaml`.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-
-import msgspec
 
 from nodewise.agents.telemetry.optional_rule_fields import OPTIONAL_FIELDS, parse_query
 from nodewise.agents.telemetry.placement_policy import (
@@ -21,8 +18,16 @@ from nodewise.agents.telemetry.placement_policy import (
     PolicyKey,
     Preference,
 )
+from nodewise.agents.telemetry.policy_objects import (
+    MAX_METRIC_NAME,
+    MAX_POLICY_LABELS,
+    METRIC_NAME,
+    PolicyObject,
+    ProblemCollector,
+    is_valid_label_part,
+)
 from nodewise.agents.telemetry.rule_operators import TASPOLICY_OPERATORS, sort_direction
-from nodewise.errors import UNREADABLE, Problem, did_you_mean, shown
+from nodewise.errors import shown
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
 PREFIX: Final = "telemetry.aware.scheduling."
@@ -33,18 +38,8 @@ _MAX_PREFIX: Final = 253
 """Characters of a label key before its `/` (apimachinery v0.36 `pkg/util/validation`)."""
 _MAX_LABELING_NAME: Final = _MAX_PREFIX - len(PREFIX)
 """Characters of a policy's name, which is part of its label keys."""
-_METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
-"""No character that has a meaning in PromQL or in the path of a URL."""
-_MAX_METRIC_NAME: Final = 253
-MAX_SPEC_BYTES: Final = 2**16
-"""JSON of a spec: a hundred rules with labels have about 30,000 bytes. The API server accepts 1.5 MiB, and a namespace
-can have thousands of policies."""
 MAX_RULES: Final = 100
 """Rules of one strategy. Each rule has arrays over all nodes: an object of 1.5 MiB of rules would need gigabytes."""
-MAX_POLICY_LABELS: Final = 16
-"""Different node labels of one policy, and labels of one rule."""
-_MAX_PROBLEMS: Final = 30
-"""Problems of one policy that are listed; further ones are only counted."""
 _STRATEGY_FIELDS: Final = ("policyName", "logicalOperator", "rules")
 _RULE_FIELDS: Final = (
     "metricname",
@@ -62,34 +57,6 @@ _RULE_FIELDS: Final = (
 _Labels = tuple[tuple[str, str], ...]
 
 
-class PolicyMetadata(msgspec.Struct, frozen=True):
-    """The metadata of a TASPolicy that is read."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    generation: int = 0
-    creationTimestamp: str | None = None  # noqa: N815 - the API's name
-
-
-class PolicyObject(msgspec.Struct, frozen=True):
-    """A TASPolicy as the API server returns it. Spec and status are decoded later: an invalid one affects no other."""
-
-    metadata: PolicyMetadata = PolicyMetadata()
-    spec: msgspec.Raw = msgspec.Raw(b"null")
-    status: msgspec.Raw = msgspec.Raw(b"null")
-    oversized_bytes: int = 0
-    """The size of a spec that is too large to be stored, and so is null here; otherwise 0."""
-
-
-def drop_oversized_spec(policy: PolicyObject) -> PolicyObject:
-    """The policy as it is stored: without its spec if that is too large."""
-    size = len(bytes(policy.spec))
-    if size <= MAX_SPEC_BYTES:
-        return policy
-    return msgspec.structs.replace(policy, spec=msgspec.Raw(b"null"), oversized_bytes=size)
-
-
 class _Strategy(NamedTuple):
     """The rules of one strategy, and whether a node must break every rule, instead of any."""
 
@@ -105,16 +72,7 @@ _NO_STRATEGY: Final = _Strategy()
 def parse_policy(policy: PolicyObject) -> Policy:
     """Parse a policy object. This never fails: problems are part of the result."""
     parser = _PolicyParser()
-    strategies: Mapping[str, _Strategy]
-    size = policy.oversized_bytes or len(bytes(policy.spec))
-    if size > MAX_SPEC_BYTES:
-        message = parser.add_problem("spec", f"{size} bytes", f"at most {MAX_SPEC_BYTES}")
-        strategies = _unusable_policy_strategies(message)
-    else:
-        try:
-            strategies = parser.parse_strategies(msgspec.json.decode(policy.spec))
-        except UNREADABLE as error:
-            strategies = _unusable_policy_strategies(parser.add_problem("spec", str(error), "a JSON object"))
+    strategies: Mapping[str, _Strategy] = parser.parse_strategies(parser.decode_spec(policy))
     metadata = policy.metadata
     parser.check_label_names(metadata.name, strategies)
     strategies = parser.limit_labels(strategies)
@@ -172,23 +130,13 @@ def _unusable_strategy(why: str) -> _Strategy:
     return _Strategy((Comparison("", "", unusable=why),), ((),))
 
 
-class _PolicyParser:
+class _PolicyParser(ProblemCollector):
     """Parses one policy and collects its problems."""
 
     def __init__(self) -> None:
-        self.problems: list[Problem] = []
+        super().__init__()
         self.unknown = ""
         """The message for the first unknown strategy or field; empty if there is none."""
-
-    def add_problem(self, field: str, seen: str, wanted: str) -> str:
-        self.problems.append(Problem(field, seen, wanted))
-        return str(self.problems[-1])
-
-    def limited_problems(self) -> tuple[Problem, ...]:
-        """The first `_MAX_PROBLEMS` problems and the number of the others."""
-        more = len(self.problems) - _MAX_PROBLEMS
-        rest = (Problem("spec", f"{more} more problems", ""),) if more > 0 else ()
-        return (*self.problems[:_MAX_PROBLEMS], *rest)
 
     def check_label_names(self, name: str, strategies: Mapping[str, _Strategy]) -> None:
         """Check the policy's name, which is also a label value, and the label key of `deschedule`."""
@@ -223,9 +171,10 @@ class _PolicyParser:
         return {**strategies, "labeling": labeling._replace(labels=limited)}
 
     def parse_strategies(self, spec: Any) -> dict[str, _Strategy]:
-        mapping = self._parse_mapping("spec", {} if spec is None else spec)
+        """The strategies of a spec that has been decoded."""
+        mapping = self.parse_mapping("spec", {} if spec is None else spec)
         value = mapping.get("strategies")
-        listed = self._parse_mapping("spec.strategies", {} if value is None else value)
+        listed = self.parse_mapping("spec.strategies", {} if value is None else value)
         if self.problems:
             return _unusable_policy_strategies(str(self.problems[0]))
         if not listed:
@@ -239,7 +188,7 @@ class _PolicyParser:
 
     def _parse_strategy(self, name: str, value: Any) -> _Strategy:
         path = f"spec.strategies.{name}"
-        strategy = self._parse_mapping(path, value)
+        strategy = self.parse_mapping(path, value)
         logical = strategy.get("logicalOperator", "")
         if logical not in ("", "anyOf", "allOf", None):
             self.add_problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
@@ -259,7 +208,7 @@ class _PolicyParser:
 
     def _parse_rule(self, path: str, value: Any, strategy: str) -> tuple[Comparison, _Labels]:
         before = len(self.problems)
-        rule = self._parse_mapping(path, value)
+        rule = self.parse_mapping(path, value)
         broken = len(self.problems) > before
         metric, is_metric = self._parse_metric_name(f"{path}.metricname", rule.get("metricname"))
         broken = broken or not is_metric
@@ -309,14 +258,7 @@ class _PolicyParser:
     def _report_unknown_keys(
         self, path: str, value: Mapping[str, Any], valid: Sequence[str], what: str = "an unknown field"
     ) -> str:
-        """Add a problem for each key that is not valid. Returns the first message; empty if there is none."""
-        first = ""
-        for name in sorted(value.keys() - set(valid)):
-            # suggestions cost time, and only the first problems are shown
-            hint = did_you_mean(name, valid) if len(self.problems) < _MAX_PROBLEMS else ""
-            field = name if _LABEL_PART.fullmatch(name) else shown(name)
-            text = self.add_problem(f"{path}.{field}", what, ", ".join(valid) + hint)
-            first = first or text
+        first = self.report_unknown_keys(path, value, valid, what)
         self.unknown = self.unknown or first
         return first
 
@@ -328,16 +270,10 @@ class _PolicyParser:
             self.add_problem(path, shown(value), "LessThan or GreaterThan, which define an order")
         return operator
 
-    def _parse_mapping(self, path: str, value: Any) -> Mapping[str, Any]:
-        if isinstance(value, Mapping):
-            return value
-        self.add_problem(path, shown(value), "an object")
-        return {}
-
     def _parse_text(self, path: str, value: Any) -> str:
-        if isinstance(value, str) and 0 < len(value) <= _MAX_METRIC_NAME:
+        if isinstance(value, str) and 0 < len(value) <= MAX_METRIC_NAME:
             return value
-        self.add_problem(path, shown(value), f"a name of at most {_MAX_METRIC_NAME} characters")
+        self.add_problem(path, shown(value), f"a name of at most {MAX_METRIC_NAME} characters")
         return ""
 
     def _optional_fields(self, path: str, rule: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -352,7 +288,7 @@ class _PolicyParser:
     def _parse_metric_name(self, path: str, value: Any) -> tuple[str, bool]:
         """The name of the metric, and whether it is valid."""
         metric = self._parse_text(path, value)
-        is_valid = _METRIC_NAME.fullmatch(metric) is not None
+        is_valid = METRIC_NAME.fullmatch(metric) is not None
         if metric and not is_valid:
             self.add_problem(path, shown(metric), "letters, digits, _ and -")
         return metric, is_valid
@@ -368,14 +304,6 @@ class _PolicyParser:
             seen = f"{len(str(value))} characters" if parse is parse_query else shown(value)
             self.add_problem(path, seen, str(error))
             return _INVALID
-
-
-_LABEL_PART: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-
-
-def is_valid_label_part(text: str) -> bool:
-    """Whether a text can be a label's name or value (apimachinery v0.36 `pkg/util/validation`)."""
-    return _LABEL_PART.fullmatch(text) is not None
 
 
 _INVALID: Final = object()

@@ -17,8 +17,8 @@ from nodewise.agents.telemetry import taspolicy_parser as taspolicy
 from nodewise.agents.telemetry import taspolicy_status as policy_status
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_metric_cause
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import (
     API_SERVICES,

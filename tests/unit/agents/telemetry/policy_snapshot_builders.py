@@ -15,8 +15,8 @@ from nodewise.agents.telemetry.policy_namespace_trust import (
     NamespaceMetadata,
     NamespaceObject,
 )
+from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import PolicyMetadata, PolicyObject
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 

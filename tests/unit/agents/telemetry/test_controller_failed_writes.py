@@ -14,8 +14,8 @@ from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.controller.policy_status_writer import StatusWriter
 from nodewise.agents.telemetry.node_labels import LabelColumn
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.cli import object_and_metric_sources
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, NodewiseError, Refused, Unavailable

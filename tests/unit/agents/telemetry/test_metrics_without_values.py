@@ -10,8 +10,9 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, Snapshot
 from nodewise.agents.telemetry import taspolicy_status
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import VIOLATING, PolicyObject
+from nodewise.agents.telemetry.taspolicy_parser import VIOLATING
 from nodewise.agents.telemetry.taspolicy_status import PolicyCondition, PolicyStatus
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series

@@ -7,8 +7,8 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import namespace_budgets, node_labels, taspolicy_status
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.agents.telemetry.taspolicy_status import PolicyStatus
 from tests.unit.agents.telemetry import policy_snapshot_builders
 from tests.unit.agents.telemetry.policy_snapshot_builders import (

@@ -10,8 +10,8 @@ from nodewise.agent import Snapshot
 from nodewise.agents.telemetry import taspolicy_status
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceObject
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.agents.telemetry.taspolicy_status import PolicyCondition, PolicyStatus
 from nodewise.errors import BadSettings
 from tests.unit.agents.telemetry.policy_snapshot_builders import (

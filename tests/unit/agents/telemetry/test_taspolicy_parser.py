@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.taspolicy_parser import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
 from tests.unit.agents.telemetry.policy_snapshot_builders import policy, rule
 
 

@@ -7,8 +7,8 @@ from nodewise.agent import ObjectKey, Resource
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import taspolicy_status
 from nodewise.agents.telemetry.node_label_ownership import FIELD_MANAGER
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryState
-from nodewise.agents.telemetry.taspolicy_parser import PolicyObject
 from nodewise.agents.telemetry.taspolicy_status import PolicyStatus
 from nodewise.clock import format_rfc3339
 from nodewise.errors import Conflict, Refused
