@@ -39,6 +39,7 @@ MANIFESTS = [
     "annotator.yaml",
     "trust.yaml",
     "policy-fields.yaml",
+    "policy-roles.yaml",
     "pod-admission.yaml",
     "cpu.yaml",
     "cpu-agent.yaml",
@@ -267,6 +268,8 @@ def test_a_cluster_without_admission_policies_has_to_be_named(helm: Helm) -> Non
 def test_rights_go_with_what_is_switched_off(helm: Helm) -> None:
     assert {name for _, name, _ in _roles(helm.rendered("nodewise"))} == {
         "nodewise",
+        "nodewise-policy-editor",
+        "nodewise-policy-viewer",
         "nodewise-reader",
         "nodewise-trust",
     }

@@ -10,7 +10,7 @@ import yaml
 
 from nodewise.agents.gpu import bind_annotations, descheduler_pod_labels
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES
-from nodewise.agents.telemetry import node_labels
+from nodewise.agents.telemetry import taspolicy_parser
 from nodewise.annotator.node_pod_fields import WrittenAnnotations
 from nodewise.extender import binding, pod_requeueing
 
@@ -47,8 +47,8 @@ def test_the_annotations_of_nodes() -> None:
 
 def test_the_labels_of_nodes() -> None:
     assert words("rbac.yaml", "nodewise-nodes", "otherLabels") == {
-        node_labels.PREFIX,
-        node_labels.VIOLATING,
+        taspolicy_parser.PREFIX,
+        taspolicy_parser.VIOLATING,
         "/",
     }
 
