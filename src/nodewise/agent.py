@@ -75,13 +75,21 @@ class Plugin(ABC, Generic[PodT, StateT]):
 
     name: str
 
-    def equivalence_key(self, pod: PodT) -> Hashable:  # noqa: ARG002
+    def equivalence_key(self, pod: PodT, snapshot: Snapshot) -> Hashable:  # noqa: ARG002
         """What the results depend on in addition to the snapshot: pods with equal keys get equal results.
 
         None for a pod that the agent does not filter. Such pods are not requeued. A third-party agent is not called for
-        them at all, and its failures do not affect them.
+        them at all, and its failures do not affect them. In a snapshot without a state of the agent, the key is what
+        the pod alone shows.
         """
         return ()
+
+    def equivalence_version(self, snapshot: Snapshot) -> object:  # noqa: ARG002
+        """What keys depend on in addition to the pod: they are computed again when this is another object.
+
+        None if keys depend on the pod only.
+        """
+        return None
 
     def state(self, snapshot: Snapshot) -> StateT | None:
         """The agent's state in the snapshot; None before it was computed for the first time."""
@@ -99,7 +107,7 @@ class FilterPlugin(Plugin[PodT, StateT]):
     """Texts that mark the agent's reasons in a pod's condition; without any, its name between spaces."""
 
     @abstractmethod
-    def equivalence_key(self, pod: PodT) -> Hashable: ...
+    def equivalence_key(self, pod: PodT, snapshot: Snapshot) -> Hashable: ...
 
     @abstractmethod
     def filter(self, pod: PodT, candidates: Names, snapshot: Snapshot) -> Verdict | None:

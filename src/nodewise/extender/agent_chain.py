@@ -132,17 +132,21 @@ class AgentChain:
             kept &= verdict.codes == 0
         return kept
 
-    def equivalence_key(self, pod: Any) -> Hashable:
+    def equivalence_key(self, pod: Any, snapshot: Snapshot) -> Hashable:
         """What `feasible` depends on in addition to the snapshot: equal for pods with equal results.
 
         None for a pod that no agent filters.
         """
         try:
-            keys = tuple(function.agent.equivalence_key(pod) for function in self._filters)
+            keys = tuple(function.agent.equivalence_key(pod, snapshot) for function in self._filters)
         except Exception as error:  # noqa: BLE001 - the pod then has a key of its own
             logs.emit("agent_failed", agent=", ".join(agent.name for agent in self.agents), exc_info=error)
             return object()
         return keys if any(key is not None for key in keys) else None
+
+    def equivalence_versions(self, snapshot: Snapshot) -> tuple[object, ...]:
+        """The `equivalence_version` of each agent, compared by identity."""
+        return tuple(function.agent.equivalence_version(snapshot) for function in self._filters)
 
     def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Score the named nodes. A node that is named twice counts once."""

@@ -70,7 +70,7 @@ class Requeuer(Controller):
         """Filter waiting pods again; make an event if some of them fit now."""
         began_s = self._handle.clock.monotonic()
         writes = self._handle.node_writes.count
-        await cooperative_scheduling.run(self._waiting.update())
+        await cooperative_scheduling.run(self._waiting.update(snapshot))
         self._handle.metrics_registry.set("pods_waiting", len(self._waiting))
         due = await cooperative_scheduling.run(self._filter_groups(snapshot, began_s))
         if due and await self._make_requeue_event(next(iter(due.values())), writes):

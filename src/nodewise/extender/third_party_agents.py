@@ -207,13 +207,28 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
                 name: partial(self._call_for_scores, function) for name, function in agent.priorities.items()
             }
 
-    def equivalence_key(self, pod: Any) -> Hashable:
+    def equivalence_key(self, pod: Any, snapshot: Snapshot) -> Hashable:
         """The agent's key. If it fails, the pod gets a key that is equal to no other."""
         try:
             with self._reporter.report_and_raise_agent_error("equivalence_key"):
-                return third_party_result_validation.validate_hashable(self._agent.equivalence_key(pod))
+                key = self._agent.equivalence_key(pod, self._own_snapshot(snapshot))
+                return third_party_result_validation.validate_hashable(key)
         except AgentError:
             return object()
+
+    def equivalence_version(self, snapshot: Snapshot) -> object:
+        """The agent's version. If it fails, keys are computed again in every snapshot."""
+        try:
+            with self._reporter.report_and_raise_agent_error("equivalence_version"):
+                return self._agent.equivalence_version(self._own_snapshot(snapshot))
+        except AgentError:
+            return object()
+
+    def _own_snapshot(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with only the agent's own state, if it has one."""
+        state = snapshot.agent_states.get(self.name)
+        states = {} if state is None or isinstance(state, NoState) else {self.name: state}
+        return Snapshot(snapshot.nodes, states, snapshot.at, snapshot.generation)
 
     def filter(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Raises `AgentError` if the agent fails. None for a pod whose key is None: the agent is not called."""
@@ -252,9 +267,9 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         snapshot: Snapshot,
     ) -> ResultT | None:
         state = snapshot.agent_states.get(self.name, NoState("its state is not computed yet"))
-        own_snapshot = Snapshot(snapshot.nodes, {self.name: state}, snapshot.at, snapshot.generation)
+        own_snapshot = self._own_snapshot(snapshot)
         with self._reporter.report_and_raise_agent_error(method):
-            if self._agent.equivalence_key(pod) is None:
+            if self._agent.equivalence_key(pod, own_snapshot) is None:
                 return None
             if isinstance(state, NoState):
                 raise AgentError(self._reporter.origin, "exception", state.why, is_reported=True)

@@ -5,11 +5,12 @@ Only pods that an agent filters count. The number of other pods, which any tenan
 
 from collections import OrderedDict
 from collections.abc import Generator, Hashable, Iterable
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
 
-from nodewise.agent import FilterPlugin, Plugin
+from nodewise.agent import FilterPlugin, NodeIndex, Plugin, Snapshot
 from nodewise.extender.agent_chain import AgentChain
 from nodewise.kube.store import Change, ChangeLog, Store
 
@@ -39,15 +40,19 @@ class WaitingPodFields(msgspec.Struct, frozen=True):
     status: PodStatus = PodStatus()
 
 
+_NO_STATE: Final = Snapshot(NodeIndex(), {}, 0.0)
+
+
 def is_waiting(pod: Any, chain: AgentChain) -> bool:
-    """Whether kube-scheduler found no feasible node for the pod, and an agent filters it.
+    """Whether kube-scheduler found no feasible node for the pod, and an agent rejected it, or filters such pods always.
 
     kube-scheduler ignores a pod that is being deleted, even while a finalizer keeps it.
     """
+    message = _rejection_message(pod)
     return (
         pod.metadata.deletionTimestamp is None
-        and _rejection_message(pod) is not None
-        and chain.equivalence_key(pod) is not None
+        and message is not None
+        and (_is_own_rejection(message, chain) or chain.equivalence_key(pod, _NO_STATE) is not None)
     )
 
 
@@ -73,10 +78,6 @@ class WaitingPods:
         """`store` has the pods for which `is_waiting` holds."""
         self._store = store
         self._chain = chain
-        self._reason_marks = (
-            "nodewise: ",
-            *(mark for agent in chain.agents for mark in _reason_marks(agent)),
-        )
         self.restart()
         store.subscribe(lambda changes: self._log.add(_PODS, changes))
 
@@ -86,14 +87,19 @@ class WaitingPods:
         self._groups: dict[str, OrderedDict[Hashable, PodGroup]] = {}
         """By namespace and key; of one namespace first the group that `take_next` returned longest ago."""
         self._group_by_uid: dict[str, PodGroup] = {}
+        self._versions: tuple[object, ...] = ()
 
     def __len__(self) -> int:
         """The number of pods."""
         return len(self._group_by_uid)
 
-    def update(self) -> Generator[None, None, None]:
-        """Apply the changes since the last call. Cost: one equivalence key for each changed pod."""
+    def update(self, snapshot: Snapshot) -> Generator[None, None, None]:
+        """Apply the changes since the last call.
+
+        Cost: one equivalence key for each changed pod; for every pod if what keys depend on changed in the snapshot.
+        """
         changes = self._log.take()
+        versions = self._chain.equivalence_versions(snapshot)
         pods: Iterable[Change[Any]]
         if changes is None:
             self._groups, self._group_by_uid = {}, {}
@@ -105,7 +111,12 @@ class WaitingPods:
             if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
                 self._remove(old.metadata.uid)
             if new is not None:
-                self._add_or_replace(new)
+                self._add_or_replace(new, snapshot)
+        if any(version is not before for version, before in zip_longest(versions, self._versions)):
+            self._versions = versions
+            for pod in list(self._store.values()):
+                yield
+                self._add_or_replace(pod, snapshot)
 
     def group_counts(self) -> dict[str, int]:
         """The number of groups of each namespace that has any."""
@@ -118,9 +129,12 @@ class WaitingPods:
         groups[key] = group
         return group
 
-    def _add_or_replace(self, pod: Any) -> None:
+    def _add_or_replace(self, pod: Any, snapshot: Snapshot) -> None:
         uid, namespace = pod.metadata.uid, pod.metadata.namespace
-        key = self._chain.equivalence_key(pod)
+        key = self._chain.equivalence_key(pod, snapshot)
+        if key is None:
+            self._remove(uid)
+            return
         group = self._group_by_uid.get(uid)
         if group is None or group.key != key:
             self._remove(uid)
@@ -128,7 +142,7 @@ class WaitingPods:
                 key, PodGroup(namespace, key)
             )
             self._group_by_uid[uid] = group
-            if self._is_own_rejection(_rejection_message(pod) or ""):
+            if _is_own_rejection(_rejection_message(pod) or "", self._chain):
                 group.fits = False
         group.pods[uid] = pod
 
@@ -143,9 +157,12 @@ class WaitingPods:
             if not groups:
                 del self._groups[group.namespace]
 
-    def _is_own_rejection(self, message: str) -> bool:
-        """Whether the message of a rejection is nodewise's."""
-        return any(mark in message for mark in self._reason_marks)
+
+def _is_own_rejection(message: str, chain: AgentChain) -> bool:
+    """Whether the message of a rejection is nodewise's."""
+    return "nodewise: " in message or any(
+        mark in message for agent in chain.agents for mark in _reason_marks(agent)
+    )
 
 
 def _reason_marks(agent: Plugin[Any, Any]) -> tuple[str, ...]:

@@ -76,9 +76,12 @@ class OddAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         self.predicates = {"odd-filter": self.filter}
         self.priorities = {"odd-score": self.score}
 
-    def equivalence_key(self, pod: Any) -> Any:
+    def equivalence_key(self, pod: Any, snapshot: Any) -> Any:
         self._kind.does("equivalence_key")
         return (pod.metadata.labels or {}).get("odd")
+
+    def equivalence_version(self, snapshot: Any) -> Any:
+        return self._kind.does("equivalence_version")
 
     def filter(self, _pod: Any, candidates: Any, _view: Snapshot) -> Any:
         return self._kind.does("filter", passes(len(candidates)))

@@ -36,7 +36,7 @@ class Rejecting(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         self.name = name
         self.rejects = rejects
 
-    def equivalence_key(self, _pod: Any) -> str:
+    def equivalence_key(self, _pod: Any, _snapshot: Snapshot) -> str:
         return self.name
 
     def filter(self, _pod: Any, candidates: Names, _view: Snapshot) -> Verdict | None:
@@ -53,7 +53,7 @@ class Rejecting(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
 
 
 class FailingAgent(Rejecting):
-    def equivalence_key(self, _pod: Any) -> str:
+    def equivalence_key(self, _pod: Any, _snapshot: Snapshot) -> str:
         raise ZeroDivisionError
 
     def filter(self, _pod: Any, candidates: Names, _view: Snapshot) -> Verdict | None:
@@ -74,9 +74,9 @@ class TestChain:
 
     def test_pods_that_ask_the_same_have_equal_questions(self) -> None:
         chain = AgentChain([Rejecting("t", "a"), Rejecting("g", "")])
-        assert chain.equivalence_key(POD) == chain.equivalence_key(POD) == ("t", "g")
+        assert chain.equivalence_key(POD, VIEW) == chain.equivalence_key(POD, VIEW) == ("t", "g")
         broken = AgentChain([FailingAgent("t", "")])
-        assert broken.equivalence_key(POD) != broken.equivalence_key(POD)
+        assert broken.equivalence_key(POD, VIEW) != broken.equivalence_key(POD, VIEW)
 
     def test_order_and_repetitions_are_those_of_the_request(self) -> None:
         assert kept(Rejecting("t", "a"), names="c x a c") == ["c", "x", "c"]

@@ -55,11 +55,16 @@ class Demands(FilterPlugin[LabelledPod, Any]):
         self.default_s = 0.0
         self.filtered: Counter[str] = Counter()
 
-    def equivalence_key(self, pod: LabelledPod) -> str | None:
-        return (pod.metadata.labels or {}).get("demand")
+    def equivalence_key(self, pod: LabelledPod, snapshot: Snapshot) -> str | None:
+        demand = (pod.metadata.labels or {}).get("demand")
+        return None if demand in (self.state(snapshot) or ()) else demand
+
+    def equivalence_version(self, snapshot: Snapshot) -> object:
+        """The state: demands that do not concern the agent now."""
+        return self.state(snapshot)
 
     def filter(self, pod: LabelledPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        demand = self.equivalence_key(pod)
+        demand = self.equivalence_key(pod, snapshot)
         if demand is None:
             return None
         self.filtered[demand] += 1
@@ -352,7 +357,7 @@ def test_a_new_pod_with_the_demand_of_pods_that_fit_is_requeued_if_nodewise_reje
 
 
 NOT_WAITING: dict[str, Any] = {
-    "no agent": pod("p", "shop", None),
+    "no agent": pod("p", "shop", None, NO_CPU),
     "not tried yet": pod("p", "shop", VICTIM, conditions=[]),
     "ended": pod("p", "shop", VICTIM, phase="Failed"),
     "on a node": pod("p", "shop", VICTIM) | {"spec": {"nodeName": "a"}},
@@ -372,6 +377,27 @@ def test_other_pods_are_neither_stored_nor_filtered(cluster: RequeueingCluster, 
     assert len(cluster.pods.store) == 0
     assert not cluster.agent.filtered
     assert cluster.events() == 0
+
+
+def test_a_pod_that_concerns_the_agent_only_in_some_snapshots(cluster: RequeueingCluster) -> None:
+    """A policy selects pods by their labels. Pods that it rejected are stored, also if their labels show nothing."""
+    cluster.put(pod("stored", "shop", None), pod("web", "shop", VICTIM))
+    cluster.agent.fitting.add(VICTIM)
+
+    async def main() -> list[int]:
+        counts = []
+        async with cluster.watching():
+            for ignored in ({VICTIM}, {VICTIM}, set()):
+                cluster.snapshot = msgspec.structs.replace(
+                    cluster.snapshot, agent_states={"demands": ignored}
+                )
+                await cluster.passes(1)
+                counts.append(cluster.agent.filtered[VICTIM])
+        return counts
+
+    assert virtual_time.run(main()) == [0, 0, 1]
+    assert len(cluster.pods.store) == 2
+    assert "nodewise_pods_waiting 1" in cluster.registry.exposition().decode()
 
 
 def test_pods_that_are_bound_or_deleted_or_have_another_demand_are_forgotten(

@@ -124,7 +124,13 @@ class TestCrashes:
     def test_a_pod_whose_question_crashes_waits(self) -> None:
         setup = OddSetup(equivalence_key=fails(ZeroDivisionError()))
         assert why(filtered(setup, STRANGER)) == "ZeroDivisionError"
-        assert setup.agent.equivalence_key(pod()) != setup.agent.equivalence_key(pod())
+        first, second = (setup.agent.equivalence_key(pod(), setup.snapshot) for _ in range(2))
+        assert first != second
+
+    def test_a_key_whose_version_crashes_is_computed_in_every_snapshot(self) -> None:
+        setup = OddSetup(equivalence_version=fails(ZeroDivisionError()))
+        first, second = (setup.agent.equivalence_version(setup.snapshot) for _ in range(2))
+        assert first is not second
 
     def test_deep_recursion_is_a_crash(self) -> None:
         def deeper() -> Any:

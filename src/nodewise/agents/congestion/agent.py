@@ -34,7 +34,7 @@ class CongestionAgent(FilterPlugin[PodFields, CongestionState], ScorePlugin[PodF
         self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities = {PRIORITY: self.score}
 
-    def equivalence_key(self, pod: PodFields) -> tuple[()]:  # noqa: ARG002
+    def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> tuple[()]:  # noqa: ARG002
         return ()
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002

@@ -78,7 +78,7 @@ class GpuAgent(
     def bind_errors(self) -> Literal["status", "field"]:
         return self._options.bind_errors
 
-    def equivalence_key(self, pod: GpuPod) -> Demand | None:
+    def equivalence_key(self, pod: GpuPod, snapshot: Snapshot) -> Demand | None:  # noqa: ARG002
         """The demand of the pod, which is equal for pods that fit the same nodes; None if it requests no GPUs."""
         demand = self.demand_of(pod)
         return demand if demand.wants_gpus else None

@@ -45,7 +45,7 @@ class PigeonAgent(
         self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities = {PRIORITY: self.score}
 
-    def equivalence_key(self, pod: PigeonPod) -> tuple[()]:  # noqa: ARG002
+    def equivalence_key(self, pod: PigeonPod, snapshot: Snapshot) -> tuple[()]:  # noqa: ARG002
         """The same nodes are rejected for all pods."""
         return ()
 

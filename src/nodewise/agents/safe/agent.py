@@ -78,7 +78,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         self.predicates = {"safe-overload": self.filter}
         self.priorities = {"safe-overload": self.score, "safe-balance": self.balance}
 
-    def equivalence_key(self, pod: PodFields) -> PodRequest:
+    def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> PodRequest:  # noqa: ARG002
         """What the pod requests; no other field matters."""
         return pod_requests.effective_request(pod)
 
@@ -88,7 +88,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         if base is None:
             return _reject_not_ready(candidates)
         return self._risk_verdict(
-            shares.usage_shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
+            shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.effective_request(pod))
         )
 
     def preempt(
@@ -101,7 +101,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return _reject_not_ready(candidates)
-        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.effective_request(pod))
         is_running_there = [pod.metadata.uid in victims.get(name, ()) for name in candidates.tolist()]
         if any(is_running_there):
             measured = shares.usage_shares_with_pod(base, candidates.numbers, _NO_REQUEST)
@@ -113,7 +113,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return None
-        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.effective_request(pod))
         return self._lowest_resource_scores(self._scorer.scores(with_pod.mean, with_pod.deviation), with_pod)
 
     def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
@@ -121,7 +121,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return None
-        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.effective_request(pod))
         return self._lowest_resource_scores(_balance_scores_by_resource(with_pod), with_pod)
 
     def _risk_verdict(self, with_pod: Shares) -> Verdict:

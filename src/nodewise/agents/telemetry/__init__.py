@@ -33,7 +33,7 @@ import msgspec
 
 from nodewise.agent import Resource, Watched
 from nodewise.agent_controller_interface import ControllerKind, Handle
-from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE, PodFields, TelemetryAgent
+from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE, PodFields, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy_namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
@@ -87,8 +87,7 @@ class TelemetryKind(ControllerKind):
 
     def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any pod names a policy, whether or not it exists."""
-        agent = TelemetryAgent()
-        return any(agent.equivalence_key(pod) is not None for pod in pods)
+        return any(POLICY_LABEL in (pod.metadata.labels or {}) for pod in pods)
 
     def state(self, options: TelemetryOptions, sync_period_s: float) -> TelemetryStateBuilder:
         return TelemetryStateBuilder(options, max_age_s(options, sync_period_s))

@@ -70,7 +70,7 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
 
     name = "telemetry"
 
-    def equivalence_key(self, pod: PodFields) -> tuple[str, str] | None:
+    def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> tuple[str, str] | None:  # noqa: ARG002
         """The namespace and name of the policy that the pod names; None if it names none."""
         name = (pod.metadata.labels or {}).get(POLICY_LABEL)
         return None if name is None else (pod.metadata.namespace, name)
@@ -96,7 +96,7 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
 
     def _evaluated_policy_of_pod(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:
         """The evaluated policy that the pod names, the reason why there is none, or None if the pod names none."""
-        key = self.equivalence_key(pod)
+        key = self.equivalence_key(pod, snapshot)
         if key is None:
             return None
         namespace, name = key

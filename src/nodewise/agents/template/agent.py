@@ -44,7 +44,7 @@ class TemplateAgent(FilterPlugin[PodFields, TemplateState], ScorePlugin[PodField
         self.predicates = {"template": self.filter}
         self.priorities = {"template": self.score}
 
-    def equivalence_key(self, pod: PodFields) -> str | None:
+    def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> str | None:
         """The pod's label, on which the results depend. None would mean that the pod does not concern the agent."""
         return (pod.metadata.labels or {}).get(self._label, "")
 
@@ -71,5 +71,5 @@ class TemplateAgent(FilterPlugin[PodFields, TemplateState], ScorePlugin[PodField
 
     def _limit(self, pod: PodFields) -> float:
         """The number in the pod's label; infinite if there is none."""
-        limit = read_number(self.equivalence_key(pod))
+        limit = read_number((pod.metadata.labels or {}).get(self._label, ""))
         return np.inf if np.isnan(limit) else limit

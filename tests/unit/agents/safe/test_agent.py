@@ -1,5 +1,7 @@
 """Verdicts and scores of the safe agent. The older system's numbered cases are in tests/conformance."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -248,8 +250,13 @@ def test_its_judgements_have_names():
 
 def test_only_what_a_pod_asks_for_is_the_question():
     agent = KIND.agent(SafeOptions())
-    assert agent.equivalence_key(pod(uid="a", cpu="1")) == agent.equivalence_key(pod(uid="b", cpu="1000m"))
-    assert agent.equivalence_key(pod(cpu="1")) != agent.equivalence_key(pod(cpu="2"))
+    nothing = Snapshot(NodeIndex(), {}, 0.0)
+
+    def key(of: Any) -> Any:
+        return agent.equivalence_key(of, nothing)
+
+    assert key(pod(uid="a", cpu="1")) == key(pod(uid="b", cpu="1000m"))
+    assert key(pod(cpu="1")) != key(pod(cpu="2"))
 
 
 def test_before_nodes_are_read_no_node_is_accepted():
