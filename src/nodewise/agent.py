@@ -19,7 +19,17 @@ from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import Names, NodeIndex
 from nodewise.metrics.series import ValueState
 from nodewise.state import ClusterState, Inputs, MemoryScope, ObjectKey, Snapshot, StateBuilder, Watched
-from nodewise.verdicts import COMPARISONS, MAX_SCORE, Details, Evidence, Joined, Reason, Scores, Verdict
+from nodewise.verdicts import (
+    COMPARISONS,
+    MAX_SCORE,
+    Details,
+    Evidence,
+    Joined,
+    PolicyRejections,
+    Reason,
+    Scores,
+    Verdict,
+)
 
 __all__ = [
     "COMPARISONS",
@@ -39,6 +49,7 @@ __all__ = [
     "NodeIndex",
     "ObjectKey",
     "Plugin",
+    "PolicyRejections",
     "ReadKeys",
     "Reason",
     "Resource",

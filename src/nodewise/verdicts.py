@@ -30,7 +30,7 @@ The last three are the names in a TASPolicy. Evidence keeps the name that the us
 """
 
 Joined = Literal["any", "all"]
-"""How many of its rules a node must violate to be rejected."""
+"""How many of its rules a node must violate to be rejected; `any`: all rules of any group (`Evidence.group`)."""
 
 
 class Reason(Protocol):
@@ -65,6 +65,13 @@ class Evidence(msgspec.Struct, frozen=True, eq=False, gc=False):
     """NaN where unknown."""
     rejects_missing: bool = False
     """Whether the rule rejects a node that has no fresh value."""
+    policy: str = ""
+    """The policy that has the rule, as texts name it: `placement policy web/cool`; empty for an agent without policies.
+    """
+    group: int = -1
+    """Rules of one policy with the same number reject a node together, if it violates all of them. -1: alone."""
+    weight: float = 1.0
+    """Its weight in the mean of all rules that only rank."""
 
 
 class Details(Protocol):
@@ -88,6 +95,19 @@ class Details(Protocol):
         ...
 
 
+class PolicyRejections(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What one of a pod's policies rejects."""
+
+    policy: str
+    """As in the `Evidence` of its rules."""
+    rejected: NDArray[np.bool_]
+    """By candidate."""
+    joined: Joined | None = None
+    """As `Verdict.joined`, for the rules of this policy."""
+    not_enforced: str = ""
+    """Why the policy has no effect although it selects the pod; empty if it has."""
+
+
 class Verdict(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Which candidates an agent rejects, and why."""
 
@@ -98,9 +118,13 @@ class Verdict(msgspec.Struct, frozen=True, eq=False, gc=False):
     joined: Joined | None = None
     """How the verdict follows from the evidence, for counterfactuals in `explain`.
 
-    None where more than the evidence decides.
+    None where more than the evidence decides. With `policies`, their own values count.
     """
     details: Details | None = None
+    policies: tuple[PolicyRejections, ...] = ()
+    """All policies that select the pod; a node is rejected if any of them rejects it. Empty for an agent without
+    policies.
+    """
 
 
 class Scores(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -1,18 +1,18 @@
 """Counterfactuals: how a decision would change with another target of a rule, computed from its evidence.
 
-Counterfactuals exist only for verdicts that follow from their evidence (`Verdict.joined`). The proposed targets are a
-few round numbers, from the nearest target that lets a node pass to the target beyond which no further node passes. The
-unit is a whole nano-unit, as in policies.
+Counterfactuals exist only for verdicts that follow from their evidence (`Verdict.joined`), which is decided for each of
+a pod's policies. The proposed targets are a few round numbers, from the nearest target that lets a node pass to the
+target beyond which no further node passes. The unit is a whole nano-unit, as in policies.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from nodewise.agent import COMPARISONS, Evidence, ValueState, Verdict
+from nodewise.agent import COMPARISONS, Evidence, Joined, ValueState, Verdict
 from nodewise.extender.decision import Decision
 
 Mask = NDArray[np.bool_]
@@ -48,7 +48,7 @@ class RuleChange(NamedTuple):
     """The position of the rule in the agent's evidence."""
     rule: Evidence
     enough: bool
-    """Whether a node must violate other rules too to be rejected, so that a change of this rule lets it pass."""
+    """Whether a node must violate other rules too to be rejected for this one, so that a change of it is enough."""
     relaxed: tuple[RelaxedTarget, ...]
     """From the nearest target to the one with which this rule alone rejects no value."""
     alone: int
@@ -68,20 +68,70 @@ def rejects(rule: Evidence) -> Mask:
     return rejected
 
 
-def candidates_rejected_by_rules(verdict: Verdict) -> Mask:
-    """The candidates that the evidence rejects, with the rules joined as the verdict says."""
-    masks = [rejects(rule) for rule in verdict.evidence]
-    if not masks:
-        return np.zeros(len(verdict.codes), bool)
-    join = np.logical_and if verdict.joined == "all" else np.logical_or
-    together: Mask = join.reduce(masks)
-    return together
+class RuleSet(NamedTuple):
+    """The rules of one policy, or those of a verdict without policies."""
+
+    rejected: Mask
+    """The candidates that they reject, whether or not that follows from their values."""
+    joined: Joined | None
+    groups: tuple[tuple[int, ...], ...]
+    """Positions in the verdict's evidence: a node is rejected if all rules of one group reject it."""
+
+    @property
+    def rules(self) -> tuple[int, ...]:
+        return tuple(number for group in self.groups for number in group)
+
+
+def rule_sets(verdict: Verdict) -> list[RuleSet]:
+    """The rules of each policy, in the order of the policies; one set for a verdict without policies."""
+    if not verdict.policies:
+        every = range(len(verdict.evidence))
+        return [RuleSet(verdict.codes != 0, verdict.joined, _group_rules(verdict, every, verdict.joined))]
+    return [
+        RuleSet(policy.rejected, policy.joined, _group_rules(verdict, own, policy.joined))
+        for policy in verdict.policies
+        for own in [[number for number, rule in enumerate(verdict.evidence) if rule.policy == policy.policy]]
+    ]
+
+
+def _group_rules(
+    verdict: Verdict, numbers: Iterable[int], joined: Joined | None
+) -> tuple[tuple[int, ...], ...]:
+    """The rules, by group. A verdict joined by `all` is one group."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for number in numbers:
+        rule = verdict.evidence[number]
+        # a rule that is alone has its position as the number of its group, below 0
+        group = ("", 0) if joined == "all" else (rule.policy, rule.group if rule.group >= 0 else -1 - number)
+        groups.setdefault(group, []).append(number)
+    return tuple(map(tuple, groups.values()))
+
+
+def candidates_rejected_by_rules(evidence: Sequence[Evidence], rule_set: RuleSet, size: int) -> Mask:
+    """The candidates that all rules of a group reject, by the values in the evidence."""
+    rejected = np.zeros(size, bool)
+    for group in rule_set.groups:
+        rejected |= np.logical_and.reduce([rejects(evidence[number]) for number in group])
+    return rejected
+
+
+def _follows(verdict: Verdict, rule_set: RuleSet) -> bool:
+    """Whether the rejections of these rules follow from their values. If not, they count as unchangeable."""
+    size = len(verdict.codes)
+    return rule_set.joined is not None and bool(
+        np.array_equal(candidates_rejected_by_rules(verdict.evidence, rule_set, size), rule_set.rejected)
+    )
 
 
 def follows_from_evidence(verdict: Verdict) -> bool:
-    """Whether the verdict follows from its evidence. If not, counterfactuals cannot be computed."""
-    return verdict.joined is not None and bool(
-        np.array_equal(candidates_rejected_by_rules(verdict), verdict.codes != 0)
+    """Whether the whole verdict follows from its evidence."""
+    return all(_follows(verdict, rule_set) for rule_set in rule_sets(verdict))
+
+
+def is_held(verdict: Verdict) -> bool:
+    """Whether rules that decide by their values reject other nodes now, for example while a rule is suspended."""
+    return any(
+        rule_set.joined is not None and not _follows(verdict, rule_set) for rule_set in rule_sets(verdict)
     )
 
 
@@ -89,27 +139,65 @@ def feasible_with_changed_rule(decision: Decision, agent: str, number: int, rule
     """The candidates that pass with another rule in place of one rule of an agent, all else equal."""
     kept = np.ones(len(decision.names), bool)
     for name, verdict in decision.verdicts:
-        if name == agent:
-            changed = (*verdict.evidence[:number], rule, *verdict.evidence[number + 1 :])
-            kept &= ~candidates_rejected_by_rules(replace(verdict, evidence=changed))
-        else:
-            kept &= verdict.codes == 0
+        changed = (*verdict.evidence[:number], rule, *verdict.evidence[number + 1 :])
+        for rule_set in rule_sets(verdict):
+            is_changed = name == agent and number in rule_set.rules and _follows(verdict, rule_set)
+            kept &= ~(
+                candidates_rejected_by_rules(changed, rule_set, len(kept))
+                if is_changed
+                else rule_set.rejected
+            )
     return kept
+
+
+class PolicyRemoval(NamedTuple):
+    """What one of a pod's policies rejects, and what its removal would change, all else equal."""
+
+    agent: str
+    policy: str
+    rejected: int
+    """Nodes that it rejects, alone or with others."""
+    more: int
+    """Nodes that would pass without it."""
+    not_enforced: str
+    """As in `PolicyRejections`."""
+
+
+def policy_removals(decision: Decision) -> Iterator[PolicyRemoval]:
+    """All policies of the pod, in the order of the decision."""
+    out = ~decision.feasible()
+    for agent, verdict in decision.verdicts:
+        of_others = np.zeros(len(out), bool)
+        for name, other in decision.verdicts:
+            if name != agent:
+                of_others |= other.codes != 0
+        for number, policy in enumerate(verdict.policies):
+            rest = [other.rejected for place, other in enumerate(verdict.policies) if place != number]
+            left = out & ~np.logical_or.reduce([of_others, *rest])
+            yield PolicyRemoval(
+                agent, policy.policy, int(policy.rejected.sum()), int(left.sum()), policy.not_enforced
+            )
 
 
 def changes(decision: Decision) -> Iterator[RuleChange]:
     """For each rejecting rule, what another target would change; only rules whose change lets a node pass."""
     for agent, verdict in decision.verdicts:
-        if not follows_from_evidence(verdict):
-            continue
-        for number, rule in enumerate(verdict.evidence):
-            change = _target_change_of_rule(decision, agent, verdict, number)
-            if rule.target is not None and (change.alone or change.unmeasured):
-                yield change
+        enough = {
+            number: len(group) > 1
+            for rule_set in rule_sets(verdict)
+            if _follows(verdict, rule_set)
+            for group in rule_set.groups
+            for number in group
+        }
+        for number in sorted(enough):
+            if verdict.evidence[number].target is None:
+                continue
+            change = _target_change_of_rule(decision, agent, number, verdict.evidence[number])
+            if change.alone or change.unmeasured:
+                yield change._replace(enough=enough[number])
 
 
-def _target_change_of_rule(decision: Decision, agent: str, verdict: Verdict, number: int) -> RuleChange:
-    rule = verdict.evidence[number]
+def _target_change_of_rule(decision: Decision, agent: str, number: int, rule: Evidence) -> RuleChange:
     out = ~decision.feasible()
 
     def newly_feasible(changed: Evidence) -> Mask:
@@ -123,20 +211,20 @@ def _target_change_of_rule(decision: Decision, agent: str, verdict: Verdict, num
         target_by_gain.setdefault(more, target)
     relaxed = tuple(RelaxedTarget(target, more) for more, target in sorted(target_by_gain.items()) if more)
     lenient = newly_feasible(replace(rule, rejects_missing=False))
-    enough = verdict.joined == "all" and len(verdict.evidence) > 1
-    return RuleChange(agent, number, rule, enough, relaxed, int(alone.sum()), int(lenient.sum()))
+    return RuleChange(agent, number, rule, False, relaxed, int(alone.sum()), int(lenient.sum()))
 
 
 def stuck(decision: Decision) -> Mask:
     """Rejected candidates that no change of a single rule lets pass, as far as the evidence shows."""
     rejected = ~decision.feasible()
     for agent, verdict in decision.verdicts:
-        if not follows_from_evidence(verdict):
-            rejected &= verdict.codes == 0
-            continue
-        for number, rule in enumerate(verdict.evidence):
-            harmless = replace(rule_without_effect(rule), rejects_missing=False)
-            rejected &= ~feasible_with_changed_rule(decision, agent, number, harmless)
+        for rule_set in rule_sets(verdict):
+            if not _follows(verdict, rule_set):
+                rejected &= ~rule_set.rejected
+                continue
+            for number in rule_set.rules:
+                harmless = replace(rule_without_effect(verdict.evidence[number]), rejects_missing=False)
+                rejected &= ~feasible_with_changed_rule(decision, agent, number, harmless)
     return rejected
 
 
@@ -152,20 +240,26 @@ def distance_from_passing(decision: Decision) -> NDArray[np.float64]:
 
 
 def _verdict_distance_from_passing(verdict: Verdict) -> NDArray[np.float64]:
-    """Each rule counts from 1 (a value at its target) to 2, and so do details; 2 without rules and details."""
+    """Each group of rules counts from 1 (a value at its target) to 2, and so do details; 2 without rules and details.
+
+    A group rejects no more when the nearest of its values passes.
+    """
     if verdict.details is not None:
         nearly: NDArray[np.float64] = 1.0 + verdict.details.distances()
         return nearly
-    if not verdict.evidence or not follows_from_evidence(verdict):
-        return np.full(len(verdict.codes), 2.0)
-    each = [
-        np.where(rejects(rule), 1.0 + _relative_excess_over_target(rule), 0.0) for rule in verdict.evidence
-    ]
-    if verdict.joined == "all":
-        nearest: NDArray[np.float64] = np.minimum.reduce(each)
-        return nearest
-    total: NDArray[np.float64] = np.add.reduce(each)
+    total = np.zeros(len(verdict.codes))
+    for rule_set in rule_sets(verdict):
+        if not rule_set.groups or not _follows(verdict, rule_set):
+            total += np.where(rule_set.rejected, 2.0, 0.0)
+            continue
+        for group in rule_set.groups:
+            total += np.minimum.reduce([_rule_distance_from_passing(verdict.evidence[n]) for n in group])
     return total
+
+
+def _rule_distance_from_passing(rule: Evidence) -> NDArray[np.float64]:
+    """From 1 to 2 for the candidates that the rule rejects, 0 for others."""
+    return np.where(rejects(rule), 1.0 + _relative_excess_over_target(rule), 0.0)
 
 
 def _relative_excess_over_target(rule: Evidence) -> NDArray[np.float64]:

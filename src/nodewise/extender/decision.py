@@ -77,6 +77,11 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
         """The approximate memory of the decision."""
         arrays = self.names.nbytes
         arrays += sum(verdict.codes.nbytes for _, verdict in self.verdicts)
+        arrays += sum(
+            policy.rejected.nbytes + len(policy.not_enforced)
+            for _, verdict in self.verdicts
+            for policy in verdict.policies
+        )
         arrays += sum(details.nbytes for _, details in self.details())
         arrays += sum(scores.points.nbytes for _, scores in self.scores)
         arrays += sum(e.values.nbytes + e.states.nbytes + e.ages_s.nbytes for e in self.evidence())

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Details, Evidence, Joined, Names, Scores, ValueState, Verdict
+from nodewise.agent import Details, Evidence, Joined, Names, PolicyRejections, Scores, ValueState, Verdict
 from nodewise.extender import decision_values_json
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.metrics.series_arrays import States
@@ -21,8 +21,11 @@ _NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
 _encode: Final = msgspec.json.encode
 
 
-class EncodedRule(msgspec.Struct, frozen=True):
-    """One rule's evidence. Lists are by candidate and stay JSON until they are needed."""
+class EncodedRule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One rule's evidence. Lists are by candidate and stay JSON until they are needed.
+
+    The fields with a default are absent in older decisions, and of rules that no policy has.
+    """
 
     metric: str
     operator: str
@@ -31,6 +34,9 @@ class EncodedRule(msgspec.Struct, frozen=True):
     values_nano: msgspec.Raw
     states: msgspec.Raw
     ages_s: msgspec.Raw
+    policy: str = ""
+    group: int = -1
+    weight: float = 1.0
 
 
 class StaticReason(msgspec.Struct, frozen=True):
@@ -82,6 +88,15 @@ class StaticDetails(NamedTuple):
         return self.far
 
 
+class _Policy(msgspec.Struct, frozen=True):
+    """A `PolicyRejections`."""
+
+    policy: str
+    rejected: msgspec.Raw
+    joined: Joined | None = None
+    not_enforced: str = ""
+
+
 class _Verdict(msgspec.Struct, frozen=True):
     agent: str
     joined: Joined | None
@@ -89,6 +104,8 @@ class _Verdict(msgspec.Struct, frozen=True):
     reasons: list[StaticReason]
     rules: list[EncodedRule]
     details: _Details | None = None
+    policies: list[_Policy] | msgspec.UnsetType = msgspec.UNSET
+    """Absent for an agent without policies."""
 
 
 class _Scores(msgspec.Struct, frozen=True):
@@ -125,7 +142,10 @@ def encode(decision: Decision) -> Generator[None, None, bytes]:
         rules = yield from _encode_rule_evidence(verdict.evidence)
         details = yield from _encode_details(verdict.details, len(verdict.codes), rejects=True)
         codes = _encode_to_raw_json(verdict.codes.tolist())
-        verdicts.append(_Verdict(agent, verdict.joined, codes, reasons, rules, details))
+        policies = yield from _encode_policies(verdict.policies)
+        verdicts.append(
+            _Verdict(agent, verdict.joined, codes, reasons, rules, details, policies or msgspec.UNSET)
+        )
     scores = []
     for agent, agent_scores in decision.scores:
         rules = yield from _encode_rule_evidence(agent_scores.evidence)
@@ -166,6 +186,15 @@ def _encode_details(
     return _Details(_encode_to_raw_json(texts), distances, msgspec.Raw(numbers))
 
 
+def _encode_policies(policies: Sequence[PolicyRejections]) -> Generator[None, None, list[_Policy]]:
+    encoded = []
+    for policy in policies:
+        rejected = _encode_to_raw_json(policy.rejected.tolist())
+        yield
+        encoded.append(_Policy(policy.policy, rejected, policy.joined, policy.not_enforced))
+    return encoded
+
+
 def _encode_rule_evidence(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRule]]:
     rules = []
     for rule in evidence:
@@ -176,7 +205,18 @@ def _encode_rule_evidence(evidence: Sequence[Evidence]) -> Generator[None, None,
         ages = _encode_to_raw_json(np.round(rule.ages_s, 3).tolist())  # NaN is written as null
         yield
         rules.append(
-            EncodedRule(rule.metric, rule.operator, rule.target, rule.rejects_missing, values, states, ages)
+            EncodedRule(
+                rule.metric,
+                rule.operator,
+                rule.target,
+                rule.rejects_missing,
+                values,
+                states,
+                ages,
+                rule.policy,
+                rule.group,
+                rule.weight,
+            )
         )
     return rules
 
@@ -213,7 +253,13 @@ def _decode_verdict(verdict: _Verdict, size: int) -> Verdict:
         _decode_evidence(verdict.rules, size),
         verdict.joined,
         _decode_details(verdict.details, size),
+        tuple(_decode_policy(policy, size) for policy in verdict.policies or ()),
     )
+
+
+def _decode_policy(policy: _Policy, size: int) -> PolicyRejections:
+    rejected = np.array(_decode_sized_list(policy.rejected, bool, size), bool)
+    return PolicyRejections(policy.policy, rejected, policy.joined, policy.not_enforced)
 
 
 def _decode_details(details: _Details | None, size: int) -> StaticDetails | None:
@@ -243,6 +289,9 @@ def _decode_evidence(rules: Sequence[EncodedRule], size: int) -> tuple[Evidence,
             _decode_value_states(_decode_sized_list(rule.states, str, size)),
             np.array(_decode_sized_list(rule.ages_s, float | None, size), np.float64),
             rule.rejects_missing,
+            rule.policy,
+            rule.group,
+            rule.weight,
         )
         for rule in rules
     )

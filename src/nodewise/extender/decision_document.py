@@ -1,6 +1,6 @@
 """A decision as a JSON document, for `decide -o json` and `GET /decisions`."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +39,7 @@ def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dic
         "rejected": rejection_reasons(filtered),
         "values": [*measured_values(filtered), *measured_values(scored)],
         "error": failure_text(filtered),
+        **_json_member_unless_empty("policies", policies(filtered)),
         **(
             {"details": _merge_details(filtered, scored)}
             if has_details(filtered) or has_details(scored)
@@ -51,7 +52,7 @@ def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dic
     }
 
 
-def _json_member_unless_empty(key: str, value: dict[str, Any]) -> dict[str, Any]:
+def _json_member_unless_empty(key: str, value: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value} if value else {}
 
 
@@ -98,6 +99,7 @@ def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
             b"{}", (rejection_reasons(decision, some) for some in _candidate_slices(out))
         )
         document["rejected"] = msgspec.Raw(reasons)
+        document |= _json_member_unless_empty("policies", policies(decision))
     if decision.description:
         document["told"] = decision.description
     yield
@@ -174,6 +176,16 @@ def rejection_reasons(
             if code:
                 reasons.append({"agent": agent, "reason": verdict.reasons[code - 1].text()})
     return reasons_by_node
+
+
+def policies(decision: Decision) -> dict[str, dict[str, Any]]:
+    """The policies that select the pod, and the nodes that each rejects, whether or not others reject them too."""
+    return {
+        policy.policy: {"agent": agent, "rejected": decision.names[policy.rejected].tolist()}
+        | ({"not_enforced": policy.not_enforced} if policy.not_enforced else {})
+        for agent, verdict in decision.verdicts
+        for policy in verdict.policies
+    }
 
 
 def has_details(decision: Decision) -> bool:
@@ -261,4 +273,5 @@ def _measured_value(node: str, measured: Evidence, position: int) -> dict[str, A
         "operator": measured.operator,
         "state": state.name.lower(),
         "age_s": None if np.isnan(age_s) or value is None else round(age_s, 3),
+        **({"policy": measured.policy} if measured.policy else {}),
     }

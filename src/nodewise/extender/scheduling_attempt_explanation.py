@@ -11,7 +11,7 @@ import numpy as np
 
 from nodewise.agent import Evidence, Reason, Scores, ValueState, Verdict
 from nodewise.extender import counterfactuals, decision_document, decision_values_json
-from nodewise.extender.counterfactuals import RuleChange
+from nodewise.extender.counterfactuals import PolicyRemoval, RuleChange
 from nodewise.extender.decision import Decision, Verb
 
 NEAR_S: Final = 10.0
@@ -90,6 +90,10 @@ class MeasuredRule(NamedTuple):
     state: ValueState
     age_s: float | None
     rejects: bool
+    policy: str = ""
+    """As in `Evidence`."""
+    weight: float = 1.0
+    """As in `Evidence`."""
 
 
 class ScorePart(NamedTuple):
@@ -138,18 +142,24 @@ class Explanation(NamedTuple):
     """The number of nodes that no change of a single rule lets pass."""
     held: bool
     """Whether some rejections do not follow from the values, for example while a rule is suspended."""
+    policies: tuple[PolicyRemoval, ...]
+    """The policies that select the pod; empty if no agent has policies."""
+
+    @property
+    def is_rejected_by_several_policies(self) -> bool:
+        """Whether each of two or more policies rejects a node."""
+        return sum(policy.rejected > 0 for policy in self.policies) > 1
 
 
 def explain(attempt: Attempt) -> Explanation:
     """Explain an attempt, by node and rule."""
     decision = attempt.main_decision
     findings = tuple(_explain_nodes(attempt))
-    held = any(
-        verdict.joined is not None and not counterfactuals.follows_from_evidence(verdict)
-        for _, verdict in decision.verdicts
-    )
+    held = any(counterfactuals.is_held(verdict) for _, verdict in decision.verdicts)
     groups, stuck = tuple(_group_by_reason(findings)), int(counterfactuals.stuck(decision).sum())
-    return Explanation(attempt, findings, groups, tuple(counterfactuals.changes(decision)), stuck, held)
+    changes = tuple(counterfactuals.changes(decision))
+    policies = tuple(counterfactuals.policy_removals(decision))
+    return Explanation(attempt, findings, groups, changes, stuck, held, policies)
 
 
 def _explain_nodes(attempt: Attempt) -> Iterator[NodeExplanation]:
@@ -236,6 +246,8 @@ def _measured_rule(rule_and_mask: tuple[Evidence, counterfactuals.Mask], positio
         state,
         age_s if known and not np.isnan(age_s) else None,
         bool(rejects[position]),
+        rule.policy,
+        rule.weight,
     )
 
 

@@ -3,6 +3,7 @@
 The texts of reasons are read here as well, once, so that no third-party code runs while a response is written.
 """
 
+import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, get_args
@@ -22,6 +23,7 @@ from nodewise.agent import (
     MemoryScope,
     MetricRequest,
     Plugin,
+    PolicyRejections,
     Reason,
     ScorePlugin,
     Scores,
@@ -56,9 +58,34 @@ def validate_verdict(result: Any, size: int) -> Verdict | None:
     _expect_type(result, Verdict, "a result")
     reasons = tuple(map(validate_reason, _limit_count(result.reasons, "reasons")))
     codes = _validate_whole_numbers(result.codes, size, "codes", np.int16, len(reasons))
-    if result.joined not in {None, "any", "all"}:
-        raise InvalidResult(f"joined is {_short_repr(result.joined)}, expected any, all or None")
-    return Verdict(codes, reasons, _validate_evidence(result.evidence, size), result.joined)
+    _check_joined(result.joined)
+    policies = tuple(_validate_policy(policy, size) for policy in _limit_count(result.policies, "policies"))
+    if policies and not np.array_equal(
+        np.logical_or.reduce([policy.rejected for policy in policies]), codes != 0
+    ):
+        raise InvalidResult("the policies do not reject the same candidates as the codes")
+    evidence = _validate_evidence(result.evidence, size)
+    return Verdict(codes, reasons, evidence, result.joined, policies=policies)
+
+
+def _check_joined(joined: Any) -> None:
+    if joined not in {None, "any", "all"}:
+        raise InvalidResult(f"joined is {_short_repr(joined)}, expected any, all or None")
+
+
+def _validate_policy(policy: Any, size: int) -> PolicyRejections:
+    _expect_type(policy, PolicyRejections, "a policy")
+    _expect_type(policy.rejected, np.ndarray, "rejected")
+    if policy.rejected.shape != (size,) or policy.rejected.dtype != bool:
+        array = f"type {policy.rejected.dtype} and shape {policy.rejected.shape}"
+        raise InvalidResult(f"rejected of {array}, expected a bool for each of {size} candidates")
+    _check_joined(policy.joined)
+    return PolicyRejections(
+        validate_text(policy.policy),
+        policy.rejected.copy(),
+        policy.joined,
+        validate_text(policy.not_enforced),
+    )
 
 
 def validate_scores(result: Any, size: int) -> Scores | None:
@@ -285,6 +312,11 @@ def _validate_rule_evidence(rule: Any, size: int) -> Evidence:
         )
     if rule.target is not None:
         _expect_type(rule.target, int, "a target")
+    _expect_type(rule.group, int, "a group")
+    if rule.group < -1 or not 0 <= float(rule.weight) < math.inf:
+        raise InvalidResult(
+            f"group {rule.group} and weight {rule.weight}, expected a group from -1 and a weight from 0"
+        )
     return Evidence(
         validate_text(rule.metric),
         rule.operator,
@@ -293,6 +325,9 @@ def _validate_rule_evidence(rule: Any, size: int) -> Evidence:
         _validate_whole_numbers(rule.states, size, "states", np.uint8, max(ValueState)),
         validate_numbers(rule.ages_s, size, "ages"),
         bool(rule.rejects_missing),
+        validate_text(rule.policy),
+        rule.group,
+        float(rule.weight),
     )
 
 

@@ -22,6 +22,7 @@ from tests.unit.extender.decision_notation import (
     decision,
     evidence,
     of,
+    policies_verdict,
     prioritize_decision,
     verdict,
 )
@@ -229,7 +230,83 @@ def test_one_node(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+COOL, WIDE = "placement policy d/cool", "cluster placement policy wide"
+
+
+def test_two_policies_that_together_reject_every_node(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict_ = policies_verdict(
+        (COOL, [evidence("heat", "85 85 70", "above 80")]), (WIDE, [evidence("dust", "1 90 90", "above 80")])
+    )
+    output = printed_lines(capsys, create_explanation(of(("telemetry", verdict_))))
+    assert output == [
+        "d/p waits: none of the 3 nodes asked about passes",
+        "last attempt 2026-11-21T10:00:00Z, 12s ago",
+        "placement policy d/cool rejects 2 of the 3 nodes",
+        "cluster placement policy wide rejects 2 of the 3 nodes",
+        "no policy alone rejects every node",
+        "",
+        "NODE  SCORE  MEASURED                                REJECTED",
+        "n1    -      heat 85 (2.5s old), dust 1 (2.5s old)   placement policy d/cool rejects it",
+        "n3    -      heat 70 (2.5s old), dust 90 (2.5s old)  cluster placement policy wide rejects it",
+        "n2    -      heat 85 (2.5s old), dust 90 (2.5s old)  placement policy d/cool rejects it",
+        "",
+        "What would have changed it:",
+        "  heat above in placement policy d/cool: 1 more node passes at 85 instead of 80",
+        "  dust above in cluster placement policy wide: 1 more node passes at 90 instead of 80",
+        "  without placement policy d/cool: 1 more node passes",
+        "  without cluster placement policy wide: 1 more node passes",
+        "  1 node would need more than one of these changes",
+    ]
+
+
+POLICY_LINES = [
+    pytest.param("85 90", "rejects all of the 2 nodes", id="all"),
+    pytest.param("70 70", "rejects none of the 2 nodes", id="none"),
+    pytest.param("85", "rejects it", id="the only one"),
+    pytest.param("70", "does not reject it", id="not the only one"),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), POLICY_LINES)
+def test_every_policy_of_the_pod_is_named(
+    capsys: pytest.CaptureFixture[str], values: str, expected: str
+) -> None:
+    cool = policies_verdict((COOL, [evidence("heat", values, "above 80")]))
+    output = printed_lines(capsys, create_explanation(of(("telemetry", cool))))
+    assert output[2] == f"{COOL} {expected}"
+    assert not any("without" in line or "alone" in line for line in output)
+
+
+def test_a_policy_that_is_not_enforced_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    late = policies_verdict(
+        (COOL, [evidence("heat", "85 70", "above 80")]),
+        not_enforced={"placement policy d/late": "51 policies in namespace d, at most 50 are enforced"},
+    )
+    output = printed_lines(capsys, create_explanation(of(("telemetry", late))))
+    assert output[3] == (
+        "placement policy d/late selects the pod and is not enforced: 51 policies in namespace d, at most 50 are "
+        "enforced"
+    )
+
+
+def test_a_preference_has_an_order_and_a_weight(capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = [
+        replace(evidence("power", "300", "below 0"), target=None, policy=COOL, weight=2.0),
+        replace(evidence("free", "300", "above 0"), target=None, policy=COOL),
+    ]
+    output = "\n".join(
+        printed_lines(capsys, create_explanation(decision(heat="70"), scored({"n1": 10}, *ranks)), "wide")
+    )
+    assert "power Ascending (ranks, weight 2)" in output
+    assert "free Descending (ranks)" in output
+
+
 ENDINGS = [
+    pytest.param(
+        of(("t", policies_verdict((COOL, [evidence("heat", "- 70", "above 80", rejects_missing=True)])))),
+        ["heat: 1 more node passes with whenMissing: Allow in the rule"],
+        id="without a value, of a placement policy",
+    ),
     pytest.param(
         of(("t", verdict(evidence("disk", "2 2 1", "Equals 2")))),
         ["without the rule disk Equals 2: 2 more nodes pass"],

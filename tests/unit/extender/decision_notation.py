@@ -1,13 +1,14 @@
 """Small decisions in short notation: `decision(heat="81 70 -")` filters three nodes, the last without a value."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from nodewise import clock, quantity
-from nodewise.agent import COMPARISONS, Evidence, Joined, Names, Scores, ValueState, Verdict
+from nodewise.agent import COMPARISONS, Evidence, Joined, Names, PolicyRejections, Scores, ValueState, Verdict
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.decision_codec import StaticReason
 
@@ -17,7 +18,7 @@ _STATES = {"-": ValueState.MISSING, "!": ValueState.INVALID}
 
 
 def evidence(
-    metric: str, values: str, rule: str = "GreaterThan 80", *, rejects_missing: bool = False
+    metric: str, values: str, rule: str = "GreaterThan 80", *, rejects_missing: bool = False, group: int = -1
 ) -> Evidence:
     """The evidence of a rule with a value per node: `-` is missing, `!` invalid, `5~` stale. Values are 2.5 s old."""
     operator, target = rule.split()
@@ -33,6 +34,7 @@ def evidence(
         np.array(states, np.uint8),
         np.array([np.nan if word in _STATES else 2.5 for word in words]),
         rejects_missing,
+        group=group,
     )
 
 
@@ -58,6 +60,32 @@ def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -
         codes = np.select(masks, range(1, len(masks) + 1), 0)
     reasons = tuple(StaticReason(text, advice=advice) for text in texts)
     return Verdict(codes.astype(np.int16), reasons, rules, joined)
+
+
+def breaks_group(rules: Sequence[Evidence]) -> Any:
+    """Which nodes rules of one policy reject: those that all rules of a group reject, or one rule without a group."""
+    alone = [breaks(rule) for rule in rules if rule.group < 0]
+    groups = {rule.group for rule in rules if rule.group >= 0}
+    together = [
+        np.logical_and.reduce([breaks(rule) for rule in rules if rule.group == group]) for group in groups
+    ]
+    return np.logical_or.reduce([*alone, *together])
+
+
+def policies_verdict(
+    *policies: tuple[str, Sequence[Evidence]], not_enforced: Mapping[str, str] = {}
+) -> Verdict:
+    """A verdict of several policies with their rules. The reason names the first policy that rejects the node.
+
+    `not_enforced`: by policy, why it has no effect.
+    """
+    evidence_ = tuple(replace(rule, policy=name) for name, rules in policies for rule in rules)
+    parts = [PolicyRejections(name, breaks_group(rules), "any") for name, rules in policies]
+    codes = np.select([part.rejected for part in parts], range(1, len(parts) + 1), 0)
+    nothing = np.zeros(len(codes), bool)
+    parts += [PolicyRejections(name, nothing, "any", why) for name, why in not_enforced.items()]
+    reasons = tuple(StaticReason(f"{name} rejects it") for name, _ in policies)
+    return Verdict(codes.astype(np.int16), reasons, evidence_, "any", policies=tuple(parts))
 
 
 def of(*verdicts: tuple[str, Verdict], nodes: str = "", at: float = AT, verb: Any = "filter") -> Decision:

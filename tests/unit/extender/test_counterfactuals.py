@@ -8,8 +8,9 @@ from nodewise import quantity
 from nodewise.agent import COMPARISONS, Verdict
 from nodewise.extender import counterfactuals
 from nodewise.extender.counterfactuals import RuleChange
+from nodewise.extender.decision import Decision
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
-from tests.unit.extender.decision_notation import decision, evidence, of, verdict
+from tests.unit.extender.decision_notation import decision, evidence, of, policies_verdict, verdict
 
 ROUND = [
     pytest.param("80", "84.7", "85", id="up, to a round number beyond"),
@@ -133,3 +134,69 @@ def test_details_say_how_far_a_node_is_from_passing() -> None:
     details = StaticDetails(["", "lacks 1", "lacks 3"], np.array([1.0, 0.25, 0.75]))
     rejected = of(("gpu", Verdict(np.array([0, 1, 1], np.int16), (StaticReason("full"),), details=details)))
     assert counterfactuals.distance_from_passing(rejected).tolist() == [0.0, 1.25, 1.75]
+
+
+def test_rules_of_a_group_reject_together() -> None:
+    rules = [
+        evidence("heat", "85 85 70 70", "above 80"),
+        evidence("load", "1 9 9 9", "atLeast 9", group=0),
+        evidence("dust", "1 9 9 1", "above 5", group=0),
+    ]
+    rejected = of(("t", policies_verdict((COOL, rules))))
+    assert rejected.feasible().tolist() == [False, False, False, True]
+    changes = {change.rule.metric: change for change in counterfactuals.changes(rejected)}
+    assert {metric: (told(change), change.enough) for metric, change in changes.items()} == {
+        "heat": ("1 at 85", False),
+        "load": ("1 at 9.05", True),
+        "dust": ("1 at 10", True),
+    }
+    # n1 breaks a rule alone, n2 that one and the group, n3 the group
+    assert counterfactuals.distance_from_passing(rejected).astype(int).tolist() == [1, 2, 1, 0]
+    assert counterfactuals.stuck(rejected).tolist() == [False, True, False, False]
+
+
+def test_groups_of_two_policies_are_different() -> None:
+    rules = [evidence("heat", "85 70", "above 80", group=0)]
+    others = [evidence("dust", "1 90", "above 80", group=0)]
+    rejected = of(("t", policies_verdict((COOL, rules), (WIDE, others))))
+    assert not rejected.feasible().any()
+    assert [(change.rule.metric, change.enough) for change in counterfactuals.changes(rejected)] == [
+        ("heat", False),
+        ("dust", False),
+    ]
+
+
+COOL, WIDE = "placement policy web/cool", "cluster placement policy wide"
+
+
+def removals(decision_: Decision) -> list[tuple[str, int, int]]:
+    """By policy: the nodes that it rejects, and those that would pass without it."""
+    return [
+        (removal.policy, removal.rejected, removal.more)
+        for removal in counterfactuals.policy_removals(decision_)
+    ]
+
+
+def test_what_would_pass_without_a_policy() -> None:
+    heat, dust = evidence("heat", "85 85 70 85"), evidence("dust", "1 90 90 90")
+    both = policies_verdict((COOL, [heat]), (WIDE, [dust]))
+    assert removals(of(("t", both))) == [(COOL, 3, 1), (WIDE, 3, 1)]
+    gpu = verdict(evidence("cards", "90 1 1 1"))
+    assert removals(of(("gpu", gpu), ("t", both))) == [(COOL, 3, 0), (WIDE, 3, 1)]
+
+
+def test_a_policy_that_cannot_be_evaluated_hides_no_change_of_another() -> None:
+    heat, dust = evidence("heat", "85 85 70"), evidence("dust", "- - -")
+    both = policies_verdict((COOL, [heat]), (WIDE, [dust]))
+    cool, wide = both.policies
+    fails = np.array([True, False, False])
+    changed = replace(
+        both, codes=np.array([2, 1, 0], np.int16), policies=(cool, replace(wide, rejected=fails, joined=None))
+    )
+    (change,) = counterfactuals.changes(of(("t", changed)))
+    assert (change.rule.metric, told(change)) == ("heat", "1 at 85")
+    assert not counterfactuals.is_held(changed)
+    assert counterfactuals.is_held(
+        replace(changed, policies=(cool, replace(wide, rejected=fails, joined="any")))
+    )
+    assert removals(of(("t", changed))) == [(COOL, 2, 1), (WIDE, 1, 0)]

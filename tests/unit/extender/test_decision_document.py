@@ -49,6 +49,26 @@ def test_a_filter_answer() -> None:
     assert (values[2]["value"], values[2]["state"], values[2]["age_s"]) == (None, "missing", None)
 
 
+def test_policies_are_named_with_the_nodes_that_each_rejects() -> None:
+    verdict = decision_notation.policies_verdict(
+        ("placement policy d/cool", [decision_notation.evidence("heat", "81 70 90", "above 80")]),
+        ("cluster placement policy wide", [decision_notation.evidence("dust", "1 2 3", "atLeast 3")]),
+        not_enforced={"placement policy d/late": "51 policies"},
+    )
+    document = words(of(("telemetry", verdict)))
+    assert document["policies"] == {
+        "placement policy d/cool": {"agent": "telemetry", "rejected": ["n1", "n3"]},
+        "cluster placement policy wide": {"agent": "telemetry", "rejected": ["n3"]},
+        "placement policy d/late": {"agent": "telemetry", "rejected": [], "not_enforced": "51 policies"},
+    }
+    values = document["values"]
+    assert isinstance(values, list)
+    assert [value["policy"] for value in values[:2]] == [
+        "placement policy d/cool",
+        "cluster placement policy wide",
+    ]
+
+
 def test_a_prioritize_answer() -> None:
     ref, names = PodRef("d", "p", "u"), Names.of(["a", "b"])
     scored = Decision("prioritize", ref, 0.0, 1, names, scores=(("t", Scores(np.array([10, 9]))),))

@@ -63,9 +63,22 @@ DETAILED = msgspec.structs.replace(
 )
 
 
+POLICIES = decision_notation.of(
+    (
+        "telemetry",
+        decision_notation.policies_verdict(
+            ("placement policy d/cool", [decision_notation.evidence("heat", "81 70", "above 80", group=0)]),
+            ("cluster placement policy wide", [decision_notation.evidence("dust", "1 2", "atLeast 2")]),
+            not_enforced={"placement policy d/late": "51 policies, at most 50 are enforced"},
+        ),
+    )
+)
+
+
 @pytest.mark.parametrize(
     "written",
     [
+        pytest.param(POLICIES, id="several policies"),
         pytest.param(DETAILED, id="details"),
         pytest.param(decision_notation.decision(heat="81 70 - ! 90~"), id="every state"),
         pytest.param(
@@ -84,6 +97,33 @@ def test_what_is_read_back_is_what_was_written(written: Decision) -> None:
         details.distances().tolist() for _, details in written.details()
     ]
     assert [verdict.joined for _, verdict in listed[0].verdicts] == [v.joined for _, v in written.verdicts]
+
+
+def test_policies_are_read_back() -> None:
+    _, (read,) = decision_endpoint.decode_page(body(ring_of(POLICIES), form="arrays"))
+    ((_, written),), ((_, verdict),) = POLICIES.verdicts, read.verdicts
+    assert [(rule.policy, rule.group, rule.weight) for rule in verdict.evidence] == [
+        ("placement policy d/cool", 0, 1.0),
+        ("cluster placement policy wide", -1, 1.0),
+    ]
+    assert [
+        (part.policy, part.rejected.tolist(), part.joined, part.not_enforced) for part in verdict.policies
+    ] == [(part.policy, part.rejected.tolist(), part.joined, part.not_enforced) for part in written.policies]
+
+
+def test_a_decision_of_a_version_without_policies_is_read() -> None:
+    older = (
+        b'{"at":5.0,"verb":"filter","namespace":"d","pod":"p","uid":"u","view":1,"nodes":["a","b"],"verdicts":[{'
+        b'"agent":"telemetry","joined":"all","codes":[1,0],"reasons":[{"words":"no","failure":false,"advice":""}],'
+        b'"rules":[{"metric":"heat","operator":"GreaterThan","target_nano":80,"rejects_missing":false,'
+        b'"values_nano":[81,70],"states":["fresh","fresh"],"ages_s":[2.5,null]}],"details":null}],"scores":[],'
+        b'"told":""}'
+    )
+    read = decision_codec.decode(older)
+    ((_, verdict),) = read.verdicts
+    assert (verdict.policies, verdict.evidence[0].policy, verdict.evidence[0].group) == ((), "", -1)
+    # without policies, an older reader gets what it knows
+    assert cooperative_scheduling.run_without_pauses(decision_codec.encode(read)) == older
 
 
 def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
@@ -134,11 +174,12 @@ def test_every_problem_of_a_query_is_named() -> None:
         pytest.param(b'"codes":[1,0]', b'"codes":[1,2]', id="a code without a reason"),
         pytest.param(b'"states":["fresh"', b'"states":["frozen"', id="an unknown state"),
         pytest.param(b'"ages_s":[2.5', b'"ages_s":["old"', id="an age that is none"),
+        pytest.param(b'"rejected":[true,false]', b'"rejected":[true]', id="too few nodes of a policy"),
         pytest.param(b"{", b"<", id="no JSON"),
     ],
 )
 def test_what_another_version_may_answer_is_an_error(old: bytes, new: bytes) -> None:
-    page = body(ring_of(decision_notation.decision(heat="81 70")), form="arrays")
+    page = body(ring_of(decision_notation.decision(heat="81 70"), POLICIES), form="arrays")
     assert old in page
     with pytest.raises(BadInput, match="decisions"):
         decision_endpoint.decode_page(page.replace(old, new))

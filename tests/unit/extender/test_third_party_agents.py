@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from nodewise import cooperative_scheduling
-from nodewise.agent import Evidence, Inputs, MetricRequest, Scores, ValueState, Verdict
+from nodewise.agent import Evidence, Inputs, MetricRequest, PolicyRejections, Scores, ValueState, Verdict
 from nodewise.agent_controller_interface import ControllerKind
 from nodewise.errors import BadSettings
 from nodewise.extender import third_party_result_validation
@@ -21,6 +21,8 @@ from nodewise.extender.third_party_agents import NoState, ThirdPartyKind
 from nodewise.extender.third_party_result_validation import InvalidResult
 from tests.unit.extender import replaceable_agent
 from tests.unit.extender.replaceable_agent import ORIGIN, STRANGER, No, OddKind, OddSetup, pod
+
+REJECTED = np.array([False, True, False])
 
 
 def fails(error: BaseException) -> Callable[[], Any]:
@@ -209,9 +211,43 @@ class TestShapes:
             replace(good, values=np.ones(2, np.int64)),
             replace(good, states=np.full(3, max(ValueState) + 1)),
             replace(good, ages_s=None),
+            replace(good, group=-2),
+            replace(good, group="a"),
+            replace(good, weight=np.nan),
+            replace(good, policy=7),
         ):
             with pytest.raises(InvalidResult):
                 third_party_result_validation.validate_scores(Scores(np.ones(3, np.int64), (bad,)), 3)
+
+    @pytest.mark.parametrize(
+        ("policies", "words"),
+        [
+            ([], "policies of type list"),
+            (("web",), "a policy of type str, expected PolicyRejections"),
+            ((PolicyRejections("p", np.ones(3)),), "rejected of type float64 and shape (3,)"),
+            ((PolicyRejections("p", np.ones(2, bool)),), "a bool for each of 3 candidates"),
+            ((PolicyRejections("p", [True] * 3),), "rejected of type list"),  # type: ignore[arg-type]
+            ((PolicyRejections("p", REJECTED, "some"),), "joined is 'some'"),  # type: ignore[arg-type]
+            ((PolicyRejections("p", ~REJECTED),), "do not reject the same candidates as the codes"),
+            ((PolicyRejections(7, REJECTED),), "a text of type int"),  # type: ignore[arg-type]
+        ],
+    )
+    def test_of_policies(self, policies: Any, words: str) -> None:
+        verdict = Verdict(REJECTED.astype(np.int16), (No(),), policies=policies)
+        assert words in why(filtered(OddSetup(filter=gives(verdict))))
+
+    def test_policies_are_copied(self) -> None:
+        policies = (
+            PolicyRejections("p", REJECTED, "any"),
+            PolicyRejections("q", np.zeros(3, bool), not_enforced="x"),
+        )
+        verdict = Verdict(REJECTED.astype(np.int16), (No(),), policies=policies)
+        validated = third_party_result_validation.validate_verdict(verdict, 3)
+        assert validated is not None
+        assert [
+            (part.policy, part.rejected.tolist(), part.joined, part.not_enforced)
+            for part in validated.policies
+        ] == [("p", [False, True, False], "any", ""), ("q", [False] * 3, None, "x")]
 
     def test_no_answer_about_no_candidates(self) -> None:
         setup = OddSetup()

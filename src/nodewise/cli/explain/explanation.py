@@ -8,7 +8,7 @@ from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.extender import decision_document
-from nodewise.extender.counterfactuals import RuleChange
+from nodewise.extender.counterfactuals import PolicyRemoval, RuleChange
 from nodewise.extender.decision import Decision
 from nodewise.extender.scheduling_attempt_explanation import (
     Explanation,
@@ -98,6 +98,7 @@ def _attempt_document(explanation: Explanation) -> dict[str, Any]:
         "nodes": [_node_document(node) for node in explanation.findings],
         "groups": [_node_group_document(group) for group in explanation.groups],
         "changes": [_needed_change_document(change) for change in explanation.changes],
+        **({"policies": list(map(_policy_document, explanation.policies))} if explanation.policies else {}),
         "preempt": None
         if preempted is None
         else {
@@ -105,6 +106,16 @@ def _attempt_document(explanation: Explanation) -> dict[str, Any]:
             "rejected": decision_document.rejection_reasons(preempted),
         },
         "bind": None if bound is None else _bind_result_document(bound),
+    }
+
+
+def _policy_document(policy: PolicyRemoval) -> dict[str, Any]:
+    return {
+        "agent": policy.agent,
+        "policy": policy.policy,
+        "rejected": policy.rejected,
+        "more_without": policy.more,
+        "not_enforced": policy.not_enforced or None,
     }
 
 
@@ -139,6 +150,7 @@ def _measured_value_document(measured: MeasuredRule) -> dict[str, Any]:
         "state": measured.state.name.lower(),
         "age_s": measured.age_s,
         "rejects": measured.rejects,
+        **({"policy": measured.policy} if measured.policy else {}),
     }
 
 
@@ -166,4 +178,5 @@ def _needed_change_document(change: RuleChange) -> dict[str, Any]:
         "alone": change.alone,
         "missing": change.unmeasured,
         "one_is_enough": change.enough,
+        **({"policy": change.rule.policy} if change.rule.policy else {}),
     }

@@ -11,7 +11,6 @@ from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.extender import decision_document
-from nodewise.extender.counterfactuals import RuleChange
 from nodewise.extender.decision import Decision
 from nodewise.extender.scheduling_attempt_explanation import Explanation, MeasuredRule, NodeExplanation
 
@@ -108,6 +107,7 @@ def _scheduling_result_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     ago = format_age(max(pod_explanation.now - judged.at, 0.0))
     yield f"last attempt {clock.format_rfc3339(judged.at)}, {ago} ago{known}"
     yield from _explanation_remark_lines(pod_explanation, judged)
+    yield from _policy_lines(pod_explanation.explanation)
     yield ""
 
 
@@ -138,6 +138,25 @@ def _explanation_remark_lines(pod_explanation: PodExplanation, judged: Decision)
     if preempted is not None:
         left, total = int(preempted.feasible().sum()), len(preempted.names)
         yield f"of {_format_count(total, 'node')} where pods could be evicted for it, {left} would pass then"
+
+
+def _policy_lines(explanation: Explanation) -> Iterator[str]:
+    """What each policy rejects, and whether only all of them together leave no node."""
+    total = len(explanation.findings)
+    for policy in explanation.policies:
+        if policy.not_enforced:
+            yield f"{policy.policy} selects the pod and is not enforced: {policy.not_enforced}"
+        elif total == 1:
+            yield f"{policy.policy} {'rejects' if policy.rejected else 'does not reject'} it"
+        else:
+            many = (
+                "all" if policy.rejected == total else f"{policy.rejected:,}" if policy.rejected else "none"
+            )
+            yield f"{policy.policy} rejects {many} of the {total:,} nodes"
+    is_one_enough = any(policy.rejected == total for policy in explanation.policies)
+    passes_none = not any(not node.reasons for node in explanation.findings)
+    if explanation.is_rejected_by_several_policies and passes_none and not is_one_enough:
+        yield "no policy alone rejects every node"
 
 
 def _format_bind(bound: Decision) -> str:
@@ -261,10 +280,15 @@ def _format_measured_age(measured: MeasuredRule) -> str:
     return "-" if measured.age_s is None else format_age(measured.age_s)
 
 
+_ORDERS: Final = {"below": "Ascending", "above": "Descending"}
+"""The order of a preference by the operator of its evidence. A TASPolicy has the operator itself."""
+
+
 def _format_rule(measured: MeasuredRule) -> str:
-    if measured.target is None:
-        return f"{measured.metric} {measured.operator} (ranks)"
-    return f"{measured.metric} {measured.operator} {quantity.nano_to_text(measured.target)}"
+    if measured.target is not None:
+        return f"{measured.metric} {measured.operator} {quantity.nano_to_text(measured.target)}"
+    weight = "" if measured.weight == 1 else f", weight {measured.weight:g}"
+    return f"{measured.metric} {_ORDERS.get(measured.operator, measured.operator)} (ranks{weight})"
 
 
 def _format_details(node: NodeExplanation) -> str:
@@ -289,35 +313,51 @@ def _bind_result_and_remedy_lines(explanation: Explanation) -> Iterator[str]:
     if explanation.attempt.bound is not None:
         yield ""
         yield _format_bind(explanation.attempt.bound)
-    lines = [*_needed_change_lines(explanation.changes), *_remedy_lines(explanation)]
+    lines = [
+        *_needed_change_lines(explanation),
+        *_removable_policy_lines(explanation),
+        *_remedy_lines(explanation),
+    ]
     if lines:
         yield ""
         yield "What would have changed it:"
         yield from (f"  {line}" for line in dict.fromkeys(lines))
 
 
-def _needed_change_lines(changes: Sequence[RuleChange]) -> Iterator[str]:
-    for change in changes:
+def _needed_change_lines(explanation: Explanation) -> Iterator[str]:
+    for change in explanation.changes:
         rule = change.rule
         target = quantity.nano_to_text(rule.target or 0)
+        where = f" in {rule.policy}" if explanation.is_rejected_by_several_policies and rule.policy else ""
         if change.relaxed:
             first, *rest = change.relaxed
             more = "".join(
                 f", {relaxed.more:,} at {quantity.nano_to_text(relaxed.target)}" for relaxed in rest
             )
-            verb = "passes" if first.more == 1 else "pass"
             yield (
-                f"{rule.metric} {rule.operator}: {_format_count(first.more, 'more node')} {verb} at "
+                f"{rule.metric} {rule.operator}{where}: {_format_passing(first.more)} at "
                 f"{quantity.nano_to_text(first.target)} instead of {target}{more}"
             )
         elif change.alone:
-            verb = "passes" if change.alone == 1 else "pass"
-            nodes = _format_count(change.alone, "more node")
-            yield f"without the rule {rule.metric} {rule.operator} {target}: {nodes} {verb}"
+            yield f"without the rule {rule.metric} {rule.operator} {target}{where}: {_format_passing(change.alone)}"
         if change.unmeasured:
-            verb = "passes" if change.unmeasured == 1 else "pass"
-            nodes = _format_count(change.unmeasured, "more node")
-            yield f"{rule.metric}: {nodes} {verb} with when_missing: pass in the rule"
+            setting = "when_missing: pass" if rule.operator in _TASPOLICY_OPERATORS else "whenMissing: Allow"
+            yield f"{rule.metric}: {_format_passing(change.unmeasured)} with {setting} in the rule{where}"
+
+
+def _removable_policy_lines(explanation: Explanation) -> Iterator[str]:
+    """What would pass without one of several policies. Without the only one, all that it rejects would."""
+    for policy in explanation.policies if explanation.is_rejected_by_several_policies else ():
+        if policy.more:
+            yield f"without {policy.policy}: {_format_passing(policy.more)}"
+
+
+_TASPOLICY_OPERATORS: Final = frozenset({"LessThan", "GreaterThan", "Equals"})
+"""They tell the rules of a TASPolicy, whose fields have other names, from those of other kinds."""
+
+
+def _format_passing(more: int) -> str:
+    return f"{_format_count(more, 'more node')} {'passes' if more == 1 else 'pass'}"
 
 
 def _remedy_lines(explanation: Explanation) -> Iterator[str]:
