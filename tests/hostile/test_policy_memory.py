@@ -60,6 +60,24 @@ def test_policies_beyond_the_budget_are_not_evaluated() -> None:
     assert beyond < 1.2 * within
 
 
+def test_the_rules_of_a_metric_share_the_arrays_of_its_values() -> None:
+    """A rule takes one byte for each node, and some 2,000 for itself, also after several refreshes."""
+    nodes = " ".join(NODES)
+    objects = [policy("p", dontschedule=[rule("m", target=number) for number in range(RULES)])]
+    builder = TelemetryStateBuilder(OPTIONS, 60.0)
+    tracemalloc.start()
+    try:
+        for refresh in range(3):
+            metrics = metrics_snapshot(series("m", **dict.fromkeys(NODES, refresh + RULES // 2)))
+            state = run_without_pauses(builder.build(cluster_state(objects, metrics, nodes)))
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    rules = next(iter(state.values())).filter_rules
+    assert len({id(evaluation.inputs) for evaluation in rules}) == 1
+    assert held_bytes / RULES / len(NODES) < 6
+
+
 def large_policy(size: int) -> dict[str, Any]:
     """A policy whose spec has so many bytes, by a long list of labels."""
     labels = [f"l{number:04}=x" for number in range(size // 20)]

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.metrics.node_index import NodeIndex
+from nodewise.metrics.node_name_json_rows import Numbers
 from nodewise.metrics.series import Series, Values, ValueState, pack_samples
 
 States = NDArray[np.uint8]
@@ -31,11 +32,10 @@ class Column(NamedTuple):
             old & (self.initial_states == ValueState.FRESH), np.uint8(ValueState.STALE), self.initial_states
         )
 
-    def ages_s(self, now: float) -> NDArray[np.float64]:
-        """Seconds since each value was measured, never negative; NaN where unknown."""
-        ages: NDArray[np.float64] = np.where(
-            np.isfinite(self.times), np.maximum(now - self.times, 0.0), np.nan
-        )
+    def ages_s(self, now: float, numbers: Numbers | slice = slice(None)) -> NDArray[np.float64]:
+        """Seconds since the values of these nodes were measured, never negative; NaN where unknown."""
+        ages: NDArray[np.float64] = np.maximum(now - self.times[numbers], 0.0)
+        ages[np.isinf(ages)] = np.nan  # there is no value
         return ages
 
 

@@ -87,10 +87,10 @@ def label_columns(
 def _nodes_meeting_all(evaluations: Sequence[RuleEvaluation]) -> tuple[Mask, Mask]:
     """By node number: whether fresh values meet all comparisons, and whether missing values leave that undecided."""
     applies: Mask = np.logical_and.reduce(
-        [evaluation.broken & evaluation.known for evaluation in evaluations]
+        [evaluation.broken & evaluation.inputs.known for evaluation in evaluations]
     )
     applies_not: Mask = np.logical_or.reduce(
-        [evaluation.known & ~evaluation.broken for evaluation in evaluations]
+        [evaluation.inputs.known & ~evaluation.broken for evaluation in evaluations]
     )
     return applies, ~applies & ~applies_not
 
@@ -105,7 +105,7 @@ def _label_column(key: str, candidates: Sequence[_Candidate]) -> LabelColumn:
     size = len(candidates[0].applies)
     winner = np.zeros(size, np.int16)
     conflict = np.zeros(size, bool)
-    best = candidates[0].evaluation.column.values.copy()
+    best = candidates[0].evaluation.inputs.column.values.copy()
     direction = np.zeros(size, np.int8)
     for position, candidate in enumerate(candidates, 1):
         order = rule_operators.sort_direction(candidate.evaluation.rule.operator)
@@ -113,7 +113,7 @@ def _label_column(key: str, candidates: Sequence[_Candidate]) -> LabelColumn:
         conflict |= candidate.applies & differs & (direction != order)
         takes = candidate.applies & ((winner == 0) | _is_more_extreme(candidate.evaluation, best))
         winner[takes] = position
-        best = np.where(takes, candidate.evaluation.column.values, best)
+        best = np.where(takes, candidate.evaluation.inputs.column.values, best)
         direction[takes] = order
     winner[conflict] = 0
     hold = np.logical_or.reduce([candidate.undecided for candidate in candidates])
@@ -125,7 +125,7 @@ def _is_more_extreme(evaluation: RuleEvaluation, best: NDArray[np.int64] | NDArr
     direction = rule_operators.sort_direction(evaluation.rule.operator)
     if direction == 0:
         return np.zeros(len(best), bool)
-    values = evaluation.column.values
+    values = evaluation.inputs.column.values
     return np.asarray(values > best if direction < 0 else values < best, bool)
 
 

@@ -17,52 +17,76 @@ from nodewise.metrics.series import ValueState
 from nodewise.metrics.series_arrays import Column, States
 
 Codes = NDArray[np.int16]
+Mask = NDArray[np.bool_]
+
+
+class RuleInputs(NamedTuple):
+    """The values that rules with the same metric and maximum age compare, by node number.
+
+    They share one object: a namespace may have hundreds of rules, and arrays of all nodes take most of their memory.
+    """
+
+    column: Column
+    evaluated_at: float
+    """Seconds since 1970."""
+    states: States
+    known: Mask
+    """Where the result is known: a fresh value, or no series if that means healthy (`Comparison.empty_means`)."""
+    unknown: Mask
+    """Where it is not."""
+    none: Mask
+    """False for every node, in the memory of one."""
+
+    def share_arrays(self, other: "RuleInputs") -> "RuleInputs":
+        """The same inputs, with the arrays of another evaluation if these are equal."""
+        if not np.array_equal(self.states, other.states) or not np.array_equal(self.known, other.known):
+            return self
+        return self._replace(states=other.states, known=other.known, unknown=other.unknown)
 
 
 class RuleEvaluation(NamedTuple):
     """A rule evaluated over all nodes, by node number."""
 
     rule: Comparison
-    column: Column
-    states: States
-    ages_s: NDArray[np.float64]
-    broken: NDArray[np.bool_]
-    lacking: NDArray[np.bool_]
+    inputs: RuleInputs
+    broken: Mask
+    lacking: Mask
     """Where there is no fresh value, and the rule rejects such nodes."""
-    known: NDArray[np.bool_]
-    """Where the result is known: a fresh value, or no series if that means healthy (`Comparison.empty_means`)."""
     rejects_missing: bool = False
 
     def evidence(self, candidates: Names, kind: PolicyKind, *, ranks_only: bool = False) -> Evidence:
         """The values of some candidates, which are stored with the decision; the operator as the kind writes it."""
         numbers = candidates.numbers
+        column, evaluated_at, states, *_ = self.inputs
         target = None if ranks_only else self.rule.target
         return Evidence(
             self.rule.metric_request().name,
             rule_operators.written_operator(self.rule.operator, kind),
             target,
-            self.column.values[numbers],
-            self.states[numbers],
-            self.ages_s[numbers],
+            column.values[numbers],
+            states[numbers],
+            column.ages_s(evaluated_at, numbers),
             self.rejects_missing and not ranks_only,
         )
 
 
-def evaluate_rule(
-    rule: Comparison, column: Column, now: float, max_age_s: float, *, reject_missing: bool
-) -> RuleEvaluation:
-    """Evaluate a rule over all nodes."""
-    max_age_s = max_age_s if rule.max_age_s is None else rule.max_age_s
+def rule_inputs(rule: Comparison, column: Column, now: float, max_age_s: float) -> RuleInputs:
+    """The inputs of a rule; `max_age_s` is the rule's or the agent's."""
     states = column.states(now, max_age_s)
-    known = fresh = states == ValueState.FRESH
-    broken = fresh & rule_operators.compare(rule.operator, column.values, rule.target)
-    rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
+    known = states == ValueState.FRESH
     is_old = now - column.answered_at > max_age_s
     if rule.empty_means and not is_old:  # an old response does not show which nodes have no series now
-        known = fresh | (states == ValueState.MISSING)
-    lacking = ~known if rejects else np.zeros(len(fresh), bool)
-    rejects = rejects and not rule.empty_means
-    return RuleEvaluation(rule, column, states, column.ages_s(now), broken, lacking, known, rejects)
+        known |= states == ValueState.MISSING
+    return RuleInputs(column, now, states, known, ~known, np.broadcast_to(np.False_, len(states)))
+
+
+def evaluate_rule(rule: Comparison, inputs: RuleInputs, *, reject_missing: bool) -> RuleEvaluation:
+    """Evaluate a rule over all nodes."""
+    fresh = inputs.states == ValueState.FRESH
+    broken = fresh & rule_operators.compare(rule.operator, inputs.column.values, rule.target)
+    rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
+    lacking = inputs.unknown if rejects else inputs.none
+    return RuleEvaluation(rule, inputs, broken, lacking, rejects and not rule.empty_means)
 
 
 class PolicyVerdict(NamedTuple):
@@ -81,7 +105,7 @@ def combine_rules(
 
     The reason is the first rule of which it meets all parts. If there is none, it is the first missing value.
     """
-    size = len(evaluated[rules[0].parts[0]].states)
+    size = len(evaluated[rules[0].parts[0]].broken)
     reason_list: list[Reason] = []
     codes = np.zeros(size, np.int16)
     for rule in rules:

@@ -9,62 +9,107 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
+from nodewise.agents.telemetry.rule_evaluation import Mask, RuleEvaluation, RuleInputs
 
 
-class RuleHistory(NamedTuple):
-    """The last known result of a rule, by node number of `nodes`."""
+class ValueHistory(NamedTuple):
+    """When nodes last had a value, by node number of `nodes`. Rules with the same inputs share it."""
 
     nodes: NodeIndex
     evaluated_at: float
-    """When the rule was last evaluated, in seconds since 1970."""
-    fresh_at: NDArray[np.float64]
-    """When the node last had a fresh value; -inf for never."""
-    broken: NDArray[np.bool_]
-    """Whether that value broke the rule."""
+    """When the inputs were last evaluated, in seconds since 1970."""
+    known: Mask
+    """Which nodes had a value then."""
+    earlier: NDArray[np.float64]
+    """When each of the other nodes last had one; -inf for never, in the memory of one number if no node ever had."""
+
+    def fresh_at(self, since: float) -> NDArray[np.float64]:
+        """When each node last had a value; -inf for never, or not since that time."""
+        times: NDArray[np.float64] = np.where(self.known, self.evaluated_at, self.earlier)
+        return np.where(times >= since, times, -np.inf)
+
+
+class RuleHistory(NamedTuple):
+    """The last known result of a rule."""
+
+    nodes: NodeIndex
+    begun_at: float
+    """When the rule was first evaluated, in seconds since 1970."""
+    broken: Mask
+    """Whether the last fresh value of each node broke the rule."""
+    any_fresh_value: bool
+    """Whether any node had a fresh value at the last evaluation."""
     suspended: bool = False
 
-    @property
-    def any_fresh_value(self) -> bool:
-        """Whether any node had a fresh value at the last evaluation."""
-        return bool((self.fresh_at == self.evaluated_at).any())
+
+def update_value_history(history: ValueHistory | None, inputs: RuleInputs, nodes: NodeIndex) -> ValueHistory:
+    """The history of values after one more evaluation."""
+    before = _align_times_to_index(nodes, history)
+    earlier = np.where(inputs.known, -np.inf, before)
+    if np.isneginf(earlier).all():
+        earlier = np.broadcast_to(-np.inf, len(earlier))
+    return ValueHistory(nodes, inputs.evaluated_at, inputs.known, earlier)
 
 
 def update_history(
-    history: RuleHistory | None, evaluation: RuleEvaluation, nodes: NodeIndex, now: float, max_age_s: float
+    history: RuleHistory | None,
+    evaluation: RuleEvaluation,
+    before: ValueHistory | None,
+    nodes: NodeIndex,
+    max_age_s: float,
 ) -> RuleHistory:
-    """The history after one more evaluation.
+    """The history of a rule after one more evaluation. `before` is the history of its values before that.
 
     A rule is suspended if more than half of the nodes that had a fresh value within `max_age_s` before the last
     evaluation have none now. While it is suspended, every node that ever had a value counts.
     """
-    before = _align_history_to_index(nodes, history)
-    fresh = evaluation.known
-    since = -np.inf if before.suspended else before.evaluated_at - max_age_s
-    had_value = (before.fresh_at >= since) & (before.fresh_at > -np.inf)
-    suspended = int((had_value & ~fresh).sum()) * 2 > int(had_value.sum())
-    fresh_at = np.where(fresh, now, before.fresh_at)
-    return RuleHistory(nodes, now, fresh_at, np.where(fresh, evaluation.broken, before.broken), suspended)
+    inputs = evaluation.inputs
+    any_fresh_value = bool(inputs.known.any())
+    if history is None or before is None:
+        return RuleHistory(nodes, inputs.evaluated_at, evaluation.broken, any_fresh_value)
+    since = -np.inf if history.suspended else before.evaluated_at - max_age_s
+    fresh_at = _align_times_to_index(nodes, before, history.begun_at)
+    had_value = (fresh_at >= since) & (fresh_at > -np.inf)
+    suspended = int((had_value & inputs.unknown).sum()) * 2 > int(had_value.sum())
+    known_before = _align_mask_to_index(nodes, history)
+    broken = np.where(inputs.known, evaluation.broken, known_before)
+    # unchanged arrays stay, so that a rebuild takes no memory for them
+    broken = next(
+        (same for same in (known_before, evaluation.broken) if np.array_equal(same, broken)), broken
+    )
+    return RuleHistory(nodes, history.begun_at, broken, any_fresh_value, suspended)
 
 
-def hold_last_verdicts(evaluation: RuleEvaluation, history: RuleHistory) -> RuleEvaluation:
+def hold_last_verdicts(
+    evaluation: RuleEvaluation, history: RuleHistory, values: ValueHistory
+) -> RuleEvaluation:
     """The evaluation, with the last known results in place of missing values if the rule is suspended."""
     if not history.suspended:
+        if np.array_equal(evaluation.broken, history.broken):
+            return evaluation._replace(broken=history.broken)
         return evaluation
-    is_held = ~evaluation.known & (history.fresh_at > -np.inf)
+    is_held = evaluation.inputs.unknown & (values.fresh_at(history.begun_at) > -np.inf)
     return evaluation._replace(
         broken=np.where(is_held, history.broken, evaluation.broken), lacking=evaluation.lacking & ~is_held
     )
 
 
-def _align_history_to_index(nodes: NodeIndex, history: RuleHistory | None) -> RuleHistory:
-    """The history by the node numbers of another index: new nodes have none, deleted nodes are dropped."""
-    size = len(nodes) + 1
-    if history is None:
-        return RuleHistory(nodes, -np.inf, np.full(size, -np.inf), np.zeros(size, bool))
+def _align_times_to_index(
+    nodes: NodeIndex, history: ValueHistory | None, since: float = -np.inf
+) -> NDArray[np.float64]:
+    """The times by the node numbers of another index: new nodes have none, deleted nodes are dropped."""
+    if history is not None and history.nodes is nodes:
+        return history.fresh_at(since)
+    times = np.full(len(nodes) + 1, -np.inf)
+    if history is not None:
+        times[:-1] = history.fresh_at(since)[history.nodes.numbers(nodes.known)]
+    return times
+
+
+def _align_mask_to_index(nodes: NodeIndex, history: RuleHistory) -> Mask:
+    """The last results by the node numbers of another index, likewise."""
     if history.nodes is nodes:
-        return history
-    numbers = history.nodes.numbers(nodes.known)
-    fresh_at, broken = np.full(size, -np.inf), np.zeros(size, bool)
-    fresh_at[:-1], broken[:-1] = history.fresh_at[numbers], history.broken[numbers]
-    return history._replace(nodes=nodes, fresh_at=fresh_at, broken=broken)
+        return history.broken
+    broken = np.zeros(len(nodes) + 1, bool)
+    broken[:-1] = history.broken[history.nodes.numbers(nodes.known)]
+    return broken

@@ -3,9 +3,6 @@
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agents.telemetry import (
     node_labels,
@@ -21,7 +18,8 @@ from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceTrust
 from nodewise.agents.telemetry.policy_objects import PolicyObject
-from nodewise.agents.telemetry.rule_evaluation import PolicyVerdict, RuleEvaluation
+from nodewise.agents.telemetry.rule_evaluation import PolicyVerdict, RuleEvaluation, RuleInputs
+from nodewise.agents.telemetry.rule_suspension import ValueHistory
 from nodewise.metrics import series_arrays as columns
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Series, ValueState
@@ -64,6 +62,17 @@ class _MetricColumn(NamedTuple):
     """Why no node has a value; empty if a node has one."""
 
 
+_ValuesKey = tuple[str, float]
+"""The key of a metric, and the maximum age of its values."""
+
+
+class _RuleValues(NamedTuple):
+    """The values of rules with the same metric and maximum age."""
+
+    inputs: RuleInputs
+    history: ValueHistory
+
+
 class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     """Caches parsed policies and metric columns, so that only changes are computed again."""
 
@@ -78,8 +87,10 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """By key: the object, whether its namespace is trusted, and the parsed policy, before budgets."""
         self._enforced: dict[ObjectKey, Policy] = {}
         self._columns: dict[str, _MetricColumn] = {}
-        self._ages_s: dict[str, NDArray[np.float64]] = {}
-        """By metric, the ages of its values at the time of the build."""
+        self._values: dict[_ValuesKey, _RuleValues] = {}
+        """Of the last build."""
+        self._new_values: dict[_ValuesKey, _RuleValues] = {}
+        """Of the build under way, until now."""
         self._histories: dict[Comparison, rule_suspension.RuleHistory] = {}
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
@@ -126,7 +137,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """Evaluate every policy over all nodes."""
         agent_state: dict[ObjectKey, PolicyState] = {}
         evaluated: dict[Comparison, RuleEvaluation] = {}
-        self._ages_s = {}
+        self._new_values = {}
         policies_ = self.policies(cluster_state.objects)
         metric_requests = (
             rule.metric_request() for policy in policies_.values() for rule in policy.usable_comparisons()
@@ -140,6 +151,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             agent_state[key] = yield from self._evaluate_policy(policy, cluster_state, evaluated)
             yield
         self._histories = {rule: history for rule, history in self._histories.items() if rule in evaluated}
+        self._values = self._new_values
         self._columns = {
             metric: kept for metric, kept in self._columns.items() if metric in cluster_state.metrics.series
         }
@@ -155,7 +167,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         )
         ranked = (
             rank_scores.rank_nodes_by_value(
-                preferred_rule.rule.operator, preferred_rule.column, preferred_rule.states
+                preferred_rule.rule.operator, preferred_rule.inputs.column, preferred_rule.inputs.states
             )
             if preferred_rule
             else None
@@ -222,31 +234,43 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     ) -> Generator[None, None, RuleEvaluation]:
         """Evaluate a comparison over all nodes; equal ones of several policies are computed once."""
         if rule not in evaluated:
-            metric = rule.metric_request().key
-            column = self._metric_column(metric, cluster_state)
-            evaluation = rule_evaluation.evaluate_rule(
-                rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
-            )
-            # the ages of all nodes take as much memory as all else: the rules of a metric share them
-            ages_s = self._ages_s.setdefault(metric, evaluation.ages_s)
-            evaluation = evaluation._replace(ages_s=ages_s)
+            max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
+            key = rule.metric_request().key, max_age_s
+            if key not in self._new_values:
+                self._new_values[key] = self._rule_values(rule, key, cluster_state)
+                yield
+            inputs, history = self._new_values[key]
+            evaluation = rule_evaluation.evaluate_rule(rule, inputs, reject_missing=self._reject_missing)
             yield
-            evaluated[rule] = self._hold_verdicts_if_suspended(evaluation, cluster_state)
+            before = self._values.get(key)
+            self._histories[rule] = rule_suspension.update_history(
+                self._histories.get(rule),
+                evaluation,
+                before.history if before else None,
+                cluster_state.nodes,
+                max_age_s,
+            )
+            evaluated[rule] = rule_suspension.hold_last_verdicts(evaluation, self._histories[rule], history)
             yield
         return evaluated[rule]
 
-    def _hold_verdicts_if_suspended(
-        self, evaluation: RuleEvaluation, cluster_state: ClusterState
-    ) -> RuleEvaluation:
-        """The evaluation with the last verdicts if the rule is suspended."""
-        rule = evaluation.rule
-        max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
-        before = self._histories.get(rule)
-        history = rule_suspension.update_history(
-            before, evaluation, cluster_state.nodes, cluster_state.now, max_age_s
+    def _rule_values(self, rule: Comparison, key: _ValuesKey, cluster_state: ClusterState) -> _RuleValues:
+        """The values of a rule. Arrays that equal those before, or for another maximum age, are shared."""
+        metric, max_age_s = key
+        column = self._metric_column(metric, cluster_state)
+        inputs = rule_evaluation.rule_inputs(rule, column, cluster_state.now, max_age_s)
+        before = self._values.get(key)
+        others = [
+            before,
+            next((values for (name, _), values in self._new_values.items() if name == metric), None),
+        ]
+        for other in others:
+            if other is not None:
+                inputs = inputs.share_arrays(other.inputs)
+        history = rule_suspension.update_value_history(
+            before.history if before else None, inputs, cluster_state.nodes
         )
-        self._histories[rule] = history
-        return rule_suspension.hold_last_verdicts(evaluation, history)
+        return _RuleValues(inputs, history)
 
     def _unfetched_metrics(self, policy: Policy, cluster_state: ClusterState) -> dict[str, str]:
         """The metrics of the policy that count as never fetched, by key, with the cause."""

@@ -247,7 +247,7 @@ class TestEmptyResult:
         timeline.see(NOW, empty(n1=1))
         assert timeline.see(NOW + 600, None) == {"n1"}
         assert timeline.agent_state.suspended
-        assert not np.any(timeline.agent_state.filter_rules[0].known[1:])
+        assert not np.any(timeline.agent_state.filter_rules[0].inputs.known[1:])
 
 
 def test_a_rule_that_becomes_unusable_while_the_nodes_change_does_not_stop_the_agent() -> None:
