@@ -205,7 +205,7 @@ _PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
 
 PACKAGED: Final = Path("src/nodewise/agents/telemetry/taspolicies.yaml")
 """The definition that `nodewise policy lint` reads."""
-_INCLUDED: Final = ("policy-fields.yaml", "policy-roles.yaml", "pod-admission.yaml")
+_INCLUDED: Final = ("policy-fields.yaml", "policy-roles.yaml", "pod-admission.yaml", "extender-pods.yaml")
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ MANIFESTS = [
     "policy-fields.yaml",
     "policy-roles.yaml",
     "pod-admission.yaml",
+    "extender-pods.yaml",
     "cpu.yaml",
     "cpu-agent.yaml",
     "certs.yaml",
@@ -199,19 +200,22 @@ def _key(manifest: Object) -> tuple[str, ...]:
     return manifest["kind"], manifest["metadata"]["name"], manifest["metadata"].get("namespace", "")
 
 
+NEW = "--kube-version=v1.36.0"
+"""The first version with MutatingAdmissionPolicies, which is newer than the one that helm assumes."""
 ADVERTISES = "agents.telemetry.settings.advertise_resource=telemetry/scheduling=1000"
 
 
 def test_admission_policies_are_those_of_the_manifests(helm: Helm) -> None:
     """The chart has exactly the admission policies and bindings of the manifests."""
-    made = helm.rendered("nodewise", "--values", ALL, "--set", ADVERTISES)
+    options = f"{ADVERTISES},podAdmission.addResource=true"
+    made = helm.rendered("nodewise", "--values", ALL, "--set", options, NEW)
     assert _policies(made) == _policies(
         [manifest for name in MANIFESTS for manifest in extender_process.manifest(name)]
     )
 
 
 def _policies(manifests: list[Object]) -> dict[tuple[str, ...], Object]:
-    kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    kinds = {f"{name}AdmissionPolicy{end}" for name in ("Validating", "Mutating") for end in ("", "Binding")}
     return {_key(manifest): manifest["spec"] for manifest in manifests if manifest["kind"] in kinds}
 
 
@@ -263,6 +267,35 @@ def test_a_cluster_without_admission_policies_has_to_be_named(helm: Helm) -> Non
         "found admissionPolicies.enabled: true on Kubernetes v1.29.3, expected 1.30 or later" in done.stderr
     )
     assert _policies(helm.rendered("nodewise", old, "--set", "admissionPolicies.enabled=false")) == {}
+
+
+def test_the_policies_that_change_pods_use_the_release_and_its_resource(helm: Helm) -> None:
+    options = "name=other,podAdmission.addResource=true,podAdmission.resource=example.com/mark"
+    made = _policies(helm.rendered("elsewhere", NEW, "--set", options))
+    names = {name for kind, name, _ in made if kind == "MutatingAdmissionPolicy"}
+    assert names == {"other-extender-pods", "other-extender-pods-cluster"}
+    for name in names:
+        spec = made["MutatingAdmissionPolicy", name, ""]
+        (namespaces,) = spec["matchConstraints"]["namespaceSelector"]["matchExpressions"]
+        assert namespaces["values"] == ["kube-system", "elsewhere"]
+        assert "telemetry/scheduling" not in json.dumps(spec)
+        assert "'example.com/mark'" in json.dumps(spec)
+        assert made["MutatingAdmissionPolicyBinding", name, ""]["policyName"] == name
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "message"),
+    [
+        ("v1.35.4", "podAdmission.addResource=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
+        ("v1.36.0", "podAdmission.addResource=true,podAdmission.resource=", "expected the resource of"),
+    ],
+)
+def test_pods_are_changed_only_where_that_has_an_effect(
+    helm: Helm, version: str, options: str, message: str
+) -> None:
+    done = helm.run("template", "nodewise", CHART, f"--kube-version={version}", "--set", options)
+    assert done.returncode != 0
+    assert message in done.stderr
 
 
 def test_rights_go_with_what_is_switched_off(helm: Helm) -> None:

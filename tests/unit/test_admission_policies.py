@@ -102,3 +102,33 @@ def test_every_policy_denies_and_fails_closed_for_what_it_matches_alone(file: st
     objects = yaml.safe_load_all((DEPLOY / file).read_text())
     bindings = [item["spec"] for item in objects if item["kind"] == "ValidatingAdmissionPolicyBinding"]
     assert {"policyName": name, "validationActions": ["Deny"]} in bindings
+
+
+def mutating(kind: str) -> dict[str, Any]:
+    """The policy of `extender-pods.yaml` for a kind."""
+    objects = yaml.safe_load_all((DEPLOY / "extender-pods.yaml").read_text())
+    (spec,) = [item["spec"] for item in objects if item["spec"].get("paramKind", {}).get("kind") == kind]
+    return dict(spec)
+
+
+def test_the_policies_that_change_pods_differ_only_in_what_the_cluster_kind_has() -> None:
+    """No list of Objects in a `value`: it panics in the API server, which then refuses the pod."""
+    own, wide = mutating("PlacementPolicy"), mutating("ClusterPlacementPolicy")
+    variables = {variable["name"]: variable["expression"] for variable in wide["variables"]}
+    is_selected, _ = variables.pop("isSelected"), variables.pop("namespaceLabels")
+    assert {variable["name"]: variable["expression"] for variable in own["variables"]} == variables
+    (own_mutation,), (wide_mutation,) = own.pop("mutations"), wide.pop("mutations")
+    patch = own_mutation["jsonPatch"]["expression"]
+    assert wide_mutation["jsonPatch"]["expression"] == f"!variables.isSelected ? [] : {patch}"
+    for spec in (own, wide):
+        del spec["variables"], spec["paramKind"]
+        assert spec["failurePolicy"] == "Ignore"
+    assert own == wide
+    pods = own["matchConditions"][-1]["expression"]
+    namespaces = is_selected.replace("namespaceSelector", "podSelector")
+    labels = "object.metadata.?labels.orValue({})"
+    assert namespaces.replace("variables.namespaceLabels", labels) == pods
+    assert (
+        re.findall(r"value: (?!Object\.spec\.containers\.resources\{\}|\"1\"|\{variables\.resource: )", patch)
+        == []
+    )
