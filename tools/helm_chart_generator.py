@@ -2,13 +2,15 @@
 
 - `values.schema.json`: what it says of settings, from the structs that the program itself reads.
 - `crds/`: the definitions of `deploy/crds`.
-- `files/`: the admission policies of `deploy` that the templates include as they are.
+- `files/`: the admission policies and alerts of `deploy` that the templates include as they are.
+- `deploy/metrics/prometheus-rule.yaml`: the alerts as an object of the Prometheus operator.
 - `deploy/kustomize`: each file of values, rendered, for those who do without Helm.
 """
 
 import json
 import re
 import subprocess
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
@@ -191,7 +193,8 @@ def parts() -> dict[Path, str]:
             for folder in _PLACES
         },
         PACKAGED: (DEPLOY / "crds" / PACKAGED.name).read_text(),
-        **{CHART / "files" / name: (DEPLOY / name).read_text() for name in _INCLUDED},
+        **{CHART / "files" / Path(name).name: (DEPLOY / name).read_text() for name in _INCLUDED},
+        PROMETHEUS_RULE: _prometheus_rule(ALERT_RULES.read_text()),
     }
 
 
@@ -205,7 +208,29 @@ _PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
 
 PACKAGED: Final = Path("src/nodewise/agents/telemetry/taspolicies.yaml")
 """The definition that `nodewise policy lint` reads."""
-_INCLUDED: Final = ("policy-fields.yaml", "policy-roles.yaml", "pod-admission.yaml", "extender-pods.yaml")
+_INCLUDED: Final = (
+    "policy-fields.yaml",
+    "policy-roles.yaml",
+    "pod-admission.yaml",
+    "extender-pods.yaml",
+    "metrics/alert-rules.yaml",
+)
+ALERT_RULES: Final = DEPLOY / "metrics/alert-rules.yaml"
+PROMETHEUS_RULE: Final = DEPLOY / "metrics/prometheus-rule.yaml"
+_PROMETHEUS_RULE_HEAD: Final = f"""# Made by `make chart` of {ALERT_RULES}; do not edit.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: nodewise
+  namespace: {NAMESPACE}
+spec:
+"""
+
+
+def _prometheus_rule(alert_rules: str) -> str:
+    """The file of rules as the spec of a PrometheusRule."""
+    rules = alert_rules[alert_rules.index("groups:") :]
+    return _PROMETHEUS_RULE_HEAD + textwrap.indent(rules, "  ")
 
 
 def main() -> None:

@@ -150,7 +150,9 @@ class ExtenderProcess:
 
     def fetched(self, metric: str) -> bool:
         """Whether a metric was fetched successfully."""
-        return f'nodewise_metric_nodes{{metric="{metric}"}}' in httpx2.get(f"{self.health}/metrics").text
+        return (
+            f'nodewise_metric_age_seconds{{metric="{metric}"}}' in httpx2.get(f"{self.health}/metrics").text
+        )
 
     def wait_fetched(self, metric: str) -> None:
         """Waits until nodewise is ready and has fetched a metric."""

@@ -658,8 +658,17 @@ def test_objects_of_other_projects_are_made_where_they_are_wanted(helm: Helm) ->
         for api_version in plain
         if api_version.startswith(("monitoring.coreos.com", "cert-manager.io"))
     ]
-    more = ["--set", f"{TLS},tls.renewal.enabled=false,serviceMonitor.enabled=true"]
+    more = [
+        "--set",
+        f"{TLS},tls.renewal.enabled=false,serviceMonitor.enabled=true,prometheusRule.enabled=true",
+    ]
     made = helm.rendered("nodewise", "--values", ALL, *more)
+    shipped = yaml.safe_load((ROOT / helm_chart_generator.PROMETHEUS_RULE).read_text())["spec"]
+    assert [manifest["spec"] for manifest in made if manifest["kind"] == "PrometheusRule"] == [shipped]
+    addressed = str(
+        helm.rendered("nodewise", *more, "--set", "prometheusRule.runbookUrl=https://docs.example/x/")
+    )
+    assert "'runbook_url': 'https://docs.example/x/NodewiseNotReady.md'" in addressed
     named = {_key(manifest)[:2] for manifest in made}
     assert {
         ("ServiceMonitor", "nodewise"),

@@ -181,7 +181,7 @@ def until_read(extender: ExtenderProcess, clusters: list[PrefixedCluster]) -> No
     ):
         assert time.monotonic() < end, "policies are not read"
         time.sleep(0.02)
-    while not wanted <= set(re.findall(r'nodewise_metric_nodes\{metric="(\w+)"', _metrics(extender))):
+    while not wanted <= set(re.findall(r'nodewise_metric_age_seconds\{metric="(\w+)"', _metrics(extender))):
         assert time.monotonic() < end, "metrics are not fetched"
         time.sleep(0.02)
     seen = _generation(extender)

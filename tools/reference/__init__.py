@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tools.reference.alerts import alerts_page
 from tools.reference.commands import COMMAND_PAGES
 from tools.reference.custom_resources import definitions_page
 from tools.reference.dashboards import dashboards_page
@@ -22,6 +23,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "definitions.md": definitions_page,
     "serving.md": serving_page,
     "dashboards.md": dashboards_page,
+    "alerts.md": alerts_page,
 }
 
 

@@ -61,6 +61,7 @@ class Readiness:
         self._waiting_for = waiting_for
         self._registry = registry
         self._leaving = False
+        registry.set("ready", 0.0)
 
     def leave(self) -> None:
         """Stop being ready."""

@@ -301,6 +301,7 @@ class SnapshotCache:
         self, cluster_state: ClusterState, current: Mapping[str, Any], generation: int
     ) -> None:
         self.snapshot = Snapshot(cluster_state.nodes, current, cluster_state.now, generation)
+        self._metrics.set("view_timestamp_seconds", cluster_state.now)
         for callback in self._on_publish:
             callback()
 

@@ -164,7 +164,7 @@ class MetricsRefresher:
             self._store_fetched_series(request, before, outcome)
             await self._selector.log_unused_sources(request)
         else:
-            self._store_fetch_failure(request.key, outcome)
+            self._store_fetch_failure(request, outcome)
 
     def _store_fetched_series(self, request: MetricRequest, before: Series | None, series: Series) -> None:
         if request.key in self.snapshot.failures:
@@ -181,11 +181,14 @@ class MetricsRefresher:
         self._metrics_registry.set("metric_nodes", len(series.samples), metric=request.name)
         self._notify()
 
-    def _store_fetch_failure(self, key: str, failure: FetchFailure) -> None:
+    def _store_fetch_failure(self, request: MetricRequest, failure: FetchFailure) -> None:
+        key = request.key
         known = self.snapshot.causes.get(key) if failure.cause else self.snapshot.failures.get(key)
         if known != (failure.cause or failure.why):
             logs.emit("metric_failed", metric=key, error=failure.why)
         self.snapshot = self.snapshot.with_failure(key, failure.why, failure.cause)
+        if key not in self.snapshot.series:
+            self._metrics_registry.set("metric_nodes", 0, metric=request.name)
         self._notify()
 
     def _report_metric_ages(self) -> None:

@@ -59,6 +59,10 @@ METRICS: Final[dict[str, Metric]] = {
         "Allocated share of the counting resource of all GPUs, 0 to 1, including unusable GPUs.",
     ),
     "gpu_nodes_with_problems": Metric("gauge", "Nodes with problems, which `GET /state/gpu` names."),
+    "gpu_fullest_record_share": Metric(
+        "gauge",
+        "Size of the largest allocation record of a node, as a share of the size that the API server accepts, 0 to 1.",
+    ),
     "gpu_card_held_share": Metric(
         "gauge",
         "Allocated share of the counting resource of a GPU, 0 to 1. Only up to `--gpu-card-metrics` GPUs.",
@@ -68,6 +72,9 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "Problems of a node; only for nodes with problems, up to the same limit.", ("node",)
     ),
     "view_generation": Metric("gauge", "Number of snapshots of the scheduler's inputs so far."),
+    "view_timestamp_seconds": Metric(
+        "gauge", "Time of the inputs of the newest snapshot, at least once per `--sync-period`; Unix time."
+    ),
     "view_seconds": Metric("histogram", "Time to compute the state of an agent.", ("agent",), _CALL_S),
     "decisions_bytes": Metric("gauge", "Size of the decisions that are stored for /decisions and explain."),
     "recording_bytes": Metric("gauge", "Size of the file of `--record`."),
@@ -81,7 +88,11 @@ METRICS: Final[dict[str, Metric]] = {
         ("source", "outcome"),
     ),
     "metric_requests_paused": Metric("gauge", "Metrics that keep timing out and are requested less often."),
-    "metric_nodes": Metric("gauge", "Nodes with a valid value of a metric.", ("metric",)),
+    "metric_nodes": Metric(
+        "gauge",
+        "Nodes with a valid value of a metric; 0 if no source has ever responded with one.",
+        ("metric",),
+    ),
     "metric_series_unmatched": Metric(
         "gauge", "Series of the last response for a metric that match no node.", ("metric",)
     ),

@@ -22,7 +22,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # unused additional 
 
 
 class MetricsRegistry:
-    """The metrics of one process. KeyError for a name that is not in the table."""
+    """The metrics of one process. KeyError for a name that is not in the table.
+
+    A gauge has no series until it is set: processes that have no such value do not report 0.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -38,7 +41,8 @@ class MetricsRegistry:
         if row.kind == "counter":
             return Counter(full, row.help, row.labels, registry=self._registry)
         if row.kind == "gauge":
-            return Gauge(full, row.help, row.labels, registry=self._registry)
+            # without labels it would show 0 before it is set; `_metric_with_labels` registers it
+            return Gauge(full, row.help, row.labels, registry=self._registry if row.labels else None)
         return Histogram(full, row.help, row.labels, registry=self._registry, buckets=row.buckets)
 
     def _metric_with_labels(self, name: str, labels: dict[str, str]) -> Any:
@@ -46,6 +50,8 @@ class MetricsRegistry:
         series = self._series.get(key)
         if series is None:
             metric = self._metrics[name]
+            if not labels and METRICS[name].kind == "gauge":
+                self._registry.register(metric)
             series = self._series[key] = metric.labels(**labels) if labels else metric
         return series
 

@@ -73,8 +73,8 @@ class Parts:
     def __init__(self) -> None:
         self.nodes, self.things, self.records = (StoreWriter[Any]() for _ in range(3))
         self.counting, self.sizes = CountingBuilder(), Sizes()
-        self.clock, metrics_registry = ManualClock(50.0), MetricsRegistry()
-        self.refresher = MetricsRefresher((), RefreshOptions(), self.clock, metrics_registry)
+        self.clock, self.metrics_registry = ManualClock(50.0), MetricsRegistry()
+        self.refresher = MetricsRefresher((), RefreshOptions(), self.clock, self.metrics_registry)
         stores = Stores(
             self.nodes.store,
             {"things": self.things.store, "records": self.records.store},
@@ -82,7 +82,7 @@ class Parts:
         )
         states: Any = {"t": self.counting, "s": self.sizes}
         self.snapshot_cache = SnapshotCache(
-            states, stores, self.refresher, self.clock, metrics_registry, PERIOD_S
+            states, stores, self.refresher, self.clock, self.metrics_registry, PERIOD_S
         )
 
     def _learn(self, answer: bytes) -> Any:
@@ -230,6 +230,12 @@ class TestWhatIsComputedAgain:
         asyncio.run(play())
         assert parts.counting.computed == 3
         assert parts.snapshot_cache.snapshot.at == 60.0
+
+    def test_the_time_of_the_newest_snapshot_is_exported(self, parts: Parts) -> None:
+        asyncio.run(parts.full())
+        parts.clock.advance(7)
+        asyncio.run(parts.snapshot_cache.publish())
+        assert b"nodewise_view_timestamp_seconds 57.0" in parts.metrics_registry.exposition()
 
     def test_new_metrics_concern_who_reads_them(self, parts: Parts) -> None:
         async def play() -> None:

@@ -216,3 +216,28 @@ def test_a_dropped_metric_frees_its_call_and_can_be_requested_again() -> None:
 
     assert scenario(play, source).snapshot.failures.keys() == {"hang"}
     assert source.requests == ["hang"] * 4
+
+
+def test_a_metric_that_was_never_fetched_is_exported_as_being_on_no_node() -> None:
+    registry = MetricsRegistry()
+
+    def exported() -> list[str]:
+        lines = registry.exposition().decode().splitlines()
+        return sorted(line for line in lines if line.startswith("nodewise_metric_nodes{"))
+
+    async def run() -> None:
+        source = FakeSource("s", "m")
+        refresher = MetricsRefresher((source,), RefreshOptions(), VirtualClock(), registry)
+        refresher.set_requests(requests("m", "typo"))
+        await refresher.settle()
+        assert exported() == [
+            'nodewise_metric_nodes{metric="m"} 1.0',
+            'nodewise_metric_nodes{metric="typo"} 0.0',
+        ]
+        source.has = ()
+        refresher.set_requests(requests())
+        refresher.set_requests(requests("m"))
+        await refresher.settle()
+        assert exported() == ['nodewise_metric_nodes{metric="m"} 0.0']
+
+    virtual_time.run(run())

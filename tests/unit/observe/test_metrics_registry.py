@@ -39,3 +39,12 @@ def test_what_was_never_counted_can_be_forgotten() -> None:
 def test_what_the_table_does_not_have_cannot_be_counted(name: str, labels: dict[str, str]) -> None:
     with pytest.raises(KeyError):
         MetricsRegistry().count(name, **labels)
+
+
+def test_a_gauge_is_shown_once_it_is_set_and_a_counter_from_the_start() -> None:
+    metrics_registry = MetricsRegistry()
+    assert "nodewise_ready" not in exposed_values(metrics_registry)
+    assert exposed_values(metrics_registry)["nodewise_wakes_total"] == 0
+    metrics_registry.set("ready", 0)
+    metrics_registry.set("ready", 1)
+    assert exposed_values(metrics_registry)["nodewise_ready"] == 1

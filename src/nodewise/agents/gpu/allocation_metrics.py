@@ -6,6 +6,7 @@ Rendering 1,000 series takes the metrics page 7 ms, during which no other reques
 from collections.abc import Generator, Mapping
 from typing import Final
 
+from nodewise.agents.gpu import allocation_record_limits
 from nodewise.agents.gpu.state import GpuState, NodeState
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 
@@ -33,8 +34,16 @@ def totals(agent_state: GpuState, profile: ResourceProfile) -> Mapping[MetricKey
         ("gpu_cards", (("state", "unusable"),)): int((exists & ~layout.usable).sum()),
         ("gpu_held_share", ()): held / has if has else 0.0,
         ("gpu_pods", ()): sum(len(node.allocations.by_uid) for node in agent_state.nodes.values()),
+        ("gpu_fullest_record_share", ()): _fullest_record_share(agent_state),
         ("gpu_nodes_with_problems", ()): sum(bool(node.problems) for node in agent_state.nodes.values()),
     }
+
+
+def _fullest_record_share(agent_state: GpuState) -> float:
+    """Of the records that can be written, the size of the largest as a share of `RECORD_BYTES`."""
+    sizes = agent_state.layout.record_bytes[0, : agent_state.layout.size]
+    sizes = sizes[sizes != allocation_record_limits.NO_RECORD]
+    return float(sizes.max(initial=0)) / allocation_record_limits.RECORD_BYTES
 
 
 def details(

@@ -19,6 +19,7 @@ from nodewise.agents.gpu import (
     gpu_request_histogram,
     node_allocations,
 )
+from nodewise.agents.gpu.allocation_record_limits import NO_RECORD, RECORD_BYTES
 from nodewise.agents.gpu.controller import gpu_request_histogram_writer
 from nodewise.agents.gpu.descheduler_pod_labels import LABEL
 from nodewise.agents.gpu.options import GpuOptions
@@ -585,3 +586,10 @@ class TestGauges:
             == count
         )
         assert allocation_metrics.totals(gpu_state, INTEL)["gpu_pods", ()] == 1
+
+    def test_the_largest_record_counts(self) -> None:
+        gpu_state = agent_state(cluster_state({"n1": node(), "n2": node()}, []))
+        sizes = gpu_state.layout.record_bytes.copy()
+        sizes[0] = [RECORD_BYTES // 2, NO_RECORD, 0][: sizes.shape[1]]
+        filled = gpu_state._replace(layout=gpu_state.layout._replace(record_bytes=sizes))
+        assert allocation_metrics.totals(filled, INTEL)["gpu_fullest_record_share", ()] == 0.5
