@@ -99,6 +99,9 @@ ACCEPTED: Final[dict[str, Object]] = {
     "16 labels of nodes": cluster(
         nodeLabels=[LABEL | {"labels": {f"gpu.nodewise.io/l{n}": "v" for n in range(16)}}]
     ),
+    "the longest domain of a label of nodes": cluster(
+        nodeLabels=[LABEL | {"labels": {f"{'a' * 241}.nodewise.io/{'x' * 63}": "v" * 63}}]
+    ),
     "labels of the older format": cluster(
         nodeLabels=[LABEL | {"labels": {"telemetry.aware.scheduling.pol/gas-disable-card0": "true"}}]
     ),
@@ -191,6 +194,10 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
         )
         for value in (0.8, True, [80], {"value": 80})
     },
+    "a whole number with a point": (
+        avoiding(above=80.0),
+        ["spec.avoid[0]", "to be either a string or integer"],
+    ),
     "a value of 65 characters": (
         avoiding(above="0" * 65),
         ["spec.avoid[0].above: Too long: may not be more than 64"],
@@ -330,6 +337,11 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
             ("disktype", "ssd"),
             ("gpu.nodewise.io/", "y"),
             ("gpu.nodewise.io/x", "a b"),
+            ("-.nodewise.io/x", "y"),
+            ("a..nodewise.io/x", "y"),
+            (f"{'a' * 242}.nodewise.io/x", "y"),
+            ("telemetry.aware.scheduling.-a/x", "y"),
+            ("telemetry.aware.scheduling./x", "y"),
         )
     },
     "17 labels of nodes": (

@@ -8,11 +8,16 @@ from typing import Any, Final
 
 import pytest
 
-from tests.cluster import admission_policy_waits, extender_process, kubernetes_objects
-from tests.cluster.admission_policy_waits import DRY_RUN
-from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
+from tests.cluster import (
+    admission_policy_waits,
+    extender_process,
+    kubernetes_objects,
+    placement_policy_server,
+)
+from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.placement_policy_server import FIELD_POLICY, PLURALS, refusal
 from tests.cluster.placement_policy_specs import (
     ACCEPTED,
     COOL,
@@ -26,42 +31,11 @@ from tests.cluster.placement_policy_specs import (
     policy,
 )
 
-PLURALS: Final = ("placementpolicies", "clusterplacementpolicies")
-FIELD_POLICY: Final = [
-    document
-    for document in extender_process.manifest("policy-fields.yaml")
-    if document["metadata"]["name"] == "nodewise-placement-policy-fields"
-]
-"""The admission policy of the fields of both kinds, and its binding."""
-
 
 @pytest.fixture(scope="module")
 def api(plane: ControlPlane) -> Iterator[ClusterApi]:
-    """The API server with both definitions and the admission policy of their fields."""
-    for plural in PLURALS:
-        for definition in extender_process.manifest(f"crds/{plural}.yaml"):
-            plane.api.ensure(definition)
-    for plural in PLURALS:
-        wait(f"{plural} are served", lambda path=f"/apis/{GROUP}/{plural}": plane.api.answers(path) or None)  # type: ignore[misc]
-    made = [plane.api.create(document) for document in FIELD_POLICY]
-    wrong = avoiding(colour="red")
-    admission_policy_waits.wait_denied(lambda: admission_policy_waits.try_create(plane.api, wrong))
-    yield plane.api
-    for document in made:
-        plane.api.delete(path_of(document))
-
-
-def refusal(api: ClusterApi, obj: Object) -> str:
-    """The error of the API server for a client that does not ask for field validation; empty if it accepts the object.
-
-    Nothing is stored.
-    """
-    params = DRY_RUN | {"fieldValidation": "Ignore"}
-    try:
-        api.request("POST", folder_of(obj), json=obj, params=params)
-    except ApiError as error:
-        return str(error)
-    return ""
+    with placement_policy_server.defining_both_kinds(plane.api):
+        yield plane.api
 
 
 def _without_none(obj: Any) -> Any:

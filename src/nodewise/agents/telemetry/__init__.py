@@ -6,7 +6,9 @@
 | `policy_objects.py` | policies as the API server returns them, and the collection of their problems |
 | `rule_operators.py` | the six operators of rules |
 | `taspolicy_parser.py` | parses a TASPolicy into the model and collects its problems |
-| `optional_rule_fields.py` | parses the optional fields of a rule |
+| `optional_rule_fields.py` | parses the optional fields of a rule of a TASPolicy |
+| `placement_policy_parser.py` | parses a PlacementPolicy or ClusterPlacementPolicy into the model |
+| `placement_policy_fields.py` | their fields, limits and the parsers of values |
 | `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |
 | `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |

@@ -18,6 +18,7 @@ METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
 """No character that has a meaning in PromQL or in the path of a URL."""
 _MAX_PROBLEMS: Final = 30
 """Problems of one policy that are listed; further ones are only counted."""
+_PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_./-]{1,317}")
 _LABEL_PART: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
@@ -86,17 +87,31 @@ class ProblemCollector:
         return {}
 
     def report_unknown_keys(
-        self, path: str, value: Mapping[str, Any], valid: Sequence[str], what: str = "an unknown field"
+        self,
+        path: str,
+        value: Mapping[str, Any],
+        valid: Sequence[str],
+        what: str = "an unknown field",
+        notes: Mapping[str, str] = {},
     ) -> str:
-        """Add a problem for each key that is not valid. Returns the first message; empty if there is none."""
+        """Add a problem for each key that is not valid. Returns the first message; empty if there is none.
+
+        `notes` are the ends of the messages about some keys, in place of the closest valid key.
+        """
         first = ""
         for name in sorted(value.keys() - set(valid)):
             # suggestions cost time, and only the first problems are shown
-            hint = did_you_mean(name, valid) if len(self.problems) < _MAX_PROBLEMS else ""
-            field = name if is_valid_label_part(name) else shown(name)
-            text = self.add_problem(f"{path}.{field}", what, ", ".join(valid) + hint)
+            hint = notes.get(name) or (
+                did_you_mean(name, valid) if len(self.problems) < _MAX_PROBLEMS else ""
+            )
+            text = self.add_problem(f"{path}.{shown_key(name)}", what, ", ".join(valid) + hint)
             first = first or text
         return first
+
+
+def shown_key(key: str) -> str:
+    """A key of an object as a part of a path: as it is, or as a repr if it has unusual characters."""
+    return key if _PLAIN_KEY.fullmatch(key) else shown(key)
 
 
 def is_valid_label_part(text: str) -> bool:

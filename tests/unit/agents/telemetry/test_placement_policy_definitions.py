@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from nodewise.agents.telemetry import placement_policy_fields as fields
+from nodewise.agents.telemetry.policy_objects import MAX_METRIC_NAME, METRIC_NAME
+
 DEPLOY = Path(__file__).parents[4] / "deploy"
 KINDS = ("placementpolicies", "clusterplacementpolicies")
 CLUSTER_FIELDS = {"namespaceSelector", "nodeLabels", "query", "emptyMeans"}
@@ -111,15 +114,15 @@ def test_the_admission_policy_has_the_fields_of_the_definitions() -> None:
 def test_suggestions_are_unambiguous() -> None:
     """The admission policy recognizes a field by its first three letters, or six of those that begin with match."""
     rule = [*admission_fields("comparisonFields"), "whenMissing", "all", "labels"]
-    for fields in (
+    for names in (
         rule,
         admission_fields("specFields"),
         admission_fields("preferFields"),
         admission_fields("selectorFields"),
         admission_fields("requirementFields"),
     ):
-        starts = {name.lower()[: 6 if name.startswith("match") else 3] for name in fields}
-        assert len(starts) == len(fields)
+        starts = {name.lower()[: 6 if name.startswith("match") else 3] for name in names}
+        assert len(starts) == len(names)
 
 
 def test_the_indexes_of_the_admission_policy_reach_the_longest_list() -> None:
@@ -128,3 +131,62 @@ def test_the_indexes_of_the_admission_policy_reach_the_longest_list() -> None:
         field["maxItems"] for _, field in objects("spec", schema(KINDS[1])["spec"]) if "maxItems" in field
     ]
     assert indexes == list(range(max(limits)))
+
+
+def test_the_parser_has_the_fields_of_the_definitions() -> None:
+    cluster = KINDS[1]
+    assert properties(cluster) == set(fields.SPEC_FIELDS)
+    assert properties(cluster, "avoid", "[]") == set(fields.AVOID_FIELDS)
+    assert properties(cluster, "avoid", "[]", "all", "[]") == set(fields.AVOID_PART_FIELDS)
+    assert properties(cluster, "prefer", "[]") == set(fields.PREFERENCE_FIELDS)
+    assert properties(cluster, "nodeLabels", "[]") == set(fields.LABEL_RULE_FIELDS)
+    assert properties(cluster, "nodeLabels", "[]", "all", "[]") == set(fields.COMPARISON_FIELDS)
+    assert properties(cluster, "podSelector") == set(fields.SELECTOR_FIELDS)
+    requirement = properties(cluster, "podSelector", "matchExpressions", "[]")
+    assert requirement == set(fields.REQUIREMENT_FIELDS)
+    assert set(fields.CLUSTER_FIELDS) == CLUSTER_FIELDS
+
+
+def test_the_parser_has_the_limits_of_the_definitions() -> None:
+    spec = dict(objects("spec", schema(KINDS[1])["spec"]))
+    rule, selector = "spec.nodeLabels[]", "spec.podSelector"
+    limits = {
+        (f"{rule}.metric", "maxLength"): MAX_METRIC_NAME,
+        (f"{rule}.query", "maxLength"): fields.MAX_QUERY,
+        (f"{rule}.above", "maxLength"): fields.MAX_QUANTITY,
+        (f"{rule}.above", "pattern"): f"^{fields.QUANTITY}$",
+        (f"{rule}.maxAge", "maxLength"): fields.MAX_DURATION,
+        (f"{rule}.aggregate", "enum"): list(fields.AGGREGATES),
+        (f"{rule}.emptyMeans", "enum"): list(fields.EMPTY_MEANS),
+        (f"{rule}.all", "maxItems"): fields.MAX_PARTS,
+        (f"{rule}.labels", "maxProperties"): fields.MAX_RULE_LABELS,
+        ("spec.avoid[].whenMissing", "enum"): list(fields.WHEN_MISSING),
+        ("spec.avoid", "maxItems"): fields.MAX_RULES,
+        ("spec.nodeLabels", "maxItems"): fields.MAX_RULES,
+        ("spec.prefer", "maxItems"): fields.MAX_PREFERENCES,
+        ("spec.prefer[].weight", "maximum"): fields.MAX_WEIGHT,
+        ("spec.prefer[].order", "enum"): list(fields.ORDERS),
+        (f"{selector}.matchLabels", "maxProperties"): fields.MAX_SELECTOR_ENTRIES,
+        (f"{selector}.matchExpressions", "maxItems"): fields.MAX_SELECTOR_ENTRIES,
+        (f"{selector}.matchExpressions[].key", "maxLength"): fields.MAX_LABEL_KEY,
+        (f"{selector}.matchExpressions[].operator", "enum"): list(fields.SELECTOR_OPERATORS),
+        (f"{selector}.matchExpressions[].values", "maxItems"): fields.MAX_VALUES,
+        (f"{selector}.matchExpressions[].values[]", "maxLength"): fields.MAX_LABEL_VALUE,
+    }
+    assert {key: spec[key[0]].get(key[1]) for key in limits} == limits
+    [age] = spec[f"{rule}.maxAge"]["x-kubernetes-validations"]
+    assert f"'^{fields.DURATION}$'" in age["rule"]
+    [metric] = spec[f"{rule}.metric"]["x-kubernetes-validations"]
+    assert f"'^{METRIC_NAME.pattern}$'" in metric["rule"]
+
+
+def test_the_admission_policy_has_the_label_keys_of_the_parser() -> None:
+    patterns = re.findall(r"matches\('\^(.*?)\$'\)", admission_expression("labelKeys"))
+    assert patterns == [fields.POD_LABEL_KEY, fields.LABEL_VALUE]
+    patterns = re.findall(r"matches\('\^(.*?)\$'\)", admission_expression("nodeLabelKeys"))
+    assert patterns == [
+        fields.LABEL_VALUE,
+        fields.NODEWISE_LABEL_KEY,
+        fields.LABELING_KEY,
+        fields.LABEL_NAME,
+    ]
