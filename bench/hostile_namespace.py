@@ -6,7 +6,7 @@ from typing import Final
 from bench import etcd_population
 from bench.etcd_population import EtcdEntry
 from bench.generated_cluster_objects import Object
-from nodewise.agents.gpu.pod_reduction import MOST_BYTES
+from nodewise.agents.gpu.pod_reduction import MOST_PENDING_BYTES
 from nodewise.agents.telemetry.options import TelemetryOptions
 
 NAMESPACE: Final = "hostile"
@@ -15,8 +15,9 @@ METRICS: Final = tuple(f"hostile_{number}" for number in range(BUDGETS.metrics_p
 LARGE_PODS: Final = 200
 ANNOTATION_BYTES: Final = 255_000
 """Annotations of a large pod. The API server accepts 256 KiB."""
-READ_BYTES: Final = MOST_BYTES - 2000
-"""Of these, the annotation that the gpu agent reads. A larger pod would be rejected and not stored."""
+READ_BYTES: Final = MOST_PENDING_BYTES - 1000
+"""Of these, the annotation that the gpu agent reads. It is stored with the pod, and again with the pods that wait for a
+node; of a larger pod, the gpu agent would store nothing."""
 PENDING_PODS: Final = 1000
 POLICIES: Final = 2
 

@@ -49,6 +49,9 @@ class AllocationStateBuilder(StateBuilder[StateT]):
 class BindingMetadata(msgspec.Struct, frozen=True):
     resourceVersion: str = ""  # noqa: N815 - the API's name
     annotations: dict[str, str] | None = None
+    oversized_bytes: int = 0
+    """Not 0 if the store keeps only a part of the pod, because all of it would take so much memory. A bind then reads
+    the pod."""
 
 
 class BindingSpec(msgspec.Struct, frozen=True):

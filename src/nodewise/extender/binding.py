@@ -209,8 +209,11 @@ class _Bind:
         return bool(self._reserved_versions)
 
     async def run(self, pod: Any | None, eligibility: Eligibility | None) -> BindOutcome:
-        """Bind the pod. `pod` is the pod of the store, which may be old; None if the store has none."""
-        if pod is not None and pod.metadata.uid != self._args.pod_uid:
+        """Bind the pod. `pod` is the pod of the store, which may be old; None if the store has none.
+
+        A pod of which the store has only a part is read, like one that it does not have.
+        """
+        if pod is not None and (pod.metadata.uid != self._args.pod_uid or pod.metadata.oversized_bytes):
             pod = None
         error: NodewiseError | None = None
         for number in range(MAX_TRIES):

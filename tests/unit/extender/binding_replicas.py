@@ -174,12 +174,14 @@ def binding_args(pod: Mapping[str, Any], node: str = "n1") -> BindingArgs:
 
 
 @asynccontextmanager
-async def start_replica(api: LossyApi, agent: Any = None) -> AsyncIterator[Replica]:
+async def start_replica(
+    api: LossyApi, agent: Any = None, keep: Callable[[Any], Any] | None = None
+) -> AsyncIterator[Replica]:
     """Run a replica until the block ends, which stops it at any point like a kill."""
     agent = agent or OneDeviceAgent()
     clock, metrics_registry = VirtualClock(), MetricsRegistry()
     watched = [
-        Watched("pods", PODS, POD),
+        Watched("pods", PODS, POD, keep),
         Watched(
             "allocation_records",
             LEASES,
@@ -191,7 +193,7 @@ async def start_replica(api: LossyApi, agent: Any = None) -> AsyncIterator[Repli
     ]
     targets = {"nodes": ReflectorTarget(NODES, merge("Node"))} | {
         entry.name: ReflectorTarget(
-            entry.resource, entry.type, OURS if entry.own_namespace else "", entry.selectors
+            entry.resource, entry.type, OURS if entry.own_namespace else "", entry.selectors, entry.keep
         )
         for entry in watched
     }

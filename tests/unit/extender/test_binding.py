@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState
@@ -35,15 +36,19 @@ from tests.unit.kube import virtual_time
 FORBIDDEN = Refused("create", [Problem("", "pods/binding is forbidden", "")])
 
 
-def play(test: Callable[[LossyApi, Replica], Coroutine[Any, Any, None]], **made: Any) -> LossyApi:
-    """Run the test with one replica, two nodes and a pod `p`."""
+def play(
+    test: Callable[[LossyApi, Replica], Coroutine[Any, Any, None]],
+    keep: Callable[[Any], Any] | None = None,
+    **made: Any,
+) -> LossyApi:
+    """Run the test with one replica, two nodes and a pod `p`; `keep` is what the store keeps of a pod."""
     api = LossyApi(**made)
 
     async def main() -> None:
         for name in ("n1", "n2"):
             api.put(NODES, {"metadata": {"name": name}})
         put_pod(api, "p", annotations={"kept": "1"})
-        async with start_replica(api) as replica:
+        async with start_replica(api, keep=keep) as replica:
             api.calls.clear()
             await test(api, replica)
             await replica.bindings.close()
@@ -101,6 +106,14 @@ class TestWell:
             assert ("get", PODS.path("d", "new")) in api.calls
 
         play(test)
+
+    def test_a_pod_of_which_only_a_part_is_stored_is_read(self) -> None:
+        async def test(api: LossyApi, replica: Replica) -> None:
+            assert (await replica.bind(put_pod(api, "large"))).result == "bound"
+            assert ("get", PODS.path("d", "large")) in api.calls
+            assert reservations(api)[pod(api, "large")["metadata"]["uid"]]["device"] == "a"
+
+        play(test, keep=lambda pod: replace(pod, metadata=replace(pod.metadata, oversized_bytes=9000)))
 
     def test_the_next_filter_call_sees_the_card_taken_before_anything_is_written(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:

@@ -1,6 +1,7 @@
 """What is stored of a pod that may hold GPUs: names, device resources, CPU and annotations for GPUs, at most 64 KiB.
 
-Tenants write pods, up to 1.5 MiB each. A pod that is too large for the store is rejected by filter and bind.
+Tenants write pods, up to 1.5 MiB each. A pod that is too large for the store is rejected by filter and bind. The number
+of pending pods has no limit, so that one above 8 KiB is stored without these fields, and a bind reads it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,8 @@ from nodewise.agents.gpu.gpu_pod_fields import (
 
 MOST_BYTES: Final = 2**16
 """Memory of one stored pod. 64 containers with four resources each take about 48,000."""
+MOST_PENDING_BYTES: Final = 2**13
+"""Memory of one stored pod that is not on a node: 24 containers with a GPU each, or the names of 1,000 GPUs."""
 
 _CONTAINER_BYTES: Final = 256
 _RESOURCE_BYTES: Final = 96
@@ -50,24 +53,24 @@ def gpu_field_bytes(pod: GpuPod) -> int:
 def reduce_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
     """The pod as it is stored.
 
-    Of one that is too large, None until it is bound: a bind then reads and refuses it. On a node, the pod without its
-    containers and annotations: a reservation in the allocation record says what it holds.
+    None for one that is too large and not on a node: filter and bind refuse it. Of another large pod, the containers
+    and annotations are left out: a bind reads the pod, and a reservation in the allocation record says what it holds.
     """
     size = gpu_field_bytes(pod)
-    if size <= MOST_BYTES:
-        containers = _reduce_containers(pod.spec.containers)
-        init_containers = _reduce_containers(pod.spec.initContainers)
+    if size > MOST_BYTES and not pod.spec.nodeName:
+        return None
+    if size > (MOST_BYTES if pod.spec.nodeName else MOST_PENDING_BYTES):
         return replace(
             pod,
-            metadata=_reduce_metadata(pod),
-            spec=replace(pod.spec, containers=containers, initContainers=init_containers),
+            metadata=replace(pod.metadata, annotations=None, oversized_bytes=size),
+            spec=replace(pod.spec, containers=None, initContainers=None),
         )
-    if not pod.spec.nodeName:
-        return None
+    containers = _reduce_containers(pod.spec.containers)
+    init_containers = _reduce_containers(pod.spec.initContainers)
     return replace(
         pod,
-        metadata=replace(pod.metadata, annotations=None, oversized_bytes=size),
-        spec=replace(pod.spec, containers=None, initContainers=None),
+        metadata=_reduce_metadata(pod),
+        spec=replace(pod.spec, containers=containers, initContainers=init_containers),
     )
 
 

@@ -17,7 +17,7 @@ from nodewise.agents.gpu.gpu_pod_fields import (
 )
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pod_reduction import MOST_BYTES, gpu_field_bytes
+from nodewise.agents.gpu.pod_reduction import MOST_BYTES, MOST_PENDING_BYTES, gpu_field_bytes
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
@@ -94,12 +94,26 @@ def test_pods_that_request_the_same_share_it() -> None:
 
 
 def test_a_pod_of_the_largest_size_is_stored_whole() -> None:
-    pod = of_size(MOST_BYTES)
+    pod = of_size(MOST_BYTES, on="n1")
     assert gpu_field_bytes(pod) == MOST_BYTES
+    assert demand(pod).problem is None
+    for whole in (pod, of_size(MOST_PENDING_BYTES)):
+        stored = free_cpu.keep_gpu_pod(whole)
+        assert stored is not None
+        assert stored.metadata.oversized_bytes == 0
+        assert demand(stored) == demand(whole)
+
+
+def test_a_large_pending_pod_is_stored_in_part_and_holds_what_is_reserved_for_it() -> None:
+    pod = of_size(MOST_PENDING_BYTES + 1)
     assert demand(pod).problem is None
     stored = free_cpu.keep_gpu_pod(pod)
     assert stored is not None
-    assert demand(stored) == demand(pod)
+    assert stored.metadata.oversized_bytes == MOST_PENDING_BYTES + 1
+    assert stored.metadata.annotations is stored.spec.containers is None
+    record = lease("n1", uid_a=entry("a", "card0", charged=["i915=1"]))
+    gpu_state = agent_state(cluster_state({"n1": node()}, [stored], [record]))
+    assert charged_amounts(gpu_state) == {"card0": {"i915": 1}}
 
 
 def test_a_larger_pod_is_rejected_and_not_stored() -> None:
