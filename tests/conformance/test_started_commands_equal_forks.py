@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = "examples/health-metric"
 STARTS = {
     "extender": ["--unsafe", "--no-cluster", "--agents=nothing"],
+    "controller": ["--kubeconfig=nowhere"],
     "decide": [EXAMPLE, "-o", "json"],
     "explain": ["a/b", "--server=http://127.0.0.1:1"],
     "simulate": ["replay", f"{EXAMPLE}/pods.yaml"],
