@@ -1,4 +1,4 @@
-"""The budgets of a namespace: how many rules, metrics, queries and node labels its policies may have. No I/O.
+"""The budgets of a namespace: how many policies, rules, metrics, queries and node labels it may have. No I/O.
 
 Everyone who may create a policy could otherwise use up the memory, the requests to metric sources and the space for
 node labels that all namespaces share. Within a namespace older policies come first, so that a new policy never takes
@@ -6,27 +6,37 @@ effect away from one that works. Policies beyond a budget of rules, metrics or q
 rejected with a reason that names the budget. Node labels beyond a budget are not written. Both are reported in
 `Policy.over_budget`, which becomes the condition `BudgetExceeded`. The limit for the labels of one policy is a
 problem of that policy (`policy_objects.MAX_POLICY_LABELS`).
+
+PlacementPolicies and TASPolicies of a namespace share its budgets. ClusterPlacementPolicies have no budgets of rules,
+because only administrators write them, but their node labels share the space on a node. Of the PlacementPolicies of a
+namespace, and of the ClusterPlacementPolicies, a limited number is enforced (`Policy.not_enforced`): each policy that
+selects a pod costs time when the pod is created.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import Comparison, Policy
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKind
 
+MAX_ENFORCED: Final = 50
+"""PlacementPolicies of one namespace that are enforced, and ClusterPlacementPolicies."""
 MAX_NAMESPACE_LABELS: Final = 64
 """Different node labels of the policies of one namespace, all of which may be on the same node."""
 MAX_NODE_LABEL_BYTES: Final = 16 * 1024
 """Keys and values of all node labels of nodewise, which may be on the same node. The API server accepts objects of
 1.5 MiB in total, and each key is in `managedFields` again."""
+SYSTEM_NAMESPACE: Final = "kube-system"
+"""The namespace without whose pods a cluster could not recover. As nodewise's own, it has no enforced policies."""
 _MAX_NAMED: Final = 3
 """Labels that a message names."""
 
 _Policies = Sequence[Policy]
+Key = TypeVar("Key")
 
 
 class NamespaceBudgets:
@@ -36,19 +46,38 @@ class NamespaceBudgets:
         self._rules = options.rules_per_namespace
         self._metrics = options.metrics_per_namespace
         self._queries = options.queries_per_namespace
+        self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, options.own_namespace)))
 
-    def enforce(self, policies: Mapping[ObjectKey, Policy]) -> dict[ObjectKey, Policy]:
+    def enforce(self, policies: Mapping[Key, Policy]) -> dict[Key, Policy]:
         """All policies, in the same order, with what is beyond a budget made unusable or left out."""
         by_namespace: dict[str, list[Policy]] = {}
-        for policy in sorted(policies.values(), key=lambda policy: (policy.created, policy.name)):
+        for policy in self._limit_policies(policies.values()):
             by_namespace.setdefault(policy.namespace, []).append(policy)
-        evaluated = {name: self._enforce_rule_budgets(listed) for name, listed in by_namespace.items()}
-        enforced = {
-            (policy.namespace, policy.name): policy
-            for listed in _enforce_label_budgets(evaluated)
-            for policy in listed
+        evaluated = {
+            name: self._enforce_rule_budgets(listed) if name else listed
+            for name, listed in by_namespace.items()
         }
-        return {key: enforced[key] for key in policies}
+        enforced = {policy.key: policy for listed in _enforce_label_budgets(evaluated) for policy in listed}
+        return {key: enforced[policy.key] for key, policy in policies.items()}
+
+    def _limit_policies(self, policies: Iterable[Policy]) -> Iterator[Policy]:
+        """The policies, oldest first; those beyond `MAX_ENFORCED` of their kind and namespace have no effect."""
+        ordered = sorted(policies, key=lambda policy: (policy.created, policy.name, policy.key.kind))
+        totals = Counter((policy.key.kind, policy.namespace) for policy in ordered)
+        counts: Counter[tuple[PolicyKind, str]] = Counter()
+        for policy in ordered:
+            scope = policy.key.kind, policy.namespace
+            counts[scope] += 1
+            if policy.key.kind == "TASPolicy":
+                yield policy
+            elif policy.namespace in self._excluded:
+                yield _not_enforced(
+                    policy, f"pods of namespace {policy.namespace} are not selected by policies"
+                )
+            elif counts[scope] > MAX_ENFORCED:
+                yield _not_enforced(policy, _describe_policy_excess(policy, totals[scope]))
+            else:
+                yield policy
 
     def _enforce_rule_budgets(self, policies: _Policies) -> list[Policy]:
         """The policies of one namespace, oldest first. A policy counts with all of its usable rules, or not at all."""
@@ -80,6 +109,20 @@ class NamespaceBudgets:
                 rules, metrics, queries = rules + len(usable), metrics_with, queries_with
                 enforced.append(policy)
         return enforced
+
+
+def _not_enforced(policy: Policy, why: str) -> Policy:
+    """The policy without its rules. It still selects pods, so that their decisions can name it."""
+    return msgspec.structs.replace(policy, avoid=(), prefer=(), node_labels=(), not_enforced=why)
+
+
+def _describe_policy_excess(policy: Policy, count: int) -> str:
+    scope = (
+        f"namespace {policy.namespace} has {count} PlacementPolicies"
+        if policy.namespace
+        else f"the cluster has {count} ClusterPlacementPolicies"
+    )
+    return f"{scope}; at most {MAX_ENFORCED} are enforced, and older policies come first"
 
 
 def fair_shares(requested: Mapping[str, int], total: int) -> dict[str, int]:
@@ -124,7 +167,8 @@ def _enforce_label_budgets(by_namespace: Mapping[str, _Policies]) -> Iterator[li
     shares = fair_shares(totals, MAX_NODE_LABEL_BYTES)
     for namespace, policies in by_namespace.items():
         labels = requested[namespace]
-        count = sum(map(len, labels))
+        # the budget of labels is for tenants; the space on a node is for all
+        count = sum(map(len, labels)) if namespace else 0
         if count <= MAX_NAMESPACE_LABELS and totals[namespace] <= shares[namespace]:
             yield list(policies)
             continue
@@ -144,7 +188,8 @@ def _describe_label_excess(namespace: str, count: int, size: int, share: int) ->
         excesses.append(
             f"{size} bytes of labels, at most {share} of the {MAX_NODE_LABEL_BYTES} bytes per node"
         )
-    return f"the policies of namespace {namespace} request {' and '.join(excesses)}, and older policies come first"
+    policies = f"the policies of namespace {namespace}" if namespace else "the ClusterPlacementPolicies"
+    return f"{policies} request {' and '.join(excesses)}, and older policies come first"
 
 
 def _admit_labels_in_order(
@@ -155,7 +200,8 @@ def _admit_labels_in_order(
     for policy, bytes_by_key in zip(policies, requested, strict=True):
         omitted = []
         for key, label_bytes in bytes_by_key.items():
-            if count < MAX_NAMESPACE_LABELS and size + label_bytes <= share:
+            is_within_count = count < MAX_NAMESPACE_LABELS or not policy.namespace
+            if is_within_count and size + label_bytes <= share:
                 count, size = count + 1, size + label_bytes
             else:
                 omitted.append(key)

@@ -4,6 +4,9 @@ A cluster administrator grants trust: the namespace has the label `nodewise.io/t
 or a flag names it. Only policies in trusted namespaces label nodes (`deschedule`, `labeling`, so also every `gas-*`
 name, which disables GPUs) and use a raw `query`, which can read every series of Prometheus. In all other namespaces,
 `dontschedule` and `scheduleonmetric` work with metric names, for pods of that namespace.
+
+A PlacementPolicy has no node labels and queries; the limits for metric names and ages apply to it as well. A
+ClusterPlacementPolicy is trusted, because only cluster administrators write it.
 """
 
 import re
@@ -16,7 +19,7 @@ import msgspec
 from nodewise import clock
 from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import Comparison, Policy
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
 from nodewise.errors import BadSettings, Problem, shown
 
 NAMESPACES: Final = "namespaces"
@@ -78,7 +81,7 @@ class NamespaceTrust:
             policy,
             node_labels=(),
             sections=tuple(name for name in policy.sections if name not in omitted),
-        ).with_comparisons(partial(self._restrict_comparison, namespace=policy.namespace))
+        ).with_comparisons(partial(self._restrict_comparison, policy=policy.key))
         reasons = [*_no_effect_messages(omitted), *_trust_refusals(restricted)]
         if not reasons:
             return restricted
@@ -87,21 +90,24 @@ class NamespaceTrust:
         )
         return msgspec.structs.replace(restricted, not_trusted=message)
 
-    def _restrict_comparison(self, comparison: Comparison, namespace: str) -> Comparison:
-        refusal = self._trust_refusal_reason(comparison)
+    def _restrict_comparison(self, comparison: Comparison, policy: PolicyKey) -> Comparison:
+        refusal = self._trust_refusal_reason(comparison, policy.kind)
         if comparison.unusable or not refusal:
             return comparison
-        text = f"namespace {namespace} is not trusted: {refusal}"
-        return msgspec.structs.replace(comparison, unusable=text, refusal=refusal, remedy=remedy(namespace))
+        text = f"namespace {policy.namespace} is not trusted: {refusal}"
+        return msgspec.structs.replace(
+            comparison, unusable=text, refusal=refusal, remedy=remedy(policy.namespace)
+        )
 
-    def _trust_refusal_reason(self, comparison: Comparison) -> str:
+    def _trust_refusal_reason(self, comparison: Comparison, kind: PolicyKind) -> str:
         """Why a comparison needs trust, without the text of its query; empty if it does not."""
         if comparison.query:
             return "rules with a query cannot be used"
         if self._allowed is not None and not self._allowed.fullmatch(comparison.metric):
             return f"metric {comparison.metric} is not one of --allowed-metrics"
         if comparison.max_age_s is not None and comparison.max_age_s > self._max_age_s:
-            return f"rules with a max_age above {clock.format_duration(self._max_age_s)} cannot be used"
+            field = "max_age" if kind == "TASPolicy" else "maxAge"
+            return f"rules with a {field} above {clock.format_duration(self._max_age_s)} cannot be used"
         return ""
 
 
