@@ -2,6 +2,7 @@
 
 - `values.schema.json`: what it says of settings, from the structs that the program itself reads.
 - `crds/`: the definitions of `deploy/crds`.
+- `deploy/native.yaml`: the admission policies of native mode.
 - `files/`: the admission policies and alerts of `deploy` that the templates include as they are.
 - `deploy/metrics/prometheus-rule.yaml`: the alerts as an object of the Prometheus operator.
 - `deploy/kustomize`: each file of values, rendered, for those who do without Helm.
@@ -23,6 +24,7 @@ from nodewise import agents
 from nodewise.cli import annotate
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.setting_declarations import Setting, list_settings
+from tools import native_mode_generator
 
 DEPLOY: Final = Path("deploy")
 CHART: Final = DEPLOY / "chart/nodewise"
@@ -192,6 +194,7 @@ def parts() -> dict[Path, str]:
             for definition in _definitions()
             for folder in _PLACES
         },
+        DEPLOY / "native.yaml": native_mode_generator.native_manifest(),
         PACKAGED: (DEPLOY / "crds" / PACKAGED.name).read_text(),
         **{CHART / "files" / Path(name).name: (DEPLOY / name).read_text() for name in _INCLUDED},
         PROMETHEUS_RULE: _prometheus_rule(ALERT_RULES.read_text()),

@@ -69,6 +69,7 @@ def test_the_annotations_of_pods() -> None:
 CONDITIONS = {
     "cmk-own-node": "request.userInfo.username in [",
     "nodewise-annotator": "request.userInfo.username == ",
+    "nodewise-native-named": "object.spec.?nodeName",
     "nodewise-nodes": "request.userInfo.username == ",
     "nodewise-pod-labels": "request.operation == 'CREATE' || ",
     "nodewise-pods": "request.userInfo.username == ",
@@ -97,16 +98,18 @@ def test_the_policy_about_everybodys_pods_only_warns_and_its_errors_stop_none() 
 def test_every_policy_denies_and_fails_closed_for_what_it_matches_alone(file: str, name: str) -> None:
     spec = policy(file, name)
     assert spec["failurePolicy"] == "Fail"
-    (condition,) = spec["matchConditions"]
+    condition, *_ = spec["matchConditions"]
     assert condition["expression"].startswith(CONDITIONS[name])
     objects = yaml.safe_load_all((DEPLOY / file).read_text())
     bindings = [item["spec"] for item in objects if item["kind"] == "ValidatingAdmissionPolicyBinding"]
-    assert {"policyName": name, "validationActions": ["Deny"]} in bindings
+    (actions,) = [item["validationActions"] for item in bindings if item["policyName"] == name]
+    assert actions == ["Deny"]
 
 
-def mutating(kind: str) -> dict[str, Any]:
-    """The policy of `extender-pods.yaml` for a kind."""
-    objects = yaml.safe_load_all((DEPLOY / "extender-pods.yaml").read_text())
+def mutating(kind: str, file: str = "extender-pods.yaml") -> dict[str, Any]:
+    """The policy of a file for the pods of a kind."""
+    documents = yaml.safe_load_all((DEPLOY / file).read_text())
+    objects = [item for item in documents if item["kind"] == "MutatingAdmissionPolicy"]
     (spec,) = [item["spec"] for item in objects if item["spec"].get("paramKind", {}).get("kind") == kind]
     return dict(spec)
 
@@ -132,3 +135,23 @@ def test_the_policies_that_change_pods_differ_only_in_what_the_cluster_kind_has(
         re.findall(r"value: (?!Object\.spec\.containers\.resources\{\}|\"1\"|\{variables\.resource: )", patch)
         == []
     )
+
+
+@pytest.mark.parametrize("kind", ["PlacementPolicy", "ClusterPlacementPolicy"])
+def test_the_extender_and_native_mode_select_the_same_pods(kind: str) -> None:
+    extender, native = mutating(kind), mutating(kind, "native.yaml")
+    assert native["matchConstraints"] == extender["matchConstraints"]
+    conditions, native_conditions = (
+        {condition["name"]: condition["expression"] for condition in spec["matchConditions"]}
+        for spec in (extender, native)
+    )
+    # native mode has no preferences, and is idempotent in its mutation
+    del conditions["policy-has-rules-for-pods"], conditions["pod-does-not-request-the-resource"]
+    del native_conditions["policy-avoids-nodes"]
+    assert native_conditions == conditions
+    variables, native_variables = (
+        {variable["name"]: variable["expression"] for variable in spec["variables"]}
+        for spec in (extender, native)
+    )
+    for name in ("isSelected", "namespaceLabels"):
+        assert native_variables.get(name) == variables.get(name)

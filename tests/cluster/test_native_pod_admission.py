@@ -1,0 +1,419 @@
+"""`deploy/native.yaml` on a real API server: what is added to which pods, in every branch of the mutations.
+
+`test_extender_pods` tries the selectors, whose expressions are the same.
+
+An error in a mutation never stops a pod, but a value that the API server cannot convert does: each branch has a case.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tests.cluster import admission_policy_waits, extender_process, kubernetes_objects, native_mode
+from tests.cluster.admission_policy_waits import DRY_RUN
+from tests.cluster.api_client import MERGE, ApiError, ClusterApi, Object, path_of
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import HOT, tas_policy
+from tests.cluster.namespace_sandboxes import wait
+from tests.cluster.placement_policy_specs import GROUP
+
+NAMESPACE: Final = "native"
+OTHER_NAMESPACE: Final = "native-other"
+AVOID: Final = {"metric": "temp", "above": 80}
+REJECT: Final = AVOID | {"whenMissing": "Reject"}
+ACTIVE: Final = {"active": True, "mode": "Enforce"}
+
+
+def _policy(selector: Object, *avoid: Object) -> Object:
+    spec: Object = {"podSelector": selector, "avoid": [*avoid]}
+    return {
+        "apiVersion": GROUP,
+        "kind": "PlacementPolicy",
+        "metadata": {"namespace": NAMESPACE},
+        "spec": spec,
+    }
+
+
+def _cluster_policy(selector: Object, namespaces: Object, *avoid: Object) -> Object:
+    spec = {"namespaceSelector": namespaces, "podSelector": selector, "avoid": [*avoid]}
+    return {"apiVersion": GROUP, "kind": "ClusterPlacementPolicy", "metadata": {}, "spec": spec}
+
+
+def _preference(selector: Object) -> Object:
+    rank = {"metric": "temp", "order": "Ascending"}
+    return _policy(selector) | {"spec": {"podSelector": selector, "prefer": [rank]}}
+
+
+def _tas(*rules: Object, operator: str = "") -> Object:
+    strategy: Object = {"rules": [*rules]} | ({"logicalOperator": operator} if operator else {})
+    return tas_policy("", {"dontschedule": strategy}, NAMESPACE)
+
+
+def _app(name: str) -> Object:
+    return {"matchLabels": {"app": name}}
+
+
+def _match(key: str, operator: str, *values: str) -> Object:
+    return {
+        "matchExpressions": [{"key": key, "operator": operator} | ({"values": [*values]} if values else {})]
+    }
+
+
+STRICT: Final = HOT | {"when_missing": "reject"}
+POLICIES: Final[Mapping[str, tuple[Object, Object]]] = {
+    "plain": (_policy(_app("plain"), AVOID), ACTIVE),
+    "second": (_policy(_app("plain") | _match("both", "Exists"), AVOID), ACTIVE),
+    "new": (_policy(_app("new"), AVOID), {}),
+    "newer": (_policy(_app("new"), AVOID), {"mode": "Enforce"}),
+    "beyond": (_policy(_app("beyond"), AVOID), {"mode": "NotEnforced"}),
+    "reject": (_policy(_app("reject"), AVOID, REJECT), ACTIVE),
+    "all-reject": (_policy(_app("all-reject"), {"all": [REJECT, REJECT]}), ACTIVE),
+    "some-reject": (_policy(_app("some-reject"), {"all": [REJECT, AVOID]}), ACTIVE),
+    "prefers": (_preference(_app("prefers")), {}),
+    "native-wide": (_cluster_policy(_app("wide"), {}, REJECT), ACTIVE),
+    "native-wide-both": (_cluster_policy(_app("plain") | _match("wide", "Exists"), {}, AVOID), ACTIVE),
+    "native-team-a": (_cluster_policy(_app("team"), {"matchLabels": {"team": "a"}}, AVOID), {}),
+    "native-not-team-a": (_cluster_policy(_app("team"), _match("team", "NotIn", "a"), AVOID), ACTIVE),
+    "cool": (_tas(HOT), ACTIVE),
+    "strict": (_tas(HOT, STRICT), ACTIVE),
+    "all-of": (_tas(HOT, STRICT, operator="allOf"), ACTIVE),
+    "all-strict": (_tas(STRICT, STRICT, operator="allOf"), ACTIVE),
+    "fresh": (_tas(HOT), {}),
+    "over-budget": (_tas(HOT), {"mode": "NotEnforced"}),
+    "ranks": (
+        tas_policy(
+            "", {"scheduleonmetric": {"rules": [{"metricname": "heat", "operator": "LessThan"}]}}, NAMESPACE
+        ),
+        ACTIVE,
+    ),
+}
+"""Policies and their status by name."""
+
+
+class Cluster:
+    """An API server with the policies."""
+
+    def __init__(self, api: ClusterApi) -> None:
+        self.api = api
+        self.uids: dict[str, str] = {}
+
+    def create_policies(self) -> None:
+        for name, (policy, status) in POLICIES.items():
+            made = self.api.create(policy | {"metadata": policy["metadata"] | {"name": name}})
+            self.uids[name] = made["metadata"]["uid"]
+            if status:
+                self.api.patch(f"{path_of(made)}/status", {"status": status}, MERGE)
+
+    def admit(self, pod: Object, namespace: str = NAMESPACE) -> Object:
+        """The pod that the API server would create. Raises ApiError if it refuses it."""
+        answer = self.api.request("POST", f"/api/v1/namespaces/{namespace}/pods", json=pod, params=DRY_RUN)
+        made: Object = answer.json()
+        return made
+
+    def filled(self, obj: Any) -> Any:
+        """A copy in which `<policy>` is the key of the label of that policy."""
+        if isinstance(obj, dict):
+            return {key: self.filled(value) for key, value in obj.items()}
+        if isinstance(obj, list):
+            return [self.filled(value) for value in obj]
+        name = re.fullmatch("<(.*)>", obj) if isinstance(obj, str) else None
+        return native_mode.LABEL_PREFIX + self.uids[name[1]] if name else obj
+
+
+def _pod(labels: Object, **spec: Any) -> Object:
+    made = kubernetes_objects.pod("probe", labels=labels)
+    return made | {"spec": made["spec"] | spec}
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: ControlPlane) -> Iterator[Cluster]:
+    api = plane.api
+    native_mode.define_kinds(api)
+    for document in native_mode.MANIFEST:
+        api.create(document)
+    api.create(kubernetes_objects.namespace(OTHER_NAMESPACE))
+    namespace = kubernetes_objects.namespace(NAMESPACE)
+    api.create(namespace | {"metadata": namespace["metadata"] | {"labels": {"team": "a"}}})
+    made = Cluster(api)
+    made.create_policies()
+
+    def is_seen() -> bool | None:
+        """Whether the API server uses the last policy of each kind, with its status."""
+        with_all = (
+            made.admit(_pod({"app": "some-reject"})),
+            made.admit(_pod({"app": "team"}), OTHER_NAMESPACE),
+        )
+        if admission_policy_waits.is_denied(lambda: made.admit(_pod({"telemetry-policy": "ranks"}))):
+            return None
+        named = made.admit(_pod({"telemetry-policy": "ranks"}))
+        return all(_terms(pod) and "schedulingGates" not in pod["spec"] for pod in (*with_all, named)) or None
+
+    wait("the policies have an effect", is_seen)
+    yield made
+    checks = [
+        line
+        for line in api.request("GET", "/metrics").text.splitlines()
+        if line.startswith("apiserver_mutating_admission_policy_check_total{")
+    ]
+    assert len(checks) >= 3
+    assert [line for line in checks if 'error_type="no_error"' not in line] == []
+
+
+def _terms(pod: Object) -> list[Object]:
+    required = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(native_mode.REQUIRED, {})
+    terms: list[Object] = required.get("nodeSelectorTerms", [])
+    return terms
+
+
+def _sort_requirements(pod: Object) -> None:
+    """Sorts the requirements of each term: the API server applies policies in any order."""
+    for term in _terms(pod):
+        if "matchExpressions" in term:
+            term["matchExpressions"].sort(key=lambda expression: str(expression["key"]))
+
+
+def _not_in(policy: str) -> Object:
+    return {"key": f"<{policy}>", "operator": "NotIn", "values": ["violating"]}
+
+
+def _in(policy: str) -> Object:
+    return {"key": f"<{policy}>", "operator": "In", "values": ["ok"]}
+
+
+def _required(*terms: Object) -> Object:
+    return {"nodeAffinity": {native_mode.REQUIRED: {"nodeSelectorTerms": [*terms]}}}
+
+
+def _all(*expressions: Object) -> Object:
+    return {"matchExpressions": [*expressions]}
+
+
+PLAIN: Final = {"app": "plain"}
+ZONE: Final = {"key": "zone", "operator": "In", "values": ["z"]}
+NAME: Final = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}
+PREFERRED: Final = {
+    "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": _all(ZONE)}]
+}
+SPREAD: Final = {
+    "podAntiAffinity": {
+        native_mode.REQUIRED: [{"labelSelector": _app("x"), "topologyKey": "kubernetes.io/hostname"}]
+    }
+}
+OWN_GATE: Final = {"name": "example.com/wait"}
+DAEMON: Final = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "1"}]
+
+
+class Case(NamedTuple):
+    """A pod, and its affinity and gates after admission; `<policy>` stands for the key of that policy's label."""
+
+    labels: Object
+    spec: Object
+    affinity: Object | None
+    gates: list[Object] | None = None
+    namespace: str = NAMESPACE
+
+
+CASES: Final = {
+    "no affinity": Case(PLAIN, {}, _required(_all(_not_in("plain")))),
+    "empty affinity": Case(PLAIN, {"affinity": {}}, _required(_all(_not_in("plain")))),
+    "other affinity": Case(PLAIN, {"affinity": SPREAD}, SPREAD | _required(_all(_not_in("plain")))),
+    "empty node affinity": Case(PLAIN, {"affinity": {"nodeAffinity": {}}}, _required(_all(_not_in("plain")))),
+    "preferred node affinity": Case(
+        PLAIN,
+        {"affinity": {"nodeAffinity": PREFERRED}},
+        {"nodeAffinity": PREFERRED | _required(_all(_not_in("plain")))["nodeAffinity"]},
+    ),
+    "one term": Case(PLAIN, {"affinity": _required(_all(ZONE))}, _required(_all(ZONE, _not_in("plain")))),
+    "every term, because one of them suffices": Case(
+        PLAIN,
+        {"affinity": _required(_all(ZONE), NAME, NAME | _all(ZONE))},
+        _required(
+            _all(ZONE, _not_in("plain")), NAME | _all(_not_in("plain")), NAME | _all(ZONE, _not_in("plain"))
+        ),
+    ),
+    "an empty term matches no node": Case(
+        PLAIN, {"affinity": _required({}, _all(ZONE))}, _required({}, _all(ZONE, _not_in("plain")))
+    ),
+    "only an empty term": Case(PLAIN, {"affinity": _required({})}, _required({})),
+    "the requirement is in all terms": Case(
+        PLAIN,
+        {"affinity": _required(_all(_not_in("plain"), ZONE), NAME | _all(_not_in("plain")))},
+        _required(_all(_not_in("plain"), ZONE), NAME | _all(_not_in("plain"))),
+    ),
+    "the requirement is in one term": Case(
+        PLAIN,
+        {"affinity": _required(_all(_not_in("plain")), _all(ZONE))},
+        _required(_all(_not_in("plain")), _all(ZONE, _not_in("plain"))),
+    ),
+    "another requirement for the key": Case(
+        PLAIN,
+        {"affinity": _required(_all(_in("plain")))},
+        _required(_all(_in("plain"), _not_in("plain"))),
+    ),
+    "node selector": Case(PLAIN, {"nodeSelector": {"zone": "z"}}, _required(_all(_not_in("plain")))),
+    "two policies": Case(PLAIN | {"both": ""}, {}, _required(_all(_not_in("plain"), _not_in("second")))),
+    "policies of three kinds": Case(
+        PLAIN | {"both": "", "wide": "", "telemetry-policy": "cool"},
+        {"affinity": _required(_all(ZONE), NAME)},
+        _required(
+            _all(ZONE, *map(_not_in, ("plain", "second", "native-wide-both", "cool"))),
+            NAME | _all(*map(_not_in, ("plain", "second", "native-wide-both", "cool"))),
+        ),
+    ),
+    "policies that are not active": Case(
+        {"app": "new"}, {}, _required(_all(_not_in("new"), _not_in("newer"))), [native_mode.GATE]
+    ),
+    "a gate of its own": Case(
+        {"app": "new"},
+        {"schedulingGates": [OWN_GATE]},
+        _required(_all(_not_in("new"), _not_in("newer"))),
+        [OWN_GATE, native_mode.GATE],
+    ),
+    "the gate is there": Case(
+        {"app": "new"},
+        {"schedulingGates": [native_mode.GATE]},
+        _required(_all(_not_in("new"), _not_in("newer"))),
+        [native_mode.GATE],
+    ),
+    "a gate of its own, active": Case(
+        PLAIN, {"schedulingGates": [OWN_GATE]}, _required(_all(_not_in("plain"))), [OWN_GATE]
+    ),
+    "not enforced": Case({"app": "beyond"}, {}, None),
+    "one rule rejects missing values": Case({"app": "reject"}, {}, _required(_all(_in("reject")))),
+    "all parts reject missing values": Case({"app": "all-reject"}, {}, _required(_all(_in("all-reject")))),
+    "some parts reject missing values": Case(
+        {"app": "some-reject"}, {}, _required(_all(_not_in("some-reject")))
+    ),
+    "only preferences": Case({"app": "prefers"}, {}, None),
+    "no labels": Case({}, {}, None),
+    "other labels": Case({"app": "other"}, {}, None),
+    "a policy of another namespace": Case(PLAIN, {}, None, namespace=OTHER_NAMESPACE),
+    "a cluster policy": Case(
+        {"app": "wide"}, {}, _required(_all(_in("native-wide"))), namespace=OTHER_NAMESPACE
+    ),
+    "a cluster policy for namespaces with a label": Case(
+        {"app": "team"}, {}, _required(_all(_not_in("native-team-a"))), [native_mode.GATE]
+    ),
+    "a cluster policy for namespaces without a label": Case(
+        {"app": "team"}, {}, _required(_all(_not_in("native-not-team-a"))), namespace=OTHER_NAMESPACE
+    ),
+    "nodewise's own namespaces are excluded": Case({"app": "wide"}, {}, None, namespace="kube-system"),
+    "bound when created": Case(PLAIN | {"telemetry-policy": "none"}, {"nodeName": "node-1"}, None),
+    "a TASPolicy": Case({"telemetry-policy": "cool"}, {}, _required(_all(_not_in("cool")))),
+    "a TASPolicy that rejects missing values": Case(
+        {"telemetry-policy": "strict"}, {}, _required(_all(_in("strict")))
+    ),
+    "a TASPolicy with allOf, of which one rejects": Case(
+        {"telemetry-policy": "all-of"}, {}, _required(_all(_not_in("all-of")))
+    ),
+    "a TASPolicy with allOf, of which all reject": Case(
+        {"telemetry-policy": "all-strict"}, {}, _required(_all(_in("all-strict")))
+    ),
+    "a TASPolicy that is not active": Case(
+        {"telemetry-policy": "fresh"}, {}, _required(_all(_not_in("fresh"))), [native_mode.GATE]
+    ),
+    "a TASPolicy that is not enforced": Case({"telemetry-policy": "over-budget"}, {}, None),
+    "a TASPolicy that only ranks": Case({"telemetry-policy": "ranks"}, {}, _required(_all(_not_in("ranks")))),
+    "a TASPolicy and terms": Case(
+        {"telemetry-policy": "cool"},
+        {"affinity": _required(NAME, {}, _all(ZONE))},
+        _required(NAME | _all(_not_in("cool")), {}, _all(ZONE, _not_in("cool"))),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_is_added(cluster: Cluster, case: Case) -> None:
+    admitted = cluster.admit(_pod(case.labels, **cluster.filled(case.spec)), case.namespace)
+    expected = {"spec": {"affinity": cluster.filled(case.affinity)}} if case.affinity else {"spec": {}}
+    for pod in (admitted, expected):
+        _sort_requirements(pod)
+    assert admitted["spec"].get("affinity") == expected["spec"].get("affinity")
+    assert admitted["spec"].get("schedulingGates") == case.gates
+
+
+def test_pods_of_a_daemonset_are_left_alone(cluster: Cluster) -> None:
+    pod = _pod(PLAIN | {"telemetry-policy": "none"})
+    pod["metadata"]["ownerReferences"] = DAEMON
+    assert "affinity" not in cluster.admit(pod)["spec"]
+
+
+def test_a_pod_that_is_created_again_from_its_own_manifest_does_not_change(cluster: Cluster) -> None:
+    labels = PLAIN | {"both": "", "telemetry-policy": "fresh"}
+    first = cluster.admit(_pod(labels, affinity=_required(_all(ZONE), NAME)))
+    again = {"metadata": {"name": "probe", "labels": labels}, "spec": first["spec"]}
+    assert cluster.admit(again)["spec"] == first["spec"]
+
+
+def test_updates_of_pods_change_nothing(cluster: Cluster) -> None:
+    path = path_of(cluster.api.create(_pod({}) | {"metadata": {"name": "old", "namespace": NAMESPACE}}))
+    for labels in (PLAIN, {"app": None, "telemetry-policy": "none"}):
+        changed = cluster.api.patch(path, {"metadata": {"labels": labels}}, MERGE)
+        assert "affinity" not in changed["spec"]
+    cluster.api.delete(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "namespace", "message"),
+    [
+        (
+            {"telemetry-policy": "none"},
+            NAMESPACE,
+            "found the pod label telemetry-policy: none, expected the name of a TASPolicy in the namespace native",
+        ),
+        ({"telemetry-policy": ""}, NAMESPACE, "expected the name of a TASPolicy"),
+        ({"telemetry-policy": "cool"}, OTHER_NAMESPACE, "no params found"),
+    ],
+)
+def test_a_pod_that_names_no_policy_of_its_namespace_is_denied(
+    cluster: Cluster, labels: Object, namespace: str, message: str
+) -> None:
+    with pytest.raises(ApiError, match="nodewise-native-named") as refused:
+        cluster.admit(_pod(labels), namespace)
+    assert message in str(refused.value)
+
+
+def test_a_pod_without_the_requirement_of_its_policy_is_denied(cluster: Cluster) -> None:
+    """Without the mutation, as after its deletion, only pods that name a policy are denied."""
+    named = [
+        document
+        for document in native_mode.MANIFEST
+        if (document["kind"], document["metadata"]["name"])
+        == ("MutatingAdmissionPolicyBinding", native_mode.NAMED)
+    ]
+    annotated = {native_mode.POLICY_ANNOTATION: cluster.uids["cool"]}
+
+    def admit(labels: Object, affinity: Object) -> Object:
+        pod = _pod(labels, affinity=cluster.filled(affinity))
+        return cluster.admit(pod | {"metadata": pod["metadata"] | {"annotations": annotated}})
+
+    cool = {"telemetry-policy": "cool"}
+    for document in named:
+        cluster.api.delete(path_of(document))
+    admission_policy_waits.wait_denied(lambda: admit(cool, {}))
+    try:
+        admit(cool, _required(_all(ZONE, _not_in("cool")), {}, NAME | _all(_not_in("cool"))))
+        admit({}, {})
+        for affinity in (
+            {},
+            _required(_all(ZONE)),
+            _required(_all(_not_in("cool")), NAME),
+            _required(_all(_in("cool"))),
+            _required(_all(_not_in("cool") | {"values": ["other"]})),
+            _required(_all(_not_in("plain"))),
+        ):
+            with pytest.raises(ApiError, match="found a term without the requirement policy"):
+                admit(cool, affinity)
+        with pytest.raises(ApiError, match="nodewise-native-named"):
+            admit({"telemetry-policy": "fresh"}, _required(_all(_not_in("fresh"))))  # another policy's uid
+    finally:
+        for document in named:
+            cluster.api.create(document)
+        admission_policy_waits.wait_allowed(lambda: admit(cool, {}))
+
+
+def test_the_generated_file_has_the_names_that_the_tests_use() -> None:
+    assert len(native_mode.MANIFEST) == 8
+    assert extender_process.manifest("native.yaml") == native_mode.MANIFEST

@@ -1,0 +1,255 @@
+"""Generates `deploy/native.yaml`: admission policies by which a stock kube-scheduler enforces policies.
+
+PlacementPolicy, ClusterPlacementPolicy and TASPolicy have one MutatingAdmissionPolicy each, with the same text for what
+they do to a pod. `make chart` writes the file, and a test compares it.
+"""
+
+from typing import Final
+
+LABEL_PREFIX: Final = "policy.nodewise.node-restriction.kubernetes.io/"
+"""The prefix of the keys of node labels; the uid of a policy follows."""
+GATE: Final = "nodewise.io/policy-not-active"
+"""The scheduling gate of pods that were created before all nodes had the label of their policy."""
+POLICY_ANNOTATION: Final = "nodewise.io/telemetry-policy"
+"""The annotation with the uid of the TASPolicy that a pod named when it was created."""
+
+_HEADER: Final = """\
+# Made by `make chart` of tools/native_mode_generator.py; do not edit.
+#
+# A stock kube-scheduler enforces policies without calling nodewise: `nodewise controller` labels each node with the
+# verdict of each policy, and the API server adds the matching node affinity to the pods that a policy selects when they
+# are created. Requires Kubernetes 1.36 and the definitions in deploy/crds. Pods of kube-system and of nodewise's
+# namespace, pods of DaemonSets, and pods with a nodeName are left alone.
+#
+# Do not install it yet: `nodewise controller` does not write these labels.
+#
+# An error of a MutatingAdmissionPolicy never stops a pod (failurePolicy: Ignore). The ValidatingAdmissionPolicy at the
+# end applies only to pods with the label telemetry-policy.
+"""
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_NOT_OURS: Final = (
+    "    namespaceSelector: {matchExpressions:"
+    " [{key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, nodewise]}]}\n"
+)
+_PODS: Final = (
+    '    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]\n'
+    + _NOT_OURS
+)
+_NAMED_PODS: Final = "    objectSelector: {matchExpressions: [{key: telemetry-policy, operator: Exists}]}\n"
+_SCHEDULED_PODS: Final = """\
+  - {name: pod-has-no-node, expression: "object.spec.?nodeName.orValue('') == ''"}
+  - name: pod-is-not-of-a-daemonset
+    expression: "!object.metadata.?ownerReferences.orValue([]).exists(owner, owner.kind == 'DaemonSet')"
+"""
+_MODE: Final = "params.?status.?mode.orValue('Enforce') == 'Enforce'"
+_KEY: Final = f"'{LABEL_PREFIX}' + params.metadata.uid"
+
+
+def native_manifest() -> str:
+    """The content of `deploy/native.yaml`."""
+    return _HEADER + "---\n".join(
+        [
+            _placement_policy("PlacementPolicy"),
+            _placement_policy("ClusterPlacementPolicy"),
+            _telemetry_policy(),
+            _named_policy_check(),
+        ]
+    )
+
+
+def _selector(selector: str, labels: str) -> str:
+    """The CEL expression of a label selector, in lines of a folded block. A missing label matches NotIn."""
+    return f"""\
+      (!has({selector}.matchLabels) || {selector}.matchLabels.all(key,
+      key in {labels} && {labels}[key] == {selector}.matchLabels[key]))
+      && (!has({selector}.matchExpressions) || {selector}.matchExpressions.all(e,
+      e.operator == 'Exists' ? e.key in {labels}
+      : e.operator == 'DoesNotExist' ? !(e.key in {labels})
+      : e.operator == 'In' ? e.key in {labels} && {labels}[e.key] in e.values
+      : e.operator == 'NotIn' && !(e.key in {labels} && {labels}[e.key] in e.values)))
+"""
+
+
+def _placement_policy(kind: str) -> str:
+    """The policy for pods that a PlacementPolicy or ClusterPlacementPolicy selects."""
+    is_cluster = kind == "ClusterPlacementPolicy"
+    name = "nodewise-native-cluster" if is_cluster else "nodewise-native"
+    conditions = (
+        f'  - {{name: policy-is-enforced, expression: "{_MODE}"}}\n'
+        "  - {name: policy-avoids-nodes, expression: has(params.spec.avoid)}\n"
+        "  - name: policy-selects-the-pod\n"
+        "    expression: >-\n" + _selector("params.spec.podSelector", "object.metadata.?labels.orValue({})")
+    )
+    # the labels of the namespace are not known in match conditions
+    namespace = (
+        "  - {name: namespaceLabels, expression: 'namespaceObject.metadata.?labels.orValue({})'}\n"
+        "  - name: isSelected\n    expression: >-\n"
+        + _selector("params.spec.namespaceSelector", "variables.namespaceLabels")
+        if is_cluster
+        else ""
+    )
+    rejects = """\
+      params.spec.avoid.exists(rule, has(rule.all) ? rule.all.all(part, part.?whenMissing.orValue('Allow') == 'Reject')
+      : rule.?whenMissing.orValue('Allow') == 'Reject')
+"""
+    patches = f"!variables.isSelected ? [] : {_PATCHES}" if is_cluster else _PATCHES
+    return _mutation(
+        name,
+        f"{{apiVersion: nodewise.io/v1alpha1, kind: {kind}}}",
+        conditions,
+        namespace + _variables(rejects),
+        patches,
+    )
+
+
+def _telemetry_policy() -> str:
+    """The policy for pods that name a TASPolicy. A policy that is not enforced gets the annotation only."""
+    conditions = (
+        "  - name: pod-names-the-policy\n"
+        "    expression: object.metadata.labels['telemetry-policy'] == params.metadata.name\n"
+    )
+    key, uid = f"'{POLICY_ANNOTATION}'", "params.metadata.uid"
+    patches = f"""\
+(has(object.metadata.annotations)
+        ? [JSONPatch{{op: 'add', path: '/metadata/annotations/' + jsonpatch.escapeKey({key}), value: {uid}}}]
+        : [JSONPatch{{op: 'add', path: '/metadata/annotations', value: {{{key}: {uid}}}}}])
+        + (!({_MODE}) ? [] : {_PATCHES})"""
+    return _mutation(
+        "nodewise-native-named",
+        "{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy}",
+        conditions,
+        _variables(_TELEMETRY_REJECTS),
+        patches,
+        _NAMED_PODS,
+    )
+
+
+_TELEMETRY_REJECTS: Final = """\
+      has(params.spec.strategies.dontschedule) && (
+      params.spec.strategies.dontschedule.?logicalOperator.orValue('anyOf') == 'allOf'
+      ? params.spec.strategies.dontschedule.rules.all(rule, rule.?when_missing.orValue('pass') == 'reject')
+      : params.spec.strategies.dontschedule.rules.exists(rule, rule.?when_missing.orValue('pass') == 'reject'))
+"""
+
+
+def _variables(rejects_missing: str) -> str:
+    """The variables of a requirement; the node must not be `violating`, or must be `ok` where missing values reject."""
+    return f"""\
+  # Rules that reject nodes without a value also reject nodes that have no label yet.
+  - name: rejectsMissing
+    expression: >-
+{rejects_missing}\
+  - name: requirement
+    expression: >-
+      {{'key': dyn({_KEY}),
+      'operator': dyn(variables.rejectsMissing ? 'In' : 'NotIn'),
+      'values': dyn([variables.rejectsMissing ? 'ok' : 'violating'])}}
+  - name: hasAffinity
+    expression: object.spec.?affinity.?nodeAffinity.?{_REQUIRED}.hasValue()
+  - name: terms
+    expression: >-
+      object.spec.?affinity.?nodeAffinity.?{_REQUIRED}.?nodeSelectorTerms.orValue([])
+  # An empty term matches no node, and would match nodes with a requirement in it.
+  - name: isComplete
+    expression: >-
+      variables.terms.map(term,
+      size(term.?matchExpressions.orValue([])) + size(term.?matchFields.orValue([])) == 0
+      || term.?matchExpressions.orValue([]).exists(e, e.key == variables.requirement.key
+      && e.operator == variables.requirement.operator && e.?values.orValue([]) == variables.requirement.values))
+"""
+
+
+_PATH: Final = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+_PATCHES: Final = f"""\
+(!variables.hasAffinity
+        ? (has(object.spec.affinity) ? [] : [JSONPatch{{op: 'add', path: '/spec/affinity', value: {{}}}}])
+        + (has(object.spec.affinity) && has(object.spec.affinity.nodeAffinity) ? []
+        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity', value: {{}}}}])
+        + [JSONPatch{{op: 'add', path: '{_PATH}',
+        value: {{'nodeSelectorTerms': [{{'matchExpressions': [variables.requirement]}}]}}}}]
+        : variables.terms.transformList(i, term, !variables.isComplete[i], has(term.matchExpressions)
+        ? JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/'
+        + string(i) + '/matchExpressions/-', value: variables.requirement}}
+        : JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/'
+        + string(i) + '/matchExpressions', value: [variables.requirement]}}))
+        + (params.?status.?active.orValue(false) ? []
+        : !has(object.spec.schedulingGates)
+        ? [JSONPatch{{op: 'add', path: '/spec/schedulingGates', value: [{{'name': '{GATE}'}}]}}]
+        : object.spec.schedulingGates.exists(gate, gate.name == '{GATE}') ? []
+        : [JSONPatch{{op: 'add', path: '/spec/schedulingGates/-', value: {{'name': '{GATE}'}}}}])"""
+"""The list of JSON patches that add the requirement to each term, and the gate. A pod without required affinity gets a
+term with the requirement. Values are plain maps: a list of objects with a type would stop the pod."""
+
+
+def _mutation(
+    name: str, param_kind: str, conditions: str, variables: str, patches: str, object_selector: str = ""
+) -> str:
+    return f"""\
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {{name: {name}}}
+spec:
+  paramKind: {param_kind}
+  matchConstraints:
+{_PODS}{object_selector}\
+  failurePolicy: Ignore
+  reinvocationPolicy: IfNeeded
+  matchConditions:
+{_SCHEDULED_PODS}{conditions}\
+  variables:
+{variables}\
+  mutations:
+  - patchType: JSONPatch
+    jsonPatch:
+      expression: >-
+        {patches}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {{name: {name}}}
+spec:
+  policyName: {name}
+  paramRef: {{selector: {{}}, parameterNotFoundAction: Allow}}
+"""
+
+
+def _named_policy_check() -> str:
+    """The policy that denies pods that name a TASPolicy that does not exist, or whose requirement is missing."""
+    return f"""\
+# Denies a pod that names a TASPolicy if there is no such policy, or if a term of its node affinity lacks the
+# requirement.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {{name: nodewise-native-named}}
+spec:
+  paramKind: {{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy}}
+  matchConstraints:
+{_PODS}{_NAMED_PODS}\
+  failurePolicy: Fail
+  matchConditions:
+{_SCHEDULED_PODS}\
+  variables:
+  - {{name: name, expression: "object.metadata.labels['telemetry-policy']"}}
+  - {{name: uid, expression: "object.metadata.?annotations['{POLICY_ANNOTATION}'].orValue('')"}}
+{_variables(_TELEMETRY_REJECTS)}\
+  validations:
+  - expression: variables.uid != ''
+    messageExpression: >-
+      'found the pod label telemetry-policy: ' + variables.name + ', expected the name of a TASPolicy in the namespace '
+      + request.namespace
+  - expression: >-
+      params.metadata.name != variables.name || (variables.uid == params.metadata.uid && (!({_MODE})
+      || (variables.hasAffinity && variables.isComplete.all(is, is))))
+    messageExpression: >-
+      'found a term without the requirement ' + variables.requirement.key + ' ' + variables.requirement.operator + ' ['
+      + variables.requirement.values[0] + '] in the node affinity of a pod with the label telemetry-policy: '
+      + variables.name + ', expected it in every term'
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {{name: nodewise-native-named}}
+spec:
+  policyName: nodewise-native-named
+  paramRef: {{selector: {{}}, parameterNotFoundAction: Deny}}
+  validationActions: [Deny]
+"""
