@@ -351,6 +351,44 @@ class TestPolicyLint:
         )
         assert count == "1 policy, 1 with problems"
 
+    def test_all_kinds_of_policies_in_one_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "policies.yaml"
+        file.write_text(
+            "apiVersion: nodewise.io/v1alpha1\nkind: PlacementPolicy\nmetadata: {name: cool, namespace: web}\n"
+            "spec:\n  podSelector: {}\n  avoid:\n  - metric: temp\n    above: 80\n    when_missing: Reject\n"
+            "---\napiVersion: nodewise.io/v1alpha1\nkind: ClusterPlacementPolicy\n"
+            "metadata: {name: wide, namespace: web}\n"
+            "spec:\n  namespaceSelector: {}\n  podSelector:\n    matchLabels: {app: web}\n"
+            "  avoid:\n  - all:\n    - {query: up, equals: 0}\n    - metric: load\n      above: 0.5\n"
+        )
+        done = run("policy", "lint", str(file), EXAMPLE)
+        assert done.returncode == 3
+        assert done.stdout.splitlines() == [
+            (
+                f"{file}:9: web/cool: spec.avoid[0].when_missing: found an unknown field, expected metric, aggregate, "
+                "above, atLeast, below, atMost, equals, notEquals, maxAge, whenMissing, all; "
+                'did you mean "whenMissing"?'
+            ),
+            (
+                f"{file}:13: wide: metadata.namespace: found 'web', expected none; a ClusterPlacementPolicy is not in "
+                "a namespace, and namespaceSelector selects those of its pods"
+            ),
+            (
+                f"{file}:22: wide: spec.avoid[0].all[1].above: found 0.5, expected an integer of 64 bits, "
+                'or a text such as "0.5"'
+            ),
+            "3 policies, 2 with problems",
+        ]
+
+    def test_no_policy_in_the_files(self, tmp_path: Path) -> None:
+        (tmp_path / "pod.yaml").write_text("{apiVersion: v1, kind: Pod, metadata: {name: p}}")
+        done = run("policy", "lint", str(tmp_path))
+        assert done.returncode == 1
+        assert (
+            "no policy; expected at least one TASPolicy or PlacementPolicy or ClusterPlacementPolicy"
+            in done.stderr
+        )
+
 
 class TestAgents:
     def test_list_and_show(self) -> None:

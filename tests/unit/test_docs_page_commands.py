@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import msgspec
 import pytest
 import yaml
 
-from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.policy_objects import PolicyObject
+from nodewise.agents.telemetry import policy_lint
+from nodewise.agents.telemetry.placement_policy import PolicyKind
+from nodewise.agents.telemetry.policy_objects import RESOURCES
 from nodewise.cli import cpu, older_program_flags
 from nodewise.cli.main import command
 from nodewise.configure import scheduler_configuration_file, scheduler_versions
@@ -160,18 +160,20 @@ def test_yaml_can_be_read(block: Block) -> None:
             continue
         if document.get("kind") == "KubeSchedulerConfiguration" or set(document) == {"extenders"}:
             assert doubts(document) == []
-        elif document.get("kind") == "TASPolicy":
-            assert lint(document) == []
+        elif document.get("kind") in RESOURCES:
+            assert lint(document, document["kind"]) == []
         elif set(document) == {"rules"}:
-            assert lint({"metadata": {"name": "p"}, "spec": {"strategies": {"dontschedule": document}}}) == []
+            strategies = {"dontschedule": document}
+            assert lint({"metadata": {"name": "p"}, "spec": {"strategies": strategies}}) == []
         elif "kind" not in document and set(document) <= SCHEMA["properties"].keys():
             assert list(wrong_values(document, SCHEMA)) == []
 
 
-def lint(policy: Mapping[str, Any]) -> list[str]:
-    """The problems that `nodewise policy lint` reports for a policy."""
-    read = policies.parse_policy(msgspec.json.decode(json.dumps(policy), type=PolicyObject))
-    return [str(problem) for problem in read.problems]
+def lint(policy: Mapping[str, Any], kind: PolicyKind = "TASPolicy") -> list[str]:
+    """The problems that `nodewise policy lint` reports for a policy; the API version may be left out."""
+    resource = RESOURCES[kind]
+    whole = {"apiVersion": f"{resource.group}/{resource.version}", **policy}
+    return [str(problem) for problem in policy_lint.lint(json.dumps(whole).encode(), kind)]
 
 
 def doubts(configuration: Mapping[str, Any]) -> list[str]:

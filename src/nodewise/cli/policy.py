@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from nodewise import safe_yaml_loader
-from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.agents.telemetry.policy_objects import PolicyObject
+from nodewise.agents.telemetry.placement_policy import PolicyKey
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
 from nodewise.cli import terminal_output
 from nodewise.cli.exit_codes import DONE, NO
 from nodewise.cli.options_from_settings import output_option
@@ -22,7 +22,7 @@ from nodewise.kube import object_files, yaml_json_documents
 class LintedPolicy(NamedTuple):
     """A policy and its problems, each with its line in the source; 0 if the line is unknown."""
 
-    policy: str
+    policy: PolicyKey
     source: str
     problems: Sequence[tuple[int, Problem]]
 
@@ -41,39 +41,45 @@ def command() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.pass_context
 def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
-    """List every problem of the TASPolicies in files or folders (- is standard input).
+    """List every problem of the policies in files or folders (- is standard input).
 
-    These are all problems for which the API server rejects a policy: wrong types, unknown strategies and fields, values
-    that do not match. They are also parts without effect: rules without a target, labeling without labels, and values
-    that cannot be read. In a cluster, a policy with an unknown strategy or field rejects its pods.
+    Policies are PlacementPolicies, ClusterPlacementPolicies and TASPolicies. Problems are everything for which the API
+    server rejects a policy: wrong types, unknown fields, values that do not match. They are also parts without effect,
+    such as rules of a TASPolicy without a target. In a cluster, a policy with an unknown field rejects its pods.
 
     \b
     Examples:
       nodewise policy lint examples/health-metric
-      kubectl get taspolicies -A -o yaml | nodewise policy lint - -o json
+      kubectl get plp,cplp -A -o yaml | nodewise policy lint - -o json
 
     \b
     Exit codes:
       0  no problem
-      1  a file cannot be read, or contains no TASPolicy
+      1  a file cannot be read, or contains no policy
       2  the command line or a setting is invalid
       3  problems
     """
     stdin = sys.stdin.buffer.read() if "-" in paths else b""
     objects = object_files.read(paths, io.BytesIO(stdin))
-    policies = objects.of(TASPOLICIES, PolicyObject)
-    if not policies:
-        raise BadInput("policy lint", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
     sources = _LineFinder(stdin)
-    entries = objects.entries(TASPOLICIES.group, TASPOLICIES.kind)
-    checked = [
-        _find_policy_problems(policy, entry, sources) for policy, entry in zip(policies, entries, strict=True)
-    ]
+    checked = [_lint_policy(key, entry, sources) for key, entry in _policies(objects)]
+    if not checked:
+        kinds = " or ".join(RESOURCES)
+        raise BadInput("policy lint", [Problem(" ".join(paths), "no policy", f"at least one {kinds}")])
     if output == "json":
         click.echo(msgspec.json.encode({"policies": [_policy_document(entry) for entry in checked]}))
     else:
         _print_problems(checked)
     ctx.exit(NO if any(entry.problems for entry in checked) else DONE)
+
+
+def _policies(objects: object_files.FileObjects) -> Iterator[tuple[PolicyKey, object_files.FileObject]]:
+    """The policies of all kinds, in the order of the kinds and of the files."""
+    for kind, resource in RESOURCES.items():
+        entries = objects.entries(resource.group, resource.kind)
+        for policy, entry in zip(objects.of(resource, PolicyObject), entries, strict=True):
+            namespace = policy.metadata.namespace if resource.namespaced else ""
+            yield PolicyKey(kind, namespace, policy.metadata.name), entry
 
 
 class _LineFinder:
@@ -98,16 +104,14 @@ class _LineFinder:
         return yaml_json_documents.line_of_field(self._documents[source][document - 1], path)
 
 
-def _find_policy_problems(
-    policy: PolicyObject, entry: object_files.FileObject, sources: _LineFinder
-) -> LintedPolicy:
+def _lint_policy(key: PolicyKey, entry: object_files.FileObject, sources: _LineFinder) -> LintedPolicy:
     from nodewise.agents.telemetry import policy_lint  # start-up time: no other command needs it
 
     problems = [
-        (sources.line(entry.location, problem.field), problem) for problem in policy_lint.lint(entry.data)
+        (sources.line(entry.location, problem.field), problem)
+        for problem in policy_lint.lint(entry.data, key.kind)
     ]
-    name = f"{policy.metadata.namespace}/{policy.metadata.name}"
-    return LintedPolicy(name, entry.location.source, sorted(problems, key=lambda numbered: numbered[0]))
+    return LintedPolicy(key, entry.location.source, sorted(problems, key=lambda numbered: numbered[0]))
 
 
 def _policy_document(checked: LintedPolicy) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def _policy_document(checked: LintedPolicy) -> dict[str, Any]:
         {**problem.to_dict(), "file": checked.source, "line": line or None}
         for line, problem in checked.problems
     ]
-    return {"policy": checked.policy, "problems": problems}
+    return {"policy": checked.policy.path, "kind": checked.policy.kind, "problems": problems}
 
 
 def _print_problems(checked: Sequence[LintedPolicy]) -> None:
@@ -124,7 +128,7 @@ def _print_problems(checked: Sequence[LintedPolicy]) -> None:
             at = f"{entry.source}:{line}" if line else entry.source
             expected = f", expected {problem.expected}" if problem.expected else ""
             terminal_output.print_line(
-                f"{at}: {entry.policy}: {problem.field}: found {problem.found}{expected}"
+                f"{at}: {entry.policy.path}: {problem.field}: found {problem.found}{expected}"
             )
     bad = sum(bool(entry.problems) for entry in checked)
     counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"

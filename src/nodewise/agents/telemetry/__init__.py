@@ -39,7 +39,7 @@ from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE, P
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy_namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
-from nodewise.agents.telemetry.policy_objects import PolicyObject, drop_oversized_spec
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 
 
@@ -59,9 +59,7 @@ class NodeFields(msgspec.Struct, frozen=True):
     status: NodeStatus = NodeStatus()
 
 
-TASPOLICIES: Final = Resource(
-    group="telemetry.intel.com", version="v1alpha1", plural="taspolicies", kind="TASPolicy", namespaced=True
-)
+TASPOLICIES: Final = RESOURCES["TASPolicy"]
 
 _NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
 

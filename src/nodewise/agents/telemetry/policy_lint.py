@@ -1,8 +1,9 @@
-"""The checks of `policy lint`: everything in a TASPolicy that the API server refuses or that would have no effect.
+"""The checks of `policy lint`: everything in a policy that the API server refuses or that would have no effect.
 
-`taspolicies.yaml` beside this module is a copy of the CRD (made by `make chart`), so there is one source. The rules in
-CEL about the names of strategies and fields are those of `taspolicy_parser.py`. `tests/cluster/test_policy_lint.py`
-compares the verdicts with a real API server's.
+The parser of placement policies is as strict as the API server. That of TASPolicy is not: `taspolicies.yaml` beside
+this module is a copy of the CRD (made by `make chart`), so there is one source. The rules in CEL about the names of
+strategies and fields are those of `taspolicy_parser.py`. `tests/cluster/test_policy_lint.py` and
+`test_placement_policy_parser.py` compare the verdicts with a real API server's.
 """
 
 import re
@@ -14,11 +15,12 @@ from typing import Any, Final
 import msgspec
 
 from nodewise import safe_yaml_loader
+from nodewise.agents.telemetry import placement_policy_parser
 from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.policy_objects import PolicyObject, is_valid_label_part
+from nodewise.agents.telemetry.placement_policy import PolicyKind
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
 from nodewise.errors import Problem, did_you_mean, shown
 
-API_VERSION: Final = "telemetry.intel.com/v1alpha1"
 KEYWORDS: Final = frozenset(
     {"type", "properties", "additionalProperties", "required", "items", "enum", "pattern", "description"}
     | {"maxLength", "maxItems", "maxProperties"}
@@ -48,12 +50,16 @@ def spec() -> Mapping[str, Any]:
     return schema
 
 
-def lint(policy: bytes) -> list[Problem]:
-    """Every problem of a policy in JSON, in the order of its fields."""
+def lint(policy: bytes, kind: PolicyKind) -> list[Problem]:
+    """Every problem of a policy in JSON."""
     whole = msgspec.json.decode(policy)
+    policy_object = msgspec.json.decode(policy, type=PolicyObject)
+    if kind != "TASPolicy":
+        parsed = placement_policy_parser.parse_policy(policy_object, kind)
+        return [*_head_problems(whole, kind), *parsed.problems]
     refused = problems(whole)
     known = {problem.field for problem in refused}
-    read = policies.parse_policy(msgspec.json.decode(policy, type=PolicyObject)).problems
+    read = policies.parse_policy(policy_object).problems
     others = [problem for problem in (*read, *_rules_without_effect(whole)) if problem.field not in known]
     return [*refused, *others]
 
@@ -80,13 +86,23 @@ def _rules_of_strategy(policy: Mapping[str, Any], strategy: str) -> list[Mapping
 
 
 def problems(policy: Mapping[str, Any]) -> list[Problem]:
-    """Everything in the API version, the metadata and the spec of a policy that the API server refuses."""
-    refused = list(_metadata_problems(policy.get("metadata")))
-    if policy.get("apiVersion") != API_VERSION:
-        refused.append(Problem("apiVersion", shown(policy.get("apiVersion")), API_VERSION))
+    """Everything in the API version, the metadata and the spec of a TASPolicy that the API server refuses."""
+    refused = list(_head_problems(policy, "TASPolicy"))
     if policy.get("spec") is not None:
         refused += _value_problems("spec", policy["spec"], spec())
     return refused
+
+
+def _head_problems(policy: Mapping[str, Any], kind: PolicyKind) -> Iterator[Problem]:
+    """The problems of the API version and the metadata."""
+    resource = RESOURCES[kind]
+    yield from _metadata_problems(policy.get("metadata"))
+    if policy.get("apiVersion") != (version := f"{resource.group}/{resource.version}"):
+        yield Problem("apiVersion", shown(policy.get("apiVersion")), version)
+    namespace = policy["metadata"].get("namespace") if isinstance(policy.get("metadata"), Mapping) else None
+    if namespace and not resource.namespaced:
+        expected = f"none; a {kind} is not in a namespace, and namespaceSelector selects those of its pods"
+        yield Problem("metadata.namespace", shown(namespace), expected)
 
 
 def _metadata_problems(metadata: Any) -> Iterator[Problem]:

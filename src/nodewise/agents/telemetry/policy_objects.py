@@ -6,8 +6,19 @@ from typing import Any, Final
 
 import msgspec
 
+from nodewise.agent import Resource
+from nodewise.agents.telemetry.placement_policy import PolicyKind
 from nodewise.errors import UNREADABLE, Problem, did_you_mean, shown
 
+RESOURCES: Final[Mapping[PolicyKind, Resource]] = {
+    "TASPolicy": Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy", namespaced=True),
+    "PlacementPolicy": Resource(
+        "nodewise.io", "v1alpha1", "placementpolicies", "PlacementPolicy", namespaced=True
+    ),
+    "ClusterPlacementPolicy": Resource(
+        "nodewise.io", "v1alpha1", "clusterplacementpolicies", "ClusterPlacementPolicy", namespaced=False
+    ),
+}
 MAX_SPEC_BYTES: Final = 2**16
 """JSON of a spec: a hundred rules with labels have about 30,000 bytes. The API server accepts 1.5 MiB, and a namespace
 can have thousands of policies."""

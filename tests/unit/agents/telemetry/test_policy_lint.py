@@ -15,12 +15,12 @@ RULE = "spec.strategies.dontschedule.rules[0]"
 
 def lint(spec: Any, **metadata: Any) -> list[str]:
     whole = {
-        "apiVersion": policy_lint.API_VERSION,
+        "apiVersion": "telemetry.intel.com/v1alpha1",
         "kind": "TASPolicy",
         "metadata": {"name": "p"} | metadata,
         "spec": spec,
     }
-    return [str(problem) for problem in policy_lint.lint(msgspec.json.encode(whole))]
+    return [str(problem) for problem in policy_lint.lint(msgspec.json.encode(whole), "TASPolicy")]
 
 
 def one_rule(**fields: Any) -> Any:
