@@ -14,6 +14,7 @@ from tests.cluster import (
     fake_scheduler_extender,
     health_example_manifests,
     kubernetes_objects,
+    native_mode,
 )
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_scheduler_extender import FakeExtenderServer
@@ -106,3 +107,25 @@ def test_a_resource_that_is_advertised_through_the_status_counts(
         sandbox.api.patch(f"/api/v1/nodes/{node}/status", {"status": status})
     assert descheduler_run.once(plane, descheduler_program).evicted == 1
     sandbox.expect_gone("demo")
+
+
+@pytest.mark.usefixtures("replicas")
+def test_pods_of_native_mode_move_off_a_node_that_violates_their_policy(
+    plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
+) -> None:
+    """The API server added the node affinity; the Deployment has none, and neither has the pod of another one."""
+    native_mode.install(plane.api)
+    key = native_mode.key_of_active_policy(sandbox, {"app": "demo-app"})
+    sandbox.nodes(*map(kubernetes_objects.node, NODES))
+    deployment = health_example_manifests.deployment()
+    template = deployment["spec"]["template"]
+    template["metadata"]["labels"].pop("telemetry-policy")
+    template["spec"] = {"containers": [{"name": "main", "image": "none"}], "terminationGracePeriodSeconds": 0}
+    with plane.start_scheduler({}):
+        sandbox.put(deployment)
+        first = health_example_manifests.placed(sandbox)
+        sandbox.pods(kubernetes_objects.running_on(first, kubernetes_objects.pod("other")))
+        assert descheduler_run.once(plane, descheduler_program).evicted == 0
+        sandbox.api.patch(f"/api/v1/nodes/{first}", {"metadata": {"labels": {key: "violating"}}})
+        assert descheduler_run.once(plane, descheduler_program).evicted == 1
+        assert health_example_manifests.placed(sandbox) != first

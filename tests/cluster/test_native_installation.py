@@ -66,9 +66,7 @@ def test_other_pods_are_created_in_every_order_of_installation(
 ) -> None:
     with controlplane.running(control_plane_programs, tmp_path) as plane:
         api, server = plane.api, plane.processes[1]
-        native_mode.define_kinds(api)
-        for document in native_mode.MANIFEST:
-            api.create(document)
+        native_mode.install(api)
         api.create(SELECTING)
         until_selected(api, selected=True)
         until_denied(api)

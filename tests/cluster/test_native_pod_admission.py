@@ -130,9 +130,7 @@ def _pod(labels: Object, **spec: Any) -> Object:
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane) -> Iterator[Cluster]:
     api = plane.api
-    native_mode.define_kinds(api)
-    for document in native_mode.MANIFEST:
-        api.create(document)
+    native_mode.install(api)
     api.create(kubernetes_objects.namespace(OTHER_NAMESPACE))
     namespace = kubernetes_objects.namespace(NAMESPACE)
     api.create(namespace | {"metadata": namespace["metadata"] | {"labels": {"team": "a"}}})
