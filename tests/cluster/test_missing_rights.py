@@ -34,6 +34,7 @@ class MissingRight(NamedTuple):
 
 CORE, EVENTS, METRICS = "", "events.k8s.io", "metrics.k8s.io"
 LEASES, POLICIES, CUSTOM = "coordination.k8s.io", "telemetry.intel.com", "custom.metrics.k8s.io"
+PLACEMENT = "nodewise.io"
 LEASE = "nodewise-extender"
 LEADERS = frozenset({"labels", "new trust", "status", "advertise", "wake"})
 FEATURES = LEADERS | {"ready", "filter", "new nodes", "new policies", "usage", "events", "event counts"}
@@ -57,6 +58,10 @@ WITHOUT = {
     ApiRight("list", POLICIES, "taspolicies"): MissingRight("kube_lost", NOTHING),
     ApiRight("watch", POLICIES, "taspolicies"): MissingRight("kube_lost", frozenset({"new policies"})),
     ApiRight("patch", POLICIES, "taspolicies/status"): MissingRight("status_failed", frozenset({"status"})),
+    ApiRight("list", PLACEMENT, "placementpolicies"): MissingRight("kube_lost", NOTHING),
+    ApiRight("watch", PLACEMENT, "placementpolicies"): MissingRight("kube_lost", frozenset()),
+    ApiRight("list", PLACEMENT, "clusterplacementpolicies"): MissingRight("kube_lost", NOTHING),
+    ApiRight("watch", PLACEMENT, "clusterplacementpolicies"): MissingRight("kube_lost", frozenset()),
     ApiRight("list", METRICS, "nodes"): MissingRight("metric_failed", frozenset({"usage"})),
     ApiRight("get", CUSTOM, "*"): MissingRight(
         "metric_failed", frozenset({"filter", "labels", "new trust", "wake", "new nodes", "new policies"})

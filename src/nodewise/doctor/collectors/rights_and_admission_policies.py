@@ -119,10 +119,8 @@ def _is_right_needed(extender: ExtenderWorkload, right: AccessRight) -> bool:
     """Whether an extender with these settings needs a right of the rules."""
     if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
         return False  # depends on the policies: `_rights_to_read_custom_metrics`
-    if right.group == "telemetry.intel.com":
+    if right.group in ("telemetry.intel.com", "nodewise.io") or right.resource == "namespaces":
         return "telemetry" in extender.agents
-    if right.resource == "namespaces":
-        return "telemetry" in extender.agents and not extender.is_set("trust_all_namespaces")
     if right.resource == "nodes/status":
         return "advertise_resource" in extender.settings
     return True
