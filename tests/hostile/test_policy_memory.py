@@ -51,9 +51,9 @@ def measure_state(policies: int) -> tuple[int, TelemetryState]:
 def test_policies_beyond_the_budget_are_not_evaluated() -> None:
     within, state = measure_state(OPTIONS.rules_per_namespace // RULES)
     beyond, larger_state = measure_state(20)
-    assert not any(entry.policy.over_budget for entry in state.values())
-    rejected = [entry for entry in larger_state.values() if entry.policy.over_budget]
-    assert len(rejected) == 20 - len(state)
+    assert not any(entry.policy.over_budget for entry in state.policies.values())
+    rejected = [entry for entry in larger_state.policies.values() if entry.policy.over_budget]
+    assert len(rejected) == 20 - len(state.policies)
     for entry in rejected:
         assert entry.verdict is not None
         assert entry.verdict.codes.tolist() == [1] * (len(NODES) + 1)
@@ -73,7 +73,7 @@ def test_the_rules_of_a_metric_share_the_arrays_of_its_values() -> None:
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    rules = next(iter(state.values())).filter_rules
+    rules = next(iter(state.policies.values())).filter_rules
     assert len({id(evaluation.inputs) for evaluation in rules}) == 1
     assert held_bytes / RULES / len(NODES) < 6
 

@@ -45,7 +45,9 @@ RULES = st.lists(
     max_size=3,
 )
 POD: Any = SimpleNamespace(
-    metadata=SimpleNamespace(namespace="d", name="p", uid="u", labels={"telemetry-policy": "pol"})
+    metadata=SimpleNamespace(
+        namespace="d", name="p", uid="u", labels={"telemetry-policy": "pol"}, ownerReferences=None
+    )
 )
 
 

@@ -17,7 +17,7 @@ from nodewise.agents.gpu import (
     pod_gpu_requests,
     telemetry_policy_gpu_labels,
 )
-from nodewise.agents.telemetry.agent import POLICY_LABEL
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
 from nodewise.agents.telemetry.taspolicy_status import GOOD
 from nodewise.annotator import patch_writer

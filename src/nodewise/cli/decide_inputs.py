@@ -174,9 +174,10 @@ def _agent_has_work(
     nodes: ObjectsByKey,
     pods: ObjectsByKey,
 ) -> bool:
-    """Whether an agent has work to do: one of its objects exists, or the agent says so."""
+    """Whether an agent has work to do: one of its objects exists, other than namespaces, or the agent says so."""
     options = selection.options[kind.name]
-    if any(objects.get(watched.name) for watched in kind.watched(options)):
+    own = (watched for watched in kind.watched(options) if watched.resource.kind != "Namespace")
+    if any(objects.get(watched.name) for watched in own):
         return True
     return kind.concerns(options, nodes.values(), pods.values())
 

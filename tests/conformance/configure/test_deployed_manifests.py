@@ -165,7 +165,7 @@ def node_labels_of(policy_object: PolicyObject) -> dict[str, set[str]]:
     builder = TelemetryStateBuilder(TelemetryOptions(trust_all_namespaces=True), 60.0)
     agent_state = cooperative_scheduling.run_without_pauses(builder.build(state))
     columns = node_labels.merge_label_columns(
-        column for decided in agent_state.values() for column in decided.labels
+        column for decided in agent_state.policies.values() for column in decided.labels
     )
     return {
         node: {f"{key.rpartition('/')[2]}={value}" for key, value in labels.items()}

@@ -1,4 +1,4 @@
-"""The telemetry agent: avoids and prefers nodes by live metrics, as TASPolicy objects configure it.
+"""The telemetry agent: avoids and prefers nodes by live metrics, as policies configure it.
 
 | module | content |
 |---|---|
@@ -9,6 +9,7 @@
 | `optional_rule_fields.py` | parses the optional fields of a rule of a TASPolicy |
 | `placement_policy_parser.py` | parses a PlacementPolicy or ClusterPlacementPolicy into the model |
 | `placement_policy_fields.py` | their fields, limits and the parsers of values |
+| `policy_selection.py` | which policies select a pod |
 | `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |
 | `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
@@ -35,12 +36,17 @@ import msgspec
 
 from nodewise.agent import Resource, Watched
 from nodewise.agent_controller_interface import ControllerKind, Handle
-from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE, PodFields, TelemetryAgent
+from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
-from nodewise.agents.telemetry.policy_namespace_trust import LABEL, NAMESPACES, VALUE, NamespaceObject
+from nodewise.agents.telemetry.policy_namespace_trust import (
+    NAMESPACES,
+    NamespaceObject,
+    drop_oversized_labels,
+)
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
-from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields
+from nodewise.agents.telemetry.state import POLICY_KINDS, TelemetryStateBuilder
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):
@@ -68,18 +74,18 @@ class TelemetryKind(ControllerKind):
     """The agent `telemetry`."""
 
     name = "telemetry"
-    summary = "avoid and prefer nodes by live metrics (TASPolicy)"
+    summary = "avoid and prefer nodes by live metrics (policies)"
     options = TelemetryOptions
     pod_fields = PodFields
     node_fields = NodeFields
 
-    def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:
-        """Policies, and the namespaces with the label of trust unless all namespaces are trusted."""
-        policies = Watched(POLICIES, TASPOLICIES, PolicyObject, keep=drop_oversized_spec)
-        if options.trust_all_namespaces:
-            return (policies,)
-        trusted = {"labelSelector": f"{LABEL}={VALUE}"}
-        return policies, Watched(NAMESPACES, _NAMESPACES, NamespaceObject, selectors=trusted)
+    def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:  # noqa: ARG002
+        """Policies, and namespaces for trust and for selectors of namespaces."""
+        policies = (
+            Watched(name, RESOURCES[kind], PolicyObject, keep=drop_oversized_spec)
+            for name, kind in POLICY_KINDS.items()
+        )
+        return *policies, Watched(NAMESPACES, _NAMESPACES, NamespaceObject, keep=drop_oversized_labels)
 
     def resources(self, options: TelemetryOptions) -> dict[str, bool]:  # noqa: ARG002
         """The resource that pods with a policy request, as in the older system."""

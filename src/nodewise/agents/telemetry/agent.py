@@ -1,18 +1,26 @@
-"""Answers requests of the telemetry agent by look-up in the evaluated policy that the pod names."""
+"""Answers requests of the telemetry agent by look-up in the evaluated policies that select the pod."""
 
-from collections.abc import Iterable
-from typing import Annotated, Final
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Final
 
-import msgspec
 import numpy as np
 
-from nodewise.agent import FilterPlugin, Names, ReadKeys, Reason, ScorePlugin, Scores, Snapshot, Verdict
-from nodewise.agents.telemetry import policy_rejection_reasons, rank_scores
+from nodewise.agent import (
+    FilterPlugin,
+    Names,
+    PolicyRejections,
+    Reason,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    Verdict,
+)
+from nodewise.agents.telemetry import policy_rejection_reasons, policy_selection, rank_scores
+from nodewise.agents.telemetry.placement_policy import PolicyKey
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields
 from nodewise.agents.telemetry.state import PolicyState, TelemetryState
 from nodewise.errors import truncate
-
-POLICY_LABEL: Final = "telemetry-policy"
-"""The pod label that names a TASPolicy of the pod's own namespace."""
 
 SCHEDULING_RESOURCE: Final = "telemetry/scheduling"
 """The resource that pods with a policy request, so that kube-scheduler calls nodewise."""
@@ -54,66 +62,102 @@ def _is_nearly_policy_label(plain: str) -> bool:
     )
 
 
-class PodMetadata(msgspec.Struct, frozen=True):
-    namespace: str = ""
-    labels: Annotated[dict[str, str] | None, ReadKeys((POLICY_LABEL,))] = None
-
-
-class PodFields(msgspec.Struct, frozen=True):
-    """The fields of a pod that are read."""
-
-    metadata: PodMetadata = PodMetadata()
-
-
 class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFields, TelemetryState]):
     """The agent `telemetry`. Its verdicts do not depend on other pods, so victims make no difference."""
 
     name = "telemetry"
+    reason_marks = (" telemetry policy ", " placement policy ")
 
-    def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> tuple[str, str] | None:  # noqa: ARG002
-        """The namespace and name of the policy that the pod names; None if it names none."""
-        name = (pod.metadata.labels or {}).get(POLICY_LABEL)
-        return None if name is None else (pod.metadata.namespace, name)
+    def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> tuple[PolicyKey, ...] | None:
+        """The policies of the pod, also a TASPolicy that does not exist; None if it has none."""
+        agent_state = self.state(snapshot)
+        keys = (
+            policy_selection.named_by_label(pod) if agent_state is None else agent_state.selection.select(pod)
+        )
+        return keys or None
+
+    def equivalence_version(self, snapshot: Snapshot) -> object:
+        agent_state = self.state(snapshot)
+        return None if agent_state is None else agent_state.selection
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        policy = self._evaluated_policy_of_pod(pod, snapshot)
-        if policy is None:
-            return None
-        if not isinstance(policy, PolicyState):
-            return _reject_all_candidates(candidates, policy)
-        if policy.verdict is None:
-            return None
-        codes, texts, joined = policy.verdict
-        evidence = tuple(rule.evidence(candidates, policy.policy.key.kind) for rule in policy.filter_rules)
-        return Verdict(codes[candidates.numbers], texts, evidence, joined)
-
-    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        policy = self._evaluated_policy_of_pod(pod, snapshot)
-        if not isinstance(policy, PolicyState) or policy.ranks is None or policy.preferred_rule is None:
-            return None
-        evidence = policy.preferred_rule.evidence(candidates, policy.policy.key.kind, ranks_only=True)
-        return Scores(rank_scores.scores_from_ranks(policy.ranks[candidates.numbers]), (evidence,))
-
-    def _evaluated_policy_of_pod(self, pod: PodFields, snapshot: Snapshot) -> PolicyState | Reason | None:
-        """The evaluated policy that the pod names, the reason why there is none, or None if the pod names none."""
-        key = self.equivalence_key(pod, snapshot)
-        if key is None:
-            return None
-        namespace, name = key
-        if not name:
-            return policy_rejection_reasons.LabelEmpty(POLICY_LABEL)
+        """Rejects a node that any policy of the pod rejects, with the reason of the first one."""
         agent_state = self.state(snapshot)
         if agent_state is None:
-            return policy_rejection_reasons.PoliciesNotReady()
-        policy: PolicyState | None = agent_state.get((namespace, name))
-        return (
-            policy_rejection_reasons.PolicyMissing(
-                f"{truncate(namespace, _MAX_LENGTH)}/{truncate(name, _MAX_LENGTH)}"
-            )
-            if policy is None
-            else policy
-        )
+            if not policy_selection.may_be_selected(pod):
+                return None
+            return _reject_all_candidates(candidates, policy_rejection_reasons.PoliciesNotReady())
+        verdicts = [
+            _policy_verdict(key, agent_state.policies.get(key), candidates)
+            for key in agent_state.selection.select(pod)
+        ]
+        return _combine_verdicts([verdict for verdict in verdicts if verdict is not None])
+
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
+        agent_state = self.state(snapshot)
+        if agent_state is None:
+            return None
+        keys = agent_state.selection.select(pod)
+        policies = [agent_state.policies[key] for key in keys if key in agent_state.policies]
+        preferring = [policy for policy in policies if policy.preferred_rule is not None]
+        if not preferring:
+            return None
+        policy = preferring[0]
+        assert policy.ranks is not None
+        assert policy.preferred_rule is not None
+        evidence = policy.preferred_rule.evidence(candidates, policy.policy.key, ranks_only=True)
+        return Scores(rank_scores.scores_from_ranks(policy.ranks[candidates.numbers]), (evidence,))
 
 
-def _reject_all_candidates(candidates: Names, reason: Reason) -> Verdict:
-    return Verdict(np.ones(len(candidates), np.int16), (reason,))
+def _policy_verdict(key: PolicyKey, state: PolicyState | None, candidates: Names) -> Verdict | None:
+    """The verdict of one policy about the candidates; None if it filters nothing."""
+    if state is None:
+        return _reject_all_candidates(candidates, _missing_policy_reason(key), key)
+    if state.policy.not_enforced:
+        nothing = np.zeros(len(candidates), bool)
+        not_enforced = PolicyRejections(key.text(), nothing, not_enforced=state.policy.not_enforced)
+        return Verdict(nothing.astype(np.int16), (), policies=(not_enforced,))
+    if state.verdict is None:
+        return None
+    codes, reasons, joined = state.verdict
+    codes = codes[candidates.numbers]
+    evidence = tuple(
+        evaluation.evidence(candidates, key, group)
+        for evaluation, group in zip(state.filter_rules, state.policy.groups(), strict=True)
+    )
+    return Verdict(
+        codes, reasons, evidence, joined, policies=(PolicyRejections(key.text(), codes != 0, joined),)
+    )
+
+
+def _missing_policy_reason(key: PolicyKey) -> Reason:
+    """Why the pod's label names no policy."""
+    if not key.name:
+        return policy_rejection_reasons.LabelEmpty(POLICY_LABEL)
+    return policy_rejection_reasons.PolicyMissing(
+        f"{truncate(key.namespace, _MAX_LENGTH)}/{truncate(key.name, _MAX_LENGTH)}"
+    )
+
+
+def _combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The union of the verdicts of several policies. A node has one reason: texts of events must be few."""
+    if len(verdicts) < 2:  # noqa: PLR2004
+        return verdicts[0] if verdicts else None
+    codes = np.zeros(len(verdicts[0].codes), np.int16)
+    reasons: list[Reason] = []
+    for verdict in verdicts:
+        is_first = (codes == 0) & (verdict.codes != 0)
+        codes[is_first] = verdict.codes[is_first] + len(reasons)
+        reasons += verdict.reasons
+    return Verdict(
+        codes,
+        tuple(reasons),
+        tuple(chain.from_iterable(verdict.evidence for verdict in verdicts)),
+        policies=tuple(chain.from_iterable(verdict.policies for verdict in verdicts)),
+    )
+
+
+def _reject_all_candidates(candidates: Names, reason: Reason, key: PolicyKey | None = None) -> Verdict:
+    codes = np.ones(len(candidates), np.int16)
+    policies = () if key is None else (PolicyRejections(key.text(), codes != 0),)
+    return Verdict(codes, (reason,), policies=policies)

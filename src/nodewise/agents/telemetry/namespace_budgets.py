@@ -15,13 +15,14 @@ selects a pod costs time when the pod is created.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKind
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
+from nodewise.agents.telemetry.policy_selection import SYSTEM_NAMESPACE
 
 MAX_ENFORCED: Final = 50
 """PlacementPolicies of one namespace that are enforced, and ClusterPlacementPolicies."""
@@ -30,13 +31,10 @@ MAX_NAMESPACE_LABELS: Final = 64
 MAX_NODE_LABEL_BYTES: Final = 16 * 1024
 """Keys and values of all node labels of nodewise, which may be on the same node. The API server accepts objects of
 1.5 MiB in total, and each key is in `managedFields` again."""
-SYSTEM_NAMESPACE: Final = "kube-system"
-"""The namespace without whose pods a cluster could not recover. As nodewise's own, it has no enforced policies."""
 _MAX_NAMED: Final = 3
 """Labels that a message names."""
 
 _Policies = Sequence[Policy]
-Key = TypeVar("Key")
 
 
 class NamespaceBudgets:
@@ -48,7 +46,7 @@ class NamespaceBudgets:
         self._queries = options.queries_per_namespace
         self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, options.own_namespace)))
 
-    def enforce(self, policies: Mapping[Key, Policy]) -> dict[Key, Policy]:
+    def enforce(self, policies: Mapping[PolicyKey, Policy]) -> dict[PolicyKey, Policy]:
         """All policies, in the same order, with what is beyond a budget made unusable or left out."""
         by_namespace: dict[str, list[Policy]] = {}
         for policy in self._limit_policies(policies.values()):
@@ -58,7 +56,7 @@ class NamespaceBudgets:
             for name, listed in by_namespace.items()
         }
         enforced = {policy.key: policy for listed in _enforce_label_budgets(evaluated) for policy in listed}
-        return {key: enforced[policy.key] for key, policy in policies.items()}
+        return {key: enforced[key] for key in policies}
 
     def _limit_policies(self, policies: Iterable[Policy]) -> Iterator[Policy]:
         """The policies, oldest first; those beyond `MAX_ENFORCED` of their kind and namespace have no effect."""

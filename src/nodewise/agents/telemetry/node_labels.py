@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry import rule_operators
-from nodewise.agents.telemetry.placement_policy import Comparison, Policy
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
 from nodewise.agents.telemetry.taspolicy_parser import PREFIX
 
@@ -79,9 +79,8 @@ def label_columns(
             for key, value in labels:
                 listed = candidates.setdefault(key, [])
                 listed.append(_Candidate(value, evaluation, applies, undecided))
-    namespaces = frozenset([policy.namespace])
     for key, listed in candidates.items():
-        yield _label_column(key, listed)._replace(namespaces=namespaces)
+        yield _label_column(key, listed)._replace(namespaces=policy.namespaces)
 
 
 def _nodes_meeting_all(evaluations: Sequence[RuleEvaluation]) -> tuple[Mask, Mask]:
@@ -219,29 +218,27 @@ class LabelAssignment(NamedTuple):
 
     columns: dict[str, LabelColumn]
     """By label key."""
-    conflicts: dict[tuple[str, str], str]
-    """By namespace and name of a policy: why some of its labels are not written."""
+    conflicts: dict[PolicyKey, str]
+    """By policy: why some of its labels are not written."""
 
 
 def combine_policy_labels(
-    policies: Mapping[tuple[str, str], tuple[Policy, Sequence[LabelColumn]]],
+    policies: Mapping[PolicyKey, tuple[Policy, Sequence[LabelColumn]]],
 ) -> LabelAssignment:
     """Combine the columns of all policies.
 
     Policies of the same name share `<policy>=violating`. If two of them have `labeling`, the older one sets the labels.
     """
     columns: list[LabelColumn] = []
-    conflicts: dict[tuple[str, str], str] = {}
-    labelled_by: dict[str, tuple[str, str]] = {}
+    conflicts: dict[PolicyKey, str] = {}
+    labelled_by: dict[str, PolicyKey] = {}
     for key in sorted(policies, key=lambda key: (policies[key][0].created, key)):
         policy, wanted = policies[key]
         columns += [column for column in wanted if column.key == policy.name]
         prefixed = [column for column in wanted if column.key.startswith(f"{PREFIX}{policy.name}/")]
         first = labelled_by.setdefault(policy.name, key) if prefixed else key
         if first != key:
-            conflicts[key] = (
-                f"policy {'/'.join(first)} has the same name, is older, and sets the labels instead"
-            )
+            conflicts[key] = f"policy {first.path} has the same name, is older, and sets the labels instead"
             continue
         columns += prefixed
         mixed = [column.key for column in prefixed if column.conflicting]

@@ -169,9 +169,20 @@ class Policy(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return self.key.name
 
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """The namespace of the policy; none for a ClusterPlacementPolicy."""
+        return frozenset(filter(None, [self.key.namespace]))
+
     def avoided(self) -> Iterator[Comparison]:
         """All comparisons of `avoid`."""
         return (part for rule in self.avoid for part in rule.parts)
+
+    def groups(self) -> Iterator[int]:
+        """For each usable comparison of `avoid`, the position of its rule; -1 for a rule with one part."""
+        for position, rule in enumerate(self.avoid):
+            group = position if len(rule.parts) > 1 else -1
+            yield from (group for part in rule.parts if not part.unusable)
 
     def comparisons(self) -> Iterator[Comparison]:
         """All comparisons, also unusable and equal ones."""

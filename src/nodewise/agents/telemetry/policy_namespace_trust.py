@@ -23,32 +23,41 @@ from nodewise.agents.telemetry.placement_policy import Comparison, Policy, Polic
 from nodewise.errors import BadSettings, Problem, shown
 
 NAMESPACES: Final = "namespaces"
-"""The key of the namespaces in `ClusterState.objects`; in a cluster only those with the label are listed."""
+"""The key of the namespaces in `ClusterState.objects`."""
 LABEL: Final = "nodewise.io/trusted"
 VALUE: Final = "true"
 CLUSTER_WIDE: Final = ("deschedule", "labeling")
 """Strategies that write node labels."""
+_MAX_LABEL_BYTES: Final = 16 * 1024
+"""JSON of the labels of a namespace that are stored. It can have a megabyte of them."""
 _MAX_UNTRUSTED_AGE_S: Final = 900.0
 """A metric is requested once for all rules, with the longest of their ages. An age of a year would make the response of
 Prometheus too large, and policies of other namespaces would get no values of that metric."""
 _MAX_REASONS: Final = 2
 
 
-class NamespaceLabels(msgspec.Struct, frozen=True, rename={"trusted": LABEL}):
-    trusted: Any = None
-
-
 class NamespaceMetadata(msgspec.Struct, frozen=True):
     name: str = ""
     namespace: str = ""
     """Always empty."""
-    labels: NamespaceLabels | None = None
+    labels: dict[str, Any] | None = None
 
 
 class NamespaceObject(msgspec.Struct, frozen=True):
     """The fields of a Namespace that are read."""
 
     metadata: NamespaceMetadata = NamespaceMetadata()
+    has_unknown_labels: bool = False
+    """Whether the labels were too large to be stored. Every selector then selects the namespace, which is not trusted.
+    """
+
+
+def drop_oversized_labels(namespace: NamespaceObject) -> NamespaceObject:
+    """The namespace as it is stored: without its labels if these are too large."""
+    if len(msgspec.json.encode(namespace.metadata.labels)) <= _MAX_LABEL_BYTES:
+        return namespace
+    metadata = msgspec.structs.replace(namespace.metadata, labels=None)
+    return msgspec.structs.replace(namespace, metadata=metadata, has_unknown_labels=True)
 
 
 class NamespaceTrust:
@@ -112,8 +121,7 @@ class NamespaceTrust:
 
 
 def _has_trust_label(namespace: NamespaceObject) -> bool:
-    labels = namespace.metadata.labels
-    return labels is not None and labels.trusted == VALUE
+    return (namespace.metadata.labels or {}).get(LABEL) == VALUE
 
 
 def remedy(namespace: str) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import Evidence, Joined, Names, Reason
 from nodewise.agents.telemetry import policy_rejection_reasons, rule_operators
-from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, PolicyKey, PolicyKind
+from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, PolicyKey
 from nodewise.metrics.series import ValueState
 from nodewise.metrics.series_arrays import Column, States
 
@@ -54,19 +54,23 @@ class RuleEvaluation(NamedTuple):
     """Where there is no fresh value, and the rule rejects such nodes."""
     rejects_missing: bool = False
 
-    def evidence(self, candidates: Names, kind: PolicyKind, *, ranks_only: bool = False) -> Evidence:
+    def evidence(
+        self, candidates: Names, policy: PolicyKey, group: int = -1, *, ranks_only: bool = False
+    ) -> Evidence:
         """The values of some candidates, which are stored with the decision; the operator as the kind writes it."""
         numbers = candidates.numbers
         column, evaluated_at, states, *_ = self.inputs
         target = None if ranks_only else self.rule.target
         return Evidence(
             self.rule.metric_request().name,
-            rule_operators.written_operator(self.rule.operator, kind),
+            rule_operators.written_operator(self.rule.operator, policy.kind),
             target,
             column.values[numbers],
             states[numbers],
             column.ages_s(evaluated_at, numbers),
             self.rejects_missing and not ranks_only,
+            policy.text(),
+            group,
         )
 
 
@@ -89,7 +93,7 @@ def evaluate_rule(rule: Comparison, inputs: RuleInputs, *, reject_missing: bool)
     return RuleEvaluation(rule, inputs, broken, lacking, rejects and not rule.empty_means)
 
 
-class PolicyVerdict(NamedTuple):
+class AvoidVerdict(NamedTuple):
     """The rules of a policy over all nodes: codes by node number, 0 passes, k is rejected for `reasons[k - 1]`."""
 
     codes: Codes
@@ -100,7 +104,7 @@ class PolicyVerdict(NamedTuple):
 
 def combine_rules(
     policy: PolicyKey, rules: Sequence[AvoidRule], evaluated: Mapping[Comparison, RuleEvaluation]
-) -> PolicyVerdict:
+) -> AvoidVerdict:
     """A node is rejected by any rule of which it meets all parts, or lacks the value of those that it does not meet.
 
     The reason is the first rule of which it meets all parts. If there is none, it is the first missing value.
@@ -124,18 +128,12 @@ def combine_rules(
         for part in rule.parts:
             reason_list.append(policy_rejection_reasons.NoValue(policy, part))
             codes[rejected & evaluated[part].lacking & (codes == 0)] = len(reason_list)
-    return PolicyVerdict(codes, tuple(reason_list), _joined(rules))
+    return AvoidVerdict(codes, tuple(reason_list), "any")
 
 
-def _joined(rules: Sequence[AvoidRule]) -> Joined | None:
-    if all(len(rule.parts) == 1 for rule in rules):
-        return "any"
-    return "all" if len(rules) == 1 else None
-
-
-def reject_all(size: int, reason: Reason) -> PolicyVerdict:
+def reject_all(size: int, reason: Reason) -> AvoidVerdict:
     """Every node is rejected for one reason; `size` includes the unknown node.
 
     The codes take no memory, because anyone may create many policies that cannot be evaluated.
     """
-    return PolicyVerdict(np.broadcast_to(np.int16(1), size), (reason,))
+    return AvoidVerdict(np.broadcast_to(np.int16(1), size), (reason,))

@@ -1,24 +1,27 @@
 """Computes the telemetry agent's state from policies and metrics; the same code runs with and without a cluster."""
 
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agents.telemetry import (
     node_labels,
+    placement_policy_parser,
     policy_rejection_reasons,
+    policy_selection,
     rank_scores,
     rule_evaluation,
     rule_suspension,
+    taspolicy_parser,
 )
-from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.namespace_budgets import NamespaceBudgets
 from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import Comparison, Policy
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceTrust
-from nodewise.agents.telemetry.policy_objects import PolicyObject
-from nodewise.agents.telemetry.rule_evaluation import PolicyVerdict, RuleEvaluation, RuleInputs
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.policy_selection import SelectionIndex
+from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict, RuleEvaluation, RuleInputs
 from nodewise.agents.telemetry.rule_suspension import ValueHistory
 from nodewise.metrics import series_arrays as columns
 from nodewise.metrics.node_index import NodeIndex
@@ -26,14 +29,18 @@ from nodewise.metrics.series import Series, ValueState
 from nodewise.metrics.series_arrays import Column
 
 POLICIES = "taspolicies"
-"""The key of the policies in `ClusterState.objects`."""
+"""The key of the TASPolicies in `ClusterState.objects`."""
+POLICY_KINDS: Final[Mapping[str, PolicyKind]] = {
+    resource.plural: kind for kind, resource in RESOURCES.items()
+}
+"""The kinds of policies by their keys in `ClusterState.objects`."""
 
 
 class PolicyState(NamedTuple):
     """One policy, evaluated over all nodes."""
 
     policy: Policy
-    verdict: PolicyVerdict | None
+    verdict: AvoidVerdict | None
     """The verdict of `avoid`; None if the policy filters nothing."""
     filter_rules: tuple[RuleEvaluation, ...]
     """The usable comparisons of `avoid`."""
@@ -48,8 +55,11 @@ class PolicyState(NamedTuple):
     """Its comparisons that lost the values of most nodes at once; their last verdicts remain in effect."""
 
 
-TelemetryState = Mapping[ObjectKey, PolicyState]
-"""By namespace and name of the policy."""
+class TelemetryState(NamedTuple):
+    """All policies, and which of them select a pod."""
+
+    policies: Mapping[PolicyKey, PolicyState]
+    selection: SelectionIndex
 
 
 class _MetricColumn(NamedTuple):
@@ -76,16 +86,20 @@ class _RuleValues(NamedTuple):
 class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     """Caches parsed policies and metric columns, so that only changes are computed again."""
 
-    inputs = Inputs(frozenset({POLICIES, NAMESPACES}))
+    inputs = Inputs(frozenset({*POLICY_KINDS, NAMESPACES}))
 
     def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
         self._reject_missing = options.when_missing == "reject"
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
         self._budgets = NamespaceBudgets(options)
-        self._parsed: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
+        self._own_namespace = options.own_namespace
+        self._parsed: dict[PolicyKey, tuple[PolicyObject, bool, Policy]] = {}
         """By key: the object, whether its namespace is trusted, and the parsed policy, before budgets."""
-        self._enforced: dict[ObjectKey, Policy] = {}
+        self._enforced: dict[PolicyKey, Policy] = {}
+        self._selecting: tuple[Any, ...] = ()
+        """What `_selection` was computed from."""
+        self._selection = SelectionIndex((), {})
         self._columns: dict[str, _MetricColumn] = {}
         self._values: dict[_ValuesKey, _RuleValues] = {}
         """Of the last build."""
@@ -93,15 +107,17 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """Of the build under way, until now."""
         self._histories: dict[Comparison, rule_suspension.RuleHistory] = {}
 
-    def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
+    def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[PolicyKey, Policy]:
         """All policies with their problems, restricted in namespaces without trust and by the budgets of namespaces."""
-        policies_by_key: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
+        policies_by_key: dict[PolicyKey, tuple[PolicyObject, bool, Policy]] = {}
         namespaces = self._trust.trusted_namespaces(objects)
-        for key, policy_object in objects.get(POLICIES, {}).items():
-            is_trusted = self._trust.is_trusted(key[0], namespaces)
+        for key, policy_object in _policy_objects(objects):
+            is_trusted = key.kind == "ClusterPlacementPolicy" or self._trust.is_trusted(
+                key.namespace, namespaces
+            )
             known = self._parsed.get(key)
             if known is None or known[1] != is_trusted or not _has_same_spec(known[0], policy_object):
-                policy = policies.parse_policy(policy_object)
+                policy = _parse_policy(key.kind, policy_object)
                 known = (
                     policy_object,
                     is_trusted,
@@ -118,15 +134,15 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:
         """The metrics that usable rules name."""
         return frozenset(
-            rule.metric_request(self._max_age_s)._replace(namespaces=frozenset([policy.namespace]))
+            rule.metric_request(self._max_age_s)._replace(namespaces=policy.namespaces)
             for policy in self.policies(objects).values()
             for rule in policy.usable_comparisons()
         )
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
-        """The problems of policies, by `namespace/name`."""
+        """The problems of policies, by `namespace/name` of a TASPolicy, or with the kind before it."""
         return {
-            "/".join(key): texts
+            key.path if key.kind == "TASPolicy" else key.text(): texts
             for key, policy in self.policies(objects).items()
             if (
                 texts := (*map(str, policy.problems), *filter(None, [policy.not_trusted, policy.over_budget]))
@@ -135,7 +151,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, TelemetryState]:
         """Evaluate every policy over all nodes."""
-        agent_state: dict[ObjectKey, PolicyState] = {}
+        states: dict[PolicyKey, PolicyState] = {}
         evaluated: dict[Comparison, RuleEvaluation] = {}
         self._new_values = {}
         policies_ = self.policies(cluster_state.objects)
@@ -148,14 +164,26 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             yield from self._update_column(metric_request, cluster_state)
             yield
         for key, policy in policies_.items():
-            agent_state[key] = yield from self._evaluate_policy(policy, cluster_state, evaluated)
+            states[key] = yield from self._evaluate_policy(policy, cluster_state, evaluated)
             yield
         self._histories = {rule: history for rule, history in self._histories.items() if rule in evaluated}
         self._values = self._new_values
         self._columns = {
             metric: kept for metric, kept in self._columns.items() if metric in cluster_state.metrics.series
         }
-        return agent_state
+        return TelemetryState(states, self._update_selection(cluster_state.objects))
+
+    def _update_selection(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> SelectionIndex:
+        """The selection by the policies of the last call of `policies`; the same object unless it changes."""
+        namespaces = objects.get(NAMESPACES, {})
+        selecting = tuple(
+            (policy.key, policy.selection, policy.not_enforced)
+            for policy in policy_selection.selectable_policies(self._enforced.values())
+        )
+        if self._selecting != (selecting, namespaces):
+            self._selecting = (selecting, namespaces)
+            self._selection = SelectionIndex(self._enforced.values(), namespaces, self._own_namespace)
+        return self._selection
 
     def _evaluate_policy(
         self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Comparison, RuleEvaluation]
@@ -198,7 +226,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
 
     def _verdict(
         self, policy: Policy, cluster_state: ClusterState, evaluated: Mapping[Comparison, RuleEvaluation]
-    ) -> PolicyVerdict | None:
+    ) -> AvoidVerdict | None:
         """The verdict of `avoid`. Fails closed: a rule that cannot be evaluated rejects every node."""
         if not policy.avoid:
             return None
@@ -323,6 +351,21 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             if metric in self._columns
             else columns.empty_column(cluster_state.nodes)
         )
+
+
+def _policy_objects(
+    objects: Mapping[str, Mapping[ObjectKey, Any]],
+) -> Iterator[tuple[PolicyKey, PolicyObject]]:
+    """The policies of all kinds."""
+    for name, kind in POLICY_KINDS.items():
+        for (namespace, policy), policy_object in objects.get(name, {}).items():
+            yield PolicyKey(kind, namespace, policy), policy_object
+
+
+def _parse_policy(kind: PolicyKind, policy_object: PolicyObject) -> Policy:
+    if kind == "TASPolicy":
+        return taspolicy_parser.parse_policy(policy_object)
+    return placement_policy_parser.parse_policy(policy_object, kind)
 
 
 def _has_same_spec(before: PolicyObject, policy_object: PolicyObject) -> bool:

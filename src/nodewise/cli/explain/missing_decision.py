@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nodewise import clock
-from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE
+from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, PodReadResult, PodState
 from nodewise.cli.explain.replica_queries import ReplicaResponse
 

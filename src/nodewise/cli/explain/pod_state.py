@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodewise.agents.telemetry.agent import POLICY_LABEL, find_misspelt_policy_label
+from nodewise.agents.telemetry.agent import find_misspelt_policy_label
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import PODS

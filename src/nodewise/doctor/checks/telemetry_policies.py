@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE
+from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Descheduler,

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import clock
-from nodewise.agents.telemetry.agent import POLICY_LABEL, find_misspelt_policy_label
+from nodewise.agents.telemetry.agent import find_misspelt_policy_label
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,

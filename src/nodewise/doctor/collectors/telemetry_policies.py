@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from nodewise import clock, cooperative_scheduling
-from nodewise.agent import ClusterState, NodeIndex, ObjectKey
+from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry import taspolicy_parser as taspolicy
 from nodewise.agents.telemetry import taspolicy_status as policy_status
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
-from nodewise.agents.telemetry.placement_policy import Comparison, Policy
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_metric_cause
 from nodewise.clock import SystemClock
@@ -235,7 +235,9 @@ async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
     )
     return tuple(
         _create_evaluation(
-            item, states[item.metadata.namespace, item.metadata.name], isinstance(nodes, UnavailableFact)
+            item,
+            states[PolicyKey("TASPolicy", item.metadata.namespace, item.metadata.name)],
+            isinstance(nodes, UnavailableFact),
         )
         for item in objects
     )
@@ -246,7 +248,7 @@ def evaluate_policies(
     series: Mapping[str, Series | UnavailableFact],
     nodes: Iterable[str],
     listed: Sequence[ExtenderWorkload],
-) -> Mapping[ObjectKey, PolicyState]:
+) -> Mapping[PolicyKey, PolicyState]:
     """The telemetry agent's own evaluation. Every namespace counts as trusted: replicas write into a policy's status
     what of it needs a trusted namespace.
     """
@@ -261,7 +263,7 @@ def evaluate_policies(
     state = TelemetryStateBuilder(options, max_age_s(options, sync_period_s))
     now = SystemClock().now()
     cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_request), now)
-    return cooperative_scheduling.run_without_pauses(state.build(cluster))
+    return cooperative_scheduling.run_without_pauses(state.build(cluster)).policies
 
 
 def _telemetry_agent_options(listed: Sequence[ExtenderWorkload]) -> tuple[TelemetryOptions, float]:

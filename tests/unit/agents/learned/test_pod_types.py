@@ -15,7 +15,7 @@ from nodewise.agents.learned.pod_types import (
     make_pod_reducer,
     pending_pod_type,
 )
-from nodewise.agents.telemetry.agent import PodFields as TelemetryPod
+from nodewise.agents.telemetry.policy_selection import PodFields as TelemetryPod
 from nodewise.kube.struct_type_merge import merge
 from tests.unit.agents.learned.pod_histories import pod, running
 

@@ -7,15 +7,18 @@ import numpy as np
 
 from nodewise import cooperative_scheduling, quantity
 from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
-from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
+from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_namespace_trust import (
+    LABEL,
     NAMESPACES,
-    NamespaceLabels,
+    VALUE,
     NamespaceMetadata,
     NamespaceObject,
 )
 from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
@@ -50,9 +53,13 @@ def policy(name: str = "pol", namespace: str = "d", **strategies: Any) -> Policy
     )
 
 
+def tas_key(name: str = "pol", namespace: str = "d") -> PolicyKey:
+    return PolicyKey("TASPolicy", namespace, name)
+
+
 def namespaces(*trusted: str) -> dict[ObjectKey, NamespaceObject]:
     """Namespaces with the label that grants trust."""
-    labels = NamespaceLabels(trusted="true")
+    labels = {LABEL: VALUE}
     return {("", name): NamespaceObject(NamespaceMetadata(name, labels=labels)) for name in trusted}
 
 

@@ -14,6 +14,7 @@ from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.controller.policy_status_writer import StatusWriter
 from nodewise.agents.telemetry.node_labels import LabelColumn
+from nodewise.agents.telemetry.placement_policy import Policy
 from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicyState
 from nodewise.cli import object_and_metric_sources
@@ -26,6 +27,7 @@ from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.agents.fake_controller_handle import build_handle
+from tests.unit.agents.telemetry.policy_snapshot_builders import tas_key
 
 LABEL = {"pol": "violating"}
 TASPOLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
@@ -198,7 +200,7 @@ async def test_a_label_that_the_api_server_refuses_blocks_no_label_of_another_na
     await fixture.step_of_namespaces(hostile=fixture.names, victim=fixture.names)
     assert fixture.labelled("victim") == set(fixture.names)
     column = LabelColumn("hostile", ("violating",), np.ones(3, np.int16), np.zeros(3, bool))
-    state = PolicyState(policies.Policy("hostile", "hostile"), None, (), None, None, (column,))
+    state = PolicyState(Policy(tas_key("hostile", "hostile")), None, (), None, None, (column,))
     assert fixture.writer.conflict(state) == (
         "the API server refuses a label on node n0, n1; it is not changed"
     )
@@ -234,7 +236,7 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     stored = fixture.api.put(TASPOLICIES, document)
     obj = msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
     fixture.policies.replace([obj])
-    agent_state = {("ns", "pol"): PolicyState(policies.parse_policy(obj), None, (), None, None)}
+    agent_state = {tas_key(namespace="ns"): PolicyState(policies.parse_policy(obj), None, (), None, None)}
     writer = StatusWriter(TASPOLICIES, fixture.handle)
     fixture.api.fail(error)
     with contextlib.suppress(Unavailable):
@@ -255,7 +257,7 @@ async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_
         objects = [policy_object(fixture, name, generation if name != "quiet" else 1) for name in names]
         fixture.policies.replace(objects)
         agent_state = {
-            ("ns", policy_object.metadata.name): PolicyState(
+            tas_key(policy_object.metadata.name, "ns"): PolicyState(
                 policies.parse_policy(policy_object), None, (), None, None
             )
             for policy_object in objects

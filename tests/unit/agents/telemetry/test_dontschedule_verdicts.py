@@ -171,11 +171,12 @@ class TestPodsAndPolicies:
         text = "nodewise: pod label telemetry-policy is empty, it must name a policy"
         assert rejected(self.given, "n1", of=pod("")) == {"n1": text}
 
-    def test_before_policies_are_read_a_pod_that_names_one_is_rejected(self) -> None:
+    def test_before_policies_are_read_a_pod_that_one_may_select_is_rejected(self) -> None:
         cluster_snapshot = snapshot(cluster_state([], metrics_snapshot()))
         empty = type(cluster_snapshot)(cluster_snapshot.nodes, {}, 0.0)
         assert rejected(empty, "n1") == {"n1": "nodewise: starting, policies are not read yet"}
-        assert rejected(empty, of=pod(None)) is None
+        assert rejected(empty, "n1", of=pod(None)) == rejected(empty, "n1")
+        assert rejected(empty, of=pod(None, "kube-system")) is None
 
     def test_an_unknown_strategy_rejects_every_node(self) -> None:
         """The misspelt strategy may be the one that excludes nodes."""

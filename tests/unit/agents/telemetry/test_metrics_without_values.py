@@ -25,6 +25,7 @@ from tests.unit.agents.telemetry.policy_snapshot_builders import (
     scores,
     series,
     snapshot,
+    tas_key,
 )
 
 NOW = 1000.0
@@ -48,8 +49,7 @@ UNUSABLE = {
 
 def only(cluster: ClusterState, state: TelemetryStateBuilder | None = None) -> PolicyState:
     made = state or TelemetryStateBuilder(TelemetryOptions(), 60.0)
-    agent_state: PolicyState = cooperative_scheduling.run_without_pauses(made.build(cluster))["d", "pol"]
-    return agent_state
+    return cooperative_scheduling.run_without_pauses(made.build(cluster)).policies[tas_key()]
 
 
 def fetched(agent_state: PolicyState) -> PolicyCondition:
@@ -141,11 +141,9 @@ class Timeline:
         if answer:
             self.snapshot = self.snapshot.with_series(msgspec.structs.replace(answer, fetched_at=at))
         cluster = msgspec.structs.replace(cluster_state([self.policy], self.snapshot, nodes), now=at)
-        self.agent_state = only(cluster, self.state)
-        return set(
-            rejected(Snapshot(cluster.nodes, {"telemetry": {("d", "pol"): self.agent_state}}, at), nodes)
-            or ()
-        )
+        agent_state = cooperative_scheduling.run_without_pauses(self.state.build(cluster))
+        self.agent_state = agent_state.policies[tas_key()]
+        return set(rejected(Snapshot(cluster.nodes, {"telemetry": agent_state}, at), nodes) or ())
 
 
 class TestSuspension:
@@ -260,4 +258,4 @@ def test_a_rule_that_becomes_unusable_while_the_nodes_change_does_not_stop_the_a
     states = cooperative_scheduling.run_without_pauses(
         builder.build(cluster_state([unusable], values, "n1 n2 n3"))
     )
-    assert states["d", "pol"].verdict.codes.tolist() == [1, 1, 1, 1]
+    assert states.policies[tas_key()].verdict.codes.tolist() == [1, 1, 1, 1]

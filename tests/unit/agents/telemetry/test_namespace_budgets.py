@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from nodewise import cooperative_scheduling
+from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry import namespace_budgets, node_labels, taspolicy_status
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_objects import PolicyObject
@@ -18,6 +19,7 @@ from tests.unit.agents.telemetry.policy_snapshot_builders import (
     rejected,
     rule,
     series,
+    tas_key,
 )
 
 HOT = rule("m", target=10)
@@ -37,11 +39,12 @@ def labelled(name: str, count: int, namespace: str = "d", created: str = "", wid
     return policy(name, namespace, created, labeling=[HOT | {"labels": labels}])
 
 
-def build(*policies: PolicyObject, options: TelemetryOptions = OPTIONS) -> dict[Any, PolicyState]:
+def build(*policies: PolicyObject, options: TelemetryOptions = OPTIONS) -> dict[ObjectKey, PolicyState]:
+    """The states by namespace and name."""
     builder = TelemetryStateBuilder(options, 60.0)
     cluster = cluster_state(list(policies), VALUES, "n1 n2")
-    states: dict[Any, PolicyState] = cooperative_scheduling.run_without_pauses(builder.build(cluster))
-    return states
+    state = cooperative_scheduling.run_without_pauses(builder.build(cluster))
+    return {(key.namespace, key.name): policy_state for key, policy_state in state.policies.items()}
 
 
 def message(state: PolicyState) -> str:
@@ -210,7 +213,7 @@ def test_a_policy_is_admitted_when_an_older_one_is_deleted() -> None:
     )
     for policies, over in (([old, new], True), ([new], False), ([old, new], True)):
         objects = cluster_state(policies, VALUES, "n1").objects
-        assert bool(builder.policies(objects)["d", "new"].over_budget) is over
+        assert bool(builder.policies(objects)[tas_key("new")].over_budget) is over
 
 
 def test_a_write_of_the_status_computes_no_budget_again() -> None:
@@ -221,4 +224,4 @@ def test_a_write_of_the_status_computes_no_budget_again() -> None:
     written = msgspec.structs.replace(made, status=msgspec.Raw(b'{"violatingNodes":1}'))
     assert builder.policies(cluster_state([written], VALUES, "n1").objects) is before
     changed = policy("pol", dontschedule=rules(2))
-    assert len(builder.policies(cluster_state([changed], VALUES, "n1").objects)["d", "pol"].avoid) == 2
+    assert len(builder.policies(cluster_state([changed], VALUES, "n1").objects)[tas_key()].avoid) == 2

@@ -28,7 +28,7 @@ def desired(
         TelemetryStateBuilder(TelemetryOptions(), 60.0).build(cluster)
     )
     columns = node_labels.merge_label_columns(
-        column for decided in agent_state.values() for column in decided.labels
+        column for decided in agent_state.policies.values() for column in decided.labels
     )
     return node_labels.desired_labels(columns, cluster.nodes, owned or {})
 

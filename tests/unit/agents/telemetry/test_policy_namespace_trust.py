@@ -22,6 +22,7 @@ from tests.unit.agents.telemetry.policy_snapshot_builders import (
     rule,
     scores,
     series,
+    tas_key,
 )
 
 HOT = rule("m", target=10)
@@ -34,10 +35,10 @@ def policy_state_of(
     policy_object: PolicyObject, options: TelemetryOptions | None = None, *trusted: str
 ) -> PolicyState:
     state = TelemetryStateBuilder(options or TelemetryOptions(), 60.0)
-    agent_state: dict[Any, PolicyState] = cooperative_scheduling.run_without_pauses(
+    agent_state = cooperative_scheduling.run_without_pauses(
         state.build(cluster_state([policy_object], VALUES, trusted=trusted))
     )
-    return agent_state["d", "pol"]
+    return agent_state.policies[tas_key()]
 
 
 def snapshot(policy_object: PolicyObject, **options: Any) -> Snapshot:
@@ -180,9 +181,9 @@ def test_trust_that_is_granted_and_taken_away() -> None:
     state, before = TelemetryStateBuilder(TelemetryOptions(), 60.0), PolicyStatus()
     observed = []
     for trusted in ((), ("d",), ()):
-        policy_state: PolicyState = cooperative_scheduling.run_without_pauses(
+        policy_state = cooperative_scheduling.run_without_pauses(
             state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
-        )["d", "pol"]
+        ).policies[tas_key()]
         before = taspolicy_status.desired_status(policy_state, 1, "", before, "now")
         observed.append((len(policy_state.labels), before.conditions_by_type()["NotTrusted"].status))
     assert observed == [(0, "True"), (2, "False"), (0, "True")]
@@ -197,4 +198,4 @@ def test_only_the_very_label_grants_trust(labels: Any) -> None:
     agent_state = cooperative_scheduling.run_without_pauses(
         state.build(msgspec.structs.replace(cluster, objects=objects))
     )
-    assert agent_state["d", "pol"].labels == ()
+    assert agent_state.policies[tas_key()].labels == ()

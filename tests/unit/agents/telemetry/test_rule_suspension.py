@@ -31,7 +31,7 @@ class SuspensionTimeline:
         cluster = cluster_state([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
         cluster = msgspec.structs.replace(cluster, now=at)
         agent_state = cooperative_scheduling.run_without_pauses(self.state.build(cluster))
-        self.suspended = bool(next(iter(agent_state.values())).suspended)
+        self.suspended = bool(next(iter(agent_state.policies.values())).suspended)
         return set(rejected(Snapshot(cluster.nodes, {"telemetry": agent_state}, at), self.nodes) or ())
 
 

@@ -45,12 +45,12 @@ class TelemetryController(Controller):
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Write labels, and then the status, which reports conflicts of labels."""
-        policies = {key: (state.policy, state.labels) for key, state in agent_state.items()}
+        policies = {key: (state.policy, state.labels) for key, state in agent_state.policies.items()}
         assignment = node_labels.combine_policy_labels(policies)
         conflicts = dict(assignment.conflicts)
         try:
             await self._labels.step(snapshot, assignment.columns)
         finally:
-            for key, state in agent_state.items():
+            for key, state in agent_state.policies.items():
                 conflicts.setdefault(key, self._labels.conflict(state))
-            await self._statuses.step(agent_state, conflicts)
+            await self._statuses.step(agent_state.policies, conflicts)

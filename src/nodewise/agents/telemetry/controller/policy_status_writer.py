@@ -1,14 +1,16 @@
 """Writes the status of policies, and records changes of conditions as events."""
 
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import Final
 
-from nodewise.agent import ObjectKey, Resource
+from nodewise.agent import Resource
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import taspolicy_status
 from nodewise.agents.telemetry.node_label_ownership import FIELD_MANAGER
+from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_objects import PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryState
+from nodewise.agents.telemetry.state import POLICIES, PolicyState
 from nodewise.agents.telemetry.taspolicy_status import PolicyStatus
 from nodewise.clock import format_rfc3339
 from nodewise.errors import Conflict, Refused
@@ -32,31 +34,31 @@ class StatusWriter:
     def __init__(self, taspolicies: Resource, handle: Handle) -> None:
         self._taspolicies = taspolicies
         self._handle = handle
-        self._written: dict[ObjectKey, tuple[PolicyStatus, float]] = {}
-        self._refused: dict[ObjectKey, float] = {}
+        self._written: dict[PolicyKey, tuple[PolicyStatus, float]] = {}
+        self._refused: dict[PolicyKey, float] = {}
 
     def begin(self) -> None:
         self._written, self._refused = {}, {}
 
-    async def step(self, agent_state: TelemetryState, conflicts: dict[ObjectKey, str]) -> None:
+    async def step(self, states: Mapping[PolicyKey, PolicyState], conflicts: dict[PolicyKey, str]) -> None:
         """Write the statuses that differ, for `_STEP_S` at most, in the order of their last write.
 
         The next snapshot continues. A policy that was deleted, or may not be written, does not affect the others.
         """
-        self._written = {key: written for key, written in self._written.items() if key in agent_state}
-        self._refused = {key: until_s for key, until_s in self._refused.items() if key in agent_state}
-        suspended = sum(len(state.suspended) for state in agent_state.values())
+        self._written = {key: written for key, written in self._written.items() if key in states}
+        self._refused = {key: until_s for key, until_s in self._refused.items() if key in states}
+        suspended = sum(len(state.suspended) for state in states.values())
         self._handle.metrics_registry.set("rules_suspended", suspended)
-        oldest_first = sorted(agent_state, key=self._last_write_time)
+        oldest_first = sorted((key for key in states if key.kind == "TASPolicy"), key=self._last_write_time)
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, oldest_first)
-        await run_api_calls(self._update_status(key, agent_state[key], conflicts.get(key, "")) for key in due)
+        await run_api_calls(self._update_status(key, states[key], conflicts.get(key, "")) for key in due)
 
-    def _last_write_time(self, key: ObjectKey) -> float:
+    def _last_write_time(self, key: PolicyKey) -> float:
         return self._written[key][1] if key in self._written else float("-inf")
 
-    async def _update_status(self, key: ObjectKey, state: PolicyState, conflict: str) -> None:
-        policy_object: PolicyObject | None = self._handle.objects[POLICIES].get(*key)
+    async def _update_status(self, key: PolicyKey, state: PolicyState, conflict: str) -> None:
+        policy_object: PolicyObject | None = self._handle.objects[POLICIES].get(key.namespace, key.name)
         if policy_object is None:
             return
         before, written_s = self._written.get(

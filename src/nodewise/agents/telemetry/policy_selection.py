@@ -1,0 +1,140 @@
+"""Which policies select a pod: by its labels, its namespace and the labels of the namespace. No I/O.
+
+A pod names a TASPolicy by its label `telemetry-policy`. PlacementPolicies and ClusterPlacementPolicies select pods by
+selectors. They never select pods of a DaemonSet, which belong to one node each, nor pods of `kube-system` and of
+nodewise's own namespace, without which a cluster or nodewise could not recover.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from nodewise.agent import ObjectKey
+from nodewise.agents.telemetry.placement_policy import LabelSelector, Policy, PolicyKey
+from nodewise.agents.telemetry.policy_namespace_trust import NamespaceObject
+
+POLICY_LABEL: Final = "telemetry-policy"
+"""The pod label that names a TASPolicy of the pod's own namespace."""
+SYSTEM_NAMESPACE: Final = "kube-system"
+"""The namespace without whose pods a cluster could not recover. As nodewise's own, it has no enforced policies."""
+_NAME_LABEL: Final = "kubernetes.io/metadata.name"
+"""The label with the name of a namespace, which the API server sets (KEP-2161)."""
+_MAX_SHOWN_NOT_ENFORCED: Final = 10
+"""Policies of one scope that are not enforced, and that decisions name all the same."""
+
+
+class PodOwner(msgspec.Struct, frozen=True, gc=False):
+    kind: str = ""
+
+
+class PodMetadata(msgspec.Struct, frozen=True):
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+    """All labels, because selectors may name any."""
+    ownerReferences: tuple[PodOwner, ...] | None = None  # noqa: N815 - the API's name
+
+
+class PodFields(msgspec.Struct, frozen=True):
+    """The fields of a pod that are read."""
+
+    metadata: PodMetadata = PodMetadata()
+
+
+class _Selecting(NamedTuple):
+    """A policy, and which pods of a namespace it selects."""
+
+    key: PolicyKey
+    pods: LabelSelector
+
+
+class SelectionIndex:
+    """The selectors of all policies, by namespace. It is computed again only if they or namespaces change."""
+
+    def __init__(
+        self,
+        policies: Iterable[Policy],
+        namespaces: Mapping[ObjectKey, NamespaceObject],
+        own_namespace: str = "",
+    ) -> None:
+        self._namespaces = namespaces
+        self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, own_namespace)))
+        self._by_namespace: dict[str, list[_Selecting]] = {}
+        self._cluster: list[Policy] = []
+        self._cluster_by_namespace: dict[str, tuple[_Selecting, ...]] = {}
+        """Of the namespaces of earlier calls, the cluster policies that select them."""
+        for policy in selectable_policies(policies):
+            if policy.key.kind == "ClusterPlacementPolicy":
+                self._cluster.append(policy)
+            elif policy.selection is not None:
+                selecting = _Selecting(policy.key, policy.selection.pods)
+                self._by_namespace.setdefault(policy.namespace, []).append(selecting)
+
+    def select(self, pod: PodFields) -> tuple[PolicyKey, ...]:
+        """The policies of a pod: the TASPolicy that it names, also if it does not exist, PlacementPolicies, and
+        ClusterPlacementPolicies; of one kind the oldest first.
+        """
+        metadata = pod.metadata
+        labels = metadata.labels or {}
+        keys = named_by_label(pod)
+        namespace = metadata.namespace
+        if namespace in self._excluded or is_of_daemon_set(pod):
+            return keys
+        candidates = (*self._by_namespace.get(namespace, ()), *self._cluster_policies_of(namespace))
+        return (*keys, *(selecting.key for selecting in candidates if selecting.pods.selects(labels)))
+
+    def _cluster_policies_of(self, namespace: str) -> tuple[_Selecting, ...]:
+        """The cluster policies that select pods of a namespace."""
+        if not self._cluster:
+            return ()
+        known = self._cluster_by_namespace.get(namespace)
+        if known is None:
+            known = tuple(
+                _Selecting(policy.key, policy.selection.pods)
+                for policy in self._cluster
+                if policy.selection is not None and self._selects(policy.selection.namespaces, namespace)
+            )
+            if ("", namespace) in self._namespaces:  # the number of others has no limit
+                self._cluster_by_namespace[namespace] = known
+        return known
+
+    def _selects(self, selector: LabelSelector, name: str) -> bool:
+        """Whether a selector selects a namespace. Fails closed: it selects one whose labels are unknown.
+
+        Where no namespace is known, as in files without Namespace objects, each has only the label with its name.
+        """
+        namespace = self._namespaces.get(("", name))
+        if namespace is None:
+            return bool(self._namespaces) or selector.selects({_NAME_LABEL: name})
+        return namespace.has_unknown_labels or selector.selects(namespace.metadata.labels or {})
+
+
+def selectable_policies(policies: Iterable[Policy]) -> list[Policy]:
+    """The policies with selectors, the oldest first, with only a few of those that are not enforced."""
+    shown: dict[str, int] = {}
+    selectable = []
+    for policy in sorted(policies, key=lambda policy: (policy.created, policy.name)):
+        if policy.selection is None:
+            continue
+        if policy.not_enforced:
+            count = shown[policy.namespace] = shown.get(policy.namespace, 0) + 1
+            if count > _MAX_SHOWN_NOT_ENFORCED:
+                continue
+        selectable.append(policy)
+    return selectable
+
+
+def named_by_label(pod: PodFields) -> tuple[PolicyKey, ...]:
+    """The TASPolicy that a pod names by its label; none without the label."""
+    name = (pod.metadata.labels or {}).get(POLICY_LABEL)
+    return () if name is None else (PolicyKey("TASPolicy", pod.metadata.namespace, name),)
+
+
+def may_be_selected(pod: PodFields) -> bool:
+    """Whether some policy might select the pod."""
+    is_never_selected = pod.metadata.namespace == SYSTEM_NAMESPACE or is_of_daemon_set(pod)
+    return bool(named_by_label(pod)) or not is_never_selected
+
+
+def is_of_daemon_set(pod: PodFields) -> bool:
+    return any(owner.kind == "DaemonSet" for owner in pod.metadata.ownerReferences or ())

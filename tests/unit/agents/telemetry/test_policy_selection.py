@@ -1,0 +1,253 @@
+"""Which policies select a pod, and the union of their verdicts."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise import cooperative_scheduling
+from nodewise.agent import NodeIndex, Snapshot
+from nodewise.agents.telemetry.agent import TelemetryAgent
+from nodewise.agents.telemetry.namespace_budgets import MAX_ENFORCED
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy_namespace_trust import (
+    NAMESPACES,
+    NamespaceMetadata,
+    NamespaceObject,
+    drop_oversized_labels,
+)
+from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, PodOwner
+from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
+from tests.label_selector_cases import SELECTOR_CASES, SelectorCase
+from tests.unit.agents.telemetry.policy_snapshot_builders import (
+    candidates,
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rejected,
+    rule,
+    series,
+)
+
+HOT = {"metric": "heat", "above": 80}
+BUSY = {"metric": "load", "atLeast": "0.5"}
+VALUES = metrics_snapshot(
+    series("heat", n1=90, n2=50, n3=50), series("load", n1="0.5", n2="0.5", n3="0.25"), series("m", n3=7)
+)
+ALL: dict[str, Any] = {}
+
+
+def placement(name: str, pods: Any = ALL, *avoid: Any, created: str = "1", namespace: str = "d") -> Any:
+    """A PlacementPolicy."""
+    return obj(name, namespace, created, {"podSelector": pods, "avoid": avoid or [HOT]})
+
+
+def wide(name: str, pods: Any = ALL, *avoid: Any, namespaces: Any = ALL, created: str = "1") -> Any:
+    """A ClusterPlacementPolicy."""
+    spec = {"namespaceSelector": namespaces, "podSelector": pods, "avoid": avoid or [HOT]}
+    return obj(name, "", created, spec)
+
+
+def obj(name: str, namespace: str, created: str, spec: Any) -> PolicyObject:
+    metadata = PolicyMetadata(name, namespace, creationTimestamp=created)
+    return PolicyObject(metadata, msgspec.Raw(msgspec.json.encode(spec)))
+
+
+def pod(labels: dict[str, str] | None = None, namespace: str = "d", owner: str = "ReplicaSet") -> PodFields:
+    return PodFields(PodMetadata(namespace, labels, (PodOwner(owner),)))
+
+
+class Cluster:
+    """A state builder, and the snapshot of the last objects."""
+
+    def __init__(
+        self, *policies: PolicyObject, namespaces: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        self.builder = TelemetryStateBuilder(TelemetryOptions(**options), 60.0)
+        self.namespaces = {"d": {}, "e": {}, "kube-system": {}} if namespaces is None else namespaces
+        self.update(*policies)
+
+    def update(self, *policies: PolicyObject) -> None:
+        """Replace all policies."""
+        objects: dict[str, Any] = {POLICIES: {}, "placementpolicies": {}, "clusterplacementpolicies": {}}
+        for item in policies:
+            spec = msgspec.json.decode(item.spec)
+            name = (
+                POLICIES
+                if "strategies" in spec
+                else "clusterplacementpolicies"
+                if not item.metadata.namespace
+                else "placementpolicies"
+            )
+            objects[name][item.metadata.namespace, item.metadata.name] = item
+        listed = {
+            ("", name): NamespaceObject(NamespaceMetadata(name, labels=labels))
+            for name, labels in self.namespaces.items()
+        }
+        cluster = cluster_state([], VALUES)
+        cluster = msgspec.structs.replace(cluster, objects=objects | {NAMESPACES: listed})
+        state = cooperative_scheduling.run_without_pauses(self.builder.build(cluster))
+        self.snapshot = Snapshot(cluster.nodes, {"telemetry": state}, cluster.now, 1)
+
+    def policies_of(self, of: PodFields) -> list[str]:
+        """The policies of a pod, as texts."""
+        keys = TelemetryAgent().equivalence_key(of, self.snapshot)
+        return [key.text() for key in keys or ()]
+
+    def rejected(self, of: PodFields) -> dict[str, str] | None:
+        return rejected(self.snapshot, of=of)
+
+
+@pytest.mark.parametrize("case", SELECTOR_CASES, ids=lambda case: case.name)
+def test_selectors(case: SelectorCase) -> None:
+    """The same cases as those of the admission policies."""
+    for item in (placement("pol", case.selector), wide("pol", case.selector)):
+        assert bool(Cluster(item).policies_of(pod(case.labels))) == case.is_selected
+    by_namespace = Cluster(wide("pol", namespaces=case.selector), namespaces={"d": case.labels})
+    assert bool(by_namespace.policies_of(pod())) == case.is_selected
+
+
+def test_policies_in_the_order_of_their_kinds_and_ages() -> None:
+    cluster = Cluster(
+        wide("young", created="3"),
+        wide("old", created="1"),
+        placement("young", created="3"),
+        placement("a", created="3"),
+        placement("old", created="2"),
+        placement("elsewhere", namespace="e"),
+        policy("named", dontschedule=[rule("m")]),
+        policy("other", dontschedule=[rule("m")]),
+    )
+    assert cluster.policies_of(pod({"telemetry-policy": "named"})) == [
+        "telemetry policy d/named",
+        "placement policy d/old",
+        "placement policy d/a",
+        "placement policy d/young",
+        "cluster placement policy old",
+        "cluster placement policy young",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of", "selected"),
+    [
+        pytest.param(pod(), True, id="a pod"),
+        pytest.param(PodFields(PodMetadata("d")), True, id="a pod without an owner"),
+        pytest.param(pod(owner="DaemonSet"), False, id="a pod of a DaemonSet"),
+        pytest.param(pod(namespace="kube-system"), False, id="a pod of the system"),
+        pytest.param(pod(namespace="nw"), False, id="a pod in nodewise's namespace"),
+        pytest.param(pod(namespace="new"), True, id="a pod in a namespace that is not known yet"),
+    ],
+)
+def test_pods_that_selectors_never_select(of: PodFields, selected: bool) -> None:
+    in_d = {"matchLabels": {"kubernetes.io/metadata.name": "d"}}
+    labels = {name: {"kubernetes.io/metadata.name": name} for name in ("d", "nw", "kube-system")}
+    cluster = Cluster(wide("wide", namespaces=in_d), own_namespace="nw", namespaces=labels)
+    assert bool(cluster.policies_of(of)) == selected
+    everywhere = Cluster(wide("wide"), own_namespace="nw", namespaces=labels)
+    assert bool(everywhere.policies_of(of)) == selected
+
+
+def test_without_namespace_objects_each_namespace_has_its_name() -> None:
+    """Files given to `decide` usually have none."""
+    in_d = {"matchLabels": {"kubernetes.io/metadata.name": "d"}}
+    cluster = Cluster(wide("wide", namespaces=in_d), namespaces={})
+    assert cluster.policies_of(pod()) == ["cluster placement policy wide"]
+    assert cluster.policies_of(pod(namespace="e")) == []
+
+
+def test_a_namespace_whose_labels_are_too_large_is_selected_by_every_selector() -> None:
+    large = NamespaceObject(NamespaceMetadata("d", labels={f"l{number}": "x" * 60 for number in range(300)}))
+    stored = drop_oversized_labels(large)
+    assert (stored.metadata.labels, stored.has_unknown_labels) == (None, True)
+    cluster = Cluster(wide("wide", namespaces={"matchLabels": {"a": "b"}}))
+    state = cluster.snapshot.agent_states["telemetry"]
+    state.selection._namespaces = {("", "d"): stored}
+    assert cluster.policies_of(pod()) == ["cluster placement policy wide"]
+
+
+def test_the_union_of_two_policies_names_each() -> None:
+    cluster = Cluster(placement("cool", ALL, HOT), wide("calm", ALL, BUSY))
+    assert cluster.rejected(pod()) == {
+        "n1": "placement policy d/cool: heat above 80",
+        "n2": "cluster placement policy calm: load atLeast 0.5",
+    }
+    verdict = TelemetryAgent().filter(pod(), candidates(cluster.snapshot, "n3 n1"), cluster.snapshot)
+    assert verdict is not None
+    assert verdict.codes.tolist() == [0, 1]
+    assert [(item.policy, item.metric, item.operator) for item in verdict.evidence] == [
+        ("placement policy d/cool", "heat", "above"),
+        ("cluster placement policy calm", "load", "atLeast"),
+    ]
+    assert [(item.policy, item.rejected.tolist(), item.joined) for item in verdict.policies] == [
+        ("placement policy d/cool", [False, True], "any"),
+        ("cluster placement policy calm", [False, True], "any"),
+    ]
+
+
+def test_the_parts_of_a_rule_are_a_group() -> None:
+    cluster = Cluster(placement("both", ALL, {"metric": "m", "above": 80}, {"all": [HOT, BUSY]}))
+    assert cluster.rejected(pod()) == {"n1": "placement policy d/both: heat above 80 and load atLeast 0.5"}
+    verdict = TelemetryAgent().filter(pod(), candidates(cluster.snapshot, "n1"), cluster.snapshot)
+    assert verdict is not None
+    assert [item.group for item in verdict.evidence] == [-1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("part", "n2"),
+    [
+        pytest.param({"whenMissing": "Reject"}, "no fresh value of m", id="missing rejects"),
+        pytest.param({"whenMissing": "Allow"}, None, id="missing is allowed"),
+        pytest.param({}, None, id="missing is allowed by default, whatever the option is"),
+    ],
+)
+def test_a_missing_value_in_a_group(part: Any, n2: str | None) -> None:
+    """A group rejects a node without values if the other parts are met."""
+    unmeasured = {"metric": "m", "above": 80} | part
+    cluster = Cluster(placement("both", ALL, {"all": [BUSY, unmeasured]}), when_missing="reject")
+    reason = f"placement policy d/both: {n2}"
+    assert cluster.rejected(pod()) == ({"n1": reason, "n2": reason} if n2 else {})
+
+
+def test_a_named_policy_that_does_not_exist_and_one_that_selects() -> None:
+    of = pod({"telemetry-policy": "gone"})
+    cluster = Cluster(placement("cool", ALL, HOT))
+    assert cluster.policies_of(of) == ["telemetry policy d/gone", "placement policy d/cool"]
+    assert cluster.rejected(of) == dict.fromkeys(("n1", "n2", "n3"), "nodewise: policy d/gone does not exist")
+
+
+def test_equal_comparisons_of_several_policies_are_evaluated_once() -> None:
+    cluster = Cluster(placement("a"), placement("b"), wide("c"))
+    states = cluster.snapshot.agent_states["telemetry"].policies
+    assert len({id(state.filter_rules[0]) for state in states.values()}) == 1
+
+
+def test_a_policy_that_is_deleted_selects_no_longer() -> None:
+    cluster = Cluster(placement("cool"))
+    assert cluster.rejected(pod()) is not None
+    version = TelemetryAgent().equivalence_version(cluster.snapshot)
+    cluster.update(placement("cool", ALL, BUSY))
+    assert TelemetryAgent().equivalence_version(cluster.snapshot) is version, "selectors did not change"
+    cluster.update()
+    assert cluster.rejected(pod()) is None
+    assert TelemetryAgent().equivalence_version(cluster.snapshot) is not version
+
+
+def test_policies_that_are_not_enforced_are_named_and_reject_nothing() -> None:
+    many = [placement(f"p{number:02}", ALL, BUSY, created=f"{number:02}") for number in range(MAX_ENFORCED)]
+    beyond = [placement(f"q{number:02}", ALL, HOT, created="99") for number in range(30)]
+    cluster = Cluster(*many, *beyond)
+    of = pod()
+    verdict = TelemetryAgent().filter(of, candidates(cluster.snapshot, "n1 n3"), cluster.snapshot)
+    assert verdict is not None
+    assert verdict.codes.tolist() == [1, 0]
+    not_enforced = [item for item in verdict.policies if item.not_enforced]
+    assert len(not_enforced) == 10, "thousands of policies must not make each request slow"
+    assert "has 80 PlacementPolicies; at most 50 are enforced" in not_enforced[0].not_enforced
+
+
+def test_before_anything_is_read_pods_wait() -> None:
+    nothing = Snapshot(NodeIndex(["n1"]), {}, 0.0)
+    assert rejected(nothing, "n1", of=pod()) == {"n1": "nodewise: starting, policies are not read yet"}
+    assert rejected(nothing, "n1", of=pod(owner="DaemonSet")) is None
