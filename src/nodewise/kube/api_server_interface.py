@@ -5,7 +5,7 @@ Refused   ├── NotFound   the object or the kind does not exist (404)
 Conflict  └── Expired    the resource version or continue token is too old (410): list again
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Final, Literal, Protocol
 
 from nodewise.errors import Conflict, Refused
@@ -35,6 +35,9 @@ class Expired(Conflict):
     """The API server no longer has the resource version or the page to continue from; list again."""
 
 
+BeforeBody = Callable[[], Awaitable[object]]
+
+
 class Api(Protocol):
     """One API server, as one user. Every method raises kinds of `NodewiseError` and nothing else.
 
@@ -43,7 +46,18 @@ class Api(Protocol):
     them.
     """
 
-    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes: ...
+    async def get(
+        self,
+        path: str,
+        params: Params = NONE,
+        *,
+        timeout_s: float = DEADLINE_S,
+        before_body: BeforeBody | None = None,
+    ) -> bytes:
+        """The body of the response. `before_body` is called when a successful response has begun, and may wait; until
+        then, the body takes no memory.
+        """
+        ...
 
     async def create(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S

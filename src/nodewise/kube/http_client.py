@@ -14,7 +14,7 @@ from nodewise.clock import Clock
 from nodewise.cooperative_scheduling import Pacer
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube import connection_renewal, error_responses
-from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, Params, Patch
+from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, BeforeBody, Params, Patch
 from nodewise.kube.error_responses import ApiCall
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -76,9 +76,16 @@ class HttpApi:
         self.server = connection_info.server
         self.namespace = connection_info.namespace
 
-    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+    async def get(
+        self,
+        path: str,
+        params: Params = NONE,
+        *,
+        timeout_s: float = DEADLINE_S,
+        before_body: BeforeBody | None = None,
+    ) -> bytes:
         request = self._request("GET", path, params)
-        return await self._send_request("get", request, timeout_s)
+        return await self._send_request("get", request, timeout_s, before_body)
 
     async def create(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
@@ -180,20 +187,26 @@ class HttpApi:
             await self._clock.sleep(wait_s)
         return await self._send_request(verb, request, timeout_s - wait_s)
 
-    async def _send_request(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+    async def _send_request(
+        self, verb: str, request: httpx2.Request, timeout_s: float, before_body: BeforeBody | None = None
+    ) -> bytes:
         # building a request, sending it, receiving and using the response take half a millisecond each
         await asyncio.sleep(0)
-        body = await self._send(verb, request, timeout_s)
+        body = await self._send(verb, request, timeout_s, before_body)
         await asyncio.sleep(0)
         return body
 
-    async def _send(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+    async def _send(
+        self, verb: str, request: httpx2.Request, timeout_s: float, before_body: BeforeBody | None
+    ) -> bytes:
         with self._translate_errors(verb, request):
             try:
                 async with asyncio.timeout(timeout_s):
                     response = await self._http.send(request, stream=True)
                     try:
                         await self._check_response(verb, request, response)
+                        if before_body is not None:
+                            await before_body()
                         return await _read_body(response)
                     finally:
                         await response.aclose()

@@ -4,6 +4,8 @@ One call per metric: `GET /apis/custom.metrics.k8s.io/<version>/nodes/*/<metric>
 """
 
 import asyncio
+import contextlib
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -59,12 +61,16 @@ class CustomMetricsSource:
         version = await self._api_version(now)
         path = escape_path("apis", GROUP, version, "nodes", "*", request.metric)
         await asyncio.sleep(0)  # the preceding steps already took time on the event loop
-        try:
-            body = await self._api.get(path, timeout_s=self._timeout_s)
-        except NodewiseError:
-            self._version = ""
-            raise
-        async with self._decoding.slot(request.namespaces):
+        async with contextlib.AsyncExitStack() as stack:
+            slot = self._decoding.slot(request.namespaces)
+            try:
+                # a response that is not decoded at once stays in the buffers of the connection
+                body = await self._api.get(
+                    path, timeout_s=self._timeout_s, before_body=partial(stack.enter_async_context, slot)
+                )
+            except NodewiseError:
+                self._version = ""
+                raise
             entries = metric_value_list.node_samples(metric_value_list.decode_items(body))
             builder = metric_value_list.SeriesBuilder()
             async for node, entry in cooperative_scheduling.iterate_with_pauses(entries):

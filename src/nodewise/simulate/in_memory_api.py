@@ -20,7 +20,7 @@ import msgspec
 from nodewise import clock
 from nodewise.errors import NodewiseError
 from nodewise.kube import error_responses
-from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, Params, Patch
+from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, BeforeBody, Params, Patch
 from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.simulate import server_side_apply
@@ -120,8 +120,17 @@ class FakeApi:
 
     # the Api
 
-    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+    async def get(
+        self,
+        path: str,
+        params: Params = NONE,
+        *,
+        timeout_s: float = DEADLINE_S,
+        before_body: BeforeBody | None = None,
+    ) -> bytes:
         await self._record_call("get", path)
+        if before_body is not None:
+            await before_body()
         if path in self.raw:
             return self.raw[path]
         if (document := self._discovery_document(path)) is not None:

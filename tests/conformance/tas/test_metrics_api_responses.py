@@ -17,7 +17,7 @@ from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.errors import NodewiseError
-from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
+from nodewise.kube.api_server_interface import NONE, NotFound, Params
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricRequest
@@ -44,7 +44,7 @@ class FakeMetricsApi:
         self._offered: tuple[str, ...] = ()
         self._answers: dict[str, bytes] = {}
 
-    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+    async def get(self, path: str, params: Params = NONE, **_: Any) -> bytes:
         assert not params
         self.calls.append(path)
         if path not in self._answers:

@@ -64,7 +64,9 @@ class ScriptedApi:
         self._forbidden = forbidden
         self.requests: list[str] = []
 
-    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+    async def get(
+        self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S, **_: Any
+    ) -> bytes:
         path = unquote(path)
         self.requests.append(path)
         if any(word in path for word in self._forbidden):
@@ -380,7 +382,9 @@ def test_who_may_read_nothing_is_told_each_right() -> None:
 
 def test_an_api_server_that_is_away_ends_it() -> None:
     class Away(ScriptedApi):
-        async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+        async def get(
+            self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S, **_: Any
+        ) -> bytes:
             raise errors.Unavailable(path)
 
     away: Any = Away({})
@@ -390,7 +394,9 @@ def test_an_api_server_that_is_away_ends_it() -> None:
 
 def test_a_list_that_never_ends_is_left() -> None:
     class Endless(ScriptedApi):
-        async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+        async def get(
+            self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S, **_: Any
+        ) -> bytes:
             assert len(self.requests) < 3
             self.requests.append(path)
             return b'{"items": [{}], "metadata": {"continue": "here"}}'

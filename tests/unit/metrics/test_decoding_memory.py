@@ -6,6 +6,7 @@ from typing import Any
 
 from bench import generated_cluster_objects
 
+from nodewise.kube.api_server_interface import BeforeBody
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricRequest
 
@@ -16,13 +17,14 @@ BODY = generated_cluster_objects.answer("m", NAMES, 0).replace(
 
 
 class MetricsApi:
-    """Responds to all metrics at once, each with the same bytes."""
+    """Responds to all metrics at once, each with a copy of the same bytes."""
 
-    async def get(self, path: str, timeout_s: float = 0.0) -> bytes:
+    async def get(self, path: str, timeout_s: float = 0.0, before_body: BeforeBody | None = None) -> bytes:
         if path.endswith("custom.metrics.k8s.io"):
             return b'{"preferredVersion": {"version": "v1beta2"}}'
-        await asyncio.sleep(0)
-        return BODY
+        assert before_body is not None
+        await before_body()
+        return bytes(bytearray(BODY))
 
 
 def peak_bytes(metrics: int) -> int:
@@ -44,6 +46,6 @@ def peak_bytes(metrics: int) -> int:
         tracemalloc.stop()
 
 
-def test_few_responses_are_decoded_at_the_same_time() -> None:
+def test_few_responses_are_read_and_decoded_at_the_same_time() -> None:
     """The decoded form of 40 responses at once would take ten times the memory of that of 4."""
     assert peak_bytes(40) < 3 * peak_bytes(4)
