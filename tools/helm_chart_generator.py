@@ -57,8 +57,9 @@ _CHARTS_OWN: Final = frozenset(
         "identity",
     }
     | {"once", "dry_run", "output"}
+    | {"native_mode"}
 )
-"""What the chart says itself."""
+"""What the chart says itself, or does not support."""
 _BOUNDS: Final = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
 
 

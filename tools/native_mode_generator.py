@@ -18,10 +18,9 @@ _HEADER: Final = """\
 #
 # A stock kube-scheduler enforces policies without calling nodewise: `nodewise controller` labels each node with the
 # verdict of each policy, and the API server adds the matching node affinity to the pods that a policy selects when they
-# are created. Requires Kubernetes 1.36 and the definitions in deploy/crds. Pods of kube-system and of nodewise's
-# namespace, pods of DaemonSets, and pods with a nodeName are left alone.
-#
-# Do not install it yet: `nodewise controller` does not write these labels.
+# are created. Requires Kubernetes 1.36, the definitions in deploy/crds, and deploy/controller.yaml; without it selected
+# pods wait for the first labels. Pods of kube-system and of nodewise's namespace, pods of DaemonSets, and pods with a
+# nodeName are left alone.
 #
 # An error of a MutatingAdmissionPolicy never stops a pod (failurePolicy: Ignore). The ValidatingAdmissionPolicy at the
 # end applies only to pods with the label telemetry-policy.
@@ -42,6 +41,8 @@ _SCHEDULED_PODS: Final = """\
     expression: "!object.metadata.?ownerReferences.orValue([]).exists(owner, owner.kind == 'DaemonSet')"
 """
 _MODE: Final = "params.?status.?mode.orValue('Enforce') == 'Enforce'"
+_HAS_LABEL: Final = "params.?status.?nodeLabel.orValue('not known yet') != ''"
+"""False once nodewise has found that the policy needs no label, or that it is beyond the budget of labels."""
 _KEY: Final = f"'{LABEL_PREFIX}' + params.metadata.uid"
 
 
@@ -77,6 +78,7 @@ def _placement_policy(kind: str) -> str:
     conditions = (
         f'  - {{name: policy-is-enforced, expression: "{_MODE}"}}\n'
         "  - {name: policy-avoids-nodes, expression: has(params.spec.avoid)}\n"
+        f'  - {{name: policy-has-a-node-label, expression: "{_HAS_LABEL}"}}\n'
         "  - name: policy-selects-the-pod\n"
         "    expression: >-\n" + _selector("params.spec.podSelector", "object.metadata.?labels.orValue({})")
     )
@@ -103,7 +105,7 @@ def _placement_policy(kind: str) -> str:
 
 
 def _telemetry_policy() -> str:
-    """The policy for pods that name a TASPolicy. A policy that is not enforced gets the annotation only."""
+    """The policy for pods that name a TASPolicy. Without a node label it gets the annotation only."""
     conditions = (
         "  - name: pod-names-the-policy\n"
         "    expression: object.metadata.labels['telemetry-policy'] == params.metadata.name\n"
@@ -113,7 +115,7 @@ def _telemetry_policy() -> str:
 (has(object.metadata.annotations)
         ? [JSONPatch{{op: 'add', path: '/metadata/annotations/' + jsonpatch.escapeKey({key}), value: {uid}}}]
         : [JSONPatch{{op: 'add', path: '/metadata/annotations', value: {{{key}: {uid}}}}}])
-        + (!({_MODE}) ? [] : {_PATCHES})"""
+        + (!({_HAS_LABEL}) ? [] : {_PATCHES})"""
     return _mutation(
         "nodewise-native-named",
         "{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy}",
@@ -238,7 +240,7 @@ spec:
       'found the pod label telemetry-policy: ' + variables.name + ', expected the name of a TASPolicy in the namespace '
       + request.namespace
   - expression: >-
-      params.metadata.name != variables.name || (variables.uid == params.metadata.uid && (!({_MODE})
+      params.metadata.name != variables.name || (variables.uid == params.metadata.uid && (!({_HAS_LABEL})
       || (variables.hasAffinity && variables.isComplete.all(is, is))))
     messageExpression: >-
       'found a term without the requirement ' + variables.requirement.key + ' ' + variables.requirement.operator + ' ['

@@ -32,6 +32,9 @@ ZONE: Final = "topology.kubernetes.io/zone"
 OURS: Final = "telemetry.aware.scheduling."
 DESCHEDULE: Final = "gpu.aware.scheduling/deschedule-pod"
 TRUSTED: Final = "nodewise.io/trusted"
+GATED: Final = f"{PODS}/gated"
+GATES: Final = "/spec/schedulingGates"
+VERDICT: Final = "policy.nodewise.node-restriction.kubernetes.io/uid"
 
 
 class WriteRequest(NamedTuple):
@@ -91,6 +94,7 @@ def node() -> Object:
         "team": "a",
         "cool": "violating",
         f"{OURS}p/gas-disable-card0": "true",
+        f"{VERDICT}2": "ok",
         ZONE: "z1",
     }
     made["metadata"]["annotations"] = {"owner": "somebody", "nodewise.io/gpu-cards": "[]", "free-cpu": "1"}
@@ -113,6 +117,16 @@ def pod() -> Object:
     return made | {"metadata": made["metadata"] | {"namespace": "tenant"}}
 
 
+def gated_pod() -> Object:
+    """A pod with a gate of its own and the one of native mode."""
+    made = kubernetes_objects.pod("gated")
+    gates = [{"name": "example.org/wait"}, {"name": "nodewise.io/policy-not-active"}]
+    return made | {
+        "metadata": {"name": "gated", "namespace": "tenant"},
+        "spec": made["spec"] | {"schedulingGates": gates},
+    }
+
+
 def ephemeral() -> Object:
     return {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox"}]}}
 
@@ -133,6 +147,7 @@ NODE_FORBIDDEN: Final = {
     "a label below k8s.io": WriteRequest(NODE, label("node.k8s.io/x", "violating")),
     "a role": WriteRequest(NODE, label("node-role.kubernetes.io/control-plane", "")),
     "a role removed": WriteRequest(NODE, label("node-role.kubernetes.io/worker", None)),
+    "a verdict with another domain": WriteRequest(NODE, label(f"x.{VERDICT}", "violating")),
     "a domain that ends like ours": WriteRequest(NODE, label("x.telemetry.aware.scheduling.p/y", "1")),
     "a domain that starts like ours": WriteRequest(NODE, label("telemetry.aware.schedulingp/y", "1")),
     "all labels removed": WriteRequest(NODE, meta(labels=None)),
@@ -199,6 +214,9 @@ NODE_ALLOWED: Final = {
     "labels of a policy": WriteRequest(NODE, label(f"{OURS}p/gas-disable-card1", "true")),
     "another value of a policy's label": WriteRequest(NODE, label(f"{OURS}p/gas-disable-card0", "PCI_GROUP")),
     "the end of a policy's label": WriteRequest(NODE, label(f"{OURS}p/gas-disable-card0", None)),
+    "a verdict": WriteRequest(NODE, label(VERDICT, "violating")),
+    "another verdict": WriteRequest(NODE, label(f"{VERDICT}2", "violating")),
+    "the end of a verdict": WriteRequest(NODE, label(f"{VERDICT}2", None)),
     "a server-side apply": WriteRequest(
         NODE, applied("n1", labels={"warm": "violating", f"{OURS}p/x": "1"}), APPLY
     ),
@@ -261,6 +279,24 @@ POD_FORBIDDEN: Final = {
         POD, [{"op": "add", "path": "/spec/tolerations/-", "value": {"operator": "Exists"}}], JSON_PATCH
     ),
     "a deadline": WriteRequest(POD, {"spec": {"activeDeadlineSeconds": 1}}),
+    "another gate removed": WriteRequest(GATED, [{"op": "remove", "path": f"{GATES}/0"}], JSON_PATCH),
+    "all gates removed": WriteRequest(GATED, [{"op": "remove", "path": GATES}], JSON_PATCH),
+    "the gate removed and a toleration": WriteRequest(
+        GATED,
+        [
+            {"op": "remove", "path": f"{GATES}/1"},
+            {"op": "add", "path": "/spec/tolerations/-", "value": {"operator": "Exists"}},
+        ],
+        JSON_PATCH,
+    ),
+    "the gate removed and a node selector": WriteRequest(
+        GATED,
+        [
+            {"op": "remove", "path": f"{GATES}/1"},
+            {"op": "add", "path": "/spec/nodeSelector", "value": {"zone": "z"}},
+        ],
+        JSON_PATCH,
+    ),
     "a label by the Binding": WriteRequest(f"{POD}/binding", binding(labels={"app": "other"}), "POST"),
     "the label of descheduling by the Binding": WriteRequest(
         f"{POD}/binding", binding(labels={DESCHEDULE: "gpu"}), "POST"
@@ -280,6 +316,9 @@ POD_ALLOWED: Final = {
     "the label of descheduling": WriteRequest(POD, label(DESCHEDULE, "gpu")),
     "that a bind was dropped": WriteRequest(
         POD, annotation("nodewise.io/claim-dropped", "2026-01-01T00:00:00Z")
+    ),
+    "the gate of native mode removed": WriteRequest(
+        GATED, [{"op": "remove", "path": f"{GATES}/1"}], JSON_PATCH
     ),
     "nothing": WriteRequest(POD, {}),
     "a Binding": WriteRequest(f"{POD}/binding", binding(), "POST"),
@@ -347,6 +386,7 @@ def cluster(plane: ControlPlane, audit_log: AuditLog) -> GuardedCluster:
     plane.api.create(node())
     plane.api.patch(STATUS, {"status": IN_STATUS})
     plane.api.create(pod())
+    plane.api.create(gated_pod())
     accounts = [plane.service_account(name, NAMESPACE) for name in ("nodewise", "nodewise-annotator")]
     cluster = GuardedCluster(plane, audit_log, *accounts)
     wait_enforced(cluster)

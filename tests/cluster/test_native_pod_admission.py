@@ -67,6 +67,7 @@ POLICIES: Final[Mapping[str, tuple[Object, Object]]] = {
     "second": (_policy(_app("plain") | _match("both", "Exists"), AVOID), ACTIVE),
     "new": (_policy(_app("new"), AVOID), {}),
     "newer": (_policy(_app("new"), AVOID), {"mode": "Enforce"}),
+    "no-label": (_policy(_app("no-label"), AVOID), {"mode": "Enforce", "nodeLabel": "", "active": True}),
     "beyond": (_policy(_app("beyond"), AVOID), {"mode": "NotEnforced"}),
     "reject": (_policy(_app("reject"), AVOID, REJECT), ACTIVE),
     "all-reject": (_policy(_app("all-reject"), {"all": [REJECT, REJECT]}), ACTIVE),
@@ -81,7 +82,7 @@ POLICIES: Final[Mapping[str, tuple[Object, Object]]] = {
     "all-of": (_tas(HOT, STRICT, operator="allOf"), ACTIVE),
     "all-strict": (_tas(STRICT, STRICT, operator="allOf"), ACTIVE),
     "fresh": (_tas(HOT), {}),
-    "over-budget": (_tas(HOT), {"mode": "NotEnforced"}),
+    "over-budget": (_tas(HOT), {"nodeLabel": "", "active": True}),
     "ranks": (
         tas_policy(
             "", {"scheduleonmetric": {"rules": [{"metricname": "heat", "operator": "LessThan"}]}}, NAMESPACE
@@ -279,6 +280,7 @@ CASES: Final = {
         PLAIN, {"schedulingGates": [OWN_GATE]}, _required(_all(_not_in("plain"))), [OWN_GATE]
     ),
     "not enforced": Case({"app": "beyond"}, {}, None),
+    "beyond the budget of labels": Case({"app": "no-label"}, {}, None),
     "one rule rejects missing values": Case({"app": "reject"}, {}, _required(_all(_in("reject")))),
     "all parts reject missing values": Case({"app": "all-reject"}, {}, _required(_all(_in("all-reject")))),
     "some parts reject missing values": Case(
@@ -312,7 +314,7 @@ CASES: Final = {
     "a TASPolicy that is not active": Case(
         {"telemetry-policy": "fresh"}, {}, _required(_all(_not_in("fresh"))), [native_mode.GATE]
     ),
-    "a TASPolicy that is not enforced": Case({"telemetry-policy": "over-budget"}, {}, None),
+    "a TASPolicy beyond the budget of labels": Case({"telemetry-policy": "over-budget"}, {}, None),
     "a TASPolicy that only ranks": Case({"telemetry-policy": "ranks"}, {}, _required(_all(_not_in("ranks")))),
     "a TASPolicy and terms": Case(
         {"telemetry-policy": "cool"},

@@ -10,7 +10,7 @@ import yaml
 
 from nodewise.agents.gpu import bind_annotations, descheduler_pod_labels
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES
-from nodewise.agents.telemetry import taspolicy_parser
+from nodewise.agents.telemetry import node_label_ownership, taspolicy_parser
 from nodewise.annotator.node_pod_fields import WrittenAnnotations
 from nodewise.extender import binding, pod_requeueing
 
@@ -47,6 +47,7 @@ def test_the_annotations_of_nodes() -> None:
 
 def test_the_labels_of_nodes() -> None:
     assert words("rbac.yaml", "nodewise-nodes", "otherLabels") == {
+        node_label_ownership.VERDICT_LABEL_PREFIX,
         taspolicy_parser.PREFIX,
         taspolicy_parser.VIOLATING,
         "/",
@@ -147,7 +148,7 @@ def test_the_extender_and_native_mode_select_the_same_pods(kind: str) -> None:
     )
     # native mode has no preferences, and is idempotent in its mutation
     del conditions["policy-has-rules-for-pods"], conditions["pod-does-not-request-the-resource"]
-    del native_conditions["policy-avoids-nodes"]
+    del native_conditions["policy-avoids-nodes"], native_conditions["policy-has-a-node-label"]
     assert native_conditions == conditions
     variables, native_variables = (
         {variable["name"]: variable["expression"] for variable in spec["variables"]}
@@ -155,3 +156,8 @@ def test_the_extender_and_native_mode_select_the_same_pods(kind: str) -> None:
     )
     for name in ("isSelected", "namespaceLabels"):
         assert native_variables.get(name) == variables.get(name)
+
+
+def test_the_account_may_change_the_same_of_pods_with_and_without_gpus() -> None:
+    """Whoever applies both files gets the policy of the last one."""
+    assert policy("controller.yaml", "nodewise-pods") == policy("gpu.yaml", "nodewise-pods")

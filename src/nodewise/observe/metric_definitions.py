@@ -119,6 +119,14 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge",
         "Nodes whose labels differ from those of policies; only of the leader. `--kube-qps` limits the writes.",
     ),
+    "native_nodes_to_label": Metric(
+        "gauge",
+        "Nodes whose labels differ from the verdicts of policies, in native mode; only of the leader. `--kube-qps`"
+        " limits the writes.",
+    ),
+    "foreign_verdict_labels_total": Metric(
+        "counter", "Labels with a verdict that another field manager had written, and that are overwritten."
+    ),
     "label_writes_total": Metric("counter", "Writes of node labels; only of the leader."),
     "rules_suspended": Metric(
         "gauge", "Suspended rules, which lost most of their nodes at once; only of the leader."

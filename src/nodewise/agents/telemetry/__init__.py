@@ -21,6 +21,8 @@
 | `rule_suspension.py` | suspends a rule that loses the values of most nodes at once |
 | `node_labels.py` | the node labels that policies require |
 | `node_label_ownership.py` | the owners of node labels (managedFields) |
+| `verdict_labels.py` | the node labels with verdicts of policies, for native mode |
+| `unscheduled_pods.py` | pods without a node in native mode |
 | `taspolicy_status.py` | the status of a policy |
 | `namespace_budgets.py` | limits the rules, metrics, queries and labels of a namespace |
 | `controller` | writes labels, status and events in the leader |

@@ -3,8 +3,8 @@
 The API server tracks which manager and operation last wrote a key (KEP-555, server-side apply).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from nodewise.agents.telemetry.node_labels import Labels
 from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
@@ -14,17 +14,32 @@ FIELD_MANAGER: Final = "nodewise-telemetry"
 OLD_MANAGERS: Final = frozenset(["extender"])
 """Telemetry Aware Scheduling set no manager, so the API server used the first part of its user agent."""
 
+VERDICT_LABEL_PREFIX: Final = "policy.nodewise.node-restriction.kubernetes.io/"
+"""The prefix of the keys of labels with the verdict of a policy; its uid follows. Kubelets cannot write such labels."""
+
 ManagedFieldsEntry = dict[str, Any]
 """One entry of managedFields."""
 
 
-def owned_labels(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The labels that we own by server-side apply, with their current values."""
+class LabelOwner(NamedTuple):
+    """A field manager of node labels, and the labels that belong to it."""
+
+    field_manager: str
+    may_own: Callable[[str, str], bool]
+    """Whether a label, by key and value, may be one of these, regardless of the current policies."""
+    is_forced: bool
+    """Whether a label of another owner is overwritten; otherwise it is a conflict."""
+    pending_nodes_metric: str
+    """The metric with the number of nodes that are still to be written."""
+
+
+def owned_labels(metadata: Mapping[str, Any], field_manager: str = FIELD_MANAGER) -> dict[str, str]:
+    """The labels that a manager owns by server-side apply, with their current values."""
     labels = metadata.get("labels") or {}
     ours = {
         key
         for entry in _managed_field_entries(metadata)
-        if _is_nodewise_entry(entry)
+        if _is_entry_of(entry, field_manager)
         for key in _label_keys(entry)
     }
     return {key: labels[key] for key in ours if key in labels}
@@ -51,9 +66,19 @@ def _looks_like_telemetry_label(key: str, value: str, policies: frozenset[str]) 
     return key.startswith(PREFIX) or (key in policies and value == VIOLATING)
 
 
-def may_be_managed_label(key: str, value: str) -> bool:
+def _may_be_policy_label(key: str, value: str) -> bool:
     """Whether a label may be ours or the older system's, regardless of the current policies."""
-    return value == VIOLATING or key.startswith(PREFIX)
+    return (value == VIOLATING or key.startswith(PREFIX)) and not _is_verdict_label(key)
+
+
+def _is_verdict_label(key: str, value: str = "") -> bool:  # noqa: ARG001 - as for other owners
+    return key.startswith(VERDICT_LABEL_PREFIX)
+
+
+POLICY_LABELS: Final = LabelOwner(FIELD_MANAGER, _may_be_policy_label, False, "nodes_to_label")
+"""The owner of the labels that policies name."""
+VERDICT_LABELS: Final = LabelOwner("nodewise-native", _is_verdict_label, True, "native_nodes_to_label")
+"""The owner of the labels with the verdicts of policies."""
 
 
 def transfer_ownership(
@@ -67,7 +92,7 @@ def transfer_ownership(
         _entry_without_labels(entry, keys) if _is_older_system_entry(entry) else dict(entry)
         for entry in _managed_field_entries(metadata)
     ]
-    ours = next((entry for entry in entries if _is_nodewise_entry(entry)), None)
+    ours = next((entry for entry in entries if _is_entry_of(entry, FIELD_MANAGER)), None)
     if ours is None:
         ours = {
             "manager": FIELD_MANAGER,
@@ -106,8 +131,8 @@ def _managed_field_entries(metadata: Mapping[str, Any]) -> Sequence[ManagedField
     return metadata.get("managedFields") or ()
 
 
-def _is_nodewise_entry(entry: Mapping[str, Any]) -> bool:
-    return entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
+def _is_entry_of(entry: Mapping[str, Any], field_manager: str) -> bool:
+    return entry.get("manager") == field_manager and entry.get("operation") == "Apply"
 
 
 def _is_older_system_entry(entry: Mapping[str, Any]) -> bool:

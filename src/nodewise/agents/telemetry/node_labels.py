@@ -16,7 +16,7 @@ from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry import rule_operators
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
-from nodewise.agents.telemetry.taspolicy_parser import PREFIX
+from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
 
 Labels = Mapping[str, str]
 Mask = NDArray[np.bool_]
@@ -201,15 +201,20 @@ def order_fairly(
     """The nodes of `wanted` in the order in which they are written: the namespaces take turns. Yields between nodes.
 
     Each namespace has the nodes on which its labels change, so that one whose labels always change everywhere delays
-    no other.
+    no other. Nodes that begin to violate a policy come first, because pods are still placed there.
     """
-    queues: dict[str, list[str]] = {}
+    violating: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
     for node, labels in wanted.items():
         yield
-        for group in changed_label_groups(columns, labels, owned.get(node, {})):
+        for group, keys in changed_label_groups(columns, labels, owned.get(node, {})).items():
+            queues = violating if any(labels.get(key) == VIOLATING for key in keys) else others
             for namespace in group or ("",):
                 queues.setdefault(namespace, []).append(node)
-    turns = chain.from_iterable(zip_longest(*queues.values()))
+    namespaces = violating | others
+    turns = chain.from_iterable(
+        zip_longest(*([*violating.get(name, ()), *others.get(name, ())] for name in namespaces))
+    )
     return list(dict.fromkeys(node for node in turns if node is not None))
 
 

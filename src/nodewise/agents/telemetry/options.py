@@ -46,6 +46,10 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     queries_per_namespace: Annotated[int, msgspec.Meta(ge=1)] = 16
     """Limit of different queries in the rules of one trusted namespace."""
 
+    native_mode: bool = False
+    """Label nodes with the verdict of each policy, and release the pods that wait for the first labels, for the
+    admission policies of deploy/native.yaml: kube-scheduler then enforces policies without calling nodewise."""
+
     advertise_resource: Annotated[str, Option(metavar="NAME=AMOUNT")] = ""
     """Extended resource that is added to every node, such as `telemetry/scheduling=1000`. Without it, the descheduler
     and the autoscaler assume that pods that request the resource fit no node. Empty: none."""

@@ -160,6 +160,8 @@ class Policy(msgspec.Struct, frozen=True):
     """A message about what is beyond a budget of the namespace (`namespace_budgets`); empty for nothing."""
     not_enforced: str = ""
     """Why the whole policy has no effect; empty if it has."""
+    uid: str = ""
+    """Of the object, whose name may have belonged to another policy before. Empty in files without uids."""
 
     @property
     def namespace(self) -> str:

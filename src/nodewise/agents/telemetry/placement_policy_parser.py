@@ -50,7 +50,8 @@ def parse_policy(policy: PolicyObject, kind: Literal["PlacementPolicy", "Cluster
     """Parse a policy object. This never fails: problems are part of the result."""
     parser = _PolicyParser(is_cluster=kind == "ClusterPlacementPolicy")
     metadata = policy.metadata
-    parsed = Policy(PolicyKey(kind, metadata.namespace, metadata.name), metadata.creationTimestamp or "")
+    key = PolicyKey(kind, metadata.namespace, metadata.name)
+    parsed = Policy(key, metadata.creationTimestamp or "", uid=metadata.uid)
     return parser.parse(parsed, parser.decode_spec(policy))
 
 

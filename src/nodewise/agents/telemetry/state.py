@@ -53,6 +53,8 @@ class PolicyState(NamedTuple):
     """Metrics of its rules that count as never fetched, by key, with the cause; empty if only the log names it."""
     suspended: tuple[Comparison, ...] = ()
     """Its comparisons that lost the values of most nodes at once; their last verdicts remain in effect."""
+    awaits_metrics: bool = False
+    """Whether a metric of `avoid` has neither values nor a failure yet, as after a start."""
 
 
 class TelemetryState(NamedTuple):
@@ -221,6 +223,10 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
                 rule
                 for rule in dict.fromkeys(policy.usable_comparisons())
                 if rule in evaluated and self._histories[rule].suspended
+            ),
+            not all(
+                rule.unusable or cluster_state.metrics.was_fetched(rule.metric_request().key)
+                for rule in policy.avoided()
             ),
         )
 

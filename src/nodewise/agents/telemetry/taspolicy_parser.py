@@ -87,6 +87,7 @@ def parse_policy(policy: PolicyObject) -> Policy:
         ),
         sections=tuple(strategies),
         problems=parser.limited_problems(),
+        uid=metadata.uid,
     )
 
 

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
+
 from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import node_labels
+from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryStateBuilder
 from tests.unit.agents.telemetry.policy_snapshot_builders import (
@@ -148,3 +151,22 @@ class TestLabeling:
         assert violating(rules, series("a", n1=200), series("b", n2=1), owned=owned) == {"n1": {"foo": "2"}}
         assert violating(rules, series("a", n1=200), series("b", n2=1)) == {"n1": {"foo": "1"}}
         assert violating(rules, series("a", n1=5), series("b", n1=5), owned=owned) == {}
+
+
+def test_nodes_that_begin_to_violate_a_policy_are_written_first_and_namespaces_take_turns() -> None:
+    size = np.zeros(1, np.int16)
+    columns = {
+        key: LabelColumn(key, ("violating", "ok"), size, size > 0, namespaces=frozenset([key]))
+        for key in ("a", "b")
+    }
+    owned = {"n1": {"a": "violating"}, "n2": {"a": "violating"}}
+    wanted = {
+        "n1": {"a": "ok"},
+        "n2": {},
+        "n3": {"a": "violating"},
+        "n4": {"b": "ok"},
+        "n5": {"a": "violating"},
+        "n6": {"b": "violating"},
+    }
+    ordered = cooperative_scheduling.run_without_pauses(node_labels.order_fairly(columns, wanted, owned))
+    assert ordered == ["n3", "n6", "n5", "n4", "n1", "n2"]

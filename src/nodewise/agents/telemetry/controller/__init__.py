@@ -4,11 +4,14 @@ It writes node labels, the status of policies, and events. The values to write a
 `node_label_ownership`, `taspolicy_status`).
 """
 
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 from nodewise.agent import Resource, Snapshot
 from nodewise.agent_controller_interface import Controller, Handle
 from nodewise.agents.telemetry import node_labels
+from nodewise.agents.telemetry.controller.native_mode import NativeMode
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.controller.policy_status_writer import StatusWriter
 from nodewise.agents.telemetry.controller.resource_advertiser import ResourceAdvertiser
@@ -25,6 +28,7 @@ class TelemetryController(Controller):
         self._labels = LabelWriter(handle)
         self._statuses = StatusWriter(taspolicies, handle)
         self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
+        self._native_mode = NativeMode(handle) if options.native_mode else None
         if options.trust_all_namespaces:
             logs.emit("all_namespaces_trusted")
         if options.label_policies_from:
@@ -35,12 +39,22 @@ class TelemetryController(Controller):
         """Start as the leader. Labels and statuses that another leader wrote are read again."""
         self._labels.begin()
         self._statuses.begin()
+        if self._native_mode:
+            self._native_mode.begin()
+
+    def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        return self._native_mode.tasks() if self._native_mode else ()
 
     async def step(self, snapshot: Snapshot) -> None:
         """Write labels, status and the advertised resource. A failure of one does not affect the others."""
         agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
-            parts = (partial(self._write, snapshot, agent_state), self._advertiser.step)
+            parts: list[Callable[[], Coroutine[Any, Any, None]]] = [
+                partial(self._write, snapshot, agent_state),
+                self._advertiser.step,
+            ]
+            if self._native_mode:
+                parts.append(partial(self._native_mode.step, snapshot, agent_state.policies))
             await run_api_calls(part() for part in parts)
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:

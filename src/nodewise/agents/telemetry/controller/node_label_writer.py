@@ -11,7 +11,7 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import node_label_ownership, node_labels
-from nodewise.agents.telemetry.node_label_ownership import FIELD_MANAGER
+from nodewise.agents.telemetry.node_label_ownership import POLICY_LABELS, LabelOwner
 from nodewise.agents.telemetry.node_labels import Labels
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
@@ -26,7 +26,6 @@ _CONFLICT_S: Final = 60.0
 """The time after which a label that cannot be written is tried again, unless its node changes before."""
 _MAX_NAMED: Final = 5
 """Nodes that a message names."""
-_APPLY: Final = {"fieldManager": FIELD_MANAGER}
 
 
 class _LabelConflict(NamedTuple):
@@ -44,13 +43,17 @@ class LabelWriter:
     when a watch shows labels that we did not write or lacks labels that we wrote, and after a write without a response.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, owner: LabelOwner = POLICY_LABELS) -> None:
         self._handle = handle
+        self._owner = owner
+        self._apply = {"fieldManager": owner.field_manager} | ({"force": "true"} if owner.is_forced else {})
         self._owned: dict[str, Labels] = {}
         self._unconfirmed: set[str] = set()
         self._seen: dict[str, Any] = {}
         self._conflicts: dict[str, dict[str, _LabelConflict]] = {}
         self._remaining = 0
+        self.pending_keys: frozenset[str] | None = None
+        """The keys of labels that the last step left to be written, or that are refused; None if it failed early."""
 
     def begin(self) -> None:
         self._owned, self._seen = {}, {}
@@ -73,6 +76,7 @@ class LabelWriter:
         The namespaces of the policies take turns. A failure of one node does not affect the others; the first error
         is raised at the end.
         """
+        self.pending_keys = None
         await self._mark_unconfirmed_nodes()
         await asyncio.sleep(0)
         await run_api_calls(
@@ -92,7 +96,14 @@ class LabelWriter:
         ordered = await cooperative_scheduling.run(node_labels.order_fairly(columns, differing, self._owned))
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, ordered)
-        await run_api_calls(self._finish_node(node, differing[node], columns) for node in due)
+        try:
+            await run_api_calls(self._finish_node(node, differing[node], columns) for node in due)
+        finally:
+            self.pending_keys = frozenset(
+                key
+                for node in differing.keys() | self._conflicts.keys()
+                for key, _ in wanted.get(node, {}).items() ^ self._owned.get(node, {}).items()
+            )
 
     async def _finish_node(
         self, node: str, wanted: Labels, columns: dict[str, node_labels.LabelColumn]
@@ -133,7 +144,7 @@ class LabelWriter:
     def _set_remaining(self, count: int) -> None:
         """Set the number of nodes that are still to be written, and export it."""
         self._remaining = count
-        self._handle.metrics_registry.set("nodes_to_label", count)
+        self._handle.metrics_registry.set(self._owner.pending_nodes_metric, count)
 
     def _labels_without_conflict(self, node: str, wanted: Labels) -> Labels:
         conflicting = self._conflicts.get(node)
@@ -153,9 +164,7 @@ class LabelWriter:
             owned = self._owned.get(name, {})
             labels = decode_node_labels(node)
             ours = {
-                key: value
-                for key, value in labels.items()
-                if key in owned or node_label_ownership.may_be_managed_label(key, value)
+                key: value for key, value in labels.items() if key in owned or self._owner.may_own(key, value)
             }
             if ours != owned:
                 self._unconfirmed.add(name)
@@ -180,7 +189,7 @@ class LabelWriter:
         metadata = {"name": node, "uid": node_object.metadata.uid, "labels": wanted}
         body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
         try:
-            await self._handle.api.patch(NODES.path(name=node), body, "apply", _APPLY)
+            await self._handle.api.patch(NODES.path(name=node), body, "apply", self._apply)
         except NotFound:
             self._owned.pop(node, None)
         except Conflict as error:
@@ -224,19 +233,27 @@ class LabelWriter:
         path = NODES.path(name=name)
         try:
             metadata = msgspec.json.decode(await self._handle.api.get(path))["metadata"]
-            inherited = node_label_ownership.inheritable_label_keys(metadata, keys)
+            inherited = (
+                frozenset()
+                if self._owner.is_forced
+                else node_label_ownership.inheritable_label_keys(metadata, keys)
+            )
             if inherited:
                 entries = node_label_ownership.transfer_ownership(metadata, inherited, NODES.api_version)
                 patch = [
                     {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
                     {"op": "replace", "path": "/metadata/managedFields", "value": entries},
                 ]
-                await self._handle.api.patch(path, patch, "json", _APPLY)
+                await self._handle.api.patch(path, patch, "json", self._apply)
                 logs.emit("labels_taken_over", node=name, keys=sorted(inherited))
                 metadata = {**metadata, "managedFields": entries}
         except NotFound:
             return {}
-        return node_label_ownership.owned_labels(metadata)
+        owned = node_label_ownership.owned_labels(metadata, self._owner.field_manager)
+        if self._owner.is_forced:
+            foreign = keys & (metadata.get("labels") or {}).keys() - owned.keys()
+            self._handle.metrics_registry.count("foreign_verdict_labels_total", len(foreign))
+        return owned
 
 
 def decode_node_labels(node: Any) -> dict[str, str]:

@@ -1,0 +1,195 @@
+"""Native mode in the leader: labels nodes with the verdicts of policies, and releases the pods that wait for it."""
+
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, takewhile
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise.agent import Snapshot
+from nodewise.agent_controller_interface import Handle
+from nodewise.agents.telemetry import unscheduled_pods, verdict_labels
+from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
+from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABELS
+from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.state import PolicyState
+from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
+from nodewise.agents.telemetry.verdict_labels import LabelledPolicy, VerdictLabels
+from nodewise.errors import UNREADABLE, BadInput, Conflict
+from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.resource_kinds import PODS
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+_STEP_S: Final = 2.0
+"""The longest time that statuses and gates are written from one snapshot."""
+_UNKNOWN_S: Final = 30.0
+"""The time after which the policy of a key counts as deleted. A pod may be seen before its policy."""
+_HELD_S: Final = 3600.0
+"""The longest time that the labels of a deleted policy stay for pods that wait."""
+_CONFIRMED_S: Final = 60.0
+"""The time after which a status is written again if the watch does not show it."""
+_APPLY: Final = {"fieldManager": VERDICT_LABELS.field_manager, "force": "true"}
+_UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
+
+
+class _NativeStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of a policy's status that native mode writes, and the admission policies read."""
+
+    node_label: str | None = None
+    active: bool = False
+
+
+class _Statuses(NamedTuple):
+    """The statuses of policies, and the keys that no pod has to wait for."""
+
+    wanted: dict[PolicyKey, _NativeStatus]
+    settled: frozenset[str]
+
+
+class NativeMode:
+    """Writes the labels with verdicts, the status that the admission policies read, and removes gates."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._labels = LabelWriter(handle, VERDICT_LABELS)
+        target = ReflectorTarget(PODS, UnscheduledPod, selectors=_UNSCHEDULED, keep=unscheduled_pods.keep_pod)
+        # a registry of its own: these pods must not overwrite the counts of the pods that wait
+        self._pods = Reflector(handle.api, target, handle.clock, MetricsRegistry(), random.random)
+        self._written: dict[str, tuple[_NativeStatus, float]] = {}
+        """By uid of a policy, the last write of its status and its monotonic time."""
+        self._unknown_since_s: dict[str, float] = {}
+        """By key of unscheduled pods without a policy, when it was first seen."""
+
+    def begin(self) -> None:
+        self._labels.begin()
+        self._written = {}
+
+    def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        return (self._pods.run,)
+
+    async def step(self, snapshot: Snapshot, states: Mapping[PolicyKey, PolicyState]) -> None:
+        """Write what differs from the snapshot. A failure of one node, policy or pod does not affect the others."""
+        if not self._pods.synced:
+            return
+        pods = list(self._pods.store.values())
+        policies = {key: _labelled_policy(state) for key, state in states.items() if state.policy.uid}
+        unknown = self._update_unknown_keys(pods, policies.values())
+        labels = verdict_labels.verdict_labels(
+            policies.values(),
+            len(snapshot.nodes) + 1,
+            frozenset(chain.from_iterable(pod.keys_with_ok for pod in pods)),
+            frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S),
+        )
+        try:
+            await self._labels.step(snapshot, labels.columns)
+        finally:
+            deleted = frozenset(key for key, age_s in unknown.items() if age_s > _UNKNOWN_S)
+            statuses = self._statuses(policies, labels, deleted)
+            await self._write_statuses_and_gates(statuses, pods, policies)
+
+    def _update_unknown_keys(
+        self, pods: Iterable[UnscheduledPod], policies: Iterable[LabelledPolicy]
+    ) -> dict[str, float]:
+        """The keys of pods that belong to no policy, and for how many seconds that is known."""
+        now_s = self._handle.clock.monotonic()
+        known = {verdict_labels.label_key(labelled.policy.uid) for labelled in policies}
+        unknown = frozenset(chain.from_iterable(pod.keys for pod in pods)) - known
+        self._unknown_since_s = {key: self._unknown_since_s.get(key, now_s) for key in unknown}
+        return {key: now_s - since_s for key, since_s in self._unknown_since_s.items()}
+
+    def _statuses(
+        self, policies: Mapping[PolicyKey, LabelledPolicy], labels: VerdictLabels, deleted: frozenset[str]
+    ) -> _Statuses:
+        wanted: dict[PolicyKey, _NativeStatus] = {}
+        settled = set(deleted)
+        for key, labelled in policies.items():
+            label = verdict_labels.label_key(labelled.policy.uid)
+            node_label = label if label in labels.columns else ""
+            before = self._status_before(labelled.policy)
+            was_active = before.active and before.node_label == node_label
+            is_labelled = not node_label or verdict_labels.is_labelled(labelled, self._labels.pending_keys)
+            wanted[key] = _NativeStatus(node_label, was_active or is_labelled)
+            if wanted[key].active:
+                settled.add(label)
+        return _Statuses(wanted, frozenset(settled))
+
+    def _policy_object(self, policy: Policy) -> PolicyObject | None:
+        """The object of exactly this policy; None if it is gone."""
+        store = self._handle.objects[RESOURCES[policy.key.kind].plural]
+        policy_object: PolicyObject | None = store.get(policy.namespace, policy.name)
+        return policy_object if policy_object and policy_object.metadata.uid == policy.uid else None
+
+    def _status_before(self, policy: Policy) -> _NativeStatus:
+        """The status as the watch shows it, or as it was written a moment ago."""
+        written = self._written.get(policy.uid)
+        if written is not None and self._handle.clock.monotonic() - written[1] < _CONFIRMED_S:
+            return written[0]
+        policy_object = self._policy_object(policy)
+        return _decode_status(policy_object) if policy_object else _NativeStatus()
+
+    async def _write_statuses_and_gates(
+        self,
+        statuses: _Statuses,
+        pods: Iterable[UnscheduledPod],
+        policies: Mapping[PolicyKey, LabelledPolicy],
+    ) -> None:
+        uids = {labelled.policy.uid for labelled in policies.values()}
+        self._written = {uid: written for uid, written in self._written.items() if uid in uids}
+        until_s = self._handle.clock.monotonic() + _STEP_S
+        calls = chain(
+            (
+                partial(self._write_status, policies[key].policy, status)
+                for key, status in statuses.wanted.items()
+                if status != self._status_before(policies[key].policy)
+            ),
+            (
+                partial(self._remove_gate, pod)
+                for pod in unscheduled_pods.releasable_pods(pods, statuses.settled)
+            ),
+        )
+        due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, calls)
+        await run_api_calls(call() for call in due)
+
+    async def _write_status(self, policy: Policy, status: _NativeStatus) -> None:
+        if self._policy_object(policy) is None:
+            return
+        resource = RESOURCES[policy.key.kind]
+        metadata = {"name": policy.name, "namespace": policy.namespace, "uid": policy.uid}
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": metadata,
+            "status": status,
+        }
+        path = resource.path(policy.namespace, policy.name, "status")
+        try:
+            await self._handle.api.patch(path, body, "apply", _APPLY)
+        except (Conflict, NotFound):
+            return  # deleted or replaced
+        self._written[policy.uid] = status, self._handle.clock.monotonic()
+
+    async def _remove_gate(self, pod: UnscheduledPod) -> None:
+        path = PODS.path(pod.metadata.namespace, pod.metadata.name)
+        params = {"fieldManager": VERDICT_LABELS.field_manager}
+        try:
+            await self._handle.api.patch(path, unscheduled_pods.gate_removal(pod), "json", params)
+        except (Conflict, NotFound, BadInput):
+            return  # the pod has changed, and the watch shows it soon
+
+
+def _labelled_policy(state: PolicyState) -> LabelledPolicy:
+    return LabelledPolicy(
+        state.policy, None if state.verdict is None else state.verdict.codes, state.awaits_metrics
+    )
+
+
+def _decode_status(policy_object: PolicyObject) -> _NativeStatus:
+    try:
+        return msgspec.json.decode(policy_object.status, type=_NativeStatus | None) or _NativeStatus()
+    except UNREADABLE:
+        return _NativeStatus()

@@ -1,0 +1,110 @@
+"""Node labels with the verdicts of policies, for native mode: a stock kube-scheduler enforces them. No I/O.
+
+The admission policies of `deploy/native.yaml` add a requirement for the label of a policy to the node affinity of the
+pods that it selects: `NotIn [violating]`, or `In [ok]` if the policy rejects nodes without a value. So every node that
+the policy rejects, for whatever reason, is `violating`. A node that passes is `ok` only if a pod may require that:
+a label on every node costs a write per node and policy, and space in every Node object.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.agents.telemetry.node_labels import LabelColumn
+from nodewise.agents.telemetry.placement_policy import Policy
+from nodewise.agents.telemetry.rule_evaluation import Codes
+from nodewise.agents.telemetry.taspolicy_parser import VIOLATING
+
+OK: Final = "ok"
+MAX_NAMESPACE_KEYS: Final = 10
+"""Policies of one namespace with a label. Each one that selects a pod adds 2.5 to 7 ms to the creation of the pod."""
+MAX_CLUSTER_KEYS: Final = 20
+"""ClusterPlacementPolicies with a label."""
+
+
+class LabelledPolicy(NamedTuple):
+    """A policy, and what decides about its label."""
+
+    policy: Policy
+    codes: Codes | None
+    """By node number, 0 where the policy accepts the node; None if it rejects no node."""
+    awaits_metrics: bool
+    """Whether a metric has neither values nor a failure yet, so that the verdict is not meaningful."""
+
+
+class VerdictLabels(NamedTuple):
+    """The labels of all policies together."""
+
+    columns: dict[str, LabelColumn]
+    """By label key."""
+    excess: dict[str, str]
+    """By uid of a policy without a label: why it has none."""
+
+
+def label_key(uid: str) -> str:
+    """The key of the label of a policy. It follows from the policy alone, so that pods keep it if the rules change."""
+    return VERDICT_LABEL_PREFIX + uid
+
+
+def rejects_missing(policy: Policy) -> bool:
+    """Whether pods of the policy require `ok`. The expressions in `deploy/native.yaml` say the same."""
+    return any(all(part.when_missing == "reject" for part in rule.parts) for rule in policy.avoid)
+
+
+def verdict_labels(
+    policies: Iterable[LabelledPolicy],
+    size: int,
+    required_ok: frozenset[str] = frozenset(),
+    held: frozenset[str] = frozenset(),
+) -> VerdictLabels:
+    """The labels of the policies that reject nodes, within the budgets of keys; older policies come first.
+
+    `size` is the number of nodes, with the unknown node. `required_ok` are the keys of which unscheduled pods require
+    the value `ok`, since the policy was another one when they were created. `held` are keys of deleted policies, whose
+    labels stay as they are.
+    """
+    columns = {key: _held_column(key, size) for key in held}
+    excess: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for labelled in sorted(policies, key=lambda labelled: (labelled.policy.created, labelled.policy.key)):
+        policy, codes = labelled.policy, labelled.codes
+        if codes is None:
+            continue
+        count = counts[policy.namespace] = counts.get(policy.namespace, 0) + 1
+        limit = MAX_NAMESPACE_KEYS if policy.namespace else MAX_CLUSTER_KEYS
+        if count > limit:
+            scope = f"namespace {policy.namespace}" if policy.namespace else "the cluster"
+            excess[labelled.policy.uid] = (
+                f"it is policy {count} of {scope} that avoids nodes; at most {limit} have a node label for native mode,"
+                " and older policies come first"
+            )
+            continue
+        key = label_key(labelled.policy.uid)
+        has_ok = rejects_missing(policy) or key in required_ok
+        columns[key] = _column(key, labelled, codes, has_ok=has_ok)
+    return VerdictLabels(columns, excess)
+
+
+def is_labelled(labelled: LabelledPolicy, pending_keys: frozenset[str] | None) -> bool:
+    """Whether every node has the label of a meaningful verdict, so that pods of the policy may be scheduled.
+
+    `pending_keys` are the keys of labels that are still to be written; None if that is unknown.
+    """
+    is_written = pending_keys is not None and label_key(labelled.policy.uid) not in pending_keys
+    return is_written and not labelled.awaits_metrics
+
+
+def _column(key: str, labelled: LabelledPolicy, codes: Codes, *, has_ok: bool) -> LabelColumn:
+    namespaces = labelled.policy.namespaces
+    if labelled.awaits_metrics:
+        return _held_column(key, len(codes))._replace(namespaces=namespaces)
+    accepted = np.int16(2 if has_ok else 0)
+    values = np.where(codes > 0, np.int16(1), accepted)
+    return LabelColumn(key, (VIOLATING, OK), values, np.zeros(len(codes), np.bool_), namespaces=namespaces)
+
+
+def _held_column(key: str, size: int) -> LabelColumn:
+    """Labels that stay as they are."""
+    return LabelColumn(key, (VIOLATING, OK), np.zeros(size, np.int16), np.ones(size, np.bool_))

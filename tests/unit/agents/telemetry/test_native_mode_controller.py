@@ -1,0 +1,197 @@
+"""Native mode in the leader, with a failing API server: labels, and the status that the admission policies read."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise import agents
+from nodewise.agent import Snapshot
+from nodewise.agents.telemetry.controller.native_mode import NativeMode
+from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, Policy, PolicyKey
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict
+from nodewise.agents.telemetry.state import POLICY_KINDS, PolicyState
+from nodewise.agents.telemetry.verdict_labels import label_key
+from nodewise.cli import object_and_metric_sources
+from nodewise.clock import ManualClock
+from nodewise.errors import BadInput, NodewiseError, Unavailable
+from nodewise.kube.api_server_interface import NONE, Params, Patch
+from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.kube.store import StoreWriter
+from nodewise.metrics.node_index import NodeIndex
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.simulate.in_memory_api import FakeApi
+from tests.unit.agents.fake_controller_handle import build_handle
+
+KEY = PolicyKey("PlacementPolicy", "web", "cool")
+POLICIES = RESOURCES["PlacementPolicy"]
+RULE = Comparison("temp", "above", 80)
+
+
+class SlowApi(FakeApi):
+    """An API server whose patches take some time of a manual clock, and that refuses some nodes."""
+
+    def __init__(self) -> None:
+        super().__init__(*RESOURCES.values())
+        self.clock = ManualClock(1000.0)
+        self.takes_s = 0.0
+        self.refused = ""
+        """The node whose patches are refused."""
+
+    async def patch(
+        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
+    ) -> bytes:
+        self.clock.advance(self.takes_s)
+        if self.refused and path.endswith(f"/{self.refused}"):
+            raise BadInput(f"patch {path}: refused")
+        return await super().patch(path, body, kind, params, timeout_s=timeout_s)
+
+    def patches(self) -> int:
+        return sum(verb == "patch" for verb, _ in self.calls)
+
+
+class NativeModeFixture:
+    """Nodes and a policy in an API server, the stores of watches, and native mode of a leader."""
+
+    def __init__(self, count: int) -> None:
+        self.api = SlowApi()
+        self.names = tuple(f"n{number}" for number in range(count))
+        self.nodes: StoreWriter[Any] = StoreWriter()
+        self.registry = MetricsRegistry()
+        self.stores: dict[str, StoreWriter[PolicyObject]] = {name: StoreWriter() for name in POLICY_KINDS}
+        for name in self.names:
+            self.api.put(NODES, {"metadata": {"name": name, "labels": {"rack": "1"}}})
+        made = self.api.put(POLICIES, {"metadata": {"name": KEY.name, "namespace": KEY.namespace}})
+        self.uid: str = made["metadata"]["uid"]
+        self.label = label_key(self.uid)
+        objects = {name: writer.store for name, writer in self.stores.items()}
+        handle = build_handle(self.api, objects, self.nodes.store, self.api.clock, self.registry)
+        self.native = NativeMode(handle)
+        self.native.begin()
+        self.watch()
+
+    def watch(self) -> None:
+        """Bring the stores up to date with the API server."""
+        kind = object_and_metric_sources.merge_node_types([agents.load("telemetry")])
+        items = (msgspec.json.encode(item) for item in self.api.objects(NODES).values())
+        self.nodes.replace(msgspec.json.decode(item, type=kind) for item in items)
+        policies = (msgspec.json.encode(item) for item in self.api.objects(POLICIES).values())
+        self.stores[POLICIES.plural].replace(
+            msgspec.json.decode(policy, type=PolicyObject) for policy in policies
+        )
+
+    async def step(self, *violating: str, avoids: bool = True, awaits_metrics: bool = False) -> None:
+        """Run one step with a snapshot in which these nodes violate the policy."""
+        codes = np.array([name in violating for name in (*self.names, "")], np.int16)
+        policy = Policy(KEY, avoid=(AvoidRule((RULE,)),) if avoids else (), uid=self.uid)
+        verdict = AvoidVerdict(codes, ()) if avoids else None
+        state = PolicyState(policy, verdict, (), None, None, awaits_metrics=awaits_metrics)
+        await self.native.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), {KEY: state})
+
+    def labelled(self) -> dict[str, str]:
+        """The value of the label of each node that has it."""
+        nodes = ((name, node["metadata"]["labels"]) for (_, name), node in self.api.objects(NODES).items())
+        return {name: labels[self.label] for name, labels in nodes if self.label in labels}
+
+    def status(self) -> Any:
+        return self.api.objects(POLICIES)[KEY.namespace, KEY.name].get("status")
+
+    def counted(self, metric: str) -> float:
+        lines = self.registry.exposition().decode().splitlines()
+        return sum(float(line.split()[1]) for line in lines if line.startswith(f"nodewise_{metric} "))
+
+
+@contextlib.asynccontextmanager
+async def native_mode(count: int = 3) -> AsyncIterator[NativeModeFixture]:
+    """Native mode that has listed the pods."""
+    fixture = NativeModeFixture(count)
+    (watch_pods,) = fixture.native.tasks()
+    watching = asyncio.create_task(watch_pods())
+    while ("watch", PODS.path()) not in fixture.api.calls:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    try:
+        yield fixture
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_policy_is_active_once_every_node_is_labelled() -> None:
+    async with native_mode(100) as fixture:
+        fixture.api.takes_s = 0.1
+        await fixture.step(*fixture.names)
+        assert 10 < len(fixture.labelled()) < 40
+        assert fixture.status() is None or fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        fixture.api.takes_s = 0.0
+        await fixture.step(*fixture.names)
+        assert len(fixture.labelled()) == 100
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+
+
+async def test_an_active_policy_stays_active_and_nothing_is_written_at_rest() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n1")
+        assert fixture.labelled() == {"n1": "violating"}
+        fixture.watch()
+        before = fixture.api.patches()
+        await fixture.step("n1")
+        fixture.native.begin()
+        await fixture.step("n1")
+        assert fixture.api.patches() == before
+        fixture.api.fail(Unavailable("connection refused"), 1)
+        with pytest.raises(NodewiseError):
+            await fixture.step("n2")
+        await fixture.step("n2")
+        assert fixture.labelled() == {"n2": "violating"}
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+
+
+async def test_a_policy_without_values_yet_is_not_active() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0", "n1", "n2", awaits_metrics=True)
+        assert fixture.labelled() == {}
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        await fixture.step("n0")
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+
+
+async def test_a_policy_is_not_active_while_a_node_refuses_its_label() -> None:
+    async with native_mode() as fixture:
+        fixture.api.refused = "n1"
+        with pytest.raises(BadInput):
+            await fixture.step("n0", "n1")
+        assert fixture.labelled() == {"n0": "violating"}
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+
+
+async def test_a_policy_that_rejects_no_node_needs_no_label() -> None:
+    async with native_mode() as fixture:
+        await fixture.step(avoids=False)
+        assert fixture.status() == {"nodeLabel": "", "active": True}
+        # with rules, its nodes have to be labelled first
+        fixture.watch()
+        await fixture.step("n0", awaits_metrics=True)
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+
+
+async def test_a_label_of_another_manager_is_overwritten_and_counted() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0")
+        fixture.api.put(NODES, {"metadata": {"name": "n0", "labels": {fixture.label: "ok"}}})
+        fixture.watch()
+        await fixture.step("n0")
+        assert fixture.labelled() == {"n0": "violating"}
+        assert fixture.counted("foreign_verdict_labels_total") == 1
+
+
+async def test_the_labels_of_a_deleted_policy_are_removed() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0")
+        await fixture.native.step(Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {})
+        assert fixture.labelled() == {}

@@ -1,0 +1,82 @@
+"""Pods without a node: the labels that they require, and the removal of their gate."""
+
+from typing import Any
+
+import msgspec
+
+from nodewise.agents.telemetry import unscheduled_pods
+from nodewise.agents.telemetry.unscheduled_pods import GATE, UnscheduledPod
+from nodewise.agents.telemetry.verdict_labels import label_key
+
+A, B = label_key("a"), label_key("b")
+OWN_GATE = {"name": "example.com/wait"}
+
+
+def stored(name: str = "p", namespace: str = "web", gates: list[Any] | None = None, *terms: Any) -> Any:
+    """The pod as it is stored. A term is a list of requirements, each a key and values; one value means `NotIn`."""
+    selector = {
+        "nodeSelectorTerms": [
+            {
+                "matchExpressions": [
+                    {"key": key, "operator": "In" if values == ["ok"] else "NotIn", "values": values}
+                    for key, values in term
+                ]
+            }
+            for term in terms
+        ]
+    }
+    affinity = (
+        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}} if terms else None
+    )
+    body = {
+        "metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}"},
+        "spec": {"affinity": affinity, "schedulingGates": gates},
+    }
+    return unscheduled_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
+
+
+def test_only_pods_that_native_mode_concerns_are_stored() -> None:
+    assert stored() is None
+    assert stored(gates=[OWN_GATE]) is None
+    assert stored("p", "web", None, [("zone", ["z"])]) is None
+    assert stored("p", "web", None, []) is None
+    assert stored(gates=[{"name": GATE}]).gate == 0
+
+
+def test_what_a_pod_requires_of_labels() -> None:
+    pod = stored("p", "web", [OWN_GATE, {"name": GATE}], [("zone", ["z"]), (A, ["violating"])], [(B, ["ok"])])
+    assert (pod.keys, pod.keys_with_ok, pod.gate) == ({A, B}, {B}, 1)
+    assert pod.spec == UnscheduledPod().spec, "the spec takes no memory"
+
+
+def test_the_gate_of_a_pod_is_removed_when_all_its_policies_are_settled() -> None:
+    gate = [{"name": GATE}]
+    pods = [
+        stored(name, "web", gate, [(key, ["violating"]) for key in keys])
+        for name, keys in (("a", [A]), ("ab", [A, B]), ("none", []))
+    ]
+    waits = stored("ungated", "web", None, [(A, ["violating"])])
+
+    def released(*settled: str) -> list[str]:
+        released_pods = unscheduled_pods.releasable_pods([*pods, waits], frozenset(settled))
+        return [pod.metadata.name for pod in released_pods]
+
+    assert released() == ["none"]
+    assert released(A) == ["a", "none"]
+    assert released(A, B) == ["a", "ab", "none"]
+
+
+def test_namespaces_take_turns() -> None:
+    gate = [{"name": GATE}]
+    many = [stored(f"m{number}", "busy", gate) for number in range(3)]
+    few = [stored("f", "quiet", gate)]
+    names = [pod.metadata.name for pod in unscheduled_pods.releasable_pods([*many, *few], frozenset())]
+    assert names == ["m0", "f", "m1", "m2"]
+
+
+def test_the_patch_fails_for_another_pod_or_changed_gates() -> None:
+    assert unscheduled_pods.gate_removal(stored(gates=[OWN_GATE, {"name": GATE}])) == [
+        {"op": "test", "path": "/metadata/uid", "value": "uid-p"},
+        {"op": "test", "path": "/spec/schedulingGates/1", "value": {"name": GATE}},
+        {"op": "remove", "path": "/spec/schedulingGates/1"},
+    ]
