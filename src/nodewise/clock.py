@@ -4,8 +4,8 @@
 deadlines and periods. Tasks get a `Clock`; functions that decide get the time as a number.
 """
 
-import asyncio
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -30,6 +30,8 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio  # `cmk isolate` parses durations, and starts fast
+
         await asyncio.sleep(seconds)
 
 
@@ -49,6 +51,8 @@ class ManualClock:
         self._now += seconds
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio
+
         self.advance(seconds)
         await asyncio.sleep(0)
 
@@ -73,27 +77,41 @@ _MAX_DURATION_LENGTH: Final = 64
 """In characters. Parsing copies the rest of the text for each unit."""
 
 
+_GO_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
 def parse_duration(text: str) -> float:
     """Seconds of a Go duration such as `2s`, `1m30s`, `500ms`. ValueError has a message for the user."""
-    units = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    return _parse_duration(text, _GO_UNITS)
+
+
+def parse_option_duration(text: str, *, has_default_unit: bool = False) -> float:
+    """Seconds of an option's value: a Go duration, also with days such as `90d`.
+
+    With `has_default_unit` a plain number means seconds, for options that were numbers in an older program.
+    """
+    return _parse_duration(text, {**_GO_UNITS, "d": 86400.0, **({"": 1.0} if has_default_unit else {})})
+
+
+def _parse_duration(text: str, units: Mapping[str, float]) -> float:
     if len(text) > _MAX_DURATION_LENGTH:
-        raise ValueError(f"{len(text)} characters are no duration such as 5s, 500ms or 1m30s")
+        raise ValueError(f"{len(text)} characters are no duration (for example 5s, 500ms, 1m30s)")
     rest = text.strip()
     sign = -1.0 if rest.startswith("-") else 1.0
     rest = rest.lstrip("+-")
     if rest == "0":
         return 0.0
     total = 0.0
-    while rest:
+    is_empty = True
+    while rest or is_empty:
         digits = len(rest) - len(rest.lstrip("0123456789."))
-        letters = len(rest) - digits - len(rest[digits:].lstrip("nuµmsh"))
+        letters = len(rest) - digits - len(rest[digits:].lstrip("nuµmshd"))
         number, unit = rest[:digits], rest[digits : digits + letters]
         if unit not in units or number.strip(".") == "" or number.count(".") > 1:
-            raise ValueError(f"{text!r} is no duration such as 5s, 500ms or 1m30s")
+            raise ValueError(f"invalid duration {text!r} (for example 5s, 500ms, 1m30s)")
         total += float(number) * units[unit]
         rest = rest[digits + letters :]
-    if text.strip().strip("+-") == "":
-        raise ValueError("an empty text is no duration such as 5s, 500ms or 1m30s")
+        is_empty = False
     return sign * total
 
 

@@ -10,9 +10,22 @@ def test_duration(text: str, seconds: float) -> None:
     assert clock.parse_duration(text) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("text", "seconds"), {**GOOD, "90d": 90 * 86400, "1d12h": 36 * 3600}.items())
+def test_options_take_days_too(text: str, seconds: float) -> None:
+    assert clock.parse_option_duration(text) == pytest.approx(seconds)
+
+
+def test_a_plain_number_means_seconds_only_where_it_did_in_an_older_program() -> None:
+    assert clock.parse_option_duration("1.5", has_default_unit=True) == 1.5
+    with pytest.raises(ValueError, match="invalid duration '90'"):
+        clock.parse_option_duration("90")
+    with pytest.raises(ValueError, match="invalid duration '1d'"):
+        clock.parse_duration("1d")
+
+
 @pytest.mark.parametrize("text", ["5", "", "abc", "s", "-", "5 s", "1..5s", "5sm"])
 def test_what_is_no_duration_is_said(text: str) -> None:
-    with pytest.raises(ValueError, match="no duration such as 5s"):
+    with pytest.raises(ValueError, match=r"invalid duration .* \(for example 5s, 500ms, 1m30s\)"):
         clock.parse_duration(text)
 
 

@@ -9,17 +9,24 @@ from nodewise.cli.setting_declarations import Setting
 
 
 class Duration(click.ParamType[float]):
-    """Seconds from a text such as `5s`."""
+    """Seconds from a text such as `5s`. With `has_default_unit` a plain number means seconds."""
 
     name = "duration"
+
+    def __init__(self, *, has_default_unit: bool = False, is_positive: bool = False) -> None:
+        self._has_default_unit = has_default_unit
+        self._is_positive = is_positive
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):
             return float(value)
         try:
-            return clock.parse_duration(value)
+            seconds = clock.parse_option_duration(value, has_default_unit=self._has_default_unit)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self._is_positive and seconds <= 0:
+            self.fail(f"{value} is not more than 0", param, ctx)
+        return seconds
 
 
 class Size(click.ParamType[int]):

@@ -20,6 +20,7 @@ LEAN = sorted(
 ROOMS = {f"nodewise.cpu.{path.parent.name}" for path in FOLDER.glob("*/__init__.py")}
 ALLOWED = {
     "nodewise",
+    "nodewise.clock",
     "nodewise.errors",
     "nodewise.trusted_files",
     "nodewise.terminal_escaping",

@@ -39,7 +39,7 @@ BROKEN = {
     "no weight": ({"prioritizeVerb": "prioritize"}, r"extenders\[0\].weight: 0; expected a positive weight"),
     "a key that is none": ({"filterverb": "filter"}, "unknown field `filterverb`"),
     "a verb that is not modelled": ({"bindVerb": "bind"}, r"extenders\[0\].bindVerb: 'bind'; expected none"),
-    "a time that is none": ({"httpTimeout": "soon"}, r"extenders\[0\].httpTimeout: 'soon' is no duration"),
+    "a time that is none": ({"httpTimeout": "soon"}, r"extenders\[0\].httpTimeout: invalid duration 'soon'"),
     "a CA that nobody looks at": (
         {"tlsConfig": {"insecure": True, "caFile": "ca"}},
         r"extenders\[0\].tlsConfig: both insecure and caFile",

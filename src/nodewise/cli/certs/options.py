@@ -1,10 +1,7 @@
 """Options of `nodewise certs`, and which of them exclude each other."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-import click
-
-from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.configure import certificate_renewal, certificate_secrets
 from nodewise.errors import BadSettings, Problem
@@ -15,16 +12,6 @@ _SIGNER: Final = "Signer of the cluster for kube-scheduler's certificate"
 _CONTENTS: Final = "Content of certificates"
 _RENEWAL: Final = "Renewal"
 _CLUSTER: Final = "Cluster"
-
-
-class _LongDuration(Duration):
-    """A duration, which may also be in days."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value)
-        if text.endswith("d") and text[:-1].isascii() and text[:-1].isdecimal() and len(text) < 8:  # noqa: PLR2004
-            return int(text[:-1]) * 86400.0
-        return super().convert(value, param, ctx)
 
 
 class CertsOptions(CommandOptions, frozen=True, kw_only=True):
@@ -76,7 +63,7 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
         ),
     ] = ""
 
-    timeout_s: Annotated[float, Option(section=_SIGNER, type=_LongDuration())] = 300.0
+    timeout_s: Annotated[float, Option(section=_SIGNER)] = 300.0
     """Timeout for the signer."""
 
     namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE", section=_CONTENTS)] = "nodewise"
@@ -97,19 +84,17 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
     client_secret: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.CLIENT
     """Name of kube-scheduler's Secret."""
 
-    lifetime_s: Annotated[float, Option(section=_CONTENTS, type=_LongDuration(), default_text="365d")] = (
-        365 * 86400.0
-    )
+    lifetime_s: Annotated[float, Option(section=_CONTENTS, default_text="365d")] = 365 * 86400.0
     """Lifetime of a certificate."""
 
-    renew_before_s: Annotated[float | None, Option(section=_RENEWAL, type=_LongDuration())] = None
+    renew_before_s: Annotated[float | None, Option(section=_RENEWAL)] = None
     """Time before the end of a certificate at which it is renewed. [default: a third of its lifetime]"""
 
-    switch_after_s: Annotated[float | None, Option(section=_RENEWAL, type=_LongDuration())] = None
+    switch_after_s: Annotated[float | None, Option(section=_RENEWAL)] = None
     """Time after the announcement of a new authority at which its certificates are used without --restarted. [default:
     half of --renew-before]"""
 
-    settle_s: Annotated[float, Option(section=_RENEWAL, type=_LongDuration())] = 180.0
+    settle_s: Annotated[float, Option(section=_RENEWAL)] = 180.0
     """Time until an announcement has reached all pods; --restarted is refused before."""
 
     kubeconfig: Annotated[

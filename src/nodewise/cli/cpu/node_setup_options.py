@@ -9,9 +9,11 @@ from typing import Final
 import click
 
 from nodewise.cli import terminal_output
+from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.cpu import common_options
 from nodewise.cli.options_from_settings import output_option
 from nodewise.cli.progress import Progress
+from nodewise.clock import format_duration
 from nodewise.cpu.cluster import node_setup_objects
 from nodewise.cpu.cluster.node_setup_objects import SetupOptions
 from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR
@@ -66,8 +68,9 @@ def click_parameters(timeout_s: float) -> list[click.Parameter]:
         *common_options.click_parameters(*(name for name in common_options.POOLS if name not in _COUNTS)),
         *common_options.click_parameters("namespace", "kubeconfig"),
         click.Option(
-            ["--timeout", "timeout_s"], type=click.FloatRange(min=0, min_open=True), default=timeout_s,
-            show_default=True, metavar="SECONDS", help="Timeout for all nodes.",
+            ["--timeout", "timeout_s"], type=Duration(has_default_unit=True, is_positive=True),
+            default=format_duration(timeout_s), show_default=True, metavar="DURATION",
+            help="Timeout for all nodes. A plain number means seconds.",
         ),
         output_option(["table", "json"]),
     ]  # fmt: skip

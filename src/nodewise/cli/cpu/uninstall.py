@@ -11,8 +11,10 @@ from typing import Final
 import click
 
 from nodewise.cli import tables, terminal_output
+from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.cpu import common_options
 from nodewise.cli.options_from_settings import output_option
+from nodewise.clock import format_duration
 from nodewise.cpu import procfs
 from nodewise.cpu.agent import socket_file
 from nodewise.cpu.api_client_interface import ApiClient
@@ -140,7 +142,7 @@ def _uninstall_from_cluster(
 
 def _print_uninstall_steps(steps: list[RemovalStep], output: str) -> None:
     if output == "json":
-        click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, indent=2, sort_keys=True))
+        click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, separators=(",", ":")))
     elif steps:
         tables.print_table(["OBJECT", "OUTCOME"], [tuple(step) for step in steps])
     sys.stdout.flush()
@@ -174,11 +176,11 @@ command = common_options.create_click_command(
         *common_options.click_parameters(*common_options.STORE, "proc_fs"),
         click.Option(
             ["--timeout", "timeout_s"],
-            type=click.FloatRange(min=0, min_open=True),
-            default=TIMEOUT_S,
+            type=Duration(has_default_unit=True, is_positive=True),
+            default=format_duration(TIMEOUT_S),
             show_default=True,
-            metavar="SECONDS",
-            help="Timeout for the removal of pods.",
+            metavar="DURATION",
+            help="Timeout for the removal of pods. A plain number means seconds.",
         ),
         output_option(["table", "json"]),
     ],

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from nodewise import clock
 from nodewise.cpu import cmk_names
 from nodewise.errors import BadSettings, Problem, shown
 
@@ -57,7 +58,6 @@ OPTIONS: Final = (
 _INFORMATION: Final = {"--help", "--version"}
 _SHORT: Final = {"-h": "--help"}
 _KNOWN: Final = {option.name: option for option in OPTIONS}
-_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 SUMMARY: Final = "Run a command on CPUs of a pool, and release them when it ends."
 DETAILS: Final = "The variable CMK_NUM_CORES has the number of CPU lists of an exclusive pool."
@@ -187,10 +187,13 @@ def _parse_socket_number(text: str) -> int | None:
 
 def parse_duration(field: str, text: str) -> float:
     """Seconds of `1.5`, `30s`, `5m`. BadSettings names `field`."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip(), re.ASCII)
-    if not match:
-        raise _bad_arguments_error([Problem(field, shown(text), "a duration, such as 30s or 5m")])
-    return float(match[1]) * _UNITS[match[2]]
+    try:
+        seconds = clock.parse_option_duration(text, has_default_unit=True)
+    except ValueError as error:
+        raise _bad_arguments_error([Problem(field, str(error), "")]) from error
+    if seconds < 0:
+        raise _bad_arguments_error([Problem(field, shown(text), "0 or more")])
+    return seconds
 
 
 def _bad_arguments_error(problems: Sequence[Problem]) -> BadSettings:
