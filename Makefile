@@ -41,7 +41,7 @@ else
 endif
 
 # Workers take files from one queue; tests with programs wait for them half of the time, so one more worker has work.
-PYTEST = $(if $(REQUIRE),NODEWISE_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadfile --no-loadscope-reorder --longest-first -rfEs
+PYTEST = $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadfile --no-loadscope-reorder --longest-first -rfEs
 
 test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13: with that one
 	@$(PYTEST) -n $$(nproc) -m 'not (cluster or root or long)' $(ARGS)
@@ -52,13 +52,13 @@ test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all
 
 test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `make test` with every Python found
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
-	@NODEWISE_TESTS=long $(PYTEST) -n $$(($$(nproc) + 1)) -o faulthandler_timeout=0 $(ARGS)
+	@TESTS_EXTENT=long $(PYTEST) -n $$(($$(nproc) + 1)) -o faulthandler_timeout=0 $(ARGS)
 	@for version in 3.11 3.12 3.13 3.14; do \
 	  if python$$version -c '' 2> /dev/null; then $(MAKE) test PYTHON=python$$version || exit 1; fi; \
 	done
 
 laws: $(VENV)/.dev ## search for new cases that violate a law, for some minutes
-	@NODEWISE_TESTS=long $(BIN)/pytest tests/laws -n $$(nproc) $(ARGS)
+	@TESTS_EXTENT=long $(BIN)/pytest tests/laws -n $$(nproc) $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, names, types, complexity, import contracts, docs
 	@$(BIN)/ruff format --check --quiet .

@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 Value = TypeVar("Value")
 
-LONG: Final = os.environ.get("NODEWISE_TESTS") == "long"
+LONG: Final = os.environ.get("TESTS_EXTENT") == "long"
 
 
 def of(usual: Value, long: Value) -> Value:

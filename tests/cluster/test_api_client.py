@@ -396,7 +396,7 @@ BIG = "example.com/big"
 @pytest.fixture(scope="module")
 def many_nodes(plane: ControlPlane) -> Iterator[int]:
     """Creates many nodes of 10 kB each; yields their number."""
-    count = int(os.environ.get("NODEWISE_TEST_NODES", short_and_long_case_counts.of("1000", "5000")))
+    count = int(os.environ.get("TESTS_NODES", short_and_long_case_counts.of("1000", "5000")))
     asyncio.run(with_nodes(plane, count))
     yield count
     plane.api.request("DELETE", NODES.path(), params={"labelSelector": BIG}, timeout=120)

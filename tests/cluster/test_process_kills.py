@@ -13,7 +13,7 @@ The test checks the following, with a period (`--sync-period`) of 10 s and defau
 - Policies, nodes and foreign fields of nodes are not lost. nodewise does not end by itself, is the leader, and logs
   no traceback and not too many lines.
 
-`NODEWISE_FAULTS_SEED` selects other random storms, `NODEWISE_FAULTS` sets the number of faults.
+`TESTS_FAULTS_SEED` selects other random storms, `TESTS_FAULTS` sets the number of faults.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ from tests.cluster.prometheus_and_exporters import Monitoring
 
 NODES = tuple(f"n{number:03}" for number in range(100))
 FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}
-FAULTS = int(os.environ.get("NODEWISE_FAULTS", short_and_long_case_counts.of("12", "100")))
-SEED = int(os.environ.get("NODEWISE_FAULTS_SEED", "20261121"))
+FAULTS = int(os.environ.get("TESTS_FAULTS", short_and_long_case_counts.of("12", "100")))
+SEED = int(os.environ.get("TESTS_FAULTS_SEED", "20261121"))
 KILLS = 6
 """Number of faults in a storm, after which everything must recover."""
 STORM_S = 5.0

@@ -120,13 +120,13 @@ def test_every_kubernetes_program_is_of_one_version() -> None:
 
 
 def test_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NODEWISE_REQUIRE", raising=False)
+    monkeypatch.delenv("TESTS_REQUIRE", raising=False)
     with pytest.raises(pytest.skip.Exception, match=r"^not run: no Go; `make controlplane`$"):
         skip_conditions.not_run("no Go; `make controlplane`")
 
 
 def test_what_cannot_run_fails_where_all_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NODEWISE_REQUIRE", "all")
+    monkeypatch.setenv("TESTS_REQUIRE", "all")
     with pytest.raises(pytest.fail.Exception, match=r"^not run: no Go"):
         skip_conditions.not_run("no Go; `make controlplane`")
 

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from nodewise.cli import cpu, exit_codes, main, older_program_flags
-from nodewise.cli.options_from_settings import SectionedCommand, parameter_help_heading
+from nodewise.cli.command_help import SectionedCommand, parameter_help_heading
 from tools.reference.markdown_formatting import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
@@ -126,12 +126,17 @@ def commands_page() -> str:
             "# Commands\n\n",
             table(("command", "what it does"), rows),
             "\n## Options and output of all commands\n\n",
-            "`--help`, or `-h`, shows the content of these pages. An option of a server that is in the\n",
+            "`--help`, or `-h`, shows the content of these pages; of a command with more than 30 options it shows\n",
+            "the common ones. `--help-topic WORD` shows the options of an agent, or those whose heading or name\n",
+            "contains the word, and `--help-all` shows all options. An option of a server that is in the\n",
             "[table of settings](../settings.md) can also be set as `NODEWISE_…` in the environment and in the file\n",
             "of `--config`. A flag overrides the environment, which overrides the file, which overrides the\n",
             "default.\n\n",
-            "Examples of durations are `500ms`, `5s`, `1m30s` and `1h`; an example of a size is `64Mi`. Files are in\n",
-            "PEM, YAML or JSON, as the option describes. Results go to stdout, everything else to stderr.\n\n",
+            "nodewise warns of variables that begin with `NODEWISE_` and are no settings. The variable `NO_COLOR`\n",
+            "turns off colors.\n\n",
+            "Examples of durations are `500ms`, `5s`, `1m30s`, `1h` and `90d`; an example of a size is `64Mi`.\n",
+            "Files are in PEM, YAML or JSON, as the option describes. Results go to stdout, everything else to\n",
+            "stderr.\n\n",
             "## Exit codes\n\n",
             table(
                 ("code", "meaning"), ((f"`{number}`", text) for number, text in exit_codes.MEANING.items())

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, cast
 
 import nodewise
 from nodewise.agent import AgentKind
-from nodewise.errors import BadSettings, Problem
+from nodewise.errors import BadSettings, Problem, did_you_mean
 from nodewise.extender import third_party_result_validation
 from nodewise.extender.third_party_agents import AgentError, Origin, ThirdPartyKind, raise_as_agent_error
 
@@ -56,7 +56,8 @@ def load(name: str) -> AgentKind:
                 why = f"{name!r} of {package} cannot be used: {agent.why}"
                 raise BadSettings("agents", [Problem("--agents", why, "")])
             return agent.kind
-    raise BadSettings("agents", [Problem("--agents", repr(name), "one of " + ", ".join(names()))])
+    expected = "one of " + ", ".join(names()) + did_you_mean(name, names())
+    raise BadSettings("agents", [Problem("--agents", repr(name), expected)])
 
 
 def find_agent_kind(name: str) -> AgentKind | None:

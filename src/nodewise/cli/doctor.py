@@ -140,7 +140,7 @@ def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:
 
 def print_findings_table(report: Report, *, color: bool) -> None:
     """Print the findings by severity and id, and a summary."""
-    console = Console(highlight=False, no_color=not color)
+    console = Console(highlight=False, no_color=None if color else True)  # None: as NO_COLOR says
     console.width = min(console.width, _MAX_WIDTH)
     for severity, (heading, style) in _HEADINGS.items():
         findings = [finding for finding in report.findings if finding.severity == severity]
@@ -194,7 +194,7 @@ def print_findings_json(report: Report, *, color: bool) -> None:  # noqa: ARG001
         "checked": list(report.checked),
         "not_checked": [{"id": id_, "why": reason} for id_, reason in report.not_checked],
     }
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    click.echo(msgspec.json.encode(document))
 
 
 _PRINTERS: Final[dict[str, Callable[..., None]]] = {

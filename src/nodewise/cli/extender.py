@@ -13,8 +13,9 @@ from nodewise.cli import (
     options_from_settings,
     server_components,
 )
+from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
-from nodewise.cli.options_from_settings import CommandLine, SectionedCommand
+from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig
 from nodewise.clock import SystemClock
 from nodewise.observe import logs

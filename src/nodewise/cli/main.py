@@ -70,6 +70,14 @@ class CommandTable(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(args[0], possibilities=self._table, ctx=ctx) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._table.items()])
@@ -85,9 +93,9 @@ class CommandTable(click.Group):
 def command() -> None:
     """Platform-aware scheduling for Kubernetes: a stock kube-scheduler that sees live node telemetry.
 
-    `nodewise COMMAND --help` describes a command. An option of a server can also be set in the environment or in the
-    file of --config: --sync-period is NODEWISE_SYNC_PERIOD, and the key sync_period. A flag overrides the environment,
-    which overrides the file.
+    `nodewise COMMAND --help` describes a command and its common options; --help-all shows all of its options. An option
+    of a server can also be set in the environment or in the file of --config: --sync-period is NODEWISE_SYNC_PERIOD,
+    and the key sync_period. A flag overrides the environment, which overrides the file.
 
     \b
     Examples:

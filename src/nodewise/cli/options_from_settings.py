@@ -15,8 +15,10 @@ import msgspec
 
 from nodewise.cli import older_program_flags, setting_declarations, settings_file
 from nodewise.cli.click_parameter_types import click_type_of_setting, click_type_with_bounds
+from nodewise.cli.command_help import SectionedCommand, SettingOption
 from nodewise.cli.setting_declarations import CommandOptions, Group, Setting
 from nodewise.cli.settings_file import AgentSections
+from nodewise.cli.unknown_variables import warn_of_unknown_variables
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.kube.options import KubeOptions
 from nodewise.option import Argument, Option
@@ -78,24 +80,6 @@ def output_option(formats: Iterable[str]) -> click.Option:
     )
 
 
-class SectionedCommand(click.Command):
-    """A command whose help groups options by section, after those without a section."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
-        for parameter in self.get_params(ctx):
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
-                sections.setdefault(parameter_help_heading(parameter) or "Options", []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
-def parameter_help_heading(parameter: click.Parameter) -> str:
-    """The heading of a parameter in the help; empty for a parameter without one."""
-    return parameter.section if isinstance(parameter, _Option) else ""
-
-
 def create_click_command(
     name: str,
     run: Callable[[CommandLine], None],
@@ -107,6 +91,7 @@ def create_click_command(
     """A command that calls `run`, whose docstring is the help."""
 
     def callback(**values: Any) -> None:
+        warn_of_unknown_variables(click.get_current_context())
         run(CommandLine(values))
 
     return kind(
@@ -170,10 +155,8 @@ _SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
 """The value that the kubelet gives `NODEWISE_PORT` in pods beside a Service called nodewise."""
 
 
-class _Option(click.Option):
-    """An option with a section. If its own variable is not set, the variable of an older program has effect."""
-
-    section = ""
+class _Option(SettingOption):
+    """If its own variable is not set, the variable of an older program has effect."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)
@@ -196,7 +179,7 @@ def _create_shared_option(setting: Setting) -> click.Option:
         envvar=setting.variable,
         help=f"{setting.help} [default: {default}]" if default else setting.help,
     )
-    option.section = setting.section
+    option.section, option.owners = setting.section, setting.owners
     return option
 
 

@@ -43,6 +43,8 @@ class Setting(NamedTuple):
     option: Option | Argument
     section: str = ""
     """The heading in the help."""
+    owners: tuple[str, ...] = ()
+    """The agents that have the setting, if it is one of agents only."""
 
     @property
     def key(self) -> str:
@@ -185,7 +187,8 @@ def merge_settings(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -
     return [
         setting._replace(
             help=_merge_help_texts(owners_by_help[field]),
-            section=_help_heading_of_setting(setting, owners_by_help[field]),
+            section=_help_heading_of_setting(setting, _owners(owners_by_help[field])),
+            owners=tuple(owner for owner in _owners(owners_by_help[field]) if owner != "nodewise"),
         )
         for field, setting in settings.items()
     ]
@@ -200,8 +203,11 @@ def settings_group_heading(group: Group) -> str:
     return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
 
-def _help_heading_of_setting(setting: Setting, owners_by_help: Mapping[str, Sequence[str]]) -> str:
-    owners = {owner for owners in owners_by_help.values() for owner in owners}
+def _owners(owners_by_help: Mapping[str, Sequence[str]]) -> list[str]:
+    return [owner for owners in owners_by_help.values() for owner in owners]
+
+
+def _help_heading_of_setting(setting: Setting, owners: Sequence[str]) -> str:
     return setting.section if len(owners) == 1 or "nodewise" in owners else "Several agents"
 
 

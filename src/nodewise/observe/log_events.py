@@ -52,6 +52,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "option_limited": LogEvent(
         "warning", "An option of an older program is larger than `limit`, which is used instead."
     ),
+    "variable_unknown": LogEvent(
+        "warning",
+        "A variable whose name begins with NODEWISE_ is no setting and has no effect; `closest` is the most similar"
+        " setting.",
+    ),
     "variable_ignored": LogEvent(
         "warning",
         "An environment variable of an older program has an invalid value; the default is used.",

@@ -1,6 +1,7 @@
 """Log lines on stderr with structlog. Each line is an event of the table `log_events.EVENTS`."""
 
 import logging
+import os
 import sys
 from typing import Any, Final, Literal, NamedTuple
 
@@ -51,7 +52,7 @@ def _write_buffered(early: list[_BufferedEvent]) -> None:
 def _set_level_and_format(level: str, form: Format) -> None:
     # plain tracebacks: pretty ones include the values of variables, such as the bodies of requests
     plain = structlog.dev.plain_traceback
-    text = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+    text = structlog.dev.ConsoleRenderer(colors=_uses_colors(), exception_formatter=plain)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -63,6 +64,11 @@ def _set_level_and_format(level: str, form: Format) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def _uses_colors() -> bool:
+    """On a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 class _Quoted(NamedTuple):

@@ -5,11 +5,13 @@ import re
 
 import click
 import pytest
+from click.testing import CliRunner
 from tools.reference.commands import every, help_and_default, summary
 
 from nodewise import agents
 from nodewise.cli import cmk
-from nodewise.cli.main import run
+from nodewise.cli.command_help import parameter_help_heading
+from nodewise.cli.main import command, run
 from tests import docs_page_code_blocks
 from tests.unit.test_docs_page_commands import problem
 
@@ -17,10 +19,13 @@ COMMANDS = every()
 COLUMNS = 80
 
 
-def help_text(typed: str) -> str:
-    command = COMMANDS[typed]
-    context = click.Context(command, info_name=typed, terminal_width=COLUMNS, max_content_width=110)
-    return command.get_help(context)
+def help_text(typed: str, *words: str) -> str:
+    name, *rest = typed.split()
+    done = CliRunner().invoke(
+        command, [*rest, *(words or ["--help"])], terminal_width=COLUMNS, prog_name=name
+    )
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def help_block(typed: str, title: str) -> str:
@@ -84,12 +89,70 @@ def test_each_option_says_what_it_means_and_in_which_form_it_is_wanted(typed: st
     assert formless == [], "metavar, or `Option(metavar=…)` of the field"
 
 
+LONG = [typed for typed in COMMANDS if len(options(typed)) > 30]
+
+
+@pytest.mark.parametrize("typed", LONG)
+def test_a_long_help_shows_common_options_and_names_the_topics_of_the_others(typed: str) -> None:
+    text = help_text(typed)
+    assert len(text.splitlines()) < 160
+    rows = re.findall(r"^  (-.*?)(?:  |$)", text[text.index("\nOptions:\n") :], re.MULTILINE)
+    shown = {flag for row in rows for flag in re.findall(r"--[\w-]+", row)}
+    every = {opt for option in options(typed) for opt in option.opts if opt.startswith("--")}
+    own = {opt for option in options(typed) if not parameter_help_heading(option) for opt in option.opts}
+    assert own - {"-o", "-n"} <= shown
+    assert {"--help-topic", "--help-all"} <= shown < every | {"--help", "--help-topic", "--help-all"}
+    assert "More options, by topic:" in text
+
+
+@pytest.mark.parametrize("typed", LONG)
+def test_all_options_are_in_the_complete_help(typed: str) -> None:
+    text = help_text(typed, "--help-all")
+    assert [line for line in text.splitlines() if len(line) > COLUMNS] == []
+    assert [option.opts for option in options(typed) if f"{option.opts[-1]}" not in text] == []
+
+
+def test_options_of_an_agent_are_shown_for_that_agent_only() -> None:
+    assert "--gpu-placement" not in help_text("nodewise extender")
+    gpu, telemetry = (help_text("nodewise extender", "--help-topic", name) for name in ("gpu", "telemetry"))
+    assert "\n  --gpu-placement " in gpu
+    assert "--allowed-metrics" not in gpu
+    assert "\n  --allowed-metrics " in telemetry
+    assert "\n  --when-missing " in telemetry, "which it shares with other agents"
+    assert "--gpu-placement" not in telemetry
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [("tls", "--client-ca"), ("Prometheus", "--prometheus-ca"), ("body-idle", "--body-idle-timeout")],
+)
+def test_a_topic_is_a_word_of_a_heading_or_part_of_a_name(word: str, shown: str) -> None:
+    assert f"\n  {shown} " in help_text("nodewise extender", "--help-topic", word)
+
+
+def test_a_topic_that_does_not_exist_suggests_the_closest() -> None:
+    done = CliRunner().invoke(command, ["extender", "--help-topic", "telemtry"])
+    assert done.exit_code == 2
+    assert "there is no help about 'telemtry'; did you mean \"telemetry\"?" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "closest"),
+    [("extendr", "extender"), ("cpu isolat", "isolate"), ("configure redner-scheduler", "render-scheduler")],
+)
+def test_an_unknown_command_suggests_the_closest(words: str, closest: str) -> None:
+    done = CliRunner().invoke(command, words.split())
+    assert done.exit_code == 2
+    assert f"Did you mean '{closest}'?" in done.output
+
+
 def test_a_hundred_options_stand_below_what_they_are_about() -> None:
-    titles = re.findall(r"^(\S.*):$", help_text("nodewise extender"), re.MULTILINE)
-    assert titles[0] == "Options"
+    text = help_text("nodewise extender", "--help-all")
+    titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert "Options" in titles
     assert {f"Agent {name}" for name in (kind.name for kind in agents.built_in_agent_kinds())} <= set(titles)
     assert {"Several agents", "Port, TLS and limits of requests"} <= set(titles)
-    at = help_text("nodewise extender").index
+    at = text.index
     assert at("Port, TLS and limits of requests:") < at("\n  --client-ca ") < at("Agent telemetry:")
     assert at("Several agents:") < at("\n  --score-missing ") < at("Agent gpu:")
 

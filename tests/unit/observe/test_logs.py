@@ -48,3 +48,12 @@ def test_a_traceback_is_told(capsys: pytest.CaptureFixture[str], form: logs.Form
     assert r"no\x1b[2J\u202e" in output.replace(r"\u001b", r"\x1b")
     assert all(line.isprintable() for line in output.split("\n"))
     assert output.count("\n") > 3 if form == "text" else output.count("\n") == 1
+
+
+@pytest.mark.parametrize(("no_color", "colored"), [("", True), ("1", False)])
+def test_a_terminal_has_colors_unless_no_color_is_set(
+    no_color: str, colored: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert ("\x1b[" in logged(capsys, "text", error="x")) == colored

@@ -74,6 +74,8 @@ async def test_a_port_in_use_is_named():
     first = admin_server(app, AdminOptions(health_port=0), metrics_registry)
     await first.start()
     second = admin_server(app, AdminOptions(health_port=first.port), metrics_registry)
-    with pytest.raises(BadSettings, match="is in use"):
+    with pytest.raises(
+        BadSettings, match=rf"--health-port: {first.port} is in use on 127.0.0.1; expected a free port"
+    ):
         await second.start()
     await first.stop()

@@ -128,4 +128,4 @@ class PigeonAgent(
             },
         }
         yield
-        return msgspec.json.format(msgspec.json.encode(document)) + b"\n"
+        return msgspec.json.encode(document) + b"\n"

@@ -10,7 +10,8 @@ from nodewise import agents
 from nodewise.cli import exit_codes, extender_options, options_from_settings, terminal_output
 from nodewise.cli.annotate import older_environment_variables, report, runner
 from nodewise.cli.annotate.runner import AnnotateOptions, AnnotationResult
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, SectionedCommand
+from nodewise.cli.command_help import SectionedCommand
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs

@@ -8,12 +8,12 @@ import click
 import msgspec
 
 from nodewise.cli import agent_selection, older_program_flags
+from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.configure import host, platform_modes
 from nodewise.cli.configure.options import HOST, ConfigureOptions, check_options_of_mode
 from nodewise.cli.main import CommandTable
 from nodewise.cli.options_from_settings import (
     CommandLine,
-    SectionedCommand,
     click_parameters,
     create_click_command,
 )

@@ -152,7 +152,7 @@ def build_webhook_objects(
 def print_report(report: SetupReport, output: str) -> None:
     """Print the report."""
     if output == "json":
-        click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
+        click.echo(json.dumps(report.as_dict(), separators=(",", ":")))
         return
     parts = [(node.node, node) for node in report.nodes]
     parts += [("(agent)", report.agent), ("(webhook)", report.shared)]

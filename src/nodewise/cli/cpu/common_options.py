@@ -18,6 +18,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from nodewise.cli import options_from_settings as cli_options
+from nodewise.cli.click_parameter_types import Duration
+from nodewise.cli.unknown_variables import warn_of_unknown_variables
 from nodewise.cpu import cmk_names, sysfs, topology
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.api_client_interface import ApiClient
@@ -104,7 +106,7 @@ class PoolCounts:
 class IntervalOptions:
     """Options of a command that may run at an interval."""
 
-    interval: int
+    interval: float
     publish: bool
 
 
@@ -121,6 +123,7 @@ def create_click_command(
     """
 
     def callback(**values: Any) -> None:
+        warn_of_unknown_variables(click.get_current_context())
         own = {field.name: values[field.name] for field in fields(options) if field.name in values}  # type: ignore[arg-type]
         if any(field.name == "admin" for field in fields(options)):  # type: ignore[arg-type]
             own["admin"] = cli_options.build_group(AdminOptions, values)
@@ -319,18 +322,30 @@ def print_json(value: Any) -> None:
         raise Unavailable("cannot print", [Problem("standard output", str(error), "")]) from error
 
 
+class _Interval(Duration):
+    """A plain number of seconds must be whole, as in CMK."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        return (
+            float(click.INT.convert(value, param, ctx))
+            if text[-1:].isdigit()
+            else super().convert(value, param, ctx)
+        )
+
+
 def interval_options() -> list[click.Parameter]:
     """`--interval` and `--publish`."""
     return [
         click.Option(
-            ["--interval"], type=int, default=0, show_default=True, metavar="SECONDS",
-            help="Repeat at this interval; 0: run once.",
+            ["--interval"], type=_Interval(has_default_unit=True), default=0, show_default=True, metavar="DURATION",
+            help="Repeat at this interval, such as 5m; 0: run once. A plain number means seconds.",
         ),
         click.Option(["--publish"], is_flag=True, help="Store the report in the API server as well."),
     ]  # fmt: skip
 
 
-def run_at_interval(operation: Callable[[], None], interval_s: int) -> None:
+def run_at_interval(operation: Callable[[], None], interval_s: float) -> None:
     """Run once, or until SIGTERM. At an interval a round that fails temporarily is followed by the next one."""
     if interval_s <= 0:
         operation()

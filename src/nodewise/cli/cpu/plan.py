@@ -65,7 +65,7 @@ def command(output: str, sst_bf: str, sst_cp: str, sysfs: str, **counts: Any) ->
     for problem in pool_plan.warnings:
         terminal_output.print_message(str(problem))
     if output == "json":
-        click.echo(json.dumps(pool_plan.as_dict()))
+        click.echo(json.dumps(pool_plan.as_dict(), separators=(",", ":")))
     elif output == "svg":
         click.echo(machine_svg.draw_machine_svg(machine, pool_plan), nl=False)
     else:

@@ -52,7 +52,7 @@ def run(options: ReconfigureSetupOptions) -> None:
             api, names, pods_options, deadline, report_progress, only_check=options.check
         )
     if options.output == "json":
-        click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
+        click.echo(json.dumps(report.as_dict(), separators=(",", ":")))
     else:
         tables.print_table(
             ["NODE", "RESULT", "DETAIL"], [(*node[:2], node.error or "-") for node in report.nodes]

@@ -37,7 +37,7 @@ def command(output: str, sysfs: str) -> None:
     for problem in machine.unread:
         terminal_output.print_message(str(problem))
     if output == "json":
-        click.echo(json.dumps(machine.as_dict()))
+        click.echo(json.dumps(machine.as_dict(), separators=(",", ":")))
     elif output == "svg":
         click.echo(machine_svg.draw_machine_svg(machine), nl=False)
     else:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -189,7 +188,7 @@ def _burst_table_row(name: str, means: Mapping[str, Any]) -> list[str]:
 
 
 def _encode_burst_runs_json(runs: Sequence[BurstsResult], means: Mapping[str, Any]) -> str:
-    return json.dumps({"mean": means, "runs": msgspec.to_builtins(runs)}, indent=1)
+    return msgspec.json.encode({"mean": means, "runs": runs}).decode()
 
 
 def _encode_burst_runs_csv(runs: Sequence[BurstsResult]) -> str:

@@ -121,7 +121,7 @@ def _execute_trace_runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
 def _encode_trace_runs_json(runs: Sequence[TraceResult], means: Mapping[str, Any]) -> str:
     """A single run, or several runs with their means."""
     document: Any = runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}
-    return json.dumps(msgspec.to_builtins(document, str_keys=True), indent=1)
+    return msgspec.json.encode(document).decode()
 
 
 def _format_trace_table(

@@ -1,0 +1,159 @@
+"""Help of commands: the common options first, the others by topic."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from nodewise.errors import did_you_mean
+
+_MAX_OPTIONS: Final = 30
+"""The most options of a command whose help shows all of them."""
+_COMMON: Final = frozenset(
+    {
+        "agents",
+        "cert",
+        "client_ca",
+        "config",
+        "context",
+        "health_address",
+        "health_port",
+        "key",
+        "kubeconfig",
+        "log_level",
+        "metrics",
+        "objects_from",
+        "period_s",
+        "port",
+        "prometheus_url",
+        "sync_period_s",
+        "unsafe",
+        "usage_from",
+        "what",
+    }
+)
+"""Settings that `--help` shows, in addition to the options of the command itself."""
+_TOPIC: Final = "nodewise.help_topic"
+"""The key in the context's `meta`: the topic of the help; `_ALL` for all options."""
+_ALL: Final = ""
+
+
+class SettingOption(click.Option):
+    """An option with a heading in the help."""
+
+    section = ""
+    """The heading; empty for an option of the command itself."""
+    owners: Sequence[str] = ()
+    """The agents that have the setting; empty for a setting of nodewise."""
+
+
+class SectionedCommand(click.Command):
+    """A command whose help groups options by heading, after those without one.
+
+    With more than 30 options, `--help` shows the common ones and the other headings; `--help-topic` shows the options
+    of a heading or an agent, and `--help-all` all of them.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *parameters, help_option = super().get_params(ctx)
+        more = _help_options(self) if self._has_topics() else []
+        return [*parameters, *more, help_option]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        topic = ctx.meta.get(_TOPIC)
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        if self._has_topics() and topic is None:
+            common = [option for option in options if _is_common(option)]
+            _write_sections(ctx, formatter, {"Options": common})
+            _write_topics(formatter, _by_heading(option for option in options if not _is_common(option)))
+        else:
+            shown = options if not topic else _options_of_topic(options, topic)
+            _write_sections(ctx, formatter, _by_heading(shown))
+
+    def _has_topics(self) -> bool:
+        return sum(1 for option in self.params if not getattr(option, "hidden", False)) > _MAX_OPTIONS
+
+
+def parameter_help_heading(parameter: click.Parameter) -> str:
+    """The heading of a parameter in the help; empty for a parameter without one."""
+    return parameter.section if isinstance(parameter, SettingOption) else ""
+
+
+def _is_common(option: click.Option) -> bool:
+    return not parameter_help_heading(option) or option.name in _COMMON
+
+
+def _by_heading(options: Iterable[click.Option]) -> dict[str, list[click.Option]]:
+    sections: dict[str, list[click.Option]] = {}
+    for option in options:
+        if not option.hidden:
+            sections.setdefault(parameter_help_heading(option) or "Options", []).append(option)
+    return sections
+
+
+def _write_sections(
+    ctx: click.Context, formatter: click.HelpFormatter, sections: Mapping[str, Sequence[click.Option]]
+) -> None:
+    for heading, options in sections.items():
+        records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+        with formatter.section(heading):
+            formatter.write_dl(records)
+
+
+def _write_topics(formatter: click.HelpFormatter, sections: Mapping[str, Sequence[click.Option]]) -> None:
+    with formatter.section("More options, by topic"):
+        formatter.write_dl([(heading, _count(options)) for heading, options in sections.items()], col_max=60)
+
+
+def _count(options: Sequence[click.Option]) -> str:
+    return "1 option" if len(options) == 1 else f"{len(options)} options"
+
+
+def _options_of_topic(options: Sequence[click.Option], topic: str) -> list[click.Option]:
+    """The options of the agent of this name; else those whose heading contains the topic; else whose name does.
+
+    `UsageError` if there is none.
+    """
+    word = topic.lower()
+    selections = (
+        [option for option in options if word in getattr(option, "owners", ())],
+        [option for option in options if word in parameter_help_heading(option).lower()],
+        [option for option in options if any(word in name for name in option.opts)],
+    )
+    selected = next(filter(None, selections), None)
+    if selected is None:
+        raise click.UsageError(
+            f"there is no help about {topic!r}{did_you_mean(topic, _topic_words(options))}"
+        )
+    return selected
+
+
+def _topic_words(options: Iterable[click.Option]) -> list[str]:
+    headings = " ".join(map(parameter_help_heading, options))
+    return list(dict.fromkeys(word.strip(",").lower() for word in headings.split()))
+
+
+def _help_options(command: click.Command) -> list[click.Option]:
+    def show(ctx: click.Context, _: click.Parameter, topic: Any) -> None:
+        if topic is not None and not ctx.resilient_parsing:
+            ctx.meta[_TOPIC] = topic
+            click.echo(command.get_help(ctx), color=ctx.color)
+            ctx.exit()
+
+    attributes: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": show}
+    return [
+        click.Option(
+            ["--help-topic"],
+            metavar="WORD",
+            help="Show the options of an agent, or those whose heading or name contains the word, and exit.",
+            **attributes,
+        ),
+        click.Option(
+            ["--help-all"],
+            flag_value=_ALL,
+            is_flag=True,
+            default=None,
+            help="Show all options and exit.",
+            **attributes,
+        ),
+    ]
