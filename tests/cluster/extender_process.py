@@ -1,6 +1,7 @@
 """Runs the nodewise extender as operators do: the command, a kubeconfig with the shipped rights, and mutual TLS."""
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,12 @@ LIMITS = {"telemetry/scheduling": "1"}
 """The limits that a pod needs so that kube-scheduler calls nodewise for it."""
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 COOLEST = {"metricname": "heat", "operator": "LessThan"}
+POLICY_KINDS = (
+    ("telemetry.intel.com", "taspolicies"),
+    ("nodewise.io", "placementpolicies"),
+    ("nodewise.io", "clusterplacementpolicies"),
+)
+"""API group and plural of the kinds of policies."""
 
 
 def manifest(name: str) -> list[Object]:
@@ -44,11 +51,17 @@ def rules(kind: str = "ClusterRole") -> list[Object]:
 
 
 def define(api: ClusterApi) -> None:
-    """Creates the definition of TASPolicy if necessary, and waits until the API server serves it."""
-    for definition in manifest("crds/taspolicies.yaml"):
-        api.ensure(definition)
-    path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
-    wait("TASPolicy is served", lambda: api.answers(path) or None)
+    """Creates the definitions of all kinds of policies if necessary, and waits until the API server serves them."""
+    for _, plural in POLICY_KINDS:
+        for definition in manifest(f"crds/{plural}.yaml"):
+            api.ensure(definition)
+    for group, plural in POLICY_KINDS:
+        path = f"/apis/{group}/v1alpha1/{plural}"
+        wait(f"{plural} are served", functools.partial(_is_served, api, path))
+
+
+def _is_served(api: ClusterApi, path: str) -> bool | None:
+    return api.answers(path) or None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from tests.cluster import extender_process, kubernetes_objects
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.placement_policy_specs import GROUP, PLURALS
+from tests.cluster.placement_policy_specs import GROUP
 
 MANIFEST: Final[list[Object]] = extender_process.manifest("native.yaml")
 NAMED: Final = "nodewise-native-named"
@@ -16,22 +16,11 @@ LABEL_PREFIX: Final = "policy.nodewise.node-restriction.kubernetes.io/"
 GATE: Final = {"name": "nodewise.io/policy-not-active"}
 POLICY_ANNOTATION: Final = "nodewise.io/telemetry-policy"
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-DEFINITIONS: Final = ("placementpolicies", "clusterplacementpolicies", "taspolicies")
-
-
-def define_kinds(api: ClusterApi) -> None:
-    """Creates the definitions of all kinds of policies, and waits until the API server serves them."""
-    for name in DEFINITIONS:
-        for document in extender_process.manifest(f"crds/{name}.yaml"):
-            api.ensure(document)
-    for plural in PLURALS.values():
-        wait(f"{plural} are served", lambda path=f"/apis/{GROUP}/{plural}": api.answers(path) or None)  # type: ignore[misc]
-    extender_process.define(api)
 
 
 def install(api: ClusterApi) -> None:
     """Creates the definitions, and then the admission policies."""
-    define_kinds(api)
+    extender_process.define(api)
     for document in MANIFEST:
         api.create(document)
 

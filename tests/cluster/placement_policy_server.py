@@ -7,10 +7,8 @@ from typing import Final
 from tests.cluster import admission_policy_waits, extender_process
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
-from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.placement_policy_specs import GROUP, avoiding
+from tests.cluster.placement_policy_specs import avoiding
 
-PLURALS: Final = ("placementpolicies", "clusterplacementpolicies")
 FIELD_POLICY: Final = [
     document
     for document in extender_process.manifest("policy-fields.yaml")
@@ -22,11 +20,7 @@ FIELD_POLICY: Final = [
 @contextmanager
 def defining_both_kinds(api: ClusterApi) -> Iterator[None]:
     """While this is open, the API server has both definitions and the admission policy of their fields."""
-    for plural in PLURALS:
-        for definition in extender_process.manifest(f"crds/{plural}.yaml"):
-            api.ensure(definition)
-    for plural in PLURALS:
-        wait(f"{plural} are served", lambda path=f"/apis/{GROUP}/{plural}": api.answers(path) or None)  # type: ignore[misc]
+    extender_process.define(api)
     made = [api.create(document) for document in FIELD_POLICY]
     wrong = avoiding(colour="red")
     admission_policy_waits.wait_denied(lambda: admission_policy_waits.try_create(api, wrong))

@@ -55,11 +55,7 @@ def cluster_policy(name: str, namespaces: Object, pods: Object) -> Object:
 @pytest.fixture(scope="module")
 def api(plane: ControlPlane) -> Iterator[ClusterApi]:
     """An API server with the admission policies, and a policy of each kind for each case of a selector."""
-    for kind, plural in PLURALS.items():
-        for definition in extender_process.manifest(f"crds/{plural}.yaml"):
-            plane.api.ensure(definition)
-        path = f"/apis/{GROUP}/{plural}"
-        wait(f"{kind} is served", lambda path=path: plane.api.answers(path) or None)  # type: ignore[misc]
+    extender_process.define(plane.api)
     made = [plane.api.create(document) for document in extender_process.manifest("extender-pods.yaml")]
     for case in SELECTOR_CASES:
         namespace = NAMESPACES[case.name]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from tests.cluster import controlplane, kubernetes_objects, native_mode, process_kills
+from tests.cluster import controlplane, extender_process, kubernetes_objects, native_mode, process_kills
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
 from tests.cluster.child_processes import Process
@@ -53,9 +53,7 @@ def until_selected(api: ClusterApi, *, selected: bool) -> None:
 
 
 def delete_definitions(api: ClusterApi) -> None:
-    for plural, group in zip(
-        native_mode.DEFINITIONS, ("nodewise.io", "nodewise.io", "telemetry.intel.com"), strict=True
-    ):
+    for group, plural in extender_process.POLICY_KINDS:
         api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.{group}")
         path = f"/apis/{group}/v1alpha1/{plural}"
         wait(f"{plural} are gone", lambda path=path: not api.answers(path) or None)  # type: ignore[misc]
@@ -85,7 +83,7 @@ def test_other_pods_are_created_in_every_order_of_installation(
             until_denied(api)
             check_others(api)
             # definitions that are created after the admission policies; they have an effect within half a minute
-            native_mode.define_kinds(api)
+            extender_process.define(api)
             check_others(api)
             for document in native_mode.MANIFEST:
                 api.delete(path_of(document))

@@ -11,7 +11,6 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_specs import COOL, GROUP, WIDE, policy
 
-PLURALS: Final = ("placementpolicies", "clusterplacementpolicies")
 FORBIDDEN: Final = 403
 ROLES: Final = ("admin", "edit", "view")
 
@@ -32,10 +31,7 @@ class Tenants(NamedTuple):
 @pytest.fixture(scope="module")
 def tenants(plane: ControlPlane) -> Iterator[Tenants]:
     """Tenants with the aggregated roles, as kube-controller-manager computes them."""
-    for plural in PLURALS:
-        for definition in extender_process.manifest(f"crds/{plural}.yaml"):
-            plane.api.ensure(definition)
-        wait(f"{plural} are served", lambda path=f"/apis/{GROUP}/{plural}": plane.api.answers(path) or None)  # type: ignore[misc]
+    extender_process.define(plane.api)
     for role in extender_process.manifest("policy-roles.yaml"):
         plane.api.create(role)
     space = Sandbox(plane, trusted=False)
