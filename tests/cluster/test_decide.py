@@ -18,6 +18,7 @@ LEAST = [
     rule("list", "namespaces"),
     rule("list", "pods"),
     rule("list", "taspolicies", "telemetry.intel.com"),
+    rule("list", "placementpolicies clusterplacementpolicies", "nodewise.io"),
     rule("get", "*", "custom.metrics.k8s.io"),
     rule("list", "nodes", "metrics.k8s.io"),
 ]
@@ -65,7 +66,8 @@ def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
     assert [decision["pod"] for decision in decisions] == [
         f"{cluster.namespace}/web-{number}" for number in range(3)
     ]
-    assert list(decisions[0]) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
+    members = ["pod", "agents", "feasible", "scores", "rejected", "values", "error", "policies"]
+    assert list(decisions[0]) == members
     assert decisions[0]["feasible"] == ["b", "c"]
     assert decisions[0]["scores"] == {"b": 10, "c": 9}
     with extender_process.extender(plane, tmp_path) as nodewise:
@@ -131,11 +133,18 @@ def test_files_beside_the_cluster_win(plane: ControlPlane, cluster: Sandbox, tmp
 
 def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster: Sandbox) -> None:
     cluster.pods(pod("web"))
-    inside = [rule("list", "pods"), rule("list", "taspolicies", "telemetry.intel.com")]
+    inside = [
+        rule("list", "pods"),
+        rule("list", "taspolicies", "telemetry.intel.com"),
+        rule("list", "placementpolicies", "nodewise.io"),
+    ]
     user = read_only_commands.reader(plane, inside, cluster.namespace)
-    api_user_kubeconfigs.grant(
-        plane.api, user.name, [rule("list", "nodes namespaces"), rule("get", "*", "custom.metrics.k8s.io")]
-    )
+    everywhere = [
+        rule("list", "nodes namespaces"),
+        rule("list", "clusterplacementpolicies", "nodewise.io"),
+        rule("get", "*", "custom.metrics.k8s.io"),
+    ]
+    api_user_kubeconfigs.grant(plane.api, user.name, everywhere)
     command = ["decide", "--cluster", f"--kubeconfig={user.kubeconfig}", "-o", "json"]
     (decision,) = parse_report(run(*command, "-n", cluster.namespace))["decisions"]
     assert decision["feasible"] == ["b", "c"]

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.agents.telemetry import KIND as TELEMETRY
+from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.kube.resource_kinds import NODES, PODS, Resource
 from nodewise.simulate import in_memory_api_http_server
 from nodewise.simulate.in_memory_api import FakeApi
@@ -32,7 +33,8 @@ class TestDecide:
         assert done.returncode == 0
         assert done.stderr == ""
         decision = json.loads(done.stdout)["decisions"][0]
-        assert list(decision) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
+        members = ["pod", "agents", "feasible", "scores", "rejected", "values", "error", "policies"]
+        assert list(decision) == members
         assert decision["pod"] == "health-metric-demo/demo-app-1"
         assert decision["agents"] == ["telemetry"]
         assert decision["feasible"] == ["rack1-a", "rack2-a"]
@@ -40,6 +42,8 @@ class TestDecide:
         text = "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2"
         assert decision["rejected"] == {"rack1-b": [{"agent": "telemetry", "reason": text}]}
         assert decision["error"] is None
+        policy = "telemetry policy health-metric-demo/demo-policy"
+        assert decision["policies"] == {policy: {"agent": "telemetry", "rejected": ["rack1-b"]}}
         assert decision["values"][2] == {
             "node": "rack1-b",
             "metric": "health_metric",
@@ -48,6 +52,7 @@ class TestDecide:
             "operator": "Equals",
             "state": "fresh",
             "age_s": None,
+            "policy": policy,
         }
 
     def test_forms_for_people(self) -> None:
@@ -302,7 +307,8 @@ class TestDecideCluster:
         assert done.returncode == 3
 
     def test_a_pod_without_a_policy_may_go_anywhere(self, tmp_path: Path) -> None:
-        done = self.run(tmp_path, TASPOLICIES, pods=[self.waiting(labels={})])
+        kinds = (watched.resource for watched in TELEMETRY.watched(TelemetryOptions()))
+        done = self.run(tmp_path, *kinds, pods=[self.waiting(labels={})])
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout)["decisions"][0]["feasible"] == ["a", "b"]
 
@@ -394,7 +400,12 @@ class TestAgents:
     def test_list_and_show(self) -> None:
         assert "telemetry" in run("agents", "list").stdout
         shown = json.loads(run("agents", "show", "telemetry", "-o", "json").stdout)
-        assert shown["reads"] == ["taspolicies.telemetry.intel.com", "namespaces"]
+        assert shown["reads"] == [
+            "taspolicies.telemetry.intel.com",
+            "placementpolicies.nodewise.io",
+            "clusterplacementpolicies.nodewise.io",
+            "namespaces",
+        ]
 
     def test_one_that_does_not_exist(self) -> None:
         done = run("agents", "show", "nope")

@@ -107,6 +107,7 @@ def measured(target: int, *, rejects: bool) -> Json:
         "state": "fresh",
         "age_s": None,
         "rejects": rejects,
+        "policy": "telemetry policy health-metric-demo/demo-policy",
     }
 
 

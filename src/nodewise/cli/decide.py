@@ -88,18 +88,18 @@ class DecisionInputs(NamedTuple):
 def run(command_line: CommandLine) -> None:
     """Decide which nodes pods may go to, and why, offline or for a cluster in its current state.
 
-    FILE is any mix of files, folders or - (standard input) in Kubernetes YAML or JSON: Nodes, Pods, TASPolicies,
-    MetricValueLists, NodeMetricsLists, and Lists of them; and CSV files of metrics. With --cluster, nodes, pods,
-    policies and metrics are read once from the cluster, and nothing is written. Files override objects of the cluster.
-    Waiting pods are decided. With --running, pods on nodes are decided, too: the output shows which of them a policy
-    rejects on their node, and where they would go. Only nodewise's agents decide: requests, taints and affinity are
-    checked by kube-scheduler.
+    FILE is any mix of files, folders or - (standard input) in Kubernetes YAML or JSON: Nodes, Pods, Namespaces,
+    policies, MetricValueLists, NodeMetricsLists, and Lists of them; and CSV files of metrics. With --cluster, nodes,
+    pods, policies and metrics are read once from the cluster, and nothing is written. Files override objects of the
+    cluster. Waiting pods are decided. With --running, pods on nodes are decided, too: the output shows which of them a
+    policy rejects on their node, and where they would go. Only nodewise's agents decide: requests, taints and affinity
+    are checked by kube-scheduler.
 
     \b
     Examples:
       nodewise decide examples/health-metric
       nodewise decide --cluster --running --policy stricter.yaml
-      kubectl get nodes,pods,taspolicies -A -o json |
+      kubectl get nodes,pods,ns,plp,cplp -A -o json |
         nodewise decide - metrics.yaml -o wide
 
     \b

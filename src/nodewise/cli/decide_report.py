@@ -249,7 +249,7 @@ def _node_details(pod_decision: PodDecision, node: str) -> dict[str, str]:
 
 
 def _format_rejections(pod_decision: PodDecision) -> str:
-    """Each reason with its number of nodes, and what the node closest to passing lacks."""
+    """Each reason with its number of nodes, what the node closest to passing lacks, and policies without effect."""
     counts, closest = Counter[str](), dict[str, str]()
     for _, verdict in pod_decision.filtered.verdicts:
         for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
@@ -260,7 +260,14 @@ def _format_rejections(pod_decision: PodDecision) -> str:
                 nearest = int(at[verdict.details.distances()[at].argmin()])
                 shortfall = verdict.details.text(nearest)
                 closest[text] = f" ({pod_decision.filtered.names[nearest]}: {shortfall})" if shortfall else ""
-    return "; ".join(f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()) or "-"
+    texts = [f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()]
+    ignored = (
+        f"{policy.policy} is not enforced ({policy.not_enforced})"
+        for _, verdict in pod_decision.filtered.verdicts
+        for policy in verdict.policies
+        if policy.not_enforced
+    )
+    return "; ".join([*texts, *ignored]) or "-"
 
 
 def _print_wide(decisions: PodDecisions) -> bool:

@@ -1,12 +1,13 @@
 """Selects checks and their facts, runs the checks, and makes the report."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
 from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import CHECKS
-from nodewise.doctor.facts import Facts, UnavailableFact
+from nodewise.doctor.facts import Facts, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import (
     CATALOGUE,
     NOT_CHECKED,
@@ -118,7 +119,16 @@ def _describe_examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
     if "node_count" in read:
         yield _format_count(read["node_count"], "node")
     if "policies" in read:
-        yield _format_count(len(read["policies"]), "TASPolicy", "TASPolicies")
+        yield from _describe_policies(read["policies"])
+
+
+def _describe_policies(policies: Sequence[PolicyEvaluation | UnavailableFact]) -> Iterator[str]:
+    """The number of policies of each kind that has any."""
+    counts = Counter(policy.kind for policy in policies if isinstance(policy, PolicyEvaluation))
+    if not counts:
+        yield "0 policies"
+    for kind, count in sorted(counts.items()):
+        yield _format_count(count, kind, f"{kind.removesuffix('y')}ies")
 
 
 def _format_count(number: int, name: str, plural: str = "") -> str:

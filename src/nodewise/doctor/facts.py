@@ -182,7 +182,7 @@ class MissingRights(NamedTuple):
 
 
 class PodInfo(NamedTuple):
-    """A pod that names a policy, nearly names one, or waits for a node."""
+    """A pod that a policy selects, that names a policy or nearly names one, or that waits for a node."""
 
     name: str
     namespace: str
@@ -199,21 +199,31 @@ class PodInfo(NamedTuple):
     is_gated: bool = False
     misspelled_label: str = ""
     """A label key that is nearly the one that names a policy."""
+    selected_by: tuple[str, ...] = ()
+    """The policies whose selectors select it, as in `PolicyEvaluation.where`."""
 
     @property
     def where(self) -> str:
         return f"Pod/{self.namespace}/{self.name}"
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies that apply to it, as in `PolicyEvaluation.where`: by its label, and by their selectors."""
+        named = (f"TASPolicy/{self.namespace}/{self.policy}",) if self.policy else ()
+        return (*named, *self.selected_by)
 
 
 Pods = tuple[PodInfo, ...]
 
 
 class PolicyEvaluation(NamedTuple):
-    """A TASPolicy as the telemetry agent reads and evaluates it."""
+    """A policy as the telemetry agent reads and evaluates it."""
 
     namespace: str
+    """Empty for a ClusterPlacementPolicy."""
     name: str
     strategies: tuple[str, ...] = ()
+    """The parts of its spec that have rules: `dontschedule`, or `avoid`."""
     metrics: tuple[str, ...] = ()
     """The metrics of its rules, without those of a query."""
     problems: tuple[str, ...] = ()
@@ -229,10 +239,19 @@ class PolicyEvaluation(NamedTuple):
     """The message of its condition NotTrusted, if that is True."""
     over_budget: str = ""
     """The message of its condition BudgetExceeded, if that is True."""
+    kind: str = "TASPolicy"
+    not_enforced: str = ""
+    """Why the whole policy has no effect; empty if it has."""
+    age_s: float = 0.0
 
     @property
     def where(self) -> str:
-        return f"TASPolicy/{self.namespace}/{self.name}"
+        return "/".join(filter(None, (self.kind, self.namespace, self.name)))
+
+    @property
+    def rejecting_part(self) -> str:
+        """The part of its spec that rejects nodes; empty if it has none."""
+        return next((part for part in ("dontschedule", "avoid") if part in self.strategies), "")
 
 
 Policies = tuple[PolicyEvaluation, ...]
@@ -306,7 +325,7 @@ class Facts(NamedTuple):
     pods: Pods | UnavailableFact = ()
     kinds_not_served: tuple[str | UnavailableFact, ...] | UnavailableFact = ()
     """The definitions that are missing of kinds that nodewise reads."""
-    policies: Policies | UnavailableFact = ()
+    policies: tuple[PolicyEvaluation | UnavailableFact, ...] | UnavailableFact = ()
     node_count: int | UnavailableFact = 0
     node_resources: frozenset[str] | UnavailableFact = frozenset()
     """Resources that some node has allocatable."""

@@ -250,8 +250,8 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "policy-without-effect": FindingKind(
         "warning",
         "A policy, or a part of it, has no effect",
-        "No agent reads the policy, no call uses it, or a part of it cannot be read. A rule that cannot be read passes"
-        " no node.",
+        "No agent reads the policy, no call uses it, it is beyond the limits, a pod that it selects is not sent to"
+        " nodewise, or a part of it cannot be read. A rule that cannot be read passes no node.",
         "nodewise policy lint reports which parts of a policy can be read",
     ),
     "kind-not-served": FindingKind(

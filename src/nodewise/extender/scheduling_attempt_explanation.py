@@ -144,6 +144,8 @@ class Explanation(NamedTuple):
     """Whether some rejections do not follow from the values, for example while a rule is suspended."""
     policies: tuple[PolicyRemoval, ...]
     """The policies that select the pod; empty if no agent has policies."""
+    ranking_only: tuple[str, ...]
+    """Further policies that select the pod, which reject no nodes and rank them."""
 
     @property
     def is_rejected_by_several_policies(self) -> bool:
@@ -159,7 +161,16 @@ def explain(attempt: Attempt) -> Explanation:
     groups, stuck = tuple(_group_by_reason(findings)), int(counterfactuals.stuck(decision).sum())
     changes = tuple(counterfactuals.changes(decision))
     policies = tuple(counterfactuals.policy_removals(decision))
-    return Explanation(attempt, findings, groups, changes, stuck, held, policies)
+    filtering = {policy.policy for policy in policies}
+    ranking = (
+        rule.policy
+        for _, scores in (attempt.scored or decision).scores
+        for rule in scores.evidence
+        if rule.policy and rule.policy not in filtering
+    )
+    return Explanation(
+        attempt, findings, groups, changes, stuck, held, policies, tuple(dict.fromkeys(ranking))
+    )
 
 
 def _explain_nodes(attempt: Attempt) -> Iterator[NodeExplanation]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from nodewise.cli.explain import missing_decision
+from nodewise.cli.explain.pod_policies import SelectingPolicy
 from nodewise.cli.explain.pod_state import PodReadResult, PodState
 from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
 from nodewise.extender.decision_endpoint import DecisionPage
@@ -16,6 +17,16 @@ BEFORE, AFTER = "2026-11-21T09:00:00Z", "2026-11-21T11:00:00Z"
 def state(**fields: Any) -> PodReadResult:
     base = PodState("u", CREATED, "", "Pending", "default-scheduler", (), ("telemetry/scheduling",))
     return PodReadResult(base._replace(**fields))
+
+
+def selected(*policies: SelectingPolicy, **fields: Any) -> PodReadResult:
+    """A pod that policies select."""
+    return state(**fields)._replace(policies=policies)
+
+
+COOL = SelectingPolicy("placement policy web/cool", BEFORE)
+NEWER = SelectingPolicy("cluster placement policy wide", AFTER)
+LATE = SelectingPolicy("placement policy web/late", BEFORE, "51 policies, at most 50 are enforced")
 
 
 def response(kept: int = 5, since: str | None = BEFORE) -> ReplicaResponse:
@@ -49,6 +60,26 @@ CASES = [
     ),
     pytest.param(state(node="a"), [response()], ["has not asked about it"], id="placed without a word"),
     pytest.param(
+        selected(NEWER, asks=(), node="a"), [response()],
+        ["wide selects it, and it does not request telemetry/scheduling"],
+        id="created before the policy",
+    ),
+    pytest.param(
+        selected(COOL, NEWER, asks=(), node="a"), [response()],
+        ["placement policy web/cool, cluster placement policy wide select it, and it does not request"],
+        id="several policies, and nothing adds the request",
+    ),
+    pytest.param(
+        selected(COOL, asks=(), node="a"), [response()], ["apply deploy/extender-pods.yaml"],
+        id="nothing adds the request",
+    ),
+    pytest.param(selected(COOL, node="a"), [response()], ["has not asked about it"], id="selected, and requests it"),
+    pytest.param(
+        selected(LATE, node="a"), [response()],
+        ["placement policy web/late selects it and is not enforced: 51 policies, at most 50"],
+        id="not enforced",
+    ),
+    pytest.param(
         state(node="a"), [response(since=AFTER)], ["http://one keeps 5 decisions"], id="the ring is too small"
     ),
     pytest.param(state(node="a"), [response(0, None)], ["decided nothing at all"], id="nobody ever asks"),
@@ -71,3 +102,17 @@ def test_causes(lookup: PodReadResult, responses: list[ReplicaResponse], expecte
     causes = missing_decision.find_missing_decision_causes(lookup, responses)
     assert len(causes) == len(expected)
     assert all(words in cause for words, cause in zip(expected, causes, strict=True))
+
+
+def test_a_pod_that_was_created_before_the_policy_is_created_again() -> None:
+    assert missing_decision.selection_problem(selected(NEWER, asks=())) == (
+        "cluster placement policy wide selects it, and it does not request telemetry/scheduling, so kube-scheduler "
+        "does not ask nodewise about it, unless its entry has no managedResources; it is newer than the pod: create "
+        "the pod again"
+    )
+
+
+def test_policies_of_the_last_decision_need_no_request() -> None:
+    lookup = selected(COOL, NEWER, asks=())
+    assert "wide selects it" in missing_decision.selection_problem(lookup, {COOL.policy})
+    assert missing_decision.selection_problem(lookup, {COOL.policy, NEWER.policy}) == ""

@@ -297,6 +297,7 @@ def test_a_preference_has_an_order_and_a_weight(capsys: pytest.CaptureFixture[st
     output = "\n".join(
         printed_lines(capsys, create_explanation(decision(heat="70"), scored({"n1": 10}, *ranks)), "wide")
     )
+    assert f"{COOL} ranks the nodes and rejects none" in output
     assert "power Ascending (ranks, weight 2)" in output
     assert "free Descending (ranks)" in output
 

@@ -40,6 +40,7 @@ from tests.unit.doctor.facts_factory import (
     NOW,
     OWN,
     POD,
+    POLICY,
     SOUND,
     STATIC,
     STRANGER,
@@ -86,6 +87,16 @@ def with_profile_plugins(plugins: Any, **settings: str) -> Facts:
 
 def with_rejected_nodes(rejected: int | None, nodes: int = 5000, **changed: Any) -> Facts:
     return policy(rejected_nodes=rejected, **changed)._replace(node_count=nodes)
+
+
+COOL = POLICY._replace(name="cool", kind="PlacementPolicy", strategies=("avoid",), age_s=60.0)
+BY_SELECTOR = POD._replace(policy="", selected_by=("PlacementPolicy/web/cool",), age_s=30.0)
+
+
+def selected_pod(not_enforced: str = "", **changed: Any) -> Facts:
+    """Facts with a pod that a PlacementPolicy selects."""
+    cool = COOL._replace(not_enforced=not_enforced)
+    return SOUND._replace(policies=(POLICY, cool), pods=(POD, BY_SELECTOR._replace(**changed)))
 
 
 def with_several_hosts(*hosts: Any) -> Facts:
@@ -340,6 +351,19 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         SOUND._replace(pods=(POD._replace(resources=(), avoids_violating=True),)),
         set(),
     ),
+    ("a selected pod without a request", selected_pod(resources=()), {"policy-without-effect"}),
+    ("a selected pod", selected_pod(), set()),
+    ("a policy that is not enforced", policy(not_enforced="51 policies"), {"policy-without-effect"}),
+    (
+        "pods of a policy that is not enforced",
+        selected_pod(resources=(), not_enforced="51 policies"),
+        {"policy-without-effect"},
+    ),
+    (
+        "a policy of another kind with the name in a pod's label",
+        SOUND._replace(policies=(POLICY._replace(kind="PlacementPolicy"),)),
+        {"policy-unknown"},
+    ),
     ("a pod of another scheduler's", ELSEWHERE, {"policy-without-effect"}),
     ("no such policy", SOUND._replace(pods=(POD._replace(policy="ghost"),)), {"policy-unknown"}),
     (
@@ -412,6 +436,27 @@ def test_what_is_found(facts: Facts, expected: set[str]) -> None:
         finding.object and finding.found and finding.expected and finding.remedy
         for finding in report.findings
     )
+
+
+@pytest.mark.parametrize(
+    ("age_s", "remedy"),
+    [
+        (30.0, "apply deploy/extender-pods.yaml"),
+        (90.0, "the policy is newer than the pod: create the pod again"),
+    ],
+)
+def test_the_remedy_for_a_selected_pod_without_a_request_depends_on_its_age(
+    age_s: float, remedy: str
+) -> None:
+    (finding,) = check_runner.examine(selected_pod(resources=(), age_s=age_s)).findings
+    assert (finding.object, finding.remedy.startswith(remedy)) == ("Pod/web/shop", True)
+    assert finding.found.startswith("is selected by PlacementPolicy/web/cool, and does not request ")
+
+
+def test_policies_are_counted_by_kind() -> None:
+    assert "1 PlacementPolicy" in check_runner.examine(selected_pod()).examined
+    assert "1 TASPolicy" in check_runner.examine(selected_pod()).examined
+    assert "0 policies" in check_runner.examine(SOUND._replace(policies=())).examined
 
 
 def test_the_remedy_for_values_that_differ_is_an_aggregation() -> None:

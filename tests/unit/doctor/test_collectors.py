@@ -16,13 +16,13 @@ from nodewise import errors
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table
 from nodewise.clock import SystemClock
 from nodewise.doctor import check_runner
-from nodewise.doctor.collectors import COLLECTORS, collect_facts, telemetry_policies
+from nodewise.doctor.collectors import COLLECTORS, collect_facts, policy_objects, telemetry_policies
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
 from nodewise.doctor.collectors.extender_workloads import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
-from nodewise.doctor.facts import ExtenderWorkload, Facts, UnavailableFact
+from nodewise.doctor.facts import ExtenderWorkload, Facts, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
@@ -34,6 +34,8 @@ from tests.unit.doctor.facts_factory import AUTHORITY, CONFIGURATION, ENTRY, OWN
 
 ALL = {"metadata": {"name": "p", "namespace": "web"}}
 POLICIES = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
+PLACEMENT_POLICIES = "/apis/nodewise.io/v1alpha1/placementpolicies"
+CLUSTER_PLACEMENT_POLICIES = "/apis/nodewise.io/v1alpha1/clusterplacementpolicies"
 PLAIN = {name: value for name, value in ENTRY.items() if name not in ("enableHTTPS", "tlsConfig")}
 LOOPBACK = {**CONFIGURATION, "extenders": [{**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}]}
 
@@ -317,6 +319,78 @@ def test_policies_metrics_and_pods() -> None:
     assert [(pod.name, pod.scheduler_name, pod.is_gated) for pod in cluster.pods] == [("p", "mine", True)]
 
 
+HOT_NODES = [{"metric": "heat", "above": 80}]
+
+
+def test_policies_of_all_kinds_and_the_pods_that_they_select() -> None:
+    web = {
+        "metadata": {"name": "shop", "namespace": "web", "labels": {"app": "shop"}},
+        "spec": {"nodeName": "a"},
+    }
+    other = {"metadata": {"name": "other", "namespace": "web"}, "spec": {"nodeName": "a"}}
+    values = [{"describedObject": {"name": "a"}, "metricName": "heat", "value": "90"}]
+    cluster = facts(
+        {
+            "/api/v1/nodes": [{"metadata": {"name": name}} for name in "ab"],
+            "/api/v1/namespaces": [{"metadata": {"name": "web", "labels": {"team": "a"}}}],
+            PLACEMENT_POLICIES: [
+                {
+                    "metadata": {
+                        "name": "cool",
+                        "namespace": "web",
+                        "creationTimestamp": "2026-11-21T09:00:00Z",
+                    },
+                    "spec": {"podSelector": {"matchLabels": {"app": "shop"}}, "avoid": HOT_NODES},
+                    "status": {
+                        "conditions": [{"type": "MetricsAvailable", "status": "False", "message": "no heat"}]
+                    },
+                }
+            ],
+            CLUSTER_PLACEMENT_POLICIES: [
+                {
+                    "metadata": {"name": "wide"},
+                    "spec": {
+                        "namespaceSelector": {"matchLabels": {"team": "a"}},
+                        "podSelector": {"matchLabels": {"app": "shop"}},
+                        "avoid": [{"query": "up", "below": 1}],
+                    },
+                    "status": {"rejectedNodes": 2, "conditions": [{"type": "Ready", "status": "True"}]},
+                }
+            ],
+            "/apis/custom.metrics.k8s.io": {"preferredVersion": {"version": "v1beta1"}, "versions": []},
+            "/apis/custom.metrics.k8s.io/v1beta1/nodes/*/heat": {"items": values},
+            "/api/v1/pods": [web, other],
+        }
+    )
+    assert not isinstance(cluster.policies, UnavailableFact)
+    assert [
+        (policy.where, policy.strategies, policy.metrics, policy.rejected_nodes, policy.unavailable_metrics)
+        for policy in cluster.policies
+    ] == [
+        ("PlacementPolicy/web/cool", ("avoid",), ("heat",), 1, "no heat"),
+        ("ClusterPlacementPolicy/wide", ("avoid",), (), 2, ""),
+    ]
+    assert not isinstance(cluster.pods, UnavailableFact)
+    by_name = {pod.name: pod.policies for pod in cluster.pods}
+    assert by_name["shop"] == ("PlacementPolicy/web/cool", "ClusterPlacementPolicy/wide")
+    assert by_name["other"] == ()
+
+
+def test_a_kind_of_policies_that_may_not_be_listed_hides_no_other() -> None:
+    objects = {POLICIES: [{"metadata": {"name": "pol", "namespace": "web"}, "spec": {}}]}
+    cluster = facts(objects, ("clusterplacementpolicies",))
+    assert not isinstance(cluster.policies, UnavailableFact)
+    pol, missing = cluster.policies
+    assert isinstance(pol, PolicyEvaluation)
+    assert isinstance(missing, UnavailableFact)
+    assert (pol.where, missing.right) == ("TASPolicy/web/pol", "list clusterplacementpolicies.nodewise.io")
+    report = check_runner.examine(cluster)
+    assert "1 TASPolicy" in report.examined
+    assert "the right to list clusterplacementpolicies.nodewise.io" in {
+        item.expected for item in report.findings
+    }
+
+
 @pytest.mark.parametrize(
     ("resources", "missing"),
     [
@@ -343,7 +417,13 @@ def test_facts_that_no_check_needs_are_not_read() -> None:
     asyncio.run(_collect(without, ExaminationTarget(), "kubelet-policy-conflict"))
     assert not any("proxy/configz" in path for path in without.requests)
     asyncio.run(_collect(without_nodes, ExaminationTarget(), *(CATALOGUE.keys() - {"policy-label-misspelt"})))
-    assert set(without_nodes.requests) == {"/version", "/api/v1/pods"}
+    assert set(without_nodes.requests) == {
+        "/version",
+        "/api/v1/pods",
+        POLICIES,
+        PLACEMENT_POLICIES,
+        CLUSTER_PLACEMENT_POLICIES,
+    }
 
 
 def test_each_fact_has_a_collector() -> None:
@@ -359,13 +439,13 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     age_s: int, settings: dict[str, str], rejected: int
 ) -> None:
     spec = {"strategies": {"dontschedule": {"rules": [HOT]}}}
-    policy = telemetry_policies.parse_policy(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}))
-    assert policy is not None
+    policy = policy_objects.parse_policy(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}))
+    read = policy_objects.policy_objects({"taspolicies": {("", "p"): policy}})
     now = SystemClock().now()
     samples = {"a": Sample(90 * 10**9, now - age_s), "b": Sample(10 * 10**9, now)}
     extender = ExtenderWorkload(Workload("Deployment/nodewise/nodewise"), settings)
     (slot,) = telemetry_policies.evaluate_policies(
-        [policy], {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
+        read, {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
     ).values()
     assert slot.verdict is not None
     assert (slot.verdict.codes[:-1] > 0).sum() == rejected

@@ -20,7 +20,7 @@ from nodewise.cli.explain.replica_queries import (
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.errors import BadSettings, Problem, Unavailable
 from nodewise.extender import scheduling_attempt_explanation
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
@@ -203,11 +203,9 @@ async def _read_pod_state(api: HttpApi | None, namespace: str, query: ExplainReq
     """The pod's state in the cluster, if there is a cluster and it responds."""
     if api is None:
         return PodReadResult(None)
-    try:
-        state = await pod_state.read_pod_state(api, namespace, query.pod, query.timeout_s)
-    except NodewiseError as error:
-        return PodReadResult(None, error=str(error))
-    return PodReadResult(state, gone=state is None)
+    return await pod_state.read_pod(
+        api, namespace, query.pod, query.timeout_s, own_namespace=query.service.namespace
+    )
 
 
 def _print_replica_failures(responses: Sequence[ReplicaResponse], lookup: PodReadResult) -> None:
@@ -220,6 +218,10 @@ def _print_replica_failures(responses: Sequence[ReplicaResponse], lookup: PodRea
         terminal_output.print_message(f"{response.replica.url} is left out: {response.error}")
     if lookup.error:
         terminal_output.print_message(f"the pod's own state is not known: {lookup.error}")
+    if lookup.policies_error:
+        terminal_output.print_message(
+            f"the policies that select the pod now are not known: {lookup.policies_error}"
+        )
 
 
 command = options_from_settings.create_click_command(

@@ -41,20 +41,29 @@ class PodExplanation(NamedTuple):
         )
 
 
-def label_warning(pod_explanation: PodExplanation) -> str:
-    """A problem of the pod's labels or requests, independent of the decision; empty if there is none.
+def policy_warning(pod_explanation: PodExplanation) -> str:
+    """Why a policy has no effect because of the pod's labels or requests; empty if there is no such reason.
 
-    If the decision considers the pod's policy, the pod needs no request.
+    If the decision considers the pod's policies, the pod needs no request.
     """
-    state = pod_explanation.lookup.state
-    if state is None or (pod_explanation.explanation is not None and state.policy is not None):
+    state, explanation = pod_explanation.lookup.state, pod_explanation.explanation
+    if state is None:
         return ""
-    return missing_decision.policy_label_problem(state)
+    is_considered = explanation is not None and state.policy is not None
+    considered = (
+        {*(policy.policy for policy in explanation.policies), *explanation.ranking_only}
+        if explanation
+        else ()
+    )
+    return (
+        "" if is_considered else missing_decision.policy_label_problem(state)
+    ) or missing_decision.selection_problem(pod_explanation.lookup, considered)
 
 
 def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
     """The explanation as a JSON document."""
     state = pod_explanation.lookup.state
+    selected_by = [policy._asdict() for policy in pod_explanation.lookup.policies]
     return {
         "pod": pod_explanation.pod,
         "state": state._asdict() if state else None,
@@ -63,10 +72,11 @@ def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
         "tries": pod_explanation.tries,
         "since": pod_explanation.since,
         "attempt": _attempt_document(pod_explanation.explanation) if pod_explanation.explanation else None,
-        "warning": label_warning(pod_explanation) or None,
+        "warning": policy_warning(pod_explanation) or None,
         "why_none": None
         if pod_explanation.explanation
         else missing_decision.find_missing_decision_causes(pod_explanation.lookup, pod_explanation.responses),
+        **({"selected_by": selected_by} if selected_by else {}),
     }
 
 
@@ -99,6 +109,7 @@ def _attempt_document(explanation: Explanation) -> dict[str, Any]:
         "groups": [_node_group_document(group) for group in explanation.groups],
         "changes": [_needed_change_document(change) for change in explanation.changes],
         **({"policies": list(map(_policy_document, explanation.policies))} if explanation.policies else {}),
+        **({"ranking_only": explanation.ranking_only} if explanation.ranking_only else {}),
         "preempt": None
         if preempted is None
         else {

@@ -1,6 +1,6 @@
 """Diagnoses why no replica knows a decision about a pod."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from nodewise import clock
@@ -15,7 +15,7 @@ _MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 def find_missing_decision_causes(lookup: PodReadResult, responses: Sequence[ReplicaResponse]) -> list[str]:
     """The possible causes, one sentence each, the most likely one first."""
     causes = [
-        *(_causes_in_pod_state(lookup.state) if lookup.state else _causes_without_pod_state(lookup)),
+        *(_causes_in_pod_state(lookup.state, lookup) if lookup.state else _causes_without_pod_state(lookup)),
         *_causes_in_replicas(lookup.state, responses),
     ]
     return causes or ["kube-scheduler has not asked about it yet"]
@@ -37,6 +37,46 @@ def policy_label_problem(state: PodState) -> str:
     return ""
 
 
+def selection_problem(lookup: PodReadResult, considered: Collection[str] = ()) -> str:
+    """Why policies that select the pod have no effect; empty if they may have one.
+
+    `considered` are the policies in the pod's last decision: for them, kube-scheduler has asked nodewise.
+    """
+    state = lookup.state
+    ignored = [
+        policy for policy in lookup.policies if policy.policy not in considered and not policy.not_enforced
+    ]
+    if state is None or not ignored or SCHEDULING_RESOURCE in state.asks:
+        return ""
+    names = ", ".join(policy.policy for policy in ignored)
+    verb, pronoun = ("select", "they are") if len(ignored) > 1 else ("selects", "it is")
+    if all(_is_newer(policy.created, state.created) for policy in ignored):
+        remedy = f"{pronoun} newer than the pod: create the pod again"
+    else:
+        remedy = (
+            "apply deploy/extender-pods.yaml, which adds the request to new pods that a policy selects, and create "
+            "the pod again"
+        )
+    return (
+        f"{names} {verb} it, and it does not request {SCHEDULING_RESOURCE}, so kube-scheduler does not ask nodewise "
+        f"about it, unless its entry has no managedResources; {remedy}"
+    )
+
+
+def _is_newer(created: str, other: str) -> bool:
+    """Whether one object was created after another one. Times are in whole seconds."""
+    return bool(created and other) and clock.parse_rfc3339(created) > clock.parse_rfc3339(other)
+
+
+def not_enforced_policies(lookup: PodReadResult) -> list[str]:
+    """The policies that select the pod and have no effect, one sentence each."""
+    return [
+        f"{policy.policy} selects it and is not enforced: {policy.not_enforced}"
+        for policy in lookup.policies
+        if policy.not_enforced
+    ]
+
+
 def _causes_without_pod_state(lookup: PodReadResult) -> Iterator[str]:
     if lookup.gone:
         yield "there is no such pod now"
@@ -47,14 +87,14 @@ def _causes_without_pod_state(lookup: PodReadResult) -> Iterator[str]:
     )
 
 
-def _causes_in_pod_state(state: PodState) -> Iterator[str]:
+def _causes_in_pod_state(state: PodState, lookup: PodReadResult) -> Iterator[str]:
     if state.gates:
         gates = ", ".join(state.gates)
         yield f"it has scheduling gates ({gates}): no scheduler tries to place it until they are removed"
-    mislabelled = policy_label_problem(state)
-    if mislabelled:
-        yield mislabelled
-    elif not state.asks:
+    problems = list(filter(None, (policy_label_problem(state), selection_problem(lookup))))
+    yield from problems
+    yield from not_enforced_policies(lookup)
+    if not problems and not state.asks:
         yield (
             "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
             f"entry's managedResources, such as {_MANAGED_RESOURCES}"

@@ -1,4 +1,4 @@
-"""Reads the state of a pod that explains its placement."""
+"""Reads the state of a pod, and the policies that select it, which explain its placement."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,9 @@ import msgspec
 
 from nodewise.agents.telemetry.agent import find_misspelt_policy_label
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
-from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.cli.explain import pod_policies
+from nodewise.cli.explain.pod_policies import SelectingPolicy
+from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import PODS
 
@@ -41,6 +43,10 @@ class PodReadResult(NamedTuple):
     state: PodState | None
     gone: bool = False
     error: str = ""
+    policies: tuple[SelectingPolicy, ...] = ()
+    """The policies that select the pod now."""
+    policies_error: str = ""
+    """Why these are not known."""
 
 
 class _Resources(msgspec.Struct, frozen=True):
@@ -88,13 +94,23 @@ class _Pod(msgspec.Struct, frozen=True):
     status: _Status = _Status()
 
 
-async def read_pod_state(api: Api, namespace: str, name: str, timeout_s: float) -> PodState | None:
-    """The current state of a pod; None if it does not exist."""
+async def read_pod(
+    api: Api, namespace: str, name: str, timeout_s: float, *, own_namespace: str
+) -> PodReadResult:
+    """The current state of a pod, and the policies that select it. `own_namespace` is that of nodewise."""
     try:
         body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
+        state = parse_pod_state(body)
     except NotFound:
-        return None
-    return parse_pod_state(body)
+        return PodReadResult(None, gone=True)
+    except NodewiseError as error:
+        return PodReadResult(None, error=str(error))
+    try:
+        return PodReadResult(
+            state, policies=await pod_policies.read_selecting_policies(api, body, own_namespace)
+        )
+    except NodewiseError as error:
+        return PodReadResult(state, policies_error=str(error))
 
 
 def parse_pod_state(body: bytes) -> PodState:

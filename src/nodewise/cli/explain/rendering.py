@@ -11,6 +11,7 @@ from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.extender import decision_document
+from nodewise.extender.counterfactuals import PolicyRemoval
 from nodewise.extender.decision import Decision
 from nodewise.extender.scheduling_attempt_explanation import Explanation, MeasuredRule, NodeExplanation
 
@@ -83,7 +84,7 @@ def _is_failure_of_all_nodes(explanation: Explanation) -> bool:
 
 
 def _print_warning(pod_explanation: PodExplanation) -> None:
-    warning = explanations.label_warning(pod_explanation)
+    warning = explanations.policy_warning(pod_explanation)
     if warning:
         terminal_output.print_line(f"Warning: {warning}")
 
@@ -143,20 +144,22 @@ def _explanation_remark_lines(pod_explanation: PodExplanation, judged: Decision)
 def _policy_lines(explanation: Explanation) -> Iterator[str]:
     """What each policy rejects, and whether only all of them together leave no node."""
     total = len(explanation.findings)
-    for policy in explanation.policies:
-        if policy.not_enforced:
-            yield f"{policy.policy} selects the pod and is not enforced: {policy.not_enforced}"
-        elif total == 1:
-            yield f"{policy.policy} {'rejects' if policy.rejected else 'does not reject'} it"
-        else:
-            many = (
-                "all" if policy.rejected == total else f"{policy.rejected:,}" if policy.rejected else "none"
-            )
-            yield f"{policy.policy} rejects {many} of the {total:,} nodes"
+    yield from (_format_policy(policy, total) for policy in explanation.policies)
+    yield from (f"{policy} ranks the nodes and rejects none" for policy in explanation.ranking_only)
     is_one_enough = any(policy.rejected == total for policy in explanation.policies)
     passes_none = not any(not node.reasons for node in explanation.findings)
     if explanation.is_rejected_by_several_policies and passes_none and not is_one_enough:
         yield "no policy alone rejects every node"
+
+
+def _format_policy(policy: PolicyRemoval, total: int) -> str:
+    """How many of `total` nodes a policy rejects, or why it rejects none."""
+    if policy.not_enforced:
+        return f"{policy.policy} selects the pod and is not enforced: {policy.not_enforced}"
+    if total == 1:
+        return f"{policy.policy} {'rejects' if policy.rejected else 'does not reject'} it"
+    many = "all" if policy.rejected == total else f"{policy.rejected:,}" if policy.rejected else "none"
+    return f"{policy.policy} rejects {many} of the {total:,} nodes"
 
 
 def _format_bind(bound: Decision) -> str:

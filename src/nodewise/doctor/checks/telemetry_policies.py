@@ -30,6 +30,12 @@ _DESCHEDULER: Final = f"a descheduler with {_AFFINITY_PLUGIN} for {_REQUIRED}, h
 _MIN_NODES_TO_FIND: Final = 100
 _MIN_PERCENTAGE: Final = 5
 _MAX_LISTED: Final = 3
+_SELECTED_POD: Final = "a pod that kube-scheduler sends to nodewise"
+_NEWER_POLICY_REMEDY: Final = "the policy is newer than the pod: create the pod again"
+_NO_REQUEST_REMEDY: Final = (
+    "apply deploy/extender-pods.yaml, which adds the request to new pods that a policy selects, and create the pod"
+    " again; or remove managedResources from nodewise's entry"
+)
 _STATUS_REMEDY: Final = (
     "the policy's status says so once nodewise runs; or grant doctor the right to get metrics"
 )
@@ -49,7 +55,7 @@ def _format_names(names: list[str]) -> str:
 
 @check("policy-unknown")
 def check_pods_of_missing_policies(pods: Pods, policies: Policies) -> Iterator[Finding]:
-    existing = {(policy.namespace, policy.name) for policy in policies}
+    existing = {(policy.namespace, policy.name) for policy in policies if policy.kind == "TASPolicy"}
     missing: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
         if pod.policy and (pod.namespace, pod.policy) not in existing:
@@ -95,10 +101,21 @@ def check_policy_problems(policies: Policies) -> Iterator[Finding]:
 
 
 @check("policy-without-effect")
+def check_policies_beyond_limit(policies: Policies) -> Iterator[Finding]:
+    for policy in policies:
+        if policy.not_enforced:
+            actual = f"is not enforced: {policy.not_enforced}"
+            remedy = "remove policies that are not needed; the oldest ones are enforced"
+            yield finding(
+                "policy-without-effect", policy.where, actual, "a policy with effect", remedy=remedy
+            )
+
+
+@check("policy-without-effect")
 def check_policies_without_agent(policies: Policies, extenders: Extenders) -> Iterator[Finding]:
     if policies and extenders and not any("telemetry" in extender.agents for extender in extenders):
         where = ", ".join(extender.workload.where for extender in extenders)
-        actual = f"{len(policies)} TASPolicies, and --agents is {', '.join(extenders[0].agents)}"
+        actual = f"{len(policies)} policies, and --agents is {', '.join(extenders[0].agents)}"
         yield finding("policy-without-effect", where, actual, "the agent telemetry among --agents")
 
 
@@ -110,9 +127,9 @@ def check_policies_without_filter(policies: Policies, registrations: Registratio
         for registration in registrations
         if _entry_calls_telemetry_agent(registration.entry)
     ]
-    policy = next((candidate for candidate in policies if "dontschedule" in candidate.strategies), None)
+    policy = next((candidate for candidate in policies if candidate.rejecting_part), None)
     if policy and entries and not any(entry.filter_verb for entry in entries):
-        actual = "has the strategy dontschedule, and no entry of nodewise has a filterVerb"
+        actual = f"has rules in {policy.rejecting_part}, and no entry of nodewise has a filterVerb"
         yield finding("policy-without-effect", policy.where, actual, "filterVerb: filter")
 
 
@@ -124,26 +141,35 @@ def _entry_calls_telemetry_agent(entry: ExtenderEntry) -> bool:
 def check_pods_without_extender(
     policies: Policies, pods: Pods, schedulers: Schedulers = ()
 ) -> Iterator[Finding]:
-    """Pods that name a policy which filters, and that no scheduler sends to nodewise; one for each policy."""
-    filtering = {
-        (policy.namespace, policy.name) for policy in policies if "dontschedule" in policy.strategies
-    }
+    """Pods of policies which reject nodes, that no scheduler sends to nodewise; one for each policy."""
+    not_sent = _first_pods_not_sent(pods, schedulers)
+    for policy in policies:
+        if not policy.rejecting_part or policy.not_enforced or policy.where not in not_sent:
+            continue
+        pod, why = not_sent[policy.where]
+        if policy.kind == "TASPolicy":
+            expected = "a scheduler that calls nodewise, and a request of the entry's managedResources"
+            actual = f"names the policy {pod.policy}, {why}"
+            yield finding("policy-without-effect", pod.where, actual, expected)
+        else:
+            actual = f"is selected by {policy.where}, {why}"
+            remedy = _NEWER_POLICY_REMEDY if pod.age_s > policy.age_s else _NO_REQUEST_REMEDY
+            yield finding("policy-without-effect", pod.where, actual, _SELECTED_POD, remedy=remedy)
+
+
+def _first_pods_not_sent(pods: Pods, schedulers: Schedulers) -> dict[str, tuple[PodInfo, str]]:
+    """By policy, as in `PolicyEvaluation.where`, the first of its pods that is not sent to nodewise, and why."""
     configurations = [
         scheduler.configuration
         for scheduler in schedulers
         if isinstance(scheduler.configuration, SchedulerConfiguration)
     ]
+    not_sent: dict[str, tuple[PodInfo, str]] = {}
     for pod in pods:
-        key = (pod.namespace, pod.policy)
-        if (
-            key in filtering
-            and not pod.avoids_violating
-            and (why := _reason_pod_is_not_sent(pod, configurations))
-        ):
-            filtering.remove(key)
-            expected = "a scheduler that calls nodewise, and a request of the entry's managedResources"
-            actual = f"names the policy {pod.policy}, {why}"
-            yield finding("policy-without-effect", pod.where, actual, expected)
+        if not pod.avoids_violating and (why := _reason_pod_is_not_sent(pod, configurations)):
+            for where in pod.policies:
+                not_sent.setdefault(where, (pod, why))
+    return not_sent
 
 
 def _reason_pod_is_not_sent(pod: PodInfo, configurations: list[SchedulerConfiguration]) -> str:
@@ -186,7 +212,7 @@ def check_policies_against_node_sample(
     registrations: Registrations, policies: Policies, node_count: int, pods: Pods = ()
 ) -> Iterator[Result]:
     """Whether a policy may reject all nodes of kube-scheduler's sample, by its verdicts as they are now."""
-    filtering = [policy for policy in policies if "dontschedule" in policy.strategies]
+    filtering = [policy for policy in policies if policy.rejecting_part]
     for registration in registrations:
         if not registration.entry.filter_verb or not _entry_calls_telemetry_agent(registration.entry):
             continue
@@ -209,7 +235,7 @@ def _check_node_sample_of_policy(
         reason = "it is unknown how many nodes it rejects"
         yield NotChecked("sample-too-small", UnavailableFact(policy.where, reason, remedy=_STATUS_REMEDY))
         return
-    own = [pod for pod in pods if (pod.namespace, pod.policy) == (policy.namespace, policy.name)]
+    own = [pod for pod in pods if policy.where in pod.policies]
     is_avoided = bool(own) and all(pod.avoids_violating for pod in own)
     if size <= policy.rejected_nodes < node_count and not is_avoided:
         actual = (
@@ -378,6 +404,7 @@ CHECKS: Final = (
     check_pods_of_missing_policies,
     check_misspelled_labels,
     check_policy_problems,
+    check_policies_beyond_limit,
     check_policies_without_agent,
     check_policies_without_filter,
     check_pods_without_extender,

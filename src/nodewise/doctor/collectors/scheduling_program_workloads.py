@@ -9,7 +9,7 @@ import msgspec
 
 from nodewise import clock
 from nodewise.agents.telemetry.agent import find_misspelt_policy_label
-from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields, SelectionIndex
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,
@@ -19,6 +19,7 @@ from nodewise.doctor.collectors.cluster_reader import (
     parse_json,
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
+from nodewise.doctor.collectors.policy_objects import collect_selection
 from nodewise.doctor.facts import PodInfo, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import (
@@ -38,16 +39,6 @@ _MAX_PODS: Final = 20_000
 _PENDING: Final = {"fieldSelector": "spec.nodeName=,status.phase!=Succeeded,status.phase!=Failed"}
 _WITH_POLICY: Final = {"labelSelector": POLICY_LABEL}
 _SCHEDULERS: Final = ("kube-scheduler", "koord-scheduler", "crane-scheduler")
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    labels: dict[str, str] | None = None
-
-
-class _Labels(msgspec.Struct, frozen=True):
-    """The labels of a pod; the cheapest type to decode for all pods."""
-
-    metadata: _Metadata = _Metadata()
 
 
 class ProgramWorkloads(NamedTuple):
@@ -171,13 +162,17 @@ def _parse_replica(body: bytes) -> ReplicaPod | None:
 
 
 async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ...] | UnavailableFact:
-    """Pods that wait for a node, name a policy, or nearly name one. In a large cluster the last kind is left out."""
+    """Pods that wait for a node, name a policy or nearly name one, or that a policy selects.
+
+    In a large cluster only waiting pods and those that name a policy are read.
+    """
     now = clock.SystemClock().now()
-    parse = partial(parse_pod, now)
+    selection = await session.require(collect_selection)
+    parse = partial(parse_pod, now, selection)
     lists = await asyncio.gather(
         session.reader.get_list(PODS, parse, selectors=_PENDING),
         session.reader.get_list(PODS, parse, selectors=_WITH_POLICY),
-        session.reader.get_list(PODS, partial(_parse_pod_with_misspelled_label, now), limit=_MAX_PODS),
+        session.reader.get_list(PODS, partial(_parse_pod_of_policy, now, selection), limit=_MAX_PODS),
     )
     by_key: dict[tuple[str, str], PodInfo] = {}
     for part in lists:
@@ -188,15 +183,17 @@ async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ..
     return tuple(by_key.values())
 
 
-def _parse_pod_with_misspelled_label(now: float, body: bytes) -> PodInfo | None:
+def _parse_pod_of_policy(now: float, selection: SelectionIndex, body: bytes) -> PodInfo | None:
+    """A pod that a policy selects, or that nearly names one. Of other pods only a few fields are decoded."""
     try:
-        labels = msgspec.json.decode(body, type=_Labels).metadata.labels or ()
+        fields = msgspec.json.decode(body, type=PodFields)
     except msgspec.MsgspecError:
         return None
-    return parse_pod(now, body) if find_misspelt_policy_label(labels) else None
+    is_relevant = find_misspelt_policy_label(fields.metadata.labels or ()) or selection.select(fields)
+    return parse_pod(now, selection, body) if is_relevant else None
 
 
-def parse_pod(now: float, body: bytes) -> PodInfo | None:
+def parse_pod(now: float, selection: SelectionIndex, body: bytes) -> PodInfo | None:
     """A pod; None if it is finished."""
     value = parse_json(body)
     if workloads.is_finished(value):
@@ -215,7 +212,17 @@ def parse_pod(now: float, body: bytes) -> PodInfo | None:
         avoids_violating=_avoids_nodes_violating_policy(spec, policy),
         is_gated=bool(get_list(spec, "schedulingGates")),
         misspelled_label=find_misspelt_policy_label(labels),
+        selected_by=_selecting_policies(selection, body),
     )
+
+
+def _selecting_policies(selection: SelectionIndex, body: bytes) -> tuple[str, ...]:
+    """As in `PolicyEvaluation.where`."""
+    try:
+        keys = selection.select(msgspec.json.decode(body, type=PodFields))
+    except msgspec.MsgspecError:
+        return ()
+    return tuple(f"{key.kind}/{key.path}" for key in keys if key.kind != "TASPolicy")
 
 
 def _parse_creation_time(value: Any, default: float) -> float:

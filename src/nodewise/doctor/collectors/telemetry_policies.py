@@ -1,4 +1,4 @@
-"""TASPolicies as the telemetry agent reads and evaluates them, and the metrics that they name.
+"""Policies as the telemetry agent evaluates them, and the metrics that they name.
 
 Metrics are requested where the replicas request them, as far as that is possible with the rights of doctor: from the
 custom metrics API and from metrics.k8s.io, not from Prometheus or from files.
@@ -13,12 +13,16 @@ import numpy as np
 
 from nodewise import clock, cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.telemetry import taspolicy_parser as taspolicy
-from nodewise.agents.telemetry import taspolicy_status as policy_status
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.agents.telemetry.policy_objects import PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, PolicyState, TelemetryStateBuilder, missing_metric_cause
+from nodewise.agents.telemetry.state import (
+    POLICY_KINDS,
+    PolicyState,
+    TelemetryStateBuilder,
+    missing_metric_cause,
+)
+from nodewise.agents.telemetry.taspolicy_status import PolicyCondition
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import (
     API_SERVICES,
@@ -31,6 +35,7 @@ from nodewise.doctor.collectors.cluster_reader import (
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.extender_workloads import collect_extenders
 from nodewise.doctor.collectors.nodes import collect_nodes
+from nodewise.doctor.collectors.policy_objects import PolicyObjects, collect_policy_objects
 from nodewise.doctor.facts import (
     ExtenderWorkload,
     MetricCoverage,
@@ -94,25 +99,11 @@ async def collect_kinds_not_served(session: Session) -> tuple[str | UnavailableF
     )
 
 
-async def collect_policy_objects(session: Session) -> list[PolicyObject] | UnavailableFact:
-    return await session.reader.get_list(TASPOLICIES, parse_policy)
-
-
-def parse_policy(body: bytes) -> PolicyObject | None:
-    """A policy; None if the API server would not have accepted it."""
-    try:
-        return msgspec.json.decode(body, type=PolicyObject)
-    except UNREADABLE:
-        return None
-
-
 async def collect_metric_requests(session: Session) -> list[MetricRequest]:
     """The metrics of all rules, without those of a query, which only Prometheus can answer."""
-    objects = await session.require(collect_policy_objects)
+    read = await session.require(collect_policy_objects)
     requests = (
-        rule.metric_request()
-        for policy in map(taspolicy.parse_policy, objects)
-        for rule in _rules_naming_metrics(policy)
+        rule.metric_request() for policy in read.policies.values() for rule in _rules_naming_metrics(policy)
     )
     return sorted({MetricRequest(request.metric, aggregate=request.aggregate) for request in requests})
 
@@ -221,30 +212,32 @@ def _metric_node_coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_metric_cause(series, index, column))
 
 
-async def collect_policies(session: Session) -> tuple[PolicyEvaluation, ...]:
+async def collect_policies(session: Session) -> tuple[PolicyEvaluation | UnavailableFact, ...]:
     """All policies, evaluated with the metrics that doctor can read, and what replicas wrote into their status."""
-    objects = await session.require(collect_policy_objects)
+    read = await session.require(collect_policy_objects)
     listed = await session.get(collect_extenders)
     series = await session.get(collect_metric_series)
     nodes = await session.get(collect_nodes)
     states = evaluate_policies(
-        objects,
+        read,
         {} if isinstance(series, UnavailableFact) else series,
         [] if isinstance(nodes, UnavailableFact) else nodes.measured.allocatable,
         [] if isinstance(listed, UnavailableFact) else listed,
     )
-    return tuple(
+    now = SystemClock().now()
+    evaluations = (
         _create_evaluation(
-            item,
-            states[PolicyKey("TASPolicy", item.metadata.namespace, item.metadata.name)],
-            isinstance(nodes, UnavailableFact),
+            read.objects[name][key.namespace, key.name], state, now, isinstance(nodes, UnavailableFact)
         )
-        for item in objects
+        for name, kind in POLICY_KINDS.items()
+        for key, state in states.items()
+        if key.kind == kind
     )
+    return (*evaluations, *read.unavailable)
 
 
 def evaluate_policies(
-    objects: Sequence[PolicyObject],
+    read: PolicyObjects,
     series: Mapping[str, Series | UnavailableFact],
     nodes: Iterable[str],
     listed: Sequence[ExtenderWorkload],
@@ -252,8 +245,7 @@ def evaluate_policies(
     """The telemetry agent's own evaluation. Every namespace counts as trusted: replicas write into a policy's status
     what of it needs a trusted namespace.
     """
-    by_key = {(item.metadata.namespace, item.metadata.name): item for item in objects}
-    rules = (rule for item in objects for rule in _rules_naming_metrics(taspolicy.parse_policy(item)))
+    rules = (rule for policy in read.policies.values() for rule in _rules_naming_metrics(policy))
     by_request: dict[str, Series] = {}
     for metric_request in (rule.metric_request() for rule in rules):
         values = series.get(metric_request.name)
@@ -262,7 +254,7 @@ def evaluate_policies(
     options, sync_period_s = _telemetry_agent_options(listed)
     state = TelemetryStateBuilder(options, max_age_s(options, sync_period_s))
     now = SystemClock().now()
-    cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_request), now)
+    cluster = ClusterState(NodeIndex(nodes), read.objects, MetricsSnapshot(by_request), now)
     return cooperative_scheduling.run_without_pauses(state.build(cluster)).policies
 
 
@@ -284,14 +276,38 @@ def _parse_duration_or_default(text: str, default: float) -> float:
         return default
 
 
-def _create_evaluation(item: PolicyObject, state: PolicyState, is_unknown: bool) -> PolicyEvaluation:
-    """A policy with its status. How many nodes it rejects comes from the status if doctor does not have all values."""
-    policy, status = state.policy, policy_status.parse_status(item.status)
-    filtering = [rule for rule in policy.avoided() if not rule.unusable]
-    rejected: int | None = 0 if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1]))
-    source = "by its metrics"
-    if filtering and (is_unknown or any(rule.metric_request().key in state.unfetched for rule in filtering)):
-        rejected, source = (status.violating_nodes if status.conditions else None), "by its status"
+class _PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """What doctor reads of the status of any kind of policy."""
+
+    conditions: list[PolicyCondition] = []
+    violating_nodes: int = 0
+    rejected_nodes: int = 0
+    """The same, of kinds other than TASPolicy."""
+    missing_metrics: list[str] = []
+
+    def message_if(self, kind: str, status: str) -> str:
+        """The message of a condition with this status; empty without it."""
+        messages = (
+            condition.message or kind
+            for condition in self.conditions
+            if (condition.type, condition.status) == (kind, status)
+        )
+        return next(messages, "")
+
+
+def _parse_status(status: msgspec.Raw) -> _PolicyStatus:
+    try:
+        return msgspec.json.decode(status, type=_PolicyStatus | None) or _PolicyStatus()
+    except UNREADABLE:
+        return _PolicyStatus()
+
+
+def _create_evaluation(
+    item: PolicyObject, state: PolicyState, now: float, is_unknown: bool
+) -> PolicyEvaluation:
+    """A policy with its status."""
+    policy, status = state.policy, _parse_status(item.status)
+    rejected, source = _count_rejected_nodes(state, status, is_unknown)
     return PolicyEvaluation(
         policy.namespace,
         policy.name,
@@ -299,19 +315,35 @@ def _create_evaluation(item: PolicyObject, state: PolicyState, is_unknown: bool)
         tuple(dict.fromkeys(rule.metric_request().name for rule in _rules_naming_metrics(policy))),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in status.missing_metrics),
-        short(_problem_condition_message(status, "MetricsFetched")),
+        short(status.message_if("MetricsFetched", "False") or status.message_if("MetricsAvailable", "False")),
         rejected,
         source,
-        short(_problem_condition_message(status, "NotTrusted"), 500),
-        short(_problem_condition_message(status, "BudgetExceeded"), 500),
+        short(status.message_if("NotTrusted", "True"), 500),
+        short(status.message_if("BudgetExceeded", "True"), 500),
+        policy.key.kind,
+        short(policy.not_enforced, 500),
+        _age_s(policy.created, now),
     )
 
 
-def _problem_condition_message(status: policy_status.PolicyStatus, kind: str) -> str:
-    """The message of a condition that says that something is wrong; empty if it does not."""
-    condition = status.conditions_by_type().get(kind)
-    bad = "False" if policy_status.GOOD[kind] == "True" else "True"
-    return (condition.message or kind) if condition is not None and condition.status == bad else ""
+def _count_rejected_nodes(
+    state: PolicyState, status: _PolicyStatus, is_unknown: bool
+) -> tuple[int | None, str]:
+    """How many nodes it rejects, and the source: its status if doctor does not have all values. None if unknown."""
+    filtering = [rule for rule in state.policy.avoided() if not rule.unusable]
+    if filtering and (is_unknown or any(rule.metric_request().key in state.unfetched for rule in filtering)):
+        counted = status.violating_nodes or status.rejected_nodes
+        return (counted if status.conditions else None), "by its status"
+    rejected = 0 if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1]))
+    return rejected, "by its metrics"
+
+
+def _age_s(created: str, now: float) -> float:
+    """The age of an object; 0 if its creation time cannot be read."""
+    try:
+        return now - clock.parse_rfc3339(created)
+    except ValueError:
+        return 0.0
 
 
 async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...] | UnavailableFact:

@@ -1,0 +1,122 @@
+"""Policies of all kinds as the telemetry agent reads them, and which pods their selectors select."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from nodewise.agent import ObjectKey
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.agents.telemetry.policy_namespace_trust import (
+    NAMESPACES,
+    NamespaceObject,
+    drop_oversized_labels,
+)
+from nodewise.agents.telemetry.policy_objects import PolicyObject, drop_oversized_spec
+from nodewise.agents.telemetry.policy_selection import SelectionIndex
+from nodewise.agents.telemetry.state import POLICY_KINDS, TelemetryStateBuilder
+from nodewise.doctor.collectors.cluster_reader import (
+    CLUSTER_PLACEMENT_POLICIES,
+    PLACEMENT_POLICIES,
+    TASPOLICIES,
+    ClusterReader,
+)
+from nodewise.doctor.collectors.collection_session import Session
+from nodewise.doctor.facts import UnavailableFact
+from nodewise.errors import UNREADABLE
+from nodewise.kube import resource_kinds
+
+T = TypeVar("T")
+
+_RESOURCES: Final = {
+    resource.kind: resource for resource in (TASPOLICIES, PLACEMENT_POLICIES, CLUSTER_PLACEMENT_POLICIES)
+}
+
+
+class PolicyObjects(NamedTuple):
+    """All policies that doctor could read."""
+
+    objects: Mapping[str, Mapping[ObjectKey, Any]]
+    """Policies, and namespaces if a ClusterPlacementPolicy exists, as in `ClusterState.objects`."""
+    policies: Mapping[PolicyKey, Policy]
+    """The parsed policies. Every namespace counts as trusted: replicas write into the status what is not."""
+    unavailable: tuple[UnavailableFact, ...] = ()
+    """Kinds that could not be read."""
+
+
+def policy_objects(
+    objects: Mapping[str, Mapping[ObjectKey, Any]],
+    own_namespace: str = "",
+    unavailable: Sequence[UnavailableFact] = (),
+) -> PolicyObjects:
+    """The parsed policies. `own_namespace` is that of nodewise."""
+    options = TelemetryOptions(trust_all_namespaces=True, own_namespace=own_namespace)
+    policies = TelemetryStateBuilder(options, 0.0).policies(objects)
+    return PolicyObjects(objects, policies, tuple(unavailable))
+
+
+async def collect_policy_objects(session: Session) -> PolicyObjects | UnavailableFact:
+    """All policies. Unavailable if no kind can be read."""
+    objects, missing = await _read_policies(session.reader)
+    if not objects:
+        return missing[0]._replace(right=", ".join(filter(None, (fact.right for fact in missing))))
+    if any(
+        objects.get(name) for name, kind in POLICY_KINDS.items() if kind == CLUSTER_PLACEMENT_POLICIES.kind
+    ):
+        namespaces = await _read_namespaces(session.reader)
+        if isinstance(namespaces, UnavailableFact):
+            missing.append(namespaces)
+        else:
+            objects[NAMESPACES] = namespaces
+    return policy_objects(objects, next(iter(session.target.namespaces), ""), missing)
+
+
+async def _read_policies(
+    reader: ClusterReader,
+) -> tuple[dict[str, Mapping[ObjectKey, Any]], list[UnavailableFact]]:
+    """The policies of each kind that can be read, as in `ClusterState.objects`, and the other kinds."""
+    names = list(POLICY_KINDS)
+    lists = await asyncio.gather(
+        *(reader.get_list(_RESOURCES[POLICY_KINDS[name]], parse_policy) for name in names)
+    )
+    objects: dict[str, Mapping[ObjectKey, Any]] = {}
+    missing: list[UnavailableFact] = []
+    for name, listed in zip(names, lists, strict=True):
+        if isinstance(listed, UnavailableFact):
+            missing.append(listed)
+        else:
+            objects[name] = {(item.metadata.namespace, item.metadata.name): item for item in listed}
+    return objects, missing
+
+
+def parse_policy(body: bytes) -> PolicyObject | None:
+    """A policy; None if the API server would not have accepted it."""
+    return _decode(body, PolicyObject, drop_oversized_spec)
+
+
+async def _read_namespaces(reader: ClusterReader) -> Mapping[ObjectKey, Any] | UnavailableFact:
+    listed = await reader.get_list(
+        resource_kinds.NAMESPACES, lambda body: _decode(body, NamespaceObject, drop_oversized_labels)
+    )
+    return (
+        listed if isinstance(listed, UnavailableFact) else {("", item.metadata.name): item for item in listed}
+    )
+
+
+def _decode(body: bytes, type_: type[T], keep: Callable[[T], T]) -> T | None:
+    """An object as the agent stores it; None if it has another shape."""
+    try:
+        return keep(msgspec.json.decode(body, type=type_))
+    except UNREADABLE:
+        return None
+
+
+async def collect_selection(session: Session) -> SelectionIndex:
+    """The selectors of all policies; none if policies cannot be read, which the collector of policies reports."""
+    read = await session.get(collect_policy_objects)
+    if isinstance(read, UnavailableFact):
+        return SelectionIndex((), {})
+    own_namespace = next(iter(session.target.namespaces), "")
+    return SelectionIndex(read.policies.values(), read.objects.get(NAMESPACES, {}), own_namespace)

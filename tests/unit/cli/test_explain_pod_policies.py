@@ -1,0 +1,116 @@
+"""The policies that select a pod, read from the API server."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.agents.telemetry import KIND
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.cli.explain import pod_state
+from nodewise.cli.explain.pod_state import PodReadResult
+from nodewise.errors import Problem, Refused
+from nodewise.kube.resource_kinds import NAMESPACES, PODS
+from nodewise.simulate.in_memory_api import FakeApi
+
+RESOURCES = {
+    watched.resource.kind: watched.resource
+    for watched in KIND.watched(TelemetryOptions())
+    if watched.resource != NAMESPACES
+}
+AVOID = [{"metric": "heat", "above": 80}]
+ALL: dict[str, Any] = {}
+WEB = {"matchLabels": {"app": "web"}}
+
+
+def policy(
+    name: str, namespace: str = "", created: str = "2026-11-21T09:00:00Z", **spec: Any
+) -> dict[str, Any]:
+    metadata = {"name": name, "creationTimestamp": created} | ({"namespace": namespace} if namespace else {})
+    return {"metadata": metadata, "spec": {"avoid": AVOID, **spec}}
+
+
+def api_with(*policies: dict[str, Any], served: bool = True, **pod_metadata: Any) -> FakeApi:
+    """An API server with a pod `web/shop`, its namespace, and policies: cluster policies are those without one."""
+    api = FakeApi(*RESOURCES.values()) if served else FakeApi()
+    api.put(NAMESPACES, {"metadata": {"name": "web", "labels": {"team": "a"}}})
+    api.put(NAMESPACES, {"metadata": {"name": "other", "labels": {"team": "b"}}})
+    metadata = {"name": "shop", "namespace": "web", "labels": {"app": "web"}, **pod_metadata}
+    api.put(PODS, {"metadata": metadata, "spec": {}})
+    for item in policies:
+        kind = "PlacementPolicy" if "namespace" in item["metadata"] else "ClusterPlacementPolicy"
+        api.put(RESOURCES[kind], item)
+    return api
+
+
+def read(api: FakeApi, own_namespace: str = "nodewise") -> PodReadResult:
+    return asyncio.run(pod_state.read_pod(api, "web", "shop", 5.0, own_namespace=own_namespace))
+
+
+def names(api: FakeApi, own_namespace: str = "nodewise") -> list[str]:
+    return [policy.policy for policy in read(api, own_namespace).policies]
+
+
+def test_policies_that_select_the_pod_are_found() -> None:
+    api = api_with(
+        policy("cool", "web", podSelector=WEB),
+        policy("batch", "web", podSelector={"matchLabels": {"app": "batch"}}),
+        policy("elsewhere", "other", podSelector=ALL),
+        policy("wide", namespaceSelector={"matchLabels": {"team": "a"}}, podSelector=ALL),
+        policy("narrow", namespaceSelector={"matchLabels": {"team": "b"}}, podSelector=ALL),
+    )
+    cool, wide = read(api).policies
+    assert (cool.policy, wide.policy) == ("placement policy web/cool", "cluster placement policy wide")
+    assert (cool.not_enforced, wide.not_enforced) == ("", "")
+    created = {
+        item["metadata"]["creationTimestamp"] for item in api.objects(RESOURCES["PlacementPolicy"]).values()
+    }
+    assert cool.created in created
+
+
+def test_pods_that_no_selector_selects() -> None:
+    cool = policy("cool", "web", podSelector=ALL)
+    daemon_set = [{"kind": "DaemonSet", "name": "d", "apiVersion": "apps/v1", "uid": "u"}]
+    assert names(api_with(cool, ownerReferences=daemon_set)) == []
+    assert names(api_with(cool), own_namespace="web") == []
+
+
+def test_a_policy_beyond_the_limit_says_so() -> None:
+    many = [policy(f"p{n:02}", "web", podSelector=ALL) for n in range(51)]
+    *enforced, late = read(api_with(*many)).policies
+    assert not any(policy.not_enforced for policy in enforced)
+    assert late.policy == "placement policy web/p50"
+    assert "50" in late.not_enforced
+
+
+def test_a_cluster_without_the_kinds_has_no_such_policies() -> None:
+    assert read(api_with(served=False)).policies == ()
+
+
+def test_policies_that_may_not_be_listed_hide_nothing_else() -> None:
+    class Restricted(FakeApi):
+        async def get(self, path: str, *args: Any, **options: Any) -> bytes:
+            if "placementpolicies" in path:
+                raise Refused(f"get {path}", [Problem("", "forbidden", "")])
+            return await super().get(path, *args, **options)
+
+    api = Restricted(*RESOURCES.values())
+    api.put(
+        PODS, msgspec.json.decode(b'{"metadata":{"name":"shop","namespace":"web"},"spec":{"nodeName":"a"}}')
+    )
+    result = read(api)
+    assert result.state is not None
+    assert result.state.node == "a"
+    assert "forbidden" in result.policies_error
+
+
+def test_a_pod_that_does_not_exist() -> None:
+    assert read(FakeApi()) == PodReadResult(None, gone=True)
+
+
+@pytest.mark.parametrize("pod", [b"[]", b'{"metadata": 1}'])
+def test_a_pod_that_cannot_be_read(pod: bytes) -> None:
+    api = FakeApi()
+    api.raw[PODS.path("web", "shop")] = pod
+    assert "the pod" in read(api).error
