@@ -17,12 +17,13 @@ from tests.cluster import (
 from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.placement_policy_server import FIELD_POLICY, PLURALS, refusal
+from tests.cluster.placement_policy_server import FIELD_POLICY, refusal
 from tests.cluster.placement_policy_specs import (
     ACCEPTED,
     COOL,
     GROUP,
     HOT,
+    PLURALS,
     RANK,
     REJECTED,
     WIDE,
