@@ -249,7 +249,7 @@ class _PolicyParser(ProblemCollector):
         values = self._parse_values(path, rule, fields.PARSERS)
         operator = next(iter(operators), "")
         return Comparison(
-            metric=values.get("metric", ""),
+            metric=_metric_name(values),
             operator=operator,
             target=values.get(operator, 0),
             when_missing="reject" if values.get("whenMissing") == "Reject" else "pass",
@@ -280,7 +280,7 @@ class _PolicyParser(ProblemCollector):
                 self.add_problem(f"{path}.order", "none", " or ".join(fields.ORDERS))
             values = self._parse_values(path, preference, fields.PARSERS)
             source = Comparison(
-                metric=values.get("metric", ""),
+                metric=_metric_name(values),
                 operator="above" if values.get("order") == "Descending" else "below",
                 when_missing="pass",
                 max_age_s=values.get("maxAge"),
@@ -311,3 +311,8 @@ class _PolicyParser(ProblemCollector):
         self.add_problem("spec.nodeLabels", f"{len(keys)} different node labels", expected)
         kept = frozenset([*keys][:MAX_POLICY_LABELS])
         return policy.with_label_keys(lambda key: key in kept)
+
+
+def _metric_name(values: Mapping[str, Any]) -> str:
+    """The name of the metric in reasons, which are shown to everyone and must not reveal a query."""
+    return "query" if "query" in values else str(values.get("metric", ""))

@@ -18,7 +18,7 @@ POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""
 SYSTEM_NAMESPACE: Final = "kube-system"
 """The namespace without whose pods a cluster could not recover. As nodewise's own, it has no enforced policies."""
-_NAME_LABEL: Final = "kubernetes.io/metadata.name"
+NAME_LABEL: Final = "kubernetes.io/metadata.name"
 """The label with the name of a namespace, which the API server sets (KEP-2161)."""
 _MAX_SHOWN_NOT_ENFORCED: Final = 10
 """Policies of one scope that are not enforced, and that decisions name all the same."""
@@ -105,8 +105,10 @@ class SelectionIndex:
         """
         namespace = self._namespaces.get(("", name))
         if namespace is None:
-            return bool(self._namespaces) or selector.selects({_NAME_LABEL: name})
-        return namespace.has_unknown_labels or selector.selects(namespace.metadata.labels or {})
+            return bool(self._namespaces) or selector.selects({NAME_LABEL: name})
+        # Namespace objects in files usually lack the label that the API server sets
+        labels = {**(namespace.metadata.labels or {}), NAME_LABEL: name}
+        return namespace.has_unknown_labels or selector.selects(labels)
 
 
 def selectable_policies(policies: Iterable[Policy]) -> list[Policy]:
@@ -128,6 +130,14 @@ def named_by_label(pod: PodFields) -> tuple[PolicyKey, ...]:
     """The TASPolicy that a pod names by its label; none without the label."""
     name = (pod.metadata.labels or {}).get(POLICY_LABEL)
     return () if name is None else (PolicyKey("TASPolicy", pod.metadata.namespace, name),)
+
+
+def selects_by_policy_label(policy: Policy, name: str) -> bool:
+    """Whether a policy selects pods because they name a certain TASPolicy."""
+    return policy.selection is not None and any(
+        requirement.key == POLICY_LABEL and requirement.operator == "In" and name in requirement.values
+        for requirement in policy.selection.pods.requirements
+    )
 
 
 def may_be_selected(pod: PodFields) -> bool:

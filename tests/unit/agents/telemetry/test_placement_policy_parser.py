@@ -93,7 +93,8 @@ def test_all_fields_of_a_cluster_placement_policy() -> None:
     assert policy.node_labels == (
         LabelRule((hot,), ((("gpu.nodewise.io/suspect", "true"),),)),
         LabelRule(
-            (hot, Comparison("", "equals", when_missing="pass", query="up")), ((("pol", "violating"),), ())
+            (hot, Comparison("query", "equals", when_missing="pass", query="up")),
+            ((("pol", "violating"),), ()),
         ),
     )
 

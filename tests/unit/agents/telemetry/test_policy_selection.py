@@ -251,3 +251,40 @@ def test_before_anything_is_read_pods_wait() -> None:
     nothing = Snapshot(NodeIndex(["n1"]), {}, 0.0)
     assert rejected(nothing, "n1", of=pod()) == {"n1": "nodewise: starting, policies are not read yet"}
     assert rejected(nothing, "n1", of=pod(owner="DaemonSet")) is None
+
+
+@pytest.mark.parametrize(
+    ("selector", "passing"),
+    [
+        ({"matchLabels": {"telemetry-policy": "pol"}}, {"n2", "n3"}),
+        (
+            {"matchExpressions": [{"key": "telemetry-policy", "operator": "In", "values": ["a", "pol"]}]},
+            {"n2", "n3"},
+        ),
+        ({"matchExpressions": [{"key": "telemetry-policy", "operator": "Exists"}]}, set()),
+        ({}, set()),
+    ],
+    ids=str,
+)
+def test_a_policy_that_selects_by_its_name_replaces_a_taspolicy(selector: Any, passing: set[str]) -> None:
+    """Without the TASPolicy, the pods that name it keep their label; other policies do not replace it."""
+    of = pod({"telemetry-policy": "pol"})
+    tas_policy = policy(dontschedule=[rule("load", target="0.3")])
+    cluster = Cluster(placement("pol", selector), tas_policy)
+    assert (cluster.rejected(of) or {}).keys() == {"n1", "n2"}, "both apply"
+    cluster.update(placement("pol", selector))
+    assert {"n1", "n2", "n3"} - (cluster.rejected(of) or {}).keys() == passing
+
+
+def test_a_policy_that_is_not_enforced_does_not_replace_a_taspolicy() -> None:
+    by_name = {"matchLabels": {"telemetry-policy": "pol"}}
+    others = [placement(f"p{number:02}", {"matchLabels": {"a": "b"}}) for number in range(MAX_ENFORCED)]
+    cluster = Cluster(*others, placement("pol", by_name, created="2"))
+    rejections = cluster.rejected(pod({"telemetry-policy": "pol"})) or {}
+    assert set(rejections.values()) == {"nodewise: policy d/pol does not exist"}
+
+
+def test_a_namespace_has_the_label_with_its_name_also_if_a_file_does_not_contain_it() -> None:
+    in_d = {"matchLabels": {"kubernetes.io/metadata.name": "d"}}
+    cluster = Cluster(wide("wide", namespaces=in_d), namespaces={"d": {}, "e": {}})
+    assert [bool(cluster.policies_of(pod(namespace=name))) for name in ("d", "e")] == [True, False]
