@@ -396,6 +396,40 @@ class TestPolicyLint:
         )
 
 
+class TestPolicyConvert:
+    def test_the_converted_policies_have_no_problem(self) -> None:
+        done = run("policy", "convert", EXAMPLE)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("# Replaces a part of TASPolicy health-metric-demo/demo-policy.\n")
+        again = run("policy", "lint", "-", stdin=done.stdout)
+        assert (again.returncode, again.stdout) == (0, "2 policies, no problem\n")
+
+    def test_a_policy_that_cannot_be_converted_is_named_and_the_others_are_printed(
+        self, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "policies.yaml"
+        head = "apiVersion: telemetry.intel.com/v1alpha1\nkind: TASPolicy\n"
+        rules = "spec:\n  strategies:\n    dontschedule:\n      rules:\n      - metricname: m\n"
+        file.write_text(
+            f"{head}metadata: {{name: good}}\n{rules}        operator: LessThan\n        target: '0.5'\n"
+            f"---\n{head}metadata: {{name: bad}}\n{rules}        operator: Under\n        target: 1\n"
+        )
+        done = run("policy", "convert", "--when-missing", "reject", str(file))
+        assert done.returncode == 3
+        assert done.stdout.endswith('  - metric: m\n    below: "0.5"\n    whenMissing: Reject\n')
+        assert done.stdout.count("kind: ") == 1
+        assert done.stderr.startswith(
+            f"nodewise: not converted: {file}:20: default/bad: spec.strategies.dontschedule.rules[0].operator: "
+            "found 'Under', expected LessThan or GreaterThan or Equals"
+        )
+
+    def test_files_without_a_taspolicy(self, tmp_path: Path) -> None:
+        (tmp_path / "pod.yaml").write_text("{apiVersion: v1, kind: Pod, metadata: {name: p}}")
+        done = run("policy", "convert", str(tmp_path))
+        assert done.returncode == 1
+        assert "no TASPolicy; expected at least one" in done.stderr
+
+
 class TestAgents:
     def test_list_and_show(self) -> None:
         assert "telemetry" in run("agents", "list").stdout

@@ -1,10 +1,10 @@
-"""`nodewise policy`: checks policies without a cluster."""
+"""`nodewise policy`: checks and converts policies without a cluster."""
 
 import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import click
 import msgspec
@@ -29,11 +29,12 @@ class LintedPolicy(NamedTuple):
 
 @click.group()
 def command() -> None:
-    """Check policies before you apply them.
+    """Check policies before you apply them, and convert those of Telemetry Aware Scheduling.
 
     \b
-    Example:
+    Examples:
       nodewise policy lint examples/health-metric
+      nodewise policy convert examples/health-metric/policy.yaml
     """
 
 
@@ -82,6 +83,61 @@ def _policies(objects: object_files.FileObjects) -> Iterator[tuple[PolicyKey, ob
             yield PolicyKey(kind, namespace, policy.metadata.name), entry
 
 
+@command.command()
+@click.option(
+    "--when-missing",
+    type=click.Choice(["pass", "reject"]),
+    default="pass",
+    show_default=True,
+    help="The setting of the extender, which applies to rules without when_missing.",
+)
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.pass_context
+def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pass", "reject"]) -> None:
+    """Convert TASPolicies in files or folders (- is standard input).
+
+    Prints a PlacementPolicy for rules with metric names, and a ClusterPlacementPolicy for node labels and rules with a
+    query. Both select the pods that name the TASPolicy, and have the same verdicts and ranks. Comments name every
+    difference. Policies that the new kinds cannot express are named on stderr and left out.
+
+    \b
+    Examples:
+      nodewise policy convert examples/health-metric/policy.yaml
+      kubectl get taspolicies -A -o yaml | nodewise policy convert -
+
+    \b
+    Exit codes:
+      0  every policy is converted
+      1  a file cannot be read, or contains no TASPolicy
+      2  the command line or a setting is invalid
+      3  a policy is not converted
+    """
+    from nodewise.agents.telemetry import taspolicy_conversion  # start-up time: no other command needs them
+    from nodewise.cli import policy_yaml
+
+    stdin = sys.stdin.buffer.read() if "-" in paths else b""
+    resource = RESOURCES["TASPolicy"]
+    objects = object_files.read(paths, io.BytesIO(stdin))
+    policies = objects.of(resource, PolicyObject)
+    if not policies:
+        raise BadInput("policy convert", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
+    sources = _LineFinder(stdin)
+    documents: list[str] = []
+    all_converted = True
+    for policy, entry in zip(policies, objects.entries(resource.group, resource.kind), strict=True):
+        conversion = taspolicy_conversion.convert(policy, when_missing)
+        documents += [policy_yaml.format_policy(*converted) for converted in conversion.policies]
+        key = PolicyKey("TASPolicy", policy.metadata.namespace, policy.metadata.name)
+        for problem in conversion.problems:
+            all_converted = False
+            line = sources.line(entry.location, problem.field)
+            terminal_output.print_message(
+                f"not converted: {_problem_line(key, entry.location.source, line, problem)}"
+            )
+    click.echo("---\n".join(documents), nl=False)
+    ctx.exit(DONE if all_converted else NO)
+
+
 class _LineFinder:
     """Finds the lines of fields in files, which it reads again for that."""
 
@@ -122,14 +178,17 @@ def _policy_document(checked: LintedPolicy) -> dict[str, Any]:
     return {"policy": checked.policy.path, "kind": checked.policy.kind, "problems": problems}
 
 
+def _problem_line(policy: PolicyKey, source: str, line: int, problem: Problem) -> str:
+    """`policies.yaml:9: web/cool: spec.avoid[0].above: found 0.5, expected …`."""
+    at = f"{source}:{line}" if line else source
+    expected = f", expected {problem.expected}" if problem.expected else ""
+    return f"{at}: {policy.path}: {problem.field}: found {problem.found}{expected}"
+
+
 def _print_problems(checked: Sequence[LintedPolicy]) -> None:
     for entry in checked:
         for line, problem in entry.problems:
-            at = f"{entry.source}:{line}" if line else entry.source
-            expected = f", expected {problem.expected}" if problem.expected else ""
-            terminal_output.print_line(
-                f"{at}: {entry.policy.path}: {problem.field}: found {problem.found}{expected}"
-            )
+            terminal_output.print_line(_problem_line(entry.policy, entry.source, line, problem))
     bad = sum(bool(entry.problems) for entry in checked)
     counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
     click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

@@ -10,6 +10,7 @@
 | `placement_policy_parser.py` | parses a PlacementPolicy or ClusterPlacementPolicy into the model |
 | `placement_policy_fields.py` | their fields, limits and the parsers of values |
 | `policy_selection.py` | which policies select a pod |
+| `taspolicy_conversion.py` | converts a TASPolicy to the other kinds |
 | `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |
 | `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
