@@ -96,19 +96,27 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         return _combine_verdicts([verdict for verdict in verdicts if verdict is not None])
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
+        """Scores by the weighted mean of the ranks of all preferences of all policies of the pod."""
         agent_state = self.state(snapshot)
         if agent_state is None:
             return None
-        keys = agent_state.selection.select(pod)
-        policies = [agent_state.policies[key] for key in keys if key in agent_state.policies]
-        preferring = [policy for policy in policies if policy.preferred_rule is not None]
-        if not preferring:
+        preferences = [
+            (key, preference)
+            for key in agent_state.selection.select(pod)
+            if key in agent_state.policies
+            for preference in agent_state.policies[key].preferences
+        ]
+        if not preferences:
             return None
-        policy = preferring[0]
-        assert policy.ranks is not None
-        assert policy.preferred_rule is not None
-        evidence = policy.preferred_rule.evidence(candidates, policy.policy.key, ranks_only=True)
-        return Scores(rank_scores.scores_from_ranks(policy.ranks[candidates.numbers]), (evidence,))
+        ranks = rank_scores.combine_ranks(
+            [preference.ranks[candidates.numbers] for _, preference in preferences],
+            [preference.weight for _, preference in preferences],
+        )
+        evidence = tuple(
+            preference.evaluation.ranking_evidence(candidates, key, preference.weight)
+            for key, preference in preferences
+        )
+        return Scores(rank_scores.scores_from_ranks(ranks), evidence)
 
 
 def _policy_verdict(key: PolicyKey, state: PolicyState | None, candidates: Names) -> Verdict | None:

@@ -7,6 +7,7 @@ Source of the semantics of several rules and parts: `anyOf` and `allOf` of Telem
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,24 +55,26 @@ class RuleEvaluation(NamedTuple):
     """Where there is no fresh value, and the rule rejects such nodes."""
     rejects_missing: bool = False
 
-    def evidence(
-        self, candidates: Names, policy: PolicyKey, group: int = -1, *, ranks_only: bool = False
-    ) -> Evidence:
+    def evidence(self, candidates: Names, policy: PolicyKey, group: int = -1) -> Evidence:
         """The values of some candidates, which are stored with the decision; the operator as the kind writes it."""
         numbers = candidates.numbers
         column, evaluated_at, states, *_ = self.inputs
-        target = None if ranks_only else self.rule.target
         return Evidence(
             self.rule.metric_request().name,
             rule_operators.written_operator(self.rule.operator, policy.kind),
-            target,
+            self.rule.target,
             column.values[numbers],
             states[numbers],
             column.ages_s(evaluated_at, numbers),
-            self.rejects_missing and not ranks_only,
+            self.rejects_missing,
             policy.text(),
             group,
         )
+
+    def ranking_evidence(self, candidates: Names, policy: PolicyKey, weight: int) -> Evidence:
+        """The values of some candidates, by which a preference ranks them."""
+        evidence = self.evidence(candidates, policy)
+        return msgspec.structs.replace(evidence, target=None, rejects_missing=False, weight=float(weight))
 
 
 def rule_inputs(rule: Comparison, column: Column, now: float, max_age_s: float) -> RuleInputs:

@@ -36,6 +36,15 @@ POLICY_KINDS: Final[Mapping[str, PolicyKind]] = {
 """The kinds of policies by their keys in `ClusterState.objects`."""
 
 
+class EvaluatedPreference(NamedTuple):
+    """A preference, evaluated over all nodes."""
+
+    evaluation: RuleEvaluation
+    ranks: rank_scores.Ranks
+    """Dense ranks by node number."""
+    weight: int
+
+
 class PolicyState(NamedTuple):
     """One policy, evaluated over all nodes."""
 
@@ -44,9 +53,7 @@ class PolicyState(NamedTuple):
     """The verdict of `avoid`; None if the policy filters nothing."""
     filter_rules: tuple[RuleEvaluation, ...]
     """The usable comparisons of `avoid`."""
-    ranks: rank_scores.Ranks | None
-    """Dense ranks by node number; None if the policy has no preference."""
-    preferred_rule: RuleEvaluation | None
+    preferences: tuple[EvaluatedPreference, ...] = ()
     labels: tuple[LabelColumn, ...] = ()
     """The node labels that the policy wants."""
     unfetched: Mapping[str, str] = {}
@@ -191,18 +198,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Comparison, RuleEvaluation]
     ) -> Generator[None, None, PolicyState]:
         filter_rules = yield from self._evaluate_rules(policy.avoided(), cluster_state, evaluated)
-        preferred = [preference.source for preference in policy.prefer[:1]]
-        preferred_rule = next(
-            iter((yield from self._evaluate_rules(preferred, cluster_state, evaluated))), None
-        )
-        ranked = (
-            rank_scores.rank_nodes_by_value(
-                preferred_rule.rule.operator, preferred_rule.inputs.column, preferred_rule.inputs.states
-            )
-            if preferred_rule
-            else None
-        )
-        yield
+        preferences = yield from self._evaluate_preferences(policy, cluster_state, evaluated)
         labelling = (part for rule in policy.node_labels for part in rule.parts)
         yield from self._evaluate_rules(labelling, cluster_state, evaluated)
         wanted = []
@@ -215,8 +211,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             policy,
             verdict,
             tuple(filter_rules),
-            ranked,
-            preferred_rule,
+            preferences,
             tuple(wanted),
             self._unfetched_metrics(policy, cluster_state),
             tuple(
@@ -229,6 +224,22 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
                 for rule in policy.avoided()
             ),
         )
+
+    def _evaluate_preferences(
+        self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Comparison, RuleEvaluation]
+    ) -> Generator[None, None, tuple[EvaluatedPreference, ...]]:
+        """The preferences that can be evaluated. Of a TASPolicy only the first one counts, as in the older system."""
+        preferences = []
+        for preference in policy.prefer[:1] if policy.key.kind == "TASPolicy" else policy.prefer:
+            for evaluation in (
+                yield from self._evaluate_rules([preference.source], cluster_state, evaluated)
+            ):
+                ranks = rank_scores.rank_nodes_by_value(
+                    evaluation.rule.operator, evaluation.inputs.column, evaluation.inputs.states
+                )
+                yield
+                preferences.append(EvaluatedPreference(evaluation, ranks, preference.weight))
+        return tuple(preferences)
 
     def _verdict(
         self, policy: Policy, cluster_state: ClusterState, evaluated: Mapping[Comparison, RuleEvaluation]

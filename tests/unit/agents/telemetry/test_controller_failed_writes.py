@@ -200,7 +200,7 @@ async def test_a_label_that_the_api_server_refuses_blocks_no_label_of_another_na
     await fixture.step_of_namespaces(hostile=fixture.names, victim=fixture.names)
     assert fixture.labelled("victim") == set(fixture.names)
     column = LabelColumn("hostile", ("violating",), np.ones(3, np.int16), np.zeros(3, bool))
-    state = PolicyState(Policy(tas_key("hostile", "hostile")), None, (), None, None, (column,))
+    state = PolicyState(Policy(tas_key("hostile", "hostile")), None, (), (), (column,))
     assert fixture.writer.conflict(state) == (
         "the API server refuses a label on node n0, n1; it is not changed"
     )
@@ -236,7 +236,7 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     stored = fixture.api.put(TASPOLICIES, document)
     obj = msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
     fixture.policies.replace([obj])
-    agent_state = {tas_key(namespace="ns"): PolicyState(policies.parse_policy(obj), None, (), None, None)}
+    agent_state = {tas_key(namespace="ns"): PolicyState(policies.parse_policy(obj), None, ())}
     writer = StatusWriter(TASPOLICIES, fixture.handle)
     fixture.api.fail(error)
     with contextlib.suppress(Unavailable):
@@ -258,7 +258,7 @@ async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_
         fixture.policies.replace(objects)
         agent_state = {
             tas_key(policy_object.metadata.name, "ns"): PolicyState(
-                policies.parse_policy(policy_object), None, (), None, None
+                policies.parse_policy(policy_object), None, ()
             )
             for policy_object in objects
         }

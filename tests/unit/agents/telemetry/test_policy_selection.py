@@ -2,101 +2,25 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import NodeIndex, Snapshot
 from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.namespace_budgets import MAX_ENFORCED
-from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_namespace_trust import (
-    NAMESPACES,
     NamespaceMetadata,
     NamespaceObject,
     drop_oversized_labels,
 )
-from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
-from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, PodOwner
-from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
+from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata
 from tests.label_selector_cases import SELECTOR_CASES, SelectorCase
+from tests.unit.agents.telemetry.placement_policy_cluster import ALL, BUSY, HOT, Cluster, placement, pod, wide
 from tests.unit.agents.telemetry.policy_snapshot_builders import (
     candidates,
-    cluster_state,
-    metrics_snapshot,
     policy,
     rejected,
     rule,
-    series,
 )
-
-HOT = {"metric": "heat", "above": 80}
-BUSY = {"metric": "load", "atLeast": "0.5"}
-VALUES = metrics_snapshot(
-    series("heat", n1=90, n2=50, n3=50), series("load", n1="0.5", n2="0.5", n3="0.25"), series("m", n3=7)
-)
-ALL: dict[str, Any] = {}
-
-
-def placement(name: str, pods: Any = ALL, *avoid: Any, created: str = "1", namespace: str = "d") -> Any:
-    """A PlacementPolicy."""
-    return obj(name, namespace, created, {"podSelector": pods, "avoid": avoid or [HOT]})
-
-
-def wide(name: str, pods: Any = ALL, *avoid: Any, namespaces: Any = ALL, created: str = "1") -> Any:
-    """A ClusterPlacementPolicy."""
-    spec = {"namespaceSelector": namespaces, "podSelector": pods, "avoid": avoid or [HOT]}
-    return obj(name, "", created, spec)
-
-
-def obj(name: str, namespace: str, created: str, spec: Any) -> PolicyObject:
-    metadata = PolicyMetadata(name, namespace, creationTimestamp=created)
-    return PolicyObject(metadata, msgspec.Raw(msgspec.json.encode(spec)))
-
-
-def pod(labels: dict[str, str] | None = None, namespace: str = "d", owner: str = "ReplicaSet") -> PodFields:
-    return PodFields(PodMetadata(namespace, labels, (PodOwner(owner),)))
-
-
-class Cluster:
-    """A state builder, and the snapshot of the last objects."""
-
-    def __init__(
-        self, *policies: PolicyObject, namespaces: dict[str, Any] | None = None, **options: Any
-    ) -> None:
-        self.builder = TelemetryStateBuilder(TelemetryOptions(**options), 60.0)
-        self.namespaces = {"d": {}, "e": {}, "kube-system": {}} if namespaces is None else namespaces
-        self.update(*policies)
-
-    def update(self, *policies: PolicyObject) -> None:
-        """Replace all policies."""
-        objects: dict[str, Any] = {POLICIES: {}, "placementpolicies": {}, "clusterplacementpolicies": {}}
-        for item in policies:
-            spec = msgspec.json.decode(item.spec)
-            name = (
-                POLICIES
-                if "strategies" in spec
-                else "clusterplacementpolicies"
-                if not item.metadata.namespace
-                else "placementpolicies"
-            )
-            objects[name][item.metadata.namespace, item.metadata.name] = item
-        listed = {
-            ("", name): NamespaceObject(NamespaceMetadata(name, labels=labels))
-            for name, labels in self.namespaces.items()
-        }
-        cluster = cluster_state([], VALUES)
-        cluster = msgspec.structs.replace(cluster, objects=objects | {NAMESPACES: listed})
-        state = cooperative_scheduling.run_without_pauses(self.builder.build(cluster))
-        self.snapshot = Snapshot(cluster.nodes, {"telemetry": state}, cluster.now, 1)
-
-    def policies_of(self, of: PodFields) -> list[str]:
-        """The policies of a pod, as texts."""
-        keys = TelemetryAgent().equivalence_key(of, self.snapshot)
-        return [key.text() for key in keys or ()]
-
-    def rejected(self, of: PodFields) -> dict[str, str] | None:
-        return rejected(self.snapshot, of=of)
 
 
 @pytest.mark.parametrize("case", SELECTOR_CASES, ids=lambda case: case.name)
