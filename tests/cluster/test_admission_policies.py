@@ -149,6 +149,9 @@ NODE_FORBIDDEN: Final = {
     "a role removed": WriteRequest(NODE, label("node-role.kubernetes.io/worker", None)),
     "a verdict with another domain": WriteRequest(NODE, label(f"x.{VERDICT}", "violating")),
     "a domain that ends like ours": WriteRequest(NODE, label("x.telemetry.aware.scheduling.p/y", "1")),
+    "a label of nodewise itself": WriteRequest(NODE, label("nodewise.io/x", "1")),
+    "a domain that ends like a policy's": WriteRequest(NODE, label("gpunodewise.io/x", "1")),
+    "a domain that contains a policy's": WriteRequest(NODE, label("gpu.nodewise.io.example.org/x", "1")),
     "a domain that starts like ours": WriteRequest(NODE, label("telemetry.aware.schedulingp/y", "1")),
     "all labels removed": WriteRequest(NODE, meta(labels=None)),
     "all labels replaced": WriteRequest(
@@ -210,6 +213,7 @@ NODE_FORBIDDEN: Final = {
 
 NODE_ALLOWED: Final = {
     "a violation": WriteRequest(NODE, labels(warm="violating")),
+    "a label of a cluster policy": WriteRequest(NODE, label("gpu.nodewise.io/suspect", "true")),
     "the end of a violation": WriteRequest(NODE, labels(cool=None)),
     "labels of a policy": WriteRequest(NODE, label(f"{OURS}p/gas-disable-card1", "true")),
     "another value of a policy's label": WriteRequest(NODE, label(f"{OURS}p/gas-disable-card0", "PCI_GROUP")),

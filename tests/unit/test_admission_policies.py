@@ -51,6 +51,7 @@ def test_the_labels_of_nodes() -> None:
         taspolicy_parser.PREFIX,
         taspolicy_parser.VIOLATING,
         "/",
+        f"^[^/]+{node_label_ownership.NODEWISE_DOMAIN.replace('.', '[.]')}/",
     }
 
 

@@ -11,6 +11,8 @@ from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
 
 FIELD_MANAGER: Final = "nodewise-telemetry"
 """The owner of our fields."""
+NODEWISE_DOMAIN: Final = ".nodewise.io"
+"""The end of the domains of the labels of `nodeLabels`. Keys of nodewise itself are in `nodewise.io`."""
 OLD_MANAGERS: Final = frozenset(["extender"])
 """Telemetry Aware Scheduling set no manager, so the API server used the first part of its user agent."""
 
@@ -68,7 +70,9 @@ def _looks_like_telemetry_label(key: str, value: str, policies: frozenset[str]) 
 
 def _may_be_policy_label(key: str, value: str) -> bool:
     """Whether a label may be ours or the older system's, regardless of the current policies."""
-    return (value == VIOLATING or key.startswith(PREFIX)) and not _is_verdict_label(key)
+    is_of_cluster_policy = key.partition("/")[0].endswith(NODEWISE_DOMAIN)
+    is_candidate = value == VIOLATING or key.startswith(PREFIX) or is_of_cluster_policy
+    return is_candidate and not _is_verdict_label(key)
 
 
 def _is_verdict_label(key: str, value: str = "") -> bool:  # noqa: ARG001 - as for other owners

@@ -232,21 +232,41 @@ def combine_policy_labels(
 ) -> LabelAssignment:
     """Combine the columns of all policies.
 
-    Policies of the same name share `<policy>=violating`. If two of them have `labeling`, the older one sets the labels.
+    Policies that set a key to the same only value share it: a node has the label while any of them sets it. Otherwise
+    the oldest policy sets the key. The keys of `labeling` belong to one of several TASPolicies of the same name.
     """
     columns: list[LabelColumn] = []
     conflicts: dict[PolicyKey, str] = {}
-    labelled_by: dict[str, PolicyKey] = {}
-    for key in sorted(policies, key=lambda key: (policies[key][0].created, key)):
-        policy, wanted = policies[key]
-        columns += [column for column in wanted if column.key == policy.name]
-        prefixed = [column for column in wanted if column.key.startswith(f"{PREFIX}{policy.name}/")]
-        first = labelled_by.setdefault(policy.name, key) if prefixed else key
-        if first != key:
-            conflicts[key] = f"policy {first.path} has the same name, is older, and sets the labels instead"
-            continue
-        columns += prefixed
-        mixed = [column.key for column in prefixed if column.conflicting]
+    owners: dict[str, tuple[PolicyKey, frozenset[str]]] = {}
+    for key in sorted(
+        policies, key=lambda key: (policies[key][0].created, key.namespace, key.name, key.kind)
+    ):
+        _, wanted = policies[key]
+        rivals: dict[PolicyKey, list[str]] = {}
+        mixed = []
+        for column in wanted:
+            values = frozenset(column.values)
+            owner, owner_values = owners.setdefault(_ownership_scope(column.key), (key, values))
+            is_shared = values == owner_values and len(values) == 1 and not column.key.startswith(PREFIX)
+            if owner != key and not is_shared:
+                rivals.setdefault(owner, []).append(column.key)
+                continue
+            columns.append(column)
+            mixed += [column.key] if column.conflicting else []
+        messages = [_describe_rival(key, owner, keys) for owner, keys in rivals.items()]
         if mixed:
-            conflicts[key] = f"rules with different operators set {', '.join(mixed)}; it is omitted there"
+            messages.append(f"rules with different operators set {', '.join(mixed)}; it is omitted there")
+        if messages:
+            conflicts[key] = "; ".join(messages)
     return LabelAssignment(merge_label_columns(columns), conflicts)
+
+
+def _ownership_scope(key: str) -> str:
+    """What one policy owns together: the keys of `labeling` with the same prefix, or one other key."""
+    return key.partition("/")[0] if key.startswith(PREFIX) else key
+
+
+def _describe_rival(key: PolicyKey, owner: PolicyKey, keys: Sequence[str]) -> str:
+    if key.kind == owner.kind == "TASPolicy":
+        return f"policy {owner.path} has the same name, is older, and sets the labels instead"
+    return f"{owner.text()} is older and sets {', '.join(keys)} to another value"
