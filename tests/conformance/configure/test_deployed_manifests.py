@@ -167,9 +167,10 @@ def node_labels_of(policy_object: PolicyObject) -> dict[str, set[str]]:
     columns = node_labels.merge_label_columns(
         column for decided in agent_state.policies.values() for column in decided.labels
     )
+    desired = cooperative_scheduling.run_without_pauses(node_labels.desired_labels(columns, state.nodes, {}))
     return {
         node: {f"{key.rpartition('/')[2]}={value}" for key, value in labels.items()}
-        for node, labels in node_labels.desired_labels(columns, state.nodes, {}).items()
+        for node, labels in desired.items()
     }
 
 

@@ -7,7 +7,7 @@ label that nodewise owns stays. The format of the keys is that of Telemetry Awar
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from nodewise.agents.telemetry import rule_operators
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
 from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
+
+_NODES_PER_YIELD: Final = 100
+"""Yielding costs as much as one label."""
 
 Labels = Mapping[str, str]
 Mask = NDArray[np.bool_]
@@ -150,8 +153,8 @@ def merge_label_columns(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn
 
 def desired_labels(
     columns: Mapping[str, LabelColumn], nodes: NodeIndex, owned: Mapping[str, Labels]
-) -> dict[str, dict[str, str]]:
-    """By node name, all labels that the policies require; nodes without any are left out.
+) -> Generator[None, None, dict[str, dict[str, str]]]:
+    """By node name, all labels that the policies require; nodes without any are left out. Yields between nodes.
 
     `owned` are the labels of ours that nodes have now.
     """
@@ -160,7 +163,10 @@ def desired_labels(
     for key, column in columns.items():
         positions = np.flatnonzero(column.codes[:known])
         names = nodes.names[positions].tolist()
-        for name, code in zip(names, column.codes[positions].tolist(), strict=True):
+        yield
+        for number, (name, code) in enumerate(zip(names, column.codes[positions].tolist(), strict=True)):
+            if number % _NODES_PER_YIELD == 0:
+                yield
             wanted.setdefault(name, {})[key] = column.values[code - 1]
     _keep_labels_of_missing_values(wanted, columns, nodes, owned)
     return wanted
@@ -182,6 +188,22 @@ def _keep_labels_of_missing_values(
         for key in owned[name].keys() & holding.keys():
             if holding[key][number]:
                 wanted.setdefault(name, {})[key] = owned[name][key]
+
+
+def require_same_labels(
+    columns: Mapping[str, LabelColumn], others: Mapping[str, LabelColumn]
+) -> Generator[None, None, bool]:
+    """Whether both require the same labels of all nodes. Yields between columns."""
+    if columns.keys() != others.keys():
+        return False
+    for key, column in columns.items():
+        yield
+        other = others[key]
+        if column.values != other.values or column.namespaces != other.namespaces:
+            return False
+        if not np.array_equal(column.codes, other.codes) or not np.array_equal(column.hold, other.hold):
+            return False
+    return True
 
 
 def changed_label_groups(

@@ -6,7 +6,7 @@ the policy rejects, for whatever reason, is `violating`. A node that passes is `
 a label on every node costs a write per node and policy, and space in every Node object.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -58,8 +58,8 @@ def verdict_labels(
     size: int,
     required_ok: frozenset[str] = frozenset(),
     held: frozenset[str] = frozenset(),
-) -> VerdictLabels:
-    """The labels of the policies that reject nodes, within the budgets of keys; older policies come first.
+) -> Generator[None, None, VerdictLabels]:
+    """The labels of the policies that reject nodes, within the budgets of keys; older policies come first. Yields.
 
     `size` is the number of nodes, with the unknown node. `required_ok` are the keys of which unscheduled pods require
     the value `ok`, since the policy was another one when they were created. `held` are keys of deleted policies, whose
@@ -69,6 +69,7 @@ def verdict_labels(
     excess: dict[str, str] = {}
     counts: dict[str, int] = {}
     for labelled in sorted(policies, key=lambda labelled: (labelled.policy.created, labelled.policy.key)):
+        yield
         policy, codes = labelled.policy, labelled.codes
         if codes is None:
             continue

@@ -107,7 +107,9 @@ class Cluster:
 
     def node_labels(self, owned: Any = None) -> dict[str, dict[str, str]]:
         """The labels that policies want, by node; `owned` are those of ours that nodes have."""
-        return node_labels.desired_labels(self._label_assignment().columns, self.snapshot.nodes, owned or {})
+        return cooperative_scheduling.run_without_pauses(
+            node_labels.desired_labels(self._label_assignment().columns, self.snapshot.nodes, owned or {})
+        )
 
     def label_conflicts(self) -> dict[str, str]:
         """Why labels are not written, by policy."""

@@ -276,3 +276,29 @@ def policy_object(fixture: ApiServerFixture, name: str, generation: int) -> Poli
         TASPOLICIES, {"status": {}, **known, "metadata": metadata, "spec": {"strategies": {}}}
     )
     return msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
+
+
+async def test_a_step_after_a_complete_one_only_compares() -> None:
+    """Labels are laid out by node again only if they, the nodes, or the labels of a node changed."""
+    fixture = ApiServerFixture(3)
+    snapshot = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1)
+
+    async def step(*codes: int) -> int:
+        """Run a step with these codes. Returns the number of patches."""
+        before = fixture.api.patched
+        column = LabelColumn("pol", ("violating",), np.array([*codes, 0], np.int16), np.zeros(4, bool))
+        await fixture.writer.step(snapshot, {"pol": column})
+        return fixture.api.patched - before
+
+    assert await step(1, 0, 0) == 1
+    fixture.watch()
+    assert await step(1, 0, 0) == 0
+    assert await step(1, 0, 1) == 1
+    fixture.api.put(NODES, {"metadata": {"name": "n0", "labels": {}}})
+    fixture.watch()
+    assert await step(1, 0, 1) == 1
+    assert fixture.labelled() == {"n0", "n2"}
+    fixture.writer.begin()
+    fixture.watch()
+    assert await step(0, 0, 1) == 1
+    assert fixture.writer.pending_keys == frozenset()

@@ -33,7 +33,9 @@ def desired(
     columns = node_labels.merge_label_columns(
         column for decided in agent_state.policies.values() for column in decided.labels
     )
-    return node_labels.desired_labels(columns, cluster.nodes, owned or {})
+    return cooperative_scheduling.run_without_pauses(
+        node_labels.desired_labels(columns, cluster.nodes, owned or {})
+    )
 
 
 def violating(

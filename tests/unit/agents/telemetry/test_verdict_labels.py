@@ -1,10 +1,12 @@
 """Node labels with verdicts: which value each node has, which policies have a label, and agreement with `decide`."""
 
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
+from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import node_labels, verdict_labels
 from nodewise.agents.telemetry.placement_policy import (
     AvoidRule,
@@ -14,7 +16,7 @@ from nodewise.agents.telemetry.placement_policy import (
     PolicyKind,
     unusable_rule,
 )
-from nodewise.agents.telemetry.verdict_labels import LabelledPolicy, label_key
+from nodewise.agents.telemetry.verdict_labels import LabelledPolicy, VerdictLabels, label_key
 from nodewise.metrics.node_index import NodeIndex
 
 NODES = NodeIndex(["n1", "n2", "n3"])
@@ -37,6 +39,16 @@ def policy(
     return LabelledPolicy(made, codes, awaits_metrics)
 
 
+def labels_for(
+    policies: Iterable[LabelledPolicy],
+    required_ok: frozenset[str] = frozenset(),
+    held: frozenset[str] = frozenset(),
+) -> VerdictLabels:
+    return cooperative_scheduling.run_without_pauses(
+        verdict_labels.verdict_labels(policies, len(NODES) + 1, required_ok, held)
+    )
+
+
 def labels_of(
     *policies: LabelledPolicy,
     required_ok: frozenset[str] = frozenset(),
@@ -44,8 +56,10 @@ def labels_of(
     owned: dict[str, dict[str, str]] | None = None,
 ) -> dict[str, dict[str, str]]:
     """The labels of each node."""
-    labels = verdict_labels.verdict_labels(policies, len(NODES) + 1, required_ok, held)
-    return node_labels.desired_labels(labels.columns, NODES, owned or {})
+    labels = labels_for(policies, required_ok, held)
+    return cooperative_scheduling.run_without_pauses(
+        node_labels.desired_labels(labels.columns, NODES, owned or {})
+    )
 
 
 A = label_key("a")
@@ -102,7 +116,7 @@ def test_the_oldest_policies_have_labels(kind: PolicyKind, namespace: str, limit
         for number in range(limit + 2)
     ]
     other = policy("other", namespace="db", created="2026-02-01T00:00:00Z")
-    labels = verdict_labels.verdict_labels([*newest_first, other], len(NODES) + 1)
+    labels = labels_for([*newest_first, other])
     assert labels.columns.keys() == {label_key(str(n)) for n in range(2, limit + 2)} | {label_key("other")}
     assert labels.excess.keys() == {"0", "1"}
     where = f"namespace {namespace}" if namespace else "the cluster"
@@ -116,7 +130,7 @@ def test_kinds_of_a_namespace_share_its_labels_and_policies_without_rules_need_n
     named = [policy(f"t{number}", kind="TASPolicy") for number in range(6)]
     selecting = [policy(f"p{number}") for number in range(6)]
     ranking = policy("ranking", created="2025-01-01T00:00:00Z")._replace(codes=None)
-    labels = verdict_labels.verdict_labels([ranking, *named, *selecting], len(NODES) + 1)
+    labels = labels_for([ranking, *named, *selecting])
     assert (len(labels.columns), len(labels.excess)) == (10, 2)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import unscheduled_pods, verdict_labels
@@ -79,11 +80,13 @@ class NativeMode:
         pods = list(self._pods.store.values())
         policies = {key: _labelled_policy(state) for key, state in states.items() if state.policy.uid}
         unknown = self._update_unknown_keys(pods, policies.values())
-        labels = verdict_labels.verdict_labels(
-            policies.values(),
-            len(snapshot.nodes) + 1,
-            frozenset(chain.from_iterable(pod.keys_with_ok for pod in pods)),
-            frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S),
+        labels = await cooperative_scheduling.run(
+            verdict_labels.verdict_labels(
+                policies.values(),
+                len(snapshot.nodes) + 1,
+                frozenset(chain.from_iterable(pod.keys_with_ok for pod in pods)),
+                frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S),
+            )
         )
         try:
             await self._labels.step(snapshot, labels.columns)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import cooperative_scheduling
-from nodewise.agent import Snapshot
+from nodewise.agent import NodeIndex, Snapshot
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import node_label_ownership, node_labels
 from nodewise.agents.telemetry.node_label_ownership import POLICY_LABELS, LabelOwner
@@ -54,9 +54,11 @@ class LabelWriter:
         self._remaining = 0
         self.pending_keys: frozenset[str] | None = None
         """The keys of labels that the last step left to be written, or that are refused; None if it failed early."""
+        self._done: tuple[dict[str, node_labels.LabelColumn], NodeIndex] | None = None
+        """What the last step wrote completely; None if something is pending."""
 
     def begin(self) -> None:
-        self._owned, self._seen = {}, {}
+        self._owned, self._seen, self._done = {}, {}, None
 
     def conflict(self, state: PolicyState) -> str:
         """A message that names the nodes where labels of the policy cannot be written, with causes; empty for none."""
@@ -76,14 +78,28 @@ class LabelWriter:
         The namespaces of the policies take turns. A failure of one node does not affect the others; the first error
         is raised at the end.
         """
-        self.pending_keys = None
+        done, self._done, self.pending_keys = self._done, None, None
         await self._mark_unconfirmed_nodes()
+        if not self._unconfirmed and done is not None and done[1] is snapshot.nodes:
+            comparison = node_labels.require_same_labels(columns, done[0])
+            if await cooperative_scheduling.run(comparison):
+                self._done, self.pending_keys = done, frozenset()
+                return
         await asyncio.sleep(0)
         await run_api_calls(
             self._resync_owned_labels(node, frozenset(columns)) for node in sorted(self._unconfirmed)
         )
         await asyncio.sleep(0)
-        wanted = node_labels.desired_labels(columns, snapshot.nodes, self._owned)
+        await self._write_differing_labels(snapshot, columns)
+        if not self.pending_keys and not self._conflicts:
+            self._done = columns, snapshot.nodes
+
+    async def _write_differing_labels(
+        self, snapshot: Snapshot, columns: dict[str, node_labels.LabelColumn]
+    ) -> None:
+        wanted = await cooperative_scheduling.run(
+            node_labels.desired_labels(columns, snapshot.nodes, self._owned)
+        )
         self._expire_conflicts()
         allowed = {
             node: self._labels_without_conflict(node, wanted.get(node, {}))
