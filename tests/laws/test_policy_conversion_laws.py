@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
-from nodewise.agents.telemetry import policy_lint, taspolicy_conversion
+from nodewise.agents.telemetry import node_labels, policy_lint, taspolicy_conversion
 from nodewise.agents.telemetry.agent import TelemetryAgent
-from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
@@ -162,15 +161,16 @@ def points(snapshot: Snapshot) -> list[int] | None:
 
 def labels(snapshot: Snapshot) -> dict[str, tuple[list[str], list[bool]]]:
     """By key, the label of each node, and where an existing one stays."""
-    columns: list[LabelColumn] = [
-        column for state in snapshot.agent_states["telemetry"].policies.values() for column in state.labels
-    ]
+    states = snapshot.agent_states["telemetry"].policies
+    assigned = node_labels.combine_policy_labels(
+        {key: (state.policy, state.labels) for key, state in states.items()}
+    )
     return {
-        column.key: (
+        key: (
             ["" if code == 0 else column.values[code - 1] for code in column.codes[:-1].tolist()],
             column.hold[:-1].tolist(),
         )
-        for column in columns
+        for key, column in assigned.columns.items()
     }
 
 
@@ -203,6 +203,7 @@ def test_a_converted_policy_has_the_same_verdicts_ranks_and_labels(
     assert [rejected(snapshot, pod) for snapshot in after] == [rejected(snapshot) for snapshot in before]
     assert [rejected(snapshot) for snapshot in both] == [rejected(snapshot) for snapshot in before]
     assert [labels(snapshot) for snapshot in after] == [labels(snapshot) for snapshot in before]
+    assert [labels(snapshot) for snapshot in both] == [labels(snapshot) for snapshot in before]
     if is_ordered(tas_policy):
         assert [points(snapshot) for snapshot in after] == [points(snapshot) for snapshot in before]
         assert [points(snapshot) for snapshot in both] == [points(snapshot) for snapshot in before]

@@ -187,6 +187,7 @@ class PodInfo(NamedTuple):
     name: str
     namespace: str
     policy: str = ""
+    """The TASPolicy that it names, unless another policy replaces that one."""
     scheduler_name: str = "default-scheduler"
     node: str = ""
     age_s: float = 0.0

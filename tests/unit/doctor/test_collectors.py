@@ -376,6 +376,26 @@ def test_policies_of_all_kinds_and_the_pods_that_they_select() -> None:
     assert by_name["other"] == ()
 
 
+def test_a_pod_may_name_a_taspolicy_that_another_policy_replaces() -> None:
+    pods = [
+        {"metadata": {"name": name, "namespace": "web", "labels": {"telemetry-policy": name}}, "spec": {}}
+        for name in ("cool", "gone")
+    ]
+    selector = {"matchLabels": {"telemetry-policy": "cool"}}
+    policy = {
+        "metadata": {"name": "new", "namespace": "web"},
+        "spec": {"podSelector": selector, "avoid": HOT_NODES},
+    }
+    cluster = facts({PLACEMENT_POLICIES: [policy], "/api/v1/pods": pods})
+    assert not isinstance(cluster.pods, UnavailableFact)
+    assert {pod.name: pod.policies for pod in cluster.pods} == {
+        "cool": ("PlacementPolicy/web/new",),
+        "gone": ("TASPolicy/web/gone",),
+    }
+    unknown = [item for item in check_runner.examine(cluster).findings if item.id == "policy-unknown"]
+    assert [item.object for item in unknown] == ["TASPolicy/web/gone"]
+
+
 def test_a_kind_of_policies_that_may_not_be_listed_hides_no_other() -> None:
     objects = {POLICIES: [{"metadata": {"name": "pol", "namespace": "web"}, "spec": {}}]}
     cluster = facts(objects, ("clusterplacementpolicies",))

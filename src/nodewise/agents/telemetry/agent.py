@@ -1,6 +1,6 @@
 """Answers requests of the telemetry agent by look-up in the evaluated policies that select the pod."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final
 
@@ -87,11 +87,9 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             if not policy_selection.may_be_selected(pod):
                 return None
             return _reject_all_candidates(candidates, policy_rejection_reasons.PoliciesNotReady())
-        keys = agent_state.selection.select(pod)
         verdicts = [
             _policy_verdict(key, agent_state.policies.get(key), candidates)
-            for key in keys
-            if not _is_replaced(key, keys, agent_state.policies)
+            for key in agent_state.selection.select(pod)
         ]
         return _combine_verdicts([verdict for verdict in verdicts if verdict is not None])
 
@@ -137,22 +135,6 @@ def _policy_verdict(key: PolicyKey, state: PolicyState | None, candidates: Names
     )
     return Verdict(
         codes, reasons, evidence, joined, policies=(PolicyRejections(key.text(), codes != 0, joined),)
-    )
-
-
-def _is_replaced(
-    key: PolicyKey, keys: Sequence[PolicyKey], policies: Mapping[PolicyKey, PolicyState]
-) -> bool:
-    """Whether a TASPolicy does not exist, and an enforced policy of the pod selects those that name it.
-
-    So a TASPolicy can be deleted after its conversion, and its pods keep their label.
-    """
-    if key in policies:
-        return False
-    others = (policies[other].policy for other in keys if other in policies)
-    return any(
-        not policy.not_enforced and policy_selection.selects_by_policy_label(policy, key.name)
-        for policy in others
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.telemetry.placement_policy import LabelSelector, Policy, PolicyKey
+from nodewise.agents.telemetry.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
 from nodewise.agents.telemetry.policy_namespace_trust import NamespaceObject
 
 POLICY_LABEL: Final = "telemetry-policy"
@@ -46,6 +46,8 @@ class _Selecting(NamedTuple):
 
     key: PolicyKey
     pods: LabelSelector
+    is_by_policy_label: bool
+    """Whether it is enforced, and selects only pods that name certain TASPolicies."""
 
 
 class SelectionIndex:
@@ -57,22 +59,27 @@ class SelectionIndex:
         namespaces: Mapping[ObjectKey, NamespaceObject],
         own_namespace: str = "",
     ) -> None:
+        listed = list(policies)
+        self._named = frozenset(policy.key for policy in listed if policy.key.kind == "TASPolicy")
         self._namespaces = namespaces
         self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, own_namespace)))
         self._by_namespace: dict[str, list[_Selecting]] = {}
         self._cluster: list[Policy] = []
         self._cluster_by_namespace: dict[str, tuple[_Selecting, ...]] = {}
         """Of the namespaces of earlier calls, the cluster policies that select them."""
-        for policy in selectable_policies(policies):
+        for policy in selectable_policies(listed):
             if policy.key.kind == "ClusterPlacementPolicy":
                 self._cluster.append(policy)
             elif policy.selection is not None:
-                selecting = _Selecting(policy.key, policy.selection.pods)
+                selecting = _selecting(policy, policy.selection)
                 self._by_namespace.setdefault(policy.namespace, []).append(selecting)
 
     def select(self, pod: PodFields) -> tuple[PolicyKey, ...]:
-        """The policies of a pod: the TASPolicy that it names, also if it does not exist, PlacementPolicies, and
-        ClusterPlacementPolicies; of one kind the oldest first.
+        """The policies of a pod: the TASPolicy that it names, PlacementPolicies, and ClusterPlacementPolicies; of one
+        kind the oldest first.
+
+        A TASPolicy that does not exist is one of them, unless another policy selects the pod by its label. So you can
+        delete a TASPolicy after its conversion, and its pods keep their label.
         """
         metadata = pod.metadata
         labels = metadata.labels or {}
@@ -81,7 +88,11 @@ class SelectionIndex:
         if namespace in self._excluded or is_of_daemon_set(pod):
             return keys
         candidates = (*self._by_namespace.get(namespace, ()), *self._cluster_policies_of(namespace))
-        return (*keys, *(selecting.key for selecting in candidates if selecting.pods.selects(labels)))
+        selecting = [candidate for candidate in candidates if candidate.pods.selects(labels)]
+        is_named = self._named.issuperset(keys)
+        if not is_named and any(candidate.is_by_policy_label for candidate in selecting):
+            keys = ()
+        return (*keys, *(candidate.key for candidate in selecting))
 
     def _cluster_policies_of(self, namespace: str) -> tuple[_Selecting, ...]:
         """The cluster policies that select pods of a namespace."""
@@ -90,7 +101,7 @@ class SelectionIndex:
         known = self._cluster_by_namespace.get(namespace)
         if known is None:
             known = tuple(
-                _Selecting(policy.key, policy.selection.pods)
+                _selecting(policy, policy.selection)
                 for policy in self._cluster
                 if policy.selection is not None and self._selects(policy.selection.namespaces, namespace)
             )
@@ -109,6 +120,14 @@ class SelectionIndex:
         # Namespace objects in files usually lack the label that the API server sets
         labels = {**(namespace.metadata.labels or {}), NAME_LABEL: name}
         return namespace.has_unknown_labels or selector.selects(labels)
+
+
+def _selecting(policy: Policy, selection: PodSelection) -> _Selecting:
+    by_label = any(
+        requirement.key == POLICY_LABEL and requirement.operator == "In"
+        for requirement in selection.pods.requirements
+    )
+    return _Selecting(policy.key, selection.pods, by_label and not policy.not_enforced)
 
 
 def selectable_policies(policies: Iterable[Policy]) -> list[Policy]:
@@ -130,14 +149,6 @@ def named_by_label(pod: PodFields) -> tuple[PolicyKey, ...]:
     """The TASPolicy that a pod names by its label; none without the label."""
     name = (pod.metadata.labels or {}).get(POLICY_LABEL)
     return () if name is None else (PolicyKey("TASPolicy", pod.metadata.namespace, name),)
-
-
-def selects_by_policy_label(policy: Policy, name: str) -> bool:
-    """Whether a policy selects pods because they name a certain TASPolicy."""
-    return policy.selection is not None and any(
-        requirement.key == POLICY_LABEL and requirement.operator == "In" and name in requirement.values
-        for requirement in policy.selection.pods.requirements
-    )
 
 
 def may_be_selected(pod: PodFields) -> bool:

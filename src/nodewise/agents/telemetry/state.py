@@ -189,8 +189,9 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             (policy.key, policy.selection, policy.not_enforced)
             for policy in policy_selection.selectable_policies(self._enforced.values())
         )
-        if self._selecting != (selecting, namespaces):
-            self._selecting = (selecting, namespaces)
+        named = frozenset(key for key in self._enforced if key.kind == "TASPolicy")
+        if self._selecting != (selecting, named, namespaces):
+            self._selecting = (selecting, named, namespaces)
             self._selection = SelectionIndex(self._enforced.values(), namespaces, self._own_namespace)
         return self._selection
 

@@ -9,6 +9,7 @@ import msgspec
 
 from nodewise import clock
 from nodewise.agents.telemetry.agent import find_misspelt_policy_label
+from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields, SelectionIndex
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
@@ -200,10 +201,11 @@ def parse_pod(now: float, selection: SelectionIndex, body: bytes) -> PodInfo | N
         return None
     spec, labels = get(value, "spec"), get_text_mapping(value, "metadata", "labels")
     policy = labels.get(POLICY_LABEL, "")
+    keys = _select_policies(selection, body)
     return PodInfo(
         name=get_text(value, "metadata", "name"),
         namespace=get_text(value, "metadata", "namespace"),
-        policy=policy,
+        policy=policy if keys is None or any(key.kind == "TASPolicy" for key in keys) else "",
         scheduler_name=get_text(spec, "schedulerName") or "default-scheduler",
         node=get_text(spec, "nodeName"),
         age_s=now - _parse_creation_time(value, now),
@@ -212,17 +214,16 @@ def parse_pod(now: float, selection: SelectionIndex, body: bytes) -> PodInfo | N
         avoids_violating=_avoids_nodes_violating_policy(spec, policy),
         is_gated=bool(get_list(spec, "schedulingGates")),
         misspelled_label=find_misspelt_policy_label(labels),
-        selected_by=_selecting_policies(selection, body),
+        selected_by=tuple(f"{key.kind}/{key.path}" for key in keys or () if key.kind != "TASPolicy"),
     )
 
 
-def _selecting_policies(selection: SelectionIndex, body: bytes) -> tuple[str, ...]:
-    """As in `PolicyEvaluation.where`."""
+def _select_policies(selection: SelectionIndex, body: bytes) -> tuple[PolicyKey, ...] | None:
+    """The policies of a pod; None if the pod cannot be read."""
     try:
-        keys = selection.select(msgspec.json.decode(body, type=PodFields))
+        return selection.select(msgspec.json.decode(body, type=PodFields))
     except msgspec.MsgspecError:
-        return ()
-    return tuple(f"{key.kind}/{key.path}" for key in keys if key.kind != "TASPolicy")
+        return None
 
 
 def _parse_creation_time(value: Any, default: float) -> float:
