@@ -377,6 +377,13 @@ DOCTOR_CASES: Final = (
         ("RemovePodsViolatingNodeAffinity",),
     ),
     DoctorCase(
+        "native-mode-evictions",
+        "a node has a verdict",
+        misconfigurations.verdict_label,
+        "descheduler",
+        ("RemovePodsViolatingNodeAffinity",),
+    ),
+    DoctorCase(
         "rights-missing",
         "a binding is gone",
         misconfigurations.deleted(f"{RBAC}/clusterrolebindings/nodewise"),

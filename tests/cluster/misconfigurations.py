@@ -15,6 +15,7 @@ from tests.cluster import (
     gpu_cluster,
     healthy_cluster,
     kubernetes_objects,
+    native_mode,
     shipped_installation,
     single_purpose_certificates,
 )
@@ -345,6 +346,16 @@ def crowd(cluster: HealthyCluster) -> Iterator[None]:
         finally:
             cluster.api.request("DELETE", "/api/v1/nodes", params={"labelSelector": "crowd"})
             cluster.metrics.set("heat", dict.fromkeys(healthy_cluster.NODES, 20))
+
+
+@contextlib.contextmanager
+def verdict_label(cluster: HealthyCluster) -> Iterator[None]:
+    """A node has the verdict of a policy, where the descheduler evicts pods that violate their node affinity."""
+    key = f"{native_mode.LABEL_PREFIX}uid"
+    path = f"/api/v1/nodes/{healthy_cluster.PLAIN[0]}"
+    cluster.api.patch(path, {"metadata": {"labels": {key: "violating"}}})
+    yield
+    cluster.api.patch(path, {"metadata": {"labels": {key: None}}})
 
 
 @contextlib.contextmanager

@@ -330,6 +330,8 @@ class Facts(NamedTuple):
     node_count: int | UnavailableFact = 0
     node_resources: frozenset[str] | UnavailableFact = frozenset()
     """Resources that some node has allocatable."""
+    nodes_with_verdicts: int | UnavailableFact = 0
+    """How many nodes have labels of native mode."""
     metrics: Mapping[str, MetricCoverage | UnavailableFact] | UnavailableFact = {}  # noqa: RUF012 - never changed
     """By metric."""
     metrics_apis: tuple[MetricsApiStatus, ...] | UnavailableFact = ()

@@ -328,6 +328,14 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "install the descheduler with RemovePodsViolatingNodeAffinity for"
         " requiredDuringSchedulingIgnoredDuringExecution",
     ),
+    "native-mode-evictions": FindingKind(
+        "warning",
+        "The descheduler evicts running pods in native mode",
+        "In native mode policies are required node affinity. RemovePodsViolatingNodeAffinity, which the chart of the"
+        " descheduler enables, evicts the running pods of a policy when their node begins to violate it.",
+        "disable RemovePodsViolatingNodeAffinity, or its nodeAffinityType"
+        " requiredDuringSchedulingIgnoredDuringExecution, if running pods shall stay",
+    ),
     "rights-missing": FindingKind(
         "error",
         "nodewise lacks a right",

@@ -402,6 +402,16 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     ("nothing to deschedule", policy(strategies=("dontschedule",))._replace(deschedulers=()), set()),
     (
+        "evictions in native mode",
+        SOUND._replace(nodes_with_verdicts=3),
+        {"native-mode-evictions"},
+    ),
+    (
+        "another plugin in native mode",
+        policy(strategies=("dontschedule",))._replace(nodes_with_verdicts=3, deschedulers=(OTHER_PLUGIN,)),
+        set(),
+    ),
+    (
         "rights",
         SOUND._replace(missing_rights=(NO_RIGHT,)),
         {"rights-missing"},

@@ -278,6 +278,18 @@ def check_descheduler(
         yield finding(id_, where, actual, _DESCHEDULER)
 
 
+@check("native-mode-evictions")
+def check_native_mode_evictions(
+    deschedulers: tuple[Descheduler, ...], nodes_with_verdicts: int
+) -> Iterator[Finding]:
+    """Deschedulers that evict the running pods of native mode."""
+    for descheduler in deschedulers:
+        if nodes_with_verdicts and _descheduler_evicts(descheduler):
+            count = "1 node has" if nodes_with_verdicts == 1 else f"{nodes_with_verdicts:,} nodes have"
+            actual = f"enables {_AFFINITY_PLUGIN}, and {count} labels of native mode"
+            yield finding("native-mode-evictions", descheduler.where, actual, f"no {_AFFINITY_PLUGIN}")
+
+
 def _descheduler_evicts(descheduler: Descheduler) -> bool:
     """Whether it evicts pods from the nodes that a policy labels."""
     has_plugin = (
@@ -410,6 +422,7 @@ CHECKS: Final = (
     check_pods_without_extender,
     check_policies_against_node_sample,
     check_descheduler,
+    check_native_mode_evictions,
     check_metrics_apis,
     check_metrics_have_values,
 )

@@ -28,6 +28,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "policies": telemetry_policies.collect_policies,
     "node_count": nodes.collect_node_count,
     "node_resources": nodes.collect_node_resources,
+    "nodes_with_verdicts": nodes.collect_nodes_with_verdicts,
     "metrics": telemetry_policies.collect_metrics,
     "metrics_apis": telemetry_policies.collect_metrics_apis,
     "deschedulers": deschedulers.collect_deschedulers,

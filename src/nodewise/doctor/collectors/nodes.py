@@ -11,6 +11,7 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import node_gpus, vendor_resource_names
 from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
 from nodewise.cpu.cmk_names import LABEL
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import Session
@@ -46,6 +47,8 @@ class ParsedNode(NamedTuple):
     has_pools: bool
     resources: frozenset[str]
     """Those that it has allocatable."""
+    has_verdicts: bool
+    """Whether it has a label of native mode."""
 
 
 class ParsedNodes(NamedTuple):
@@ -91,7 +94,9 @@ def parse_node(profiles: Sequence[vendor_resource_names.ResourceProfile], body: 
     )
     parsed = (_parse_gpus(body, node.metadata.name, profile, resources) for profile in profiles)
     gpus = next((info for info in parsed if info), None)
-    return ParsedNode(_Metadata(node.metadata.name), status, gpus, labels.get(LABEL) == "true", resources)
+    has_verdicts = any(key.startswith(VERDICT_LABEL_PREFIX) for key in labels)
+    has_pools = labels.get(LABEL) == "true"
+    return ParsedNode(_Metadata(node.metadata.name), status, gpus, has_pools, resources, has_verdicts)
 
 
 def _parse_gpus(
@@ -115,6 +120,10 @@ async def collect_node_count(session: Session) -> int:
 async def collect_node_resources(session: Session) -> frozenset[str]:
     nodes = (await session.require(collect_nodes)).nodes
     return frozenset().union(*(node.resources for node in nodes))
+
+
+async def collect_nodes_with_verdicts(session: Session) -> int:
+    return sum(node.has_verdicts for node in (await session.require(collect_nodes)).nodes)
 
 
 async def collect_gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:
