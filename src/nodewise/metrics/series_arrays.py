@@ -19,7 +19,8 @@ class Column(NamedTuple):
     values: Values
     """Nano-units; int64 where every value fits, else Python integers, so comparisons are always exact."""
     times: NDArray[np.float64]
-    """Seconds since 1970; NaN where the age is unknown, -inf where there is no value."""
+    """Seconds since 1970; NaN where the age is unknown. Only of nodes with a value; one number in memory if all of them
+    were measured at the same time."""
     initial_states: States
     """`ValueState` regardless of age: FRESH, MISSING or INVALID."""
     answered_at: float = -np.inf
@@ -35,7 +36,7 @@ class Column(NamedTuple):
     def ages_s(self, now: float, numbers: Numbers | slice = slice(None)) -> NDArray[np.float64]:
         """Seconds since the values of these nodes were measured, never negative; NaN where unknown."""
         ages: NDArray[np.float64] = np.maximum(now - self.times[numbers], 0.0)
-        ages[np.isinf(ages)] = np.nan  # there is no value
+        ages[self.initial_states[numbers] != ValueState.FRESH] = np.nan
         return ages
 
 
@@ -63,10 +64,14 @@ def build_column(series: Series, index: NodeIndex) -> Generator[None, None, Colu
     column.values[numbers] = samples.nano_values
     # a time in the future would keep a value fresh until the source returns another one
     measured = np.minimum(samples.times, series.fetched_at) if series.fetched_at else samples.times
-    column.times[numbers] = measured
+    # usually, a source measures all nodes at the same time
+    if measured.size and samples.times.strides == (0,):
+        column = column._replace(times=np.broadcast_to(measured[0], len(column.times)))
+    else:
+        column.times[numbers] = measured
     column.initial_states[numbers] = ValueState.FRESH
     # clear the entry of the unknown node
-    column.values[-1], column.times[-1], column.initial_states[-1] = 0, -np.inf, ValueState.MISSING
+    column.values[-1], column.initial_states[-1] = 0, ValueState.MISSING
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
     column.initial_states[bad] = ValueState.INVALID
     return column

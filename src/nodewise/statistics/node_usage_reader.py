@@ -118,13 +118,12 @@ class LoadReader:
             self._columns[metric_request.key] = known
         yield
         column = known[2]
-        values = (
-            np.where(column.initial_states == ValueState.FRESH, column.values, 0).astype(np.float64) / divisor
-        )
-        values[column.initial_states != ValueState.FRESH] = np.nan
+        fresh = column.initial_states == ValueState.FRESH
+        values = np.where(fresh, column.values, 0).astype(np.float64) / divisor
+        values[~fresh] = np.nan
         # samples of an expression have no time; the time of the response is the closest known
         times = np.where(np.isnan(column.times), series.fetched_at or np.nan, column.times)
-        ages_s = np.where(np.isfinite(times), np.maximum(cluster_state.now - times, 0.0), np.nan)
+        ages_s = np.where(fresh & np.isfinite(times), np.maximum(cluster_state.now - times, 0.0), np.nan)
         return _MetricValues(values, ages_s)
 
 
