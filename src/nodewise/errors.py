@@ -116,11 +116,16 @@ def truncate(text: str, limit: int) -> str:
 
 def closest_name(name: str, valid: Sequence[str]) -> str:
     """The valid name most similar to a misspelt one, ignoring case, `-`, `_` and `.`; empty if none is similar."""
+    return next(iter(closest_names(name, valid, 1)), "")
+
+
+def closest_names(name: str, valid: Sequence[str], count: int) -> list[str]:
+    """Up to so many valid names that are similar to a misspelt one, the most similar first."""
     import difflib  # start-up time: only errors need it
 
     plain = {_normalize_name_for_comparison(option): option for option in valid}
-    matches = difflib.get_close_matches(_normalize_name_for_comparison(name), plain, n=1)
-    return plain[matches[0]] if matches else ""
+    matches = difflib.get_close_matches(_normalize_name_for_comparison(name), plain, n=count)
+    return [plain[match] for match in matches]
 
 
 def did_you_mean(name: str, valid: Sequence[str]) -> str:

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
 from tests.cluster import (
     admission_policy_waits,
     extender_process,
     kubernetes_objects,
     placement_policy_server,
+    read_only_commands,
 )
 from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
+from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_server import FIELD_POLICY, refusal
 from tests.cluster.placement_policy_specs import (
@@ -57,6 +61,32 @@ def test_rejected_with_the_field_and_the_expected_value(
 ) -> None:
     message = refusal(api, _without_none(obj))
     assert [part for part in parts if part not in message] == [], message
+
+
+def test_a_new_policy_for_a_metric_of_the_cluster_is_accepted(
+    plane: ControlPlane, api: ClusterApi, sandbox: Sandbox, metrics: FakeCustomMetricsApi
+) -> None:
+    sandbox.nodes(*kubernetes_objects.nodes("a b c"))
+    metrics.set("disk_temp", {"a": 30, "b": "41500m", "c": 90})
+    rights = [rule("list", "nodes"), rule("get", "*", "custom.metrics.k8s.io")]
+    kubeconfig = f"--kubeconfig={read_only_commands.reader(plane, rights).kubeconfig}"
+    for kind in ((), ("--cluster-wide",)):
+        done = read_only_commands.run(
+            "policy",
+            "new",
+            kubeconfig,
+            "--metric=disk_temp",
+            "--above=41.5",
+            "-l",
+            "app=web",
+            "-n",
+            "default",
+            *kind,
+        )
+        assert "# 1 of 3 nodes now: c\n" in done.stdout, done.stderr
+        assert refusal(api, yaml.safe_load(done.stdout)) == ""
+    misspelt = read_only_commands.run("policy", "new", kubeconfig, "--metric=disk_tmp", "--above=1")
+    assert "expected a metric of nodes, such as disk_temp" in misspelt.stderr
 
 
 def test_the_largest_policy_is_within_the_cost_limits(api: ClusterApi) -> None:
@@ -171,7 +201,7 @@ def test_kubectl_get_shows_the_columns(plane: ControlPlane, api: ClusterApi, kin
         api.delete(path)
 
 
-@pytest.mark.parametrize("plural", PLURALS)
+@pytest.mark.parametrize("plural", PLURALS.values())
 def test_kubectl_explains_every_field(plane: ControlPlane, api: ClusterApi, plural: str) -> None:
     [definition] = extender_process.manifest(f"crds/{plural}.yaml")
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

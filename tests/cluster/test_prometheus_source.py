@@ -75,6 +75,23 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
     return decision
 
 
+def test_a_misspelt_metric_of_a_new_policy_is_told_with_similar_ones(
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "hot"}}))
+    with prometheus_process.prometheus_with_series(prometheus_programs, tmp_path, HOT) as prometheus:
+        done = read_only_commands.run(
+            "policy",
+            "new",
+            str(file),
+            "--metric=hwmon_temp_celsius",
+            "--metrics=prometheus",
+            f"--prometheus-url={prometheus.url}",
+        )
+    assert f"expected a metric of nodes, such as {SENSORS}" in done.stderr
+
+
 def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
     prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:

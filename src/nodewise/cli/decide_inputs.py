@@ -6,7 +6,8 @@ read if an agent needs them. Nothing is written.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
 from nodewise.cli import object_and_metric_sources, terminal_output
 from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.progress import Progress
+from nodewise.errors import NodewiseError
 from nodewise.kube import object_files, object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.object_files import FileObjects
@@ -26,7 +28,7 @@ from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_files
 from nodewise.metrics import node_attributes as node_facts
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricNotFound, MetricsSource
+from nodewise.metrics.metrics_source import MetricCatalog, MetricNotFound, MetricsSource
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
@@ -141,6 +143,16 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     return ObjectsAndMetrics(
         kinds, nodes, pods, objects, metric_files.read_snapshot(sources.files, tables, known)
     )
+
+
+async def read_nodes(paths: Sequence[str], api: Api | None) -> ObjectsAndMetrics:
+    """The nodes, and the metrics of files, for a command that decides no pods."""
+    plain, tables = metric_files.split_paths(paths)
+    files = object_files.read(plain) if plain else FileObjects({})
+    query = _ObjectQuery(Watched("nodes", NODES, object_and_metric_sources.merge_node_types(())))
+    [nodes] = await _run_queries(_ObjectSources(api, files, FileObjects({})), [query])
+    known = cooperative_scheduling.run_without_pauses(node_facts.read_node_attributes(nodes.values()))
+    return ObjectsAndMetrics((), nodes, {}, {}, metric_files.read_snapshot(files, tables, known))
 
 
 async def _read_bound_pods(
@@ -277,8 +289,35 @@ async def fetch_metrics(
     api: Api | None,
 ) -> MetricsSnapshot:
     """The requested metrics, fetched once: from the files, then from the sources in their order."""
-    nodes = cooperative_scheduling.run_without_pauses(node_facts.read_node_attributes(inputs.nodes.values()))
     registry = MetricsRegistry()
+    async with _open_sources(inputs, settings, api, registry) as sources:
+        refresher = MetricsRefresher(sources, settings.refresh, clock.SystemClock(), registry)
+        with Progress() as progress:
+            progress.say("requesting metrics")
+            refresher.set_requests(frozenset(metric_requests))
+            await refresher.settle()
+        return refresher.snapshot
+
+
+async def metric_names(
+    like: str, inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None
+) -> list[str]:
+    """The names of metrics that the sources have, for messages about a misspelt one. Errors of sources are ignored."""
+    names = dict.fromkeys(series.metric for series in inputs.snapshot.series.values())
+    async with _open_sources(inputs, settings, api, MetricsRegistry()) as sources:
+        for source in sources:
+            if isinstance(source, MetricCatalog):
+                with contextlib.suppress(NodewiseError):
+                    names |= dict.fromkeys(await source.metric_names(like))
+    return list(names)
+
+
+@contextlib.asynccontextmanager
+async def _open_sources(
+    inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None, registry: MetricsRegistry
+) -> AsyncIterator[Sequence[MetricsSource]]:
+    """The metrics of the files, and the live sources."""
+    nodes = cooperative_scheduling.run_without_pauses(node_facts.read_node_attributes(inputs.nodes.values()))
 
     async def lookup() -> NodeAttributes:
         return nodes
@@ -295,12 +334,9 @@ async def fetch_metrics(
     loaded: list[MetricsSource] = (
         [LoadedMetrics(inputs.snapshot)] if inputs.snapshot.series or not live else []
     )
-    refresher = MetricsRefresher([*loaded, *live], settings.refresh, clock.SystemClock(), registry)
-    with Progress() as progress:
-        progress.say("requesting metrics")
-        refresher.set_requests(frozenset(metric_requests))
-        await refresher.settle()
-    for source in live:
-        if isinstance(source, PrometheusSource):
-            await source.close()
-    return refresher.snapshot
+    try:
+        yield [*loaded, *live]
+    finally:
+        for source in live:
+            if isinstance(source, PrometheusSource):
+                await source.close()

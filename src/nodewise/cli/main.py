@@ -31,7 +31,7 @@ COMMANDS: Final = {
         "Issue and renew certificates of nodewise and of kube-scheduler as its client.",
     ),
     "doctor": ("nodewise.cli.doctor", "Find problems of an installation, each with its remedy."),
-    "policy": ("nodewise.cli.policy", "Check and convert policies."),
+    "policy": ("nodewise.cli.policy", "Write, check and convert policies."),
     "agents": ("nodewise.cli.agents", "List agents, show their options, and create new ones."),
 }
 

@@ -1,4 +1,4 @@
-"""`nodewise policy`: checks and converts policies without a cluster."""
+"""`nodewise policy`: writes policies, and checks and converts them without a cluster."""
 
 import io
 import sys
@@ -27,12 +27,27 @@ class LintedPolicy(NamedTuple):
     problems: Sequence[tuple[int, Problem]]
 
 
-@click.group()
+class _Commands(click.Group):
+    """The commands. `new` is imported only when it is called: it needs the sources of metrics."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "new"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "new":
+            return super().get_command(ctx, cmd_name)
+        from nodewise.cli import policy_new
+
+        return policy_new.command
+
+
+@click.group(cls=_Commands)
 def command() -> None:
-    """Check policies before you apply them, and convert those of Telemetry Aware Scheduling.
+    """Write policies, check them before you apply them, and convert those of Telemetry Aware Scheduling.
 
     \b
     Examples:
+      nodewise policy new --metric health_metric --above 0
       nodewise policy lint examples/health-metric
       nodewise policy convert examples/health-metric/policy.yaml
     """

@@ -37,6 +37,14 @@ class _ApiGroup(msgspec.Struct, frozen=True):
     versions: list[_ApiVersion] = []
 
 
+class _ApiResource(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _ApiResourceList(msgspec.Struct, frozen=True):
+    resources: list[_ApiResource] = []
+
+
 class CustomMetricsSource:
     """The source `custom`. The version is looked up again after each failed call, which detects an upgrade."""
 
@@ -81,6 +89,18 @@ class CustomMetricsSource:
                 f"metric {request.metric}", [Problem("items", "an empty list", "a value of a node")]
             )
         return series
+
+    async def metric_names(self, like: str) -> list[str]:  # noqa: ARG002 - a source has to list all of them
+        """The metrics of nodes in the discovery document."""
+        path = escape_path("apis", GROUP, await self._api_version(0.0))
+        body = await self._api.get(path, timeout_s=self._timeout_s)
+        try:
+            resources = msgspec.json.decode(body, type=_ApiResourceList).resources
+        except UNREADABLE as error:
+            raise BadInput(
+                f"discovery of {GROUP}", [Problem("", str(error), "an APIResourceList")]
+            ) from error
+        return [name for kind, _, name in (item.name.partition("/") for item in resources) if kind == "nodes"]
 
     async def _api_version(self, now: float) -> str:
         """The version of the API to use. All metrics share the result of a lookup."""

@@ -1,7 +1,7 @@
 """Interface of a source of node metrics, and requests for metrics."""
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from nodewise.errors import Problem, Unavailable
 from nodewise.metrics.series import Series
@@ -64,6 +64,15 @@ class MetricsSource(Protocol):
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """The values of one metric for all nodes. Raises a kind of `NodewiseError` if there are none."""
+        ...
+
+
+@runtime_checkable
+class MetricCatalog(Protocol):
+    """A source that knows the names of its metrics."""
+
+    async def metric_names(self, like: str) -> Sequence[str]:
+        """The names of metrics of nodes; a source with many lists those that share a word with `like`."""
         ...
 
 

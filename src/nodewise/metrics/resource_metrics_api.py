@@ -77,6 +77,9 @@ class ResourceMetricsSource:
         self._lock = asyncio.Lock()
         self._response = NodeUsageResponse(float("-inf"), {}, None, set())
 
+    async def metric_names(self, like: str) -> tuple[str, ...]:  # noqa: ARG002 - there are four
+        return METRICS
+
     def supports(self, request: MetricRequest) -> bool:
         """The four metrics of the API."""
         return request.metric in METRICS and not request.query

@@ -17,6 +17,7 @@ _MATCHER: Final = rf"(?:{_LABEL}\s*+(?:=~|!~|!=|=)\s*+{_STRING}|{_STRING})\s*+"
 _MATCHERS: Final = rf"\{{\s*+(?:{_MATCHER}(?:,\s*+{_MATCHER})*+(?:,\s*+)?+)?+\}}"
 # possessive quantifiers throughout: the text is untrusted, and matching must take linear time
 _SELECTOR: Final = re.compile(rf"(?:{_NAME}\s*+(?:{_MATCHERS})?+|{_MATCHERS})")
+_LONGEST_NAME: Final = 253
 _NUMBERS: Final = ("inf", "nan")
 """Names that PromQL reads as numbers."""
 
@@ -30,6 +31,12 @@ def range_query(request: MetricRequest, max_age_s: float) -> str:
 def instant_query(request: MetricRequest) -> str:
     """The same without a range. For a selector, Prometheus returns the series that have not ended."""
     return request.query.strip() if request.query else _metric_selector(request.metric)
+
+
+def names_query(like: str) -> str:
+    """The query for the names of metrics that have a word of a name; empty if it has no word of three letters."""
+    words = re.findall(r"[a-zA-Z0-9]{3,}", like[:_LONGEST_NAME])
+    return f'group by (__name__) ({{__name__=~"(?i:.*({"|".join(words)}).*)"}})' if words else ""
 
 
 def is_selector(text: str) -> bool:

@@ -98,6 +98,14 @@ class PrometheusSource:
             node_matching.identities(query_responses.newest_values(answer))
         )
 
+    async def metric_names(self, like: str) -> list[str]:
+        """The names that have a word of `like`. The names of all metrics of a large Prometheus would take seconds."""
+        query = queries.names_query(like)
+        if not query:
+            return []
+        answer = await self._client.query(query)
+        return [value.labels.get("__name__", "") for value in query_responses.newest_values(answer)]
+
     async def samples(self, query: str) -> dict[str, Points]:
         """All samples of each node in the result of a range query such as `up[1h:1m]`. Errors are those of `fetch`."""
         answer = await self._client.query(query)

@@ -1,0 +1,123 @@
+"""`nodewise policy new` with metrics of files: the printed policy, questions, and messages about wrong flags."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from nodewise.agents.telemetry import policy_lint
+from nodewise.cli import main, policy_new
+
+NODES = "".join(
+    f"---\napiVersion: v1\nkind: Node\nmetadata: {{name: n{number}}}\n" for number in range(1, 12)
+)
+VALUES = "".join(f"n{number},disk_errors,{max(number - 8, 0)}\n" for number in range(1, 11))
+SENSORS = "n1,temp,40\nn1,temp,90\nn2,temp,50\nn2,temp,55\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "nodes.yaml").write_text(NODES)
+    (tmp_path / "metrics.csv").write_text(VALUES + SENSORS)
+    return str(tmp_path)
+
+
+def new(folder: str, *flags: str, answers: str = "") -> Result:
+    command = policy_new.command
+    return CliRunner().invoke(command, [folder, *flags], input=answers)
+
+
+def printed(result: Result) -> Any:
+    """The printed policy, which `policy lint` accepts."""
+    assert result.exit_code == 0, result.output
+    document = yaml.safe_load(result.stdout)
+    assert policy_lint.lint(msgspec.json.encode(document), document["kind"]) == []
+    return document
+
+
+def error(result: Result) -> str:
+    assert result.stdout == ""
+    return str(result.exception)
+
+
+def test_a_policy_of_flags(folder: str) -> None:
+    result = new(folder, "--metric=disk_errors", "--above=0", "-l", "app=web,tier=a", "-n", "shop")
+    assert printed(result) == {
+        "apiVersion": "nodewise.io/v1alpha1",
+        "kind": "PlacementPolicy",
+        "metadata": {"name": "avoid-disk-errors", "namespace": "shop"},
+        "spec": {
+            "podSelector": {"matchLabels": {"app": "web", "tier": "a"}},
+            "avoid": [{"metric": "disk_errors", "above": 0, "whenMissing": "Allow"}],
+        },
+    }
+    assert "# disk_errors: 10 nodes with a value from source file, 1 without\n" in result.stdout
+    assert "# minimum 0, median 0, 90th percentile 1, maximum 2\n" in result.stdout
+    assert "# 2 of 11 nodes now: n10, n9\n" in result.stdout
+
+
+def test_a_policy_of_the_whole_cluster(folder: str) -> None:
+    document = printed(
+        new(folder, "--metric=disk_errors", "--below=0.5", "--cluster-wide", "--name=x", "-n", "shop")
+    )
+    assert document["kind"] == "ClusterPlacementPolicy"
+    assert document["metadata"] == {"name": "x"}
+    assert document["spec"]["namespaceSelector"] == document["spec"]["podSelector"] == {}
+    assert document["spec"]["avoid"] == [{"metric": "disk_errors", "below": "0.5", "whenMissing": "Allow"}]
+
+
+def test_on_a_terminal_it_asks_and_proposes(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_new, "is_interactive", lambda: True)
+    result = new(folder, answers="disk_errors\n\n\n")
+    assert printed(result)["spec"]["avoid"][0]["above"] == 1
+    assert "90th percentile 1, maximum 2" in result.stderr
+    assert "Threshold [1]" in result.stderr
+    below = new(folder, "--metric=disk_errors", answers="below\n0.2\n")
+    assert printed(below)["spec"]["avoid"][0]["below"] == "0.2"
+
+
+def test_without_a_terminal_it_names_the_flags(folder: str) -> None:
+    assert "--metric: none; expected the name of a metric" in error(new(folder))
+    message = error(new(folder, "--metric=disk_errors"))
+    assert "--above: none; expected a threshold (or --below), for example --above 1" in message
+
+
+def test_a_misspelt_metric_is_told_with_similar_ones(folder: str) -> None:
+    message = error(new(folder, "--metric=disk_error", "--above=0"))
+    assert "expected a metric of nodes, such as disk_errors" in message
+
+
+def test_several_values_of_one_node_need_an_aggregation(folder: str) -> None:
+    message = error(new(folder, "--metric=temp", "--above=80"))
+    assert "--aggregate: 11 nodes, none with a value; n1: 2 values of one node differ" in message
+    document = printed(new(folder, "--metric=temp", "--above=80", "--aggregate=max"))
+    assert document["spec"]["avoid"][0]["aggregate"] == "max"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--above=hot"], "--above: 'hot'; expected a Kubernetes quantity"),
+        (["--above=1", "--below=2"], "--below: '2'; expected only one of --above and --below"),
+        (["--above=1", "--selector=web"], "--selector: 'web'; expected labels such as app=web"),
+        (["--above=1", "--name=No Name"], "metadata.name"),
+        (["--above=1", "--selector=app=a b"], "spec.podSelector.matchLabels"),
+    ],
+)
+def test_wrong_flags(folder: str, flags: list[str], message: str) -> None:
+    assert message in error(new(folder, "--metric=disk_errors", *flags))
+
+
+def test_names_of_nodes_are_escaped(tmp_path: Path) -> None:
+    evil = "a\x1b[31m,disk_errors,9\n"
+    (tmp_path / "metrics.csv").write_text(VALUES + evil)
+    result = new(str(tmp_path), "--metric=disk_errors", "--above=0")
+    assert printed(result)["spec"]["avoid"][0]["metric"] == "disk_errors"
+    assert "a\\x1b[31m" in result.stdout
+
+
+def test_it_is_a_command_of_policy() -> None:
+    assert "Print a policy with a threshold" in CliRunner().invoke(main.command, ["policy", "--help"]).output
