@@ -26,7 +26,6 @@ NODES: Final = tuple(f"n{number}" for number in range(5))
 TIMES: Final = (NOW, NOW + 40.0, NOW + 80.0)
 MAX_AGE_S: Final = 60.0
 POD: Final = PodFields(PodMetadata("d", {"telemetry-policy": "pol", "app": "x"}))
-WITHOUT_LABEL: Final = PodFields(PodMetadata("d", {"app": "x"}))
 
 Objects = Mapping[str, Mapping[ObjectKey, Any]]
 Values = Mapping[tuple[str, str], "list[MetricValues | None]"]
@@ -149,8 +148,8 @@ def evaluate(objects: Objects, values: Values, options: TelemetryOptions) -> lis
     return snapshots
 
 
-def rejected(snapshot: Snapshot, pod: PodFields = POD) -> list[bool]:
-    verdict = TelemetryAgent().filter(pod, snapshot.nodes.named(NODES), snapshot)
+def rejected(snapshot: Snapshot) -> list[bool]:
+    verdict = TelemetryAgent().filter(POD, snapshot.nodes.named(NODES), snapshot)
     return [False] * len(NODES) if verdict is None else (verdict.codes != 0).tolist()
 
 
@@ -174,12 +173,6 @@ def labels(snapshot: Snapshot) -> dict[str, tuple[list[str], list[bool]]]:
     }
 
 
-def pod_of(objects: Objects) -> PodFields:
-    """The pod, without its label if no converted policy selects pods, as the comments of such a policy demand."""
-    made = (item for listed in objects.values() for item in listed.values())
-    return POD if any("podSelector" in msgspec.json.decode(item.spec) for item in made) else WITHOUT_LABEL
-
-
 def is_ordered(tas_policy: PolicyObject) -> bool:
     """Whether the policy prefers nodes by an order; the new kinds cannot express others."""
     listed = msgspec.json.decode(tas_policy.spec)["strategies"].get("scheduleonmetric", {"rules": []})[
@@ -199,8 +192,7 @@ def test_a_converted_policy_has_the_same_verdicts_ranks_and_labels(
     before = evaluate(old | trusted, values, options)
     after = evaluate(new | trusted, values, options)
     both = evaluate(old | new | trusted, values, options)
-    pod = pod_of(new)
-    assert [rejected(snapshot, pod) for snapshot in after] == [rejected(snapshot) for snapshot in before]
+    assert [rejected(snapshot) for snapshot in after] == [rejected(snapshot) for snapshot in before]
     assert [rejected(snapshot) for snapshot in both] == [rejected(snapshot) for snapshot in before]
     assert [labels(snapshot) for snapshot in after] == [labels(snapshot) for snapshot in before]
     assert [labels(snapshot) for snapshot in both] == [labels(snapshot) for snapshot in before]

@@ -78,9 +78,10 @@ class _PolicyParser(ProblemCollector):
         node_labels = tuple(self._parse_node_labels(spec))
         if self.problems and affects_pods:
             avoid, prefer = (unusable_rule(str(self.problems[0])),), ()
+        has_selectors = "podSelector" in spec and "namespaceSelector" in spec
         parsed = msgspec.structs.replace(
             policy,
-            selection=selection if affects_pods else None,
+            selection=selection if affects_pods or has_selectors else None,
             avoid=avoid,
             prefer=prefer,
             node_labels=node_labels,

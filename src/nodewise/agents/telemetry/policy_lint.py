@@ -19,6 +19,7 @@ from nodewise.agents.telemetry import placement_policy_parser
 from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.placement_policy import PolicyKind
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
+from nodewise.agents.telemetry.policy_selection import SYSTEM_NAMESPACE
 from nodewise.errors import Problem, did_you_mean, shown
 
 KEYWORDS: Final = frozenset(
@@ -102,6 +103,9 @@ def _head_problems(policy: Mapping[str, Any], kind: PolicyKind) -> Iterator[Prob
     namespace = policy["metadata"].get("namespace") if isinstance(policy.get("metadata"), Mapping) else None
     if namespace and not resource.namespaced:
         expected = f"none; a {kind} is not in a namespace, and namespaceSelector selects those of its pods"
+        yield Problem("metadata.namespace", shown(namespace), expected)
+    elif kind == "PlacementPolicy" and namespace == SYSTEM_NAMESPACE:
+        expected = "another namespace; a PlacementPolicy selects no pods of this one"
         yield Problem("metadata.namespace", shown(namespace), expected)
 
 

@@ -16,7 +16,7 @@ from nodewise.agents.telemetry.placement_policy import Comparison, LabelRule, Po
 from nodewise.agents.telemetry.placement_policy_fields import API_VERSION, MAX_QUANTITY
 from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.policy_selection import NAME_LABEL, POLICY_LABEL, SYSTEM_NAMESPACE
-from nodewise.errors import Problem
+from nodewise.errors import Problem, shown
 
 _MAX_LABEL_VALUE: Final = 63
 _MAX_NAME: Final = 253
@@ -45,6 +45,9 @@ def convert(policy_object: PolicyObject, when_missing: Literal["pass", "reject"]
     policy = taspolicy_parser.parse_policy(policy_object)
     if any(part.unusable for part in policy.avoided()):
         return Conversion((), policy.problems)
+    if policy.namespace == SYSTEM_NAMESPACE:
+        expected = "another namespace: only TASPolicies apply to its pods, so keep this one"
+        return Conversion((), (Problem("metadata.namespace", shown(policy.namespace), expected),))
     try:
         policies = tuple(_convert_valid_policy(policy, when_missing))
     except ValueError as error:
@@ -62,13 +65,14 @@ def _convert_valid_policy(policy: Policy, when_missing: str) -> Iterator[Convert
     """The policies that replace one whose `dontschedule` can be evaluated."""
     comments: list[str] = []
     namespaced, cluster = _convert_rules_about_pods(policy, when_missing, comments)
-    pods = {"podSelector": {"matchLabels": {POLICY_LABEL: policy.name}}}
-    if namespaced:
-        namespaced = pods | namespaced
-    if cluster:
-        cluster = {"namespaceSelector": {"matchLabels": {NAME_LABEL: policy.namespace}}, **pods, **cluster}
     if node_labels := list(_convert_label_rules(policy, comments)):
         cluster["nodeLabels"] = node_labels
+    pods = {"podSelector": {"matchLabels": {POLICY_LABEL: policy.name}}}
+    can_be_named = len(policy.name) <= _MAX_LABEL_VALUE
+    if namespaced:
+        namespaced = pods | namespaced
+    if can_be_named and cluster and (not namespaced or cluster.keys() != {"nodeLabels"}):
+        cluster = {"namespaceSelector": {"matchLabels": {NAME_LABEL: policy.namespace}}, **pods, **cluster}
     for spec, is_cluster in ((namespaced, False), (cluster, True)):
         if spec:
             own = (*_kind_comments(policy, spec, is_cluster=is_cluster), *comments)
@@ -88,11 +92,7 @@ def _convert_rules_about_pods(
         rules.setdefault("avoid", []).append(parts[0] if len(parts) == 1 else {"all": parts})
     for preference in _convert_preference(policy, comments):
         (cluster if "query" in preference else namespaced)["prefer"] = [preference]
-    if not namespaced and not cluster:
-        comments.append(
-            f"Selects no pods. Remove their label {POLICY_LABEL} before you delete the TASPolicy."
-        )
-    elif len(policy.name) > _MAX_LABEL_VALUE:
+    if (namespaced or cluster) and len(policy.name) > _MAX_LABEL_VALUE:
         comments.append("No pod can name the TASPolicy, so its rules about pods are left out.")
         return {}, {}
     return namespaced, cluster
@@ -112,10 +112,11 @@ def _document(key: PolicyKey, spec: Document, *, is_cluster: bool) -> Document:
 def _kind_comments(policy: Policy, spec: Document, *, is_cluster: bool) -> Iterator[str]:
     """What differs by the kind of the new policy."""
     if "podSelector" in spec:
-        yield f"Selects the pods by their label {POLICY_LABEL}; any other labels can replace it."
+        if "avoid" in spec or "prefer" in spec:
+            yield f"Selects the pods by their label {POLICY_LABEL}; any other labels can replace it."
+        else:
+            yield f"Selects pods so that they can keep their label {POLICY_LABEL}; remove the selectors with it."
         yield "Pods of a DaemonSet are not selected."
-        if policy.namespace == SYSTEM_NAMESPACE:
-            yield f"Pods of {SYSTEM_NAMESPACE} are not selected either: keep the TASPolicy for them."
     if is_cluster:
         yield (
             "Needs no trusted namespace. The TASPolicy does: without nodewise.io/trusted=true on namespace "

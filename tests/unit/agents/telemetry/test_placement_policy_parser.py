@@ -114,8 +114,13 @@ def test_requirements_of_a_selector(requirement: Any, expected: Requirement) -> 
     assert policy.selection == PodSelection(LabelSelector((expected,)))
 
 
-def test_a_policy_of_node_labels_selects_no_pods() -> None:
-    assert parse({"nodeLabels": [LABEL]}, "ClusterPlacementPolicy").selection is None
+def test_a_policy_of_node_labels_selects_pods_only_by_both_selectors() -> None:
+    for spec, expected in (
+        ({}, None),
+        ({"podSelector": {}}, None),
+        ({"podSelector": {}, "namespaceSelector": {}}, PodSelection()),
+    ):
+        assert parse({"nodeLabels": [LABEL]} | spec, "ClusterPlacementPolicy").selection == expected
 
 
 @pytest.mark.parametrize("obj", ACCEPTED.values(), ids=ACCEPTED)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from nodewise.agents.telemetry import policy_lint
+from nodewise.agents.telemetry.placement_policy import PolicyKind
 from tests.unit.agents.telemetry.policy_snapshot_builders import rule
 
 RULE = "spec.strategies.dontschedule.rules[0]"
@@ -63,6 +64,38 @@ def test_a_problem_is_reported(spec: Any, message: str) -> None:
 )
 def test_a_problem_of_the_metadata_is_reported(metadata: Any, message: str) -> None:
     assert any(message in problem for problem in lint(one_rule(), **metadata))
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "messages"),
+    [
+        ("PlacementPolicy", {"name": "p", "namespace": "web"}, []),
+        (
+            "PlacementPolicy",
+            {"name": "P", "namespace": "web"},
+            ["metadata.name: 'P'; expected at most 253 lower-case letters, digits, - and ."],
+        ),
+        (
+            "PlacementPolicy",
+            {"name": "p", "namespace": "kube-system"},
+            [
+                "metadata.namespace: 'kube-system'; expected another namespace; a PlacementPolicy selects no pods of this one"
+            ],
+        ),
+        (
+            "ClusterPlacementPolicy",
+            {"name": "p"},
+            [
+                "spec.namespaceSelector: none; expected a label selector together with avoid or prefer; {} selects all namespaces"
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_problems_of_placement_policies(kind: PolicyKind, metadata: Any, messages: list[str]) -> None:
+    spec = {"podSelector": {}, "avoid": [{"metric": "m", "above": 1}]}
+    whole = {"apiVersion": "nodewise.io/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+    assert [str(problem) for problem in policy_lint.lint(msgspec.json.encode(whole), kind)] == messages
 
 
 def test_a_field_is_reported_once() -> None:

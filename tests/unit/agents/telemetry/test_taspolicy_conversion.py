@@ -178,11 +178,7 @@ DIFFERENCES: dict[str, tuple[Any, str]] = {
     ),
     "no rules about pods": (
         {"deschedule": [HOT]},
-        "Selects no pods. Remove their label telemetry-policy before you delete the TASPolicy.",
-    ),
-    "pods of kube-system": (
-        {"namespace": "kube-system", "dontschedule": [HOT]},
-        "Pods of kube-system are not selected either: keep the TASPolicy for them.",
+        "Selects pods so that they can keep their label telemetry-policy; remove the selectors with it.",
     ),
     "a name that no pod can have as a label": (
         {
@@ -221,6 +217,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a target with too many digits": (
         {"dontschedule": [HOT | {"target": "1" * 70}]},
         "spec.strategies: a target with 70 digits; expected at most 64 characters",
+    ),
+    "pods of kube-system": (
+        {"namespace": "kube-system", "dontschedule": [HOT]},
+        "metadata.namespace: 'kube-system'; expected another namespace: only TASPolicies apply to its pods",
     ),
     "no rules": ({}, "spec.strategies: none; expected dontschedule or"),
 }
