@@ -175,9 +175,12 @@ class ExtenderProcess:
         """Waits until this replica is the leader. If the previous leader was killed, its Lease must expire first."""
         wait("nodewise leads", lambda: self.events("leading") or None)
 
-    def rejects(self, namespace: str, node: str, policy: str = "pol") -> bool:
-        """Whether a filter call, as kube-scheduler sends it, rejects a node now."""
-        pod = {"metadata": {"name": "probe", "namespace": namespace, "labels": {"telemetry-policy": policy}}}
+    def rejects(
+        self, namespace: str, node: str, policy: str = "pol", labels: Mapping[str, str] | None = None
+    ) -> bool:
+        """Whether a filter call, as kube-scheduler sends it, rejects a node now for a pod with a policy or labels."""
+        labels = labels or {"telemetry-policy": policy}
+        pod = {"metadata": {"name": "probe", "namespace": namespace, "labels": labels}}
         context = self.certificates.authority.client_context(self.certificates.client)
         with httpx2.Client(verify=context, trust_env=False) as client:
             answer = client.post(f"{self.url}/scheduler/filter", json={"Pod": pod, "NodeNames": [node]})
