@@ -24,6 +24,7 @@ from nodewise.metrics.series import Sample, Series, merge_newer
 from nodewise.metrics.series_arrays import build_column
 from tests.hostile import json_strategies
 from tests.hostile.json_strategies import anything, encoded, mostly
+from tests.unit.agents.telemetry.policy_snapshot_builders import tas_key
 
 RULE_FIELDS = ("metricname", "operator", "target", "labels", "when_missing", "max_age", "query")
 keys = st.sampled_from(
@@ -68,7 +69,7 @@ def policy_of(spec: bytes, name: str = "pol") -> PolicyObject:
 
 
 def state_of_policies(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
-    """The agent state for these policies, with all their metrics fetched."""
+    """The states of these policies, with all their metrics fetched."""
     state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
     listed = {(policy.metadata.namespace, policy.metadata.name): policy for policy in objects}
     metric_requests = state.metric_requests({"taspolicies": listed})
@@ -89,7 +90,7 @@ def state_of_policies(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     )
     world = ClusterState(NODES, {"taspolicies": listed}, known, 0.0)
     assert all(state.problems(world.objects).values())
-    return run_without_pauses(state.build(world))
+    return run_without_pauses(state.build(world)).policies
 
 
 @given(specs)
@@ -99,8 +100,8 @@ def test_any_spec_is_read_and_decided_and_no_other_policy_notices(spec: Any) -> 
         "good",
     )
     agent_state = state_of_policies(policy_of(encoded(spec)), good)
-    assert agent_state["d", "good"].verdict.codes.tolist()[:2] == [0, 1]
-    policy = agent_state["d", "pol"]
+    assert agent_state[tas_key("good")].verdict.codes.tolist()[:2] == [0, 1]
+    policy = agent_state[tas_key()]
     for reason in policy.verdict.reasons if policy.verdict else ():
         assert len(reason.text()) < 1200
 

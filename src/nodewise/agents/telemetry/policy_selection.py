@@ -20,6 +20,8 @@ SYSTEM_NAMESPACE: Final = "kube-system"
 """The namespace without whose pods a cluster could not recover. As nodewise's own, it has no enforced policies."""
 NAME_LABEL: Final = "kubernetes.io/metadata.name"
 """The label with the name of a namespace, which the API server sets (KEP-2161)."""
+_MAX_REMEMBERED: Final = 64
+"""Different pods of one namespace whose policies are remembered."""
 _MAX_SHOWN_NOT_ENFORCED: Final = 10
 """Policies of one scope that are not enforced, and that decisions name all the same."""
 
@@ -50,6 +52,16 @@ class _Selecting(NamedTuple):
     """Whether it is enforced, and selects only pods that name certain TASPolicies."""
 
 
+class _Candidates(NamedTuple):
+    """The policies that may select pods of one namespace."""
+
+    policies: tuple[_Selecting, ...]
+    label_keys: tuple[str, ...]
+    """The label keys that their selectors name."""
+    selected: dict[tuple[str | None, ...], tuple[_Selecting, ...]]
+    """By the values of these labels, the policies that select the pod: most pods are one of few replicas of another."""
+
+
 class SelectionIndex:
     """The selectors of all policies, by namespace. It is computed again only if they or namespaces change."""
 
@@ -65,8 +77,8 @@ class SelectionIndex:
         self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, own_namespace)))
         self._by_namespace: dict[str, list[_Selecting]] = {}
         self._cluster: list[Policy] = []
-        self._cluster_by_namespace: dict[str, tuple[_Selecting, ...]] = {}
-        """Of the namespaces of earlier calls, the cluster policies that select them."""
+        self._candidates: dict[str, _Candidates] = {}
+        """By namespace, of earlier calls."""
         for policy in selectable_policies(listed):
             if policy.key.kind == "ClusterPlacementPolicy":
                 self._cluster.append(policy)
@@ -87,27 +99,37 @@ class SelectionIndex:
         namespace = metadata.namespace
         if namespace in self._excluded or is_of_daemon_set(pod):
             return keys
-        candidates = (*self._by_namespace.get(namespace, ()), *self._cluster_policies_of(namespace))
-        selecting = [candidate for candidate in candidates if candidate.pods.selects(labels)]
+        policies, label_keys, selected_by_values = self._candidates_of(namespace)
+        values = tuple(map(labels.get, label_keys))
+        selecting = selected_by_values.get(values)
+        if selecting is None:
+            selecting = tuple(candidate for candidate in policies if candidate.pods.selects(labels))
+            if len(selected_by_values) >= _MAX_REMEMBERED:
+                selected_by_values.clear()
+            selected_by_values[values] = selecting
         is_named = self._named.issuperset(keys)
         if not is_named and any(candidate.is_by_policy_label for candidate in selecting):
             keys = ()
         return (*keys, *(candidate.key for candidate in selecting))
 
-    def _cluster_policies_of(self, namespace: str) -> tuple[_Selecting, ...]:
-        """The cluster policies that select pods of a namespace."""
-        if not self._cluster:
-            return ()
-        known = self._cluster_by_namespace.get(namespace)
-        if known is None:
-            known = tuple(
-                _selecting(policy, policy.selection)
-                for policy in self._cluster
-                if policy.selection is not None and self._selects(policy.selection.namespaces, namespace)
+    def _candidates_of(self, namespace: str) -> _Candidates:
+        """The policies that may select pods of a namespace."""
+        candidates = self._candidates.get(namespace)
+        if candidates is None:
+            policies = (
+                *self._by_namespace.get(namespace, ()),
+                *(
+                    _selecting(policy, policy.selection)
+                    for policy in self._cluster
+                    if policy.selection is not None and self._selects(policy.selection.namespaces, namespace)
+                ),
             )
+            requirements = (requirement for policy in policies for requirement in policy.pods.requirements)
+            label_keys = tuple(dict.fromkeys(requirement.key for requirement in requirements))
+            candidates = _Candidates(policies, label_keys, {})
             if ("", namespace) in self._namespaces:  # the number of others has no limit
-                self._cluster_by_namespace[namespace] = known
-        return known
+                self._candidates[namespace] = candidates
+        return candidates
 
     def _selects(self, selector: LabelSelector, name: str) -> bool:
         """Whether a selector selects a namespace. Fails closed: it selects one whose labels are unknown.

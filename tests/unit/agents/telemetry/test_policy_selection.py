@@ -32,6 +32,17 @@ def test_selectors(case: SelectorCase) -> None:
     assert bool(by_namespace.policies_of(pod())) == case.is_selected
 
 
+def test_many_different_pods_are_selected_by_their_own_labels() -> None:
+    """Results are remembered by the labels that selectors name, and only some of them."""
+    cluster = Cluster(placement("web", {"matchLabels": {"app": "web"}}), placement("all"))
+    for number in range(300):
+        assert cluster.policies_of(pod({"app": f"x{number}"})) == ["placement policy d/all"]
+        assert cluster.policies_of(pod({"app": "web", "number": str(number)})) == [
+            "placement policy d/all",
+            "placement policy d/web",
+        ]
+
+
 def test_policies_in_the_order_of_their_kinds_and_ages() -> None:
     cluster = Cluster(
         wide("young", created="3"),
