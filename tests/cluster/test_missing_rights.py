@@ -202,6 +202,8 @@ READERS = {
     ApiRight("list", CORE, "nodes"): (DECIDE, FAILS),
     ApiRight("list", CORE, "pods"): (DECIDE, FAILS),
     ApiRight("list", POLICIES, "taspolicies"): (DECIDE, FAILS),
+    ApiRight("list", PLACEMENT, "placementpolicies"): (DECIDE, FAILS),
+    ApiRight("list", PLACEMENT, "clusterplacementpolicies"): (DECIDE, FAILS),
     ApiRight("list", CORE, "namespaces"): (DECIDE, FAILS),
     ApiRight("list", METRICS, "nodes"): (DECIDE, WITH_LESS),
     ApiRight("get", CUSTOM, "*"): (DECIDE, 3),
