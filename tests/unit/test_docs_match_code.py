@@ -3,14 +3,18 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from tools import reference
 from tools.mkdocs_hook import lines, links
 
+from nodewise.agents.telemetry import policy_lint
+from nodewise.agents.telemetry.policy_objects import RESOURCES
 from nodewise.cli.main import COMMANDS
 from nodewise.observe.log_events import EVENTS
 from nodewise.observe.metric_definitions import METRICS
+from tests import docs_page_code_blocks
 from tests.cluster import rbac_rights_comparison
 from tests.cluster.rbac_rights_comparison import ApiRight
 
@@ -122,6 +126,27 @@ def test_every_decision_is_listed_under_its_title() -> None:
     for page in (ROOT / "docs/adr").glob("*.md"):
         number, title = page.read_text().splitlines()[0].removeprefix("# ").split(". ", 1)
         assert f"| {number} | [{title}](../adr/{page.name}) |" in text
+
+
+def test_policies_in_pages_and_examples_have_no_problems() -> None:
+    """Complete policies of all kinds: `policy lint` accepts them."""
+    texts = {
+        block.where: block.text
+        for page in docs_page_code_blocks.pages()
+        for block in docs_page_code_blocks.blocks(page)
+        if block.language == "yaml"
+    } | {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "examples").rglob("*.yaml")}
+    problems = {}
+    kinds = set()
+    for where, text in texts.items():
+        for document in yaml.safe_load_all(text):
+            kind = document.get("kind") if isinstance(document, dict) else None
+            if kind in RESOURCES and "spec" in document:
+                kinds.add(kind)
+                if listed := policy_lint.lint(msgspec.json.encode(document), kind):
+                    problems[where] = listed
+    assert problems == {}
+    assert kinds == set(RESOURCES)
 
 
 def test_the_readme_names_every_command() -> None:
