@@ -69,6 +69,8 @@ class Handle(NamedTuple):
     relister: Relister
     reservations: ReservationCleaner | None
     """None if no agent binds."""
+    metadata_api: Api
+    """The same API server, for lists and watches that contain only the metadata of objects."""
 
 
 class Controller(ABC):

@@ -23,7 +23,7 @@ from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
-from tests.cluster.namespace_sandboxes import wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.rbac_rights_comparison import ApiRight
 
 NAMESPACE = "nodewise"
@@ -108,6 +108,25 @@ def policy(name: str, metric: str, *strategies: str) -> Object:
         "metadata": {"name": name},
         "spec": {"strategies": rules_by_strategy | {"scheduleonmetric": {"rules": [idlest]}}},
     }
+
+
+def placement_policies(sandbox: Sandbox) -> None:
+    """Creates a PlacementPolicy `placed`, and a ClusterPlacementPolicy named after the namespace. No pod matches."""
+    rules = {"podSelector": {"matchLabels": {"app": "placed"}}, "avoid": [{"metric": "heat", "above": 80}]}
+    own = {"apiVersion": "nodewise.io/v1alpha1", "kind": "PlacementPolicy", "metadata": {"name": "placed"}}
+    sandbox.put(own | {"spec": rules})
+    by_name = {"matchLabels": {"kubernetes.io/metadata.name": sandbox.namespace}}
+    spec = rules | {"namespaceSelector": by_name}
+    metadata = {"name": sandbox.namespace}
+    sandbox.create(own | {"kind": "ClusterPlacementPolicy", "metadata": metadata, "spec": spec})
+
+
+def placement_policy_statuses(sandbox: Sandbox) -> list[Object]:
+    """The statuses of these policies; empty ones for those that have none."""
+    folder = "/apis/nodewise.io/v1alpha1"
+    own = sandbox.api.get(f"{folder}/namespaces/{sandbox.namespace}/placementpolicies/placed")
+    wide = sandbox.api.get(f"{folder}/clusterplacementpolicies/{sandbox.namespace}")
+    return [own.get("status", {}), wide.get("status", {})]
 
 
 def pod(name: str, policy: str) -> Object:

@@ -178,6 +178,19 @@ async def until_served(api: HttpApi, resource: Resource) -> None:
                 return
 
 
+async def test_lists_and_watches_of_metadata_contain_nothing_else(api: HttpApi, space: str) -> None:
+    made = decode(await api.create(CONFIGMAPS.path(space), item("a", k="v")))
+    metadata_api = api.with_metadata_only()
+    listed = decode(await metadata_api.get(CONFIGMAPS.path(space)))
+    items = {entry["metadata"]["name"]: entry for entry in listed["items"]}
+    assert (listed["kind"], "data" in items["a"]) == ("PartialObjectMetadataList", False)
+    version = str(int(made["metadata"]["resourceVersion"]) - 1)
+    async with aclosing(metadata_api.watch(CONFIGMAPS.path(space), {"resourceVersion": version})) as lines:
+        event = decode(await anext(lines))
+    assert (event["object"]["kind"], event["object"]["metadata"]["name"]) == ("PartialObjectMetadata", "a")
+    assert "data" not in event["object"]
+
+
 class ShortSleepClock(SystemClock):
     """A clock whose sleeps end early, so that a kind that is not served is soon listed again."""
 

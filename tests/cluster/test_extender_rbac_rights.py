@@ -57,6 +57,8 @@ class RightsScenario(NamedTuple):
         statuses = [
             extender_process.status(self.first, "cool"),
             extender_process.status(self.second, "calm"),
+            *shipped_installation.placement_policy_statuses(self.first),
+            *shipped_installation.placement_policy_statuses(self.second),
         ]
         ready = self.filters.is_ready() and self.scores.is_ready()
         return ready and all(nodes) and all(statuses) and len(self.events("labels_taken_over")) == 2
@@ -118,6 +120,8 @@ def recorded(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFact
             shipped.metrics.set(metric, dict.fromkeys("abc", 90))
         first.put(policy("cool", "heat", "dontschedule", "deschedule", "labeling"))
         second.put(policy("calm", "power", "dontschedule"))
+        for sandbox in (first, second):
+            shipped_installation.placement_policies(sandbox)
         with shipped.started(folder) as first_replica, shipped.started(folder) as other:
             run = RightsScenario(shipped, first, second, first_replica, other)
             wait("all is written", lambda: run.is_written() or None)

@@ -36,7 +36,9 @@ CORE, EVENTS, METRICS = "", "events.k8s.io", "metrics.k8s.io"
 LEASES, POLICIES, CUSTOM = "coordination.k8s.io", "telemetry.intel.com", "custom.metrics.k8s.io"
 PLACEMENT = "nodewise.io"
 LEASE = "nodewise-extender"
-LEADERS = frozenset({"labels", "new trust", "status", "advertise", "wake"})
+LEADERS = frozenset(
+    {"labels", "new trust", "status", "placement status", "cluster status", "advertise", "wake"}
+)
 FEATURES = LEADERS | {"ready", "filter", "new nodes", "new policies", "usage", "events", "event counts"}
 NOTHING = FEATURES - {"events", "event counts"}
 """All features except events: nodewise rejects all pods."""
@@ -62,6 +64,12 @@ WITHOUT = {
     ApiRight("watch", PLACEMENT, "placementpolicies"): MissingRight("kube_lost", frozenset()),
     ApiRight("list", PLACEMENT, "clusterplacementpolicies"): MissingRight("kube_lost", NOTHING),
     ApiRight("watch", PLACEMENT, "clusterplacementpolicies"): MissingRight("kube_lost", frozenset()),
+    ApiRight("patch", PLACEMENT, "placementpolicies/status"): MissingRight(
+        "status_failed", frozenset({"placement status"})
+    ),
+    ApiRight("patch", PLACEMENT, "clusterplacementpolicies/status"): MissingRight(
+        "status_failed", frozenset({"cluster status"})
+    ),
     ApiRight("list", METRICS, "nodes"): MissingRight("metric_failed", frozenset({"usage"})),
     ApiRight("get", CUSTOM, "*"): MissingRight(
         "metric_failed", frozenset({"filter", "labels", "new trust", "wake", "new nodes", "new policies"})
@@ -110,11 +118,14 @@ class FeatureCluster(NamedTuple):
         shipped, sandbox, running, _ = self
         space = sandbox.namespace
         a, b, late = (running.rejects(space, node, "pol") for node in ("a", "b", "late"))
+        placed, wide = shipped_installation.placement_policy_statuses(sandbox)
         known = sandbox.api.get(f"/apis/{EVENTS}/v1/namespaces/{space}/events")["items"]
         features = {
             "labels": shipped.labels("a").get("pol") == "violating",
             "new trust": shipped.labels("a").get("granted") == "violating",
             "status": bool(extender_process.status(sandbox, "pol")),
+            "placement status": bool(placed),
+            "cluster status": bool(wide),
             "advertise": shipped.advertises("b"),
             "wake": bool(running.events("woken")),
             "ready": running.is_ready(),
@@ -150,6 +161,7 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     with namespace_sandboxes.created(shipped.plane, trusted=False) as other, shipped.missing(right):
         # before the start, because without the watch only the first list contains the policy
         other.put(policy("granted", "heat", "deschedule"))
+        shipped_installation.placement_policies(sandbox)
         with shipped.started(tmp_path) as running:
             if "ready" not in lost:
                 running.process.wait_ready(running.is_ready)

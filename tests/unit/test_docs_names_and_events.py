@@ -17,9 +17,9 @@ from nodewise.agents.gpu import (
     pod_gpu_requests,
     telemetry_policy_gpu_labels,
 )
+from nodewise.agents.telemetry import taspolicy_status
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
-from nodewise.agents.telemetry.taspolicy_status import GOOD
 from nodewise.annotator import patch_writer
 from nodewise.cli import controller, extender_wiring
 from nodewise.cpu import cmk_names
@@ -126,16 +126,21 @@ def test_the_page_of_names_has_every_field_manager() -> None:
     assert [name for name in sorted(managers) if f"| `{name}` |" not in PAGE] == []
 
 
+CONDITION = r'yield _\w+\.create\([^"]*?, "(\w+)",'
+"""The creation of a condition with a constant reason."""
+
+
 def test_the_page_of_events_has_every_reason() -> None:
     code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
     calls = len(re.findall(r"recorder\.record\(\s*about", code))
     assert calls == 3, "an Event that the page does not know"
-    bad = re.findall(
-        r'yield _make_condition\(\s*"(\w+)", .*?"(\w+)",',
-        (SOURCE / "agents/telemetry/taspolicy_status.py").read_text(),
-    )
-    assert {condition for condition, _ in bad} == GOOD.keys()
-    reasons = {pod_events.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}
+    telemetry = SOURCE / "agents/telemetry"
+    of_taspolicies = re.findall(CONDITION, (telemetry / "taspolicy_status.py").read_text())
+    assert len(of_taspolicies) == len(taspolicy_status.GOOD)
+    text = (telemetry / "placement_policy_status.py").read_text()
+    of_others = re.findall(CONDITION, text) + re.findall(r'^ {8}\("(\w+)", ', text, re.MULTILINE)
+    assert len(set(of_others)) == 10
+    reasons = {pod_events.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *of_taspolicies, *of_others}
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert documented == reasons
     assert set(get_args(Type)) == {"Warning", "Normal"}

@@ -152,7 +152,8 @@ def create_leader_tasks(
     limited = api.with_rate_limit(5.0, 10, liveness.record_response)
     lock = LeaseLock(api.namespace, lease, identity)
     elector = Elector(limited, lock, clock, registry, random.random, lambda _: leading.notify())
-    own = (api.namespace, lambda: snapshots.cache.snapshot, SnapshotRelister(snapshots), reservations)
+    relister = SnapshotRelister(snapshots)
+    own = (api.namespace, lambda: snapshots.cache.snapshot, relister, reservations, api.with_metadata_only())
     feed = snapshots.feed
     handle = Handle(api, feed.objects, feed.nodes, recorder, clock, registry, WriteCounter(), *own)
     controllers: list[Controller] = [

@@ -33,6 +33,8 @@ CLUSTER_RULES: Final = (
     _rbac_rule("telemetry.intel.com", "taspolicies/status", "patch"),
     _rbac_rule("nodewise.io", "placementpolicies", "list watch"),
     _rbac_rule("nodewise.io", "clusterplacementpolicies", "list watch"),
+    _rbac_rule("nodewise.io", "placementpolicies/status", "patch"),
+    _rbac_rule("nodewise.io", "clusterplacementpolicies/status", "patch"),
     _rbac_rule("metrics.k8s.io", "nodes", "list"),
     _rbac_rule("custom.metrics.k8s.io", "*", "get"),
 )

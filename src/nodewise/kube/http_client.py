@@ -38,6 +38,8 @@ _TYPES: Final[Mapping[Patch, str]] = {
     "apply": "application/apply-patch+yaml",  # JSON is YAML, and every version since 1.16 accepts this type
 }
 _JSON: Final = "application/json"
+_METADATA: Final = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
+"""Requests objects without spec and status; the name ends in `List` for a list."""
 MOST_BYTES: Final = 256 << 20
 """Limit of a response. The first page of a list is 150 MiB if its objects are as large as etcd accepts."""
 _SERVER_ERROR: Final = 500
@@ -53,6 +55,8 @@ class ConnectionInfo(NamedTuple):
     """httpx2 extensions of each request; `sni_hostname` is the kubeconfig's tls-server-name."""
     hint: Callable[[], str] = str
     """Returns a known problem of the credentials; called when the server rejects them."""
+    metadata_only: bool = False
+    """Whether lists and watches contain only the metadata of objects."""
 
 
 class HttpApi:
@@ -85,6 +89,8 @@ class HttpApi:
         before_body: BeforeBody | None = None,
     ) -> bytes:
         request = self._request("GET", path, params)
+        if self._connection_info.metadata_only:
+            request.headers["Accept"] = _METADATA.format("List")
         return await self._send_request("get", request, timeout_s, before_body)
 
     async def create(
@@ -115,6 +121,8 @@ class HttpApi:
         self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
     ) -> AsyncGenerator[bytes, None]:
         request = self._request("GET", path, {**params, "watch": "1"})
+        if self._connection_info.metadata_only:
+            request.headers["Accept"] = _METADATA.format("")
         request.extensions["timeout"] = {"connect": DEADLINE_S, "read": idle_s, "write": DEADLINE_S}
         splitter = LineSplitter()
         with self._translate_errors("watch", request):
@@ -147,6 +155,11 @@ class HttpApi:
             self._metrics_registry,
             on_response,
         )
+
+    def with_metadata_only(self) -> "HttpApi":
+        """A client with the same connections, for lists and watches of which only the metadata of objects is used."""
+        info = self._connection_info._replace(metadata_only=True)
+        return HttpApi(self._http, info, self._bucket, self._clock, self._metrics_registry)
 
     async def close(self) -> None:
         """Close all connections; open watches end."""

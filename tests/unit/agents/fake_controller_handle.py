@@ -39,5 +39,5 @@ def build_handle(
     metrics_registry = metrics_registry or MetricsRegistry()
     recorder = EventRecorder(api, EventReporter("test", "test"), clock, metrics_registry)
     seen = snapshot or Snapshot(NodeIndex(), {}, 0.0)
-    more = ("nodewise", lambda: seen, relister or FakeRelister(), reservations)
+    more = ("nodewise", lambda: seen, relister or FakeRelister(), reservations, api)
     return Handle(api, objects, nodes, recorder, clock, metrics_registry, WriteCounter(), *more)

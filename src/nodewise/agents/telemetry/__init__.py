@@ -24,7 +24,10 @@
 | `node_label_ownership.py` | the owners of node labels (managedFields) |
 | `verdict_labels.py` | the node labels with verdicts of policies, for native mode |
 | `unscheduled_pods.py` | pods without a node in native mode |
-| `taspolicy_status.py` | the status of a policy |
+| `policy_conditions.py` | conditions of a status |
+| `taspolicy_status.py` | the status of a TASPolicy |
+| `placement_policy_status.py` | the status of a PlacementPolicy or ClusterPlacementPolicy |
+| `selected_pods.py` | counts the pods that each policy selects |
 | `namespace_budgets.py` | limits the rules, metrics, queries and labels of a namespace |
 | `controller` | writes labels, status and events in the leader |
 | `options.py` | settings |
@@ -105,7 +108,7 @@ class TelemetryKind(ControllerKind):
         return TelemetryAgent()
 
     def controller(self, options: TelemetryOptions, handle: Handle) -> TelemetryController:
-        return TelemetryController(TASPOLICIES, options, handle)
+        return TelemetryController(options, handle)
 
 
 KIND: Final = TelemetryKind()

@@ -6,23 +6,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from nodewise.agents.telemetry import policy_rejection_reasons
+from nodewise.agents.telemetry import policy_conditions, policy_rejection_reasons
+from nodewise.agents.telemetry.policy_conditions import ConditionKind, PolicyCondition
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.errors import UNREADABLE
-
-_MAX_LENGTH: Final = 1024
-"""Characters of a condition's message; longer messages are cut."""
-
-
-class PolicyCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One condition. `last_transition_time` is when `status` last changed, RFC 3339."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    last_transition_time: str = ""
-    observed_generation: int = 0
 
 
 class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -36,6 +23,10 @@ class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
     def conditions_by_type(self) -> dict[str, PolicyCondition]:
         return {condition.type: condition for condition in self.conditions}
 
+    def has_same_conditions(self, other: Any) -> bool:
+        """Whether at most counts differ."""
+        return (self.conditions, self.observed_generation) == (other.conditions, other.observed_generation)
+
 
 def parse_status(status: msgspec.Raw) -> PolicyStatus:
     """The status of an object; an empty one if it cannot be read."""
@@ -48,69 +39,42 @@ def parse_status(status: msgspec.Raw) -> PolicyStatus:
 def desired_status(
     state: PolicyState, generation: int, conflict: str, before: PolicyStatus, now: str
 ) -> PolicyStatus:
-    """The complete status. `conflict` describes which labels belong to another owner; empty for none.
-
-    A condition whose status did not change keeps its time. Conditions that are optional and were never bad are omitted.
-    """
-    known = before.conditions_by_type()
-    conditions = [
-        _with_transition_time(condition, known.get(condition.type), generation, now)
-        for condition in _policy_conditions(state, conflict)
-        if condition.type in _ALWAYS or condition.status == "True" or condition.type in known
-    ]
+    """The complete status. `conflict` describes which labels belong to another owner; empty for none."""
+    conditions = policy_conditions.update_conditions(
+        _policy_conditions(state, conflict), _KINDS, before.conditions_by_type(), generation, now
+    )
     return PolicyStatus(conditions, generation, count_violating_nodes(state), sorted(state.unfetched))
 
 
-_ALWAYS: Final = ("Valid", "MetricsFetched")
-GOOD: Final[Mapping[str, str]] = {
-    "Valid": "True",
-    "MetricsFetched": "True",
-    "Suspended": "False",
-    "LabelConflict": "False",
-    "NotTrusted": "False",
-    "BudgetExceeded": "False",
-}
+_VALID: Final = ConditionKind("Valid", "True", is_always_set=True)
+_FETCHED: Final = ConditionKind("MetricsFetched", "True", is_always_set=True)
+_SUSPENDED: Final = ConditionKind("Suspended", "False")
+_CONFLICT: Final = ConditionKind("LabelConflict", "False")
+_NOT_TRUSTED: Final = ConditionKind("NotTrusted", "False")
+_OVER_BUDGET: Final = ConditionKind("BudgetExceeded", "False")
+_KINDS: Final = (_VALID, _FETCHED, _SUSPENDED, _CONFLICT, _NOT_TRUSTED, _OVER_BUDGET)
+GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
 
 
 def _policy_conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCondition]:
     problems = "; ".join(map(str, state.policy.problems))
-    yield _make_condition("Valid", not problems, "FieldProblem", problems, "every field can be used")
+    yield _VALID.create(not problems, "FieldProblem", problems, "every field can be used")
     waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in state.unfetched.items())
     text = f"never fetched: {waits}; no node passes dontschedule until each of its metrics has a value"
-    yield _make_condition("MetricsFetched", not waits, "NeverFetched", text, "every metric is available")
+    yield _FETCHED.create(not waits, "NeverFetched", text, "every metric is available")
     held = ", ".join(
         policy_rejection_reasons.comparison_text(rule, state.policy.key.kind) for rule in state.suspended
     )
     text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
-    yield _make_condition("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
-    yield _make_condition(
-        "LabelConflict", bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels"
-    )
+    yield _SUSPENDED.create(bool(held), "LostNodes", text if held else "", "no rule is suspended")
+    yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
     not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"
-    yield _make_condition("NotTrusted", bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
+    yield _NOT_TRUSTED.create(bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
     over_budget = state.policy.over_budget
     text = "the policy is within the budgets of its namespace"
-    yield _make_condition("BudgetExceeded", bool(over_budget), "NamespaceBudget", over_budget, text)
-
-
-def _make_condition(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> PolicyCondition:
-    status = "True" if is_true else "False"
-    if GOOD[kind] == status:
-        return PolicyCondition(kind, status, "AllWell", good)
-    return PolicyCondition(
-        kind, status, bad_reason, bad if len(bad) <= _MAX_LENGTH else f"{bad[: _MAX_LENGTH - 1]}…"
-    )
-
-
-def _with_transition_time(
-    condition: PolicyCondition, before: PolicyCondition | None, generation: int, now: str
-) -> PolicyCondition:
-    kept = before.last_transition_time if before and before.status == condition.status else now
-    return msgspec.structs.replace(
-        condition, last_transition_time=kept or now, observed_generation=generation
-    )
+    yield _OVER_BUDGET.create(bool(over_budget), "NamespaceBudget", over_budget, text)
 
 
 def count_violating_nodes(state: PolicyState) -> int:
@@ -118,10 +82,3 @@ def count_violating_nodes(state: PolicyState) -> int:
     masks = [] if state.verdict is None else [state.verdict.codes[:-1] > 0]
     masks += [column.codes[:-1] > 0 for column in state.labels if column.key == state.policy.name]
     return int(np.any(masks, axis=0).sum()) if masks else 0
-
-
-def status_apply_body(
-    api_version: str, kind: str, metadata: Mapping[str, Any], status: PolicyStatus
-) -> dict[str, Any]:
-    """The body of a server-side apply to the status, which owns these fields only."""
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status}

@@ -15,6 +15,7 @@ from nodewise import clock, cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
+from nodewise.agents.telemetry.policy_conditions import PolicyCondition
 from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import (
     POLICY_KINDS,
@@ -22,7 +23,6 @@ from nodewise.agents.telemetry.state import (
     TelemetryStateBuilder,
     missing_metric_cause,
 )
-from nodewise.agents.telemetry.taspolicy_status import PolicyCondition
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors.cluster_reader import (
     API_SERVICES,

@@ -187,7 +187,7 @@ class LeadingReplica:
 
     def _handle(self) -> Handle:
         recorder = EventRecorder(self.api, EventReporter("test", "test"), self.clock, self.metrics_registry)
-        more = (OURS, lambda: self.keeper.snapshot, self.relister, self.cleaner)
+        more = (OURS, lambda: self.keeper.snapshot, self.relister, self.cleaner, self.api)
         stores = (self.feed.objects, self.feed.nodes)
         return Handle(self.api, *stores, recorder, self.clock, self.metrics_registry, WriteCounter(), *more)
 

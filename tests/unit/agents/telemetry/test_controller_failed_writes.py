@@ -237,7 +237,7 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     obj = msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
     fixture.policies.replace([obj])
     agent_state = {tas_key(namespace="ns"): PolicyState(policies.parse_policy(obj), None, ())}
-    writer = StatusWriter(TASPOLICIES, fixture.handle)
+    writer = StatusWriter(fixture.handle)
     fixture.api.fail(error)
     with contextlib.suppress(Unavailable):
         await writer.step(agent_state, {})
@@ -250,7 +250,7 @@ async def test_a_status_that_could_not_be_written_is_written_later(
 async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_status_of_others() -> None:
     """Labels are written before status, in the same step."""
     fixture = ApiServerFixture()
-    writer = StatusWriter(TASPOLICIES, fixture.handle)
+    writer = StatusWriter(fixture.handle)
     fixture.api.takes_s = 0.1
     names = [f"busy-{number:03}" for number in range(100)] + ["quiet"]
     for generation in range(1, 8):

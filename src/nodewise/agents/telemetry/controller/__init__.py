@@ -1,21 +1,25 @@
 """The controller of the telemetry agent, in the leader: the only package of the agent that calls the API server.
 
 It writes node labels, the status of policies, and events. The values to write are computed elsewhere (`node_labels`,
-`node_label_ownership`, `taspolicy_status`).
+`node_label_ownership`, `taspolicy_status`, `placement_policy_status`, `selected_pods`).
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from nodewise.agent import Resource, Snapshot
+from nodewise import cooperative_scheduling
+from nodewise.agent import Snapshot
 from nodewise.agent_controller_interface import Controller, Handle
-from nodewise.agents.telemetry import node_labels
+from nodewise.agents.telemetry import node_labels, selected_pods
 from nodewise.agents.telemetry.controller.native_mode import NativeMode
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.controller.policy_status_writer import StatusWriter
 from nodewise.agents.telemetry.controller.resource_advertiser import ResourceAdvertiser
+from nodewise.agents.telemetry.controller.selected_pod_watch import SelectedPodWatch
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.placement_policy import PolicyKey
+from nodewise.agents.telemetry.placement_policy_status import StatusFacts
 from nodewise.agents.telemetry.state import TelemetryState
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.observe import logs
@@ -24,9 +28,10 @@ from nodewise.observe import logs
 class TelemetryController(Controller):
     """Updates node labels and the status of policies from the snapshot."""
 
-    def __init__(self, taspolicies: Resource, options: TelemetryOptions, handle: Handle) -> None:
+    def __init__(self, options: TelemetryOptions, handle: Handle) -> None:
         self._labels = LabelWriter(handle)
-        self._statuses = StatusWriter(taspolicies, handle)
+        self._statuses = StatusWriter(handle)
+        self._pods = SelectedPodWatch(handle)
         self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
         self._native_mode = NativeMode(handle) if options.native_mode else None
         if options.trust_all_namespaces:
@@ -43,7 +48,7 @@ class TelemetryController(Controller):
             self._native_mode.begin()
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-        return self._native_mode.tasks() if self._native_mode else ()
+        return (self._pods.run, *(self._native_mode.tasks() if self._native_mode else ()))
 
     async def step(self, snapshot: Snapshot) -> None:
         """Write labels, status and the advertised resource. A failure of one does not affect the others."""
@@ -67,4 +72,23 @@ class TelemetryController(Controller):
         finally:
             for key, state in agent_state.policies.items():
                 conflicts.setdefault(key, self._labels.conflict(state))
-            await self._statuses.step(agent_state.policies, conflicts)
+            await self._write_statuses(snapshot, agent_state, conflicts)
+
+    async def _write_statuses(
+        self, snapshot: Snapshot, agent_state: TelemetryState, conflicts: Mapping[PolicyKey, str]
+    ) -> None:
+        states = agent_state.policies
+        pods = await self._pods.count(agent_state)
+        rejecting: Mapping[PolicyKey, tuple[PolicyKey, ...]] = {}
+        if pods is not None:
+            finding = selected_pods.find_rejecting_policies(states, len(snapshot.nodes), pods.selections)
+            rejecting = await cooperative_scheduling.run(finding)
+        facts = {
+            key: StatusFacts(
+                label_conflict=conflicts.get(key, ""),
+                selected_pods=None if pods is None else pods.by_policy.get(key, 0),
+                rejecting_policies=rejecting.get(key, ()),
+            )
+            for key in states
+        }
+        await self._statuses.step(states, facts)

@@ -1,16 +1,21 @@
 """Writes the status of policies, and records changes of conditions as events."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+import msgspec
 
 from nodewise.agent import Resource
 from nodewise.agent_controller_interface import Handle
-from nodewise.agents.telemetry import taspolicy_status
+from nodewise.agents.telemetry import placement_policy_status, taspolicy_status
 from nodewise.agents.telemetry.node_label_ownership import FIELD_MANAGER
-from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.policy_objects import PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, PolicyState
+from nodewise.agents.telemetry.placement_policy import PolicyKey, PolicyKind
+from nodewise.agents.telemetry.placement_policy_status import PlacementPolicyStatus, StatusFacts
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.state import PolicyState
 from nodewise.agents.telemetry.taspolicy_status import PolicyStatus
 from nodewise.clock import format_rfc3339
 from nodewise.errors import Conflict, Refused
@@ -27,21 +32,32 @@ _REFUSED_S: Final = 60.0
 """The time after which a status that was refused is tried again."""
 _APPLY: Final = {"fieldManager": FIELD_MANAGER}
 
+Status = PolicyStatus | PlacementPolicyStatus
+
+
+class _WrittenStatus(NamedTuple):
+    uid: str
+    """Of the policy; another policy may have the same name later."""
+    status: Status
+    at_s: float
+
 
 class StatusWriter:
     """Writes the status of policies, and records changes of conditions as events."""
 
-    def __init__(self, taspolicies: Resource, handle: Handle) -> None:
-        self._taspolicies = taspolicies
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._written: dict[PolicyKey, tuple[PolicyStatus, float]] = {}
+        self._written: dict[PolicyKey, _WrittenStatus] = {}
         self._refused: dict[PolicyKey, float] = {}
 
     def begin(self) -> None:
         self._written, self._refused = {}, {}
 
-    async def step(self, states: Mapping[PolicyKey, PolicyState], conflicts: dict[PolicyKey, str]) -> None:
-        """Write the statuses that differ, for `_STEP_S` at most, in the order of their last write.
+    async def step(
+        self, states: Mapping[PolicyKey, PolicyState], facts: Mapping[PolicyKey, StatusFacts]
+    ) -> None:
+        """Write the statuses that differ, for `_STEP_S` at most. Namespaces take turns, and in each the policy comes
+        first whose status was written the longest time ago.
 
         The next snapshot continues. A policy that was deleted, or may not be written, does not affect the others.
         """
@@ -49,47 +65,58 @@ class StatusWriter:
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in states}
         suspended = sum(len(state.suspended) for state in states.values())
         self._handle.metrics_registry.set("rules_suspended", suspended)
-        oldest_first = sorted((key for key in states if key.kind == "TASPolicy"), key=self._last_write_time)
         until_s = self._handle.clock.monotonic() + _STEP_S
-        due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, oldest_first)
-        await run_api_calls(self._update_status(key, states[key], conflicts.get(key, "")) for key in due)
+        due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, self._in_turns(states))
+        await run_api_calls(
+            self._update_status(key, states[key], facts.get(key, StatusFacts())) for key in due
+        )
+
+    def _in_turns(self, keys: Iterable[PolicyKey]) -> list[PolicyKey]:
+        turns: Counter[str] = Counter()
+        in_order = []
+        for key in sorted(keys, key=self._last_write_time):
+            in_order.append((turns[key.namespace], key))
+            turns[key.namespace] += 1
+        return [key for _, key in sorted(in_order, key=itemgetter(0))]
 
     def _last_write_time(self, key: PolicyKey) -> float:
-        return self._written[key][1] if key in self._written else float("-inf")
+        return self._written[key].at_s if key in self._written else float("-inf")
 
-    async def _update_status(self, key: PolicyKey, state: PolicyState, conflict: str) -> None:
-        policy_object: PolicyObject | None = self._handle.objects[POLICIES].get(key.namespace, key.name)
+    async def _update_status(self, key: PolicyKey, state: PolicyState, facts: StatusFacts) -> None:
+        store = self._handle.objects[RESOURCES[key.kind].plural]
+        policy_object: PolicyObject | None = store.get(key.namespace, key.name)
         if policy_object is None:
             return
-        before, written_s = self._written.get(
-            key, (taspolicy_status.parse_status(policy_object.status), float("-inf"))
-        )
+        uid = policy_object.metadata.uid
+        written = self._written.get(key)
+        if written is None or written.uid != uid:
+            written = _WrittenStatus(uid, _parse_status(key, policy_object.status), float("-inf"))
+        before = written.status
         now_s = self._handle.clock.monotonic()
-        now = format_rfc3339(self._handle.clock.now())
-        wanted = taspolicy_status.desired_status(
-            state, policy_object.metadata.generation, conflict, before, now
-        )
-        only_counts = wanted.conditions == before.conditions and (
-            wanted.observed_generation == before.observed_generation
-        )
-        if wanted == before or (only_counts and now_s - written_s < _COUNTS_S):
+        facts = facts._replace(generation=policy_object.metadata.generation)
+        wanted = _desired_status(state, facts, before, format_rfc3339(self._handle.clock.now()))
+        only_counts = wanted.has_same_conditions(before)
+        if wanted == before or (only_counts and now_s - written.at_s < _COUNTS_S):
             return
         if self._refused.get(key, now_s) > now_s:
             return
-        if await self._write(policy_object, wanted):
-            self._written[key] = (wanted, now_s)
-            self._record_events(policy_object, before, wanted)
+        if await self._write(RESOURCES[key.kind], policy_object, wanted):
+            self._written[key] = _WrittenStatus(uid, wanted, now_s)
+            self._record_events(key.kind, policy_object, before, wanted)
         else:
             self._refused[key] = now_s + _REFUSED_S
 
-    def _record_events(self, policy_object: PolicyObject, before: PolicyStatus, wanted: PolicyStatus) -> None:
+    def _record_events(
+        self, kind: PolicyKind, policy_object: PolicyObject, before: Status, wanted: Status
+    ) -> None:
         """Record an event for each condition that became bad or good."""
         known = before.conditions_by_type()
         metadata = policy_object.metadata
-        about = ObjectReference(self._taspolicies, metadata.namespace, metadata.name, metadata.uid)
+        about = ObjectReference(RESOURCES[kind], metadata.namespace, metadata.name, metadata.uid)
+        good_statuses = taspolicy_status.GOOD if kind == "TASPolicy" else placement_policy_status.GOOD
         for condition in wanted.conditions:
             old = known.get(condition.type)
-            good = taspolicy_status.GOOD[condition.type]
+            good = good_statuses[condition.type]
             if condition.status != good and (
                 old is None or old.status == good or old.message != condition.message
             ):
@@ -99,13 +126,17 @@ class StatusWriter:
             elif condition.status == good and old is not None and old.status != good:
                 self._handle.recorder.record(about, "Normal", "AllWell", condition.message, condition.type)
 
-    async def _write(self, policy_object: PolicyObject, wanted: PolicyStatus) -> bool:
+    async def _write(self, resource: Resource, policy_object: PolicyObject, wanted: Status) -> bool:
         """Returns whether the API server accepted it. While it starts, it may refuse what it grants later."""
         metadata = policy_object.metadata
-        path = self._taspolicies.path(metadata.namespace, metadata.name, "status")
+        path = resource.path(metadata.namespace, metadata.name, "status")
         identity = {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid}
-        resource = self._taspolicies
-        body = taspolicy_status.status_apply_body(resource.api_version, resource.kind, identity, wanted)
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {field: value for field, value in identity.items() if value},
+            "status": wanted,
+        }
         try:
             await self._handle.api.patch(path, body, "apply", {**_APPLY, "force": "true"})
         except (Conflict, Refused) as error:
@@ -113,3 +144,15 @@ class StatusWriter:
             logs.emit("status_failed", policy=path, error=str(error))
             return False
         return True
+
+
+def _parse_status(key: PolicyKey, status: msgspec.Raw) -> Status:
+    if key.kind == "TASPolicy":
+        return taspolicy_status.parse_status(status)
+    return placement_policy_status.parse_status(status)
+
+
+def _desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: str) -> Status:
+    if isinstance(before, PolicyStatus):
+        return taspolicy_status.desired_status(state, facts.generation, facts.label_conflict, before, now)
+    return placement_policy_status.desired_status(state, facts, before, now)

@@ -1,0 +1,74 @@
+"""Conditions in the standard form of Kubernetes (KEP-1623), which the status of every kind of policy has. No I/O."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+_MAX_LENGTH: Final = 1024
+"""Characters of a condition's message; longer messages are cut."""
+
+
+class PolicyCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One condition. `last_transition_time` is when `status` last changed, RFC 3339."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+    observed_generation: int = 0
+
+
+class ConditionKind(NamedTuple):
+    """A type of condition."""
+
+    type: str
+    good: str
+    """Its status in a healthy policy: `True` or `False`."""
+    is_always_set: bool = False
+    """Whether every policy has it. Others are omitted until they were bad once."""
+
+    def create(self, is_true: bool, bad_reason: str, bad: str, good: str) -> PolicyCondition:
+        """The condition, with a reason and a message for the bad status, and a message for the good one."""
+        status = "True" if is_true else "False"
+        if status == self.good:
+            return PolicyCondition(self.type, status, "AllWell", good)
+        message = bad if len(bad) <= _MAX_LENGTH else f"{bad[: _MAX_LENGTH - 1]}…"
+        return PolicyCondition(self.type, status, bad_reason, message)
+
+
+def good_statuses(kinds: Iterable[ConditionKind]) -> dict[str, str]:
+    """The status of each condition in a healthy policy, by type."""
+    return {kind.type: kind.good for kind in kinds}
+
+
+def update_conditions(
+    conditions: Iterable[PolicyCondition],
+    kinds: Iterable[ConditionKind],
+    known: Mapping[str, PolicyCondition],
+    generation: int,
+    now: str,
+) -> list[PolicyCondition]:
+    """The conditions to write, given those that the status has.
+
+    A condition whose status did not change keeps its time. Conditions that were never bad are omitted, unless every
+    policy has them.
+    """
+    by_type = {kind.type: kind for kind in kinds}
+    return [
+        _with_transition_time(condition, known.get(condition.type), generation, now)
+        for condition in conditions
+        if by_type[condition.type].is_always_set
+        or condition.status != by_type[condition.type].good
+        or condition.type in known
+    ]
+
+
+def _with_transition_time(
+    condition: PolicyCondition, before: PolicyCondition | None, generation: int, now: str
+) -> PolicyCondition:
+    kept = before.last_transition_time if before and before.status == condition.status else now
+    return msgspec.structs.replace(
+        condition, last_transition_time=kept or now, observed_generation=generation
+    )

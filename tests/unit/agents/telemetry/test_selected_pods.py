@@ -1,0 +1,177 @@
+"""Counting of pods by policy, and policies that together leave a pod no node."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise import cooperative_scheduling
+from nodewise.agents.telemetry import selected_pods
+from nodewise.agents.telemetry.controller.selected_pod_watch import follow_store
+from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.agents.telemetry.placement_policy_parser import parse_policy
+from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, SelectionIndex
+from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict
+from nodewise.agents.telemetry.selected_pods import (
+    ListedPod,
+    PodLabelGroups,
+    SelectedPodCounter,
+    SelectedPods,
+)
+from nodewise.agents.telemetry.state import PolicyState
+from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.kube.store import StoreWriter
+from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.label_selector_cases import SELECTOR_CASES, SelectorCase
+
+HOT = {"metric": "heat", "above": 80}
+
+
+def placement_policy(name: str, selector: Mapping[str, Any], namespace: str = "web") -> Policy:
+    spec = msgspec.Raw(msgspec.json.encode({"podSelector": selector, "avoid": [HOT]}))
+    return parse_policy(PolicyObject(PolicyMetadata(name, namespace), spec), "PlacementPolicy")
+
+
+def pod(name: str, namespace: str = "web", labels: Any = None, owner: str = "") -> ListedPod:
+    owners = [{"kind": owner}] if owner else None
+    metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": owners}
+    return msgspec.convert({"metadata": metadata}, ListedPod)
+
+
+class CountedPods:
+    """A store of pods with its counts."""
+
+    def __init__(self) -> None:
+        self.groups = PodLabelGroups()
+        self.writer: StoreWriter[ListedPod] = StoreWriter()
+        follow_store(self.groups, self.writer.store)
+        self.counter = SelectedPodCounter(self.groups)
+
+    def list(self, *pods: ListedPod) -> None:
+        self.writer.replace(filter(None, map(self.groups.keep, pods)))
+
+    def put(self, item: ListedPod) -> None:
+        kept = self.groups.keep(item)
+        assert kept is not None
+        self.writer.apply(kept)
+
+    def count(self, selection: SelectionIndex) -> SelectedPods:
+        return cooperative_scheduling.run_without_pauses(self.counter.count(selection))
+
+    def by_name(self, selection: SelectionIndex) -> dict[str, int]:
+        return {key.name: count for key, count in self.count(selection).by_policy.items()}
+
+
+WEB, ANY = placement_policy("of-web", {"matchLabels": {"app": "web"}}), placement_policy("any", {})
+SELECTION = SelectionIndex([WEB, ANY], {})
+
+
+def test_pods_are_counted_by_policy() -> None:
+    pods = CountedPods()
+    pods.list(
+        pod("a", labels={"app": "web"}),
+        pod("b", labels={"app": "web"}),
+        pod("c"),
+        pod("d", "other", {"app": "web"}),
+        pod("e", labels={"app": "web"}, owner="DaemonSet"),
+        pod("f", labels={"app": "web"}, owner="ReplicaSet"),
+    )
+    assert pods.by_name(SELECTION) == {"of-web": 3, "any": 4}
+    assert pods.count(SELECTION).selections == {(ANY.key,), (ANY.key, WEB.key)}
+    assert len(pods.groups.counts) == 4
+
+
+def test_changes_are_counted() -> None:
+    pods = CountedPods()
+    pods.list(pod("a", labels={"app": "web"}), pod("b"))
+    assert pods.by_name(SELECTION) == {"of-web": 1, "any": 2}
+    pods.put(pod("b", labels={"app": "web"}))
+    pods.put(pod("c", labels={"app": "db"}))
+    assert pods.by_name(SELECTION) == {"of-web": 2, "any": 3}
+    pods.writer.remove(("web", "a"))
+    pods.writer.remove(("web", "b"))
+    assert pods.by_name(SELECTION) == {"any": 1}
+    assert len(pods.groups.counts) == 1
+    pods.list(pod("a", labels={"app": "web"}))
+    assert pods.by_name(SELECTION) == {"of-web": 1, "any": 1}
+
+
+def test_other_selectors_count_the_same_pods() -> None:
+    pods = CountedPods()
+    pods.list(pod("a", labels={"app": "db"}))
+    assert pods.by_name(SELECTION) == {"any": 1}
+    other = SelectionIndex([placement_policy("of-db", {"matchLabels": {"app": "db"}})], {})
+    assert pods.by_name(other) == {"of-db": 1}
+    assert pods.count(other) is pods.count(other)
+
+
+def test_pods_of_a_replica_set_share_their_labels() -> None:
+    decoder = ObjectDecoder("Pod", ListedPod, MetricsRegistry(), (groups := PodLabelGroups()).keep)
+    decoder.restart()
+    for number in range(3):
+        metadata = {"name": f"p{number}", "namespace": "web", "labels": {"app": "web"}}
+        decoder.add(msgspec.Raw(msgspec.json.encode({"metadata": metadata})))
+    decoder.finish()
+    stored = decoder.store.values()
+    assert len({id(item.group) for item in stored}) == 1
+    assert {item.metadata.labels for item in stored} == {None}
+    del stored
+    decoder.restart()
+    decoder.finish()
+    assert len(groups._groups) == 0, "groups without pods are dropped"
+
+
+def test_a_pod_with_a_megabyte_of_labels_is_not_counted() -> None:
+    labels = {f"key-{number}": "v" * 60 for number in range(1000)}
+    assert PodLabelGroups().keep(pod("a", labels=labels)) is None
+
+
+@pytest.mark.parametrize("case", SELECTOR_CASES, ids=lambda case: case.name)
+def test_selectors_mean_what_the_admission_policies_mean(case: SelectorCase) -> None:
+    policy = placement_policy("pol", case.selector)
+    selected = SelectionIndex([policy], {}).select(PodFields(PodMetadata("web", case.labels)))
+    assert policy.problems == ()
+    assert selected == ((policy.key,) if case.is_selected else ())
+
+
+def state(key: PolicyKey, rejected: str, not_enforced: str = "") -> PolicyState:
+    """A policy that rejects the nodes with an x. The last code is that of the unknown node."""
+    codes = np.array([*(int(mark == "x") for mark in rejected), 1], np.int16)
+    policy = Policy(key, not_enforced=not_enforced)
+    return PolicyState(policy, AvoidVerdict(codes, ()), ())
+
+
+A, B, C = (PolicyKey("PlacementPolicy", "web", name) for name in "abc")
+MISSING = PolicyKey("TASPolicy", "web", "missing")
+
+
+@pytest.mark.parametrize(
+    ("rejected", "selections", "expected"),
+    [
+        ({A: "xx.", B: "..x"}, [(A, B)], {A: (A, B), B: (A, B)}),
+        ({A: "xx.", B: ".x."}, [(A, B)], {}),
+        ({A: "xx.", B: "..x"}, [(A,), (B,)], {}),
+        ({A: "xxx", B: "..x"}, [(A, B)], {A: (A,)}),
+        ({A: "xx.", B: "..x", C: "..."}, [(A, B, C)], {A: (A, B), B: (A, B)}),
+        ({A: "xx.", B: "..x", C: ".xx"}, [(A, C), (A, B)], {A: (A, B), B: (A, B), C: (A, C)}),
+        ({A: "..."}, [(MISSING, A)], {MISSING: (MISSING,)}),
+        ({A: ""}, [(A,)], {}),
+        ({A: "x" * 1000}, [(A,)], {A: (A,)}),
+    ],
+)
+def test_policies_that_together_reject_every_node(
+    rejected: dict[PolicyKey, str], selections: list[tuple[PolicyKey, ...]], expected: Any
+) -> None:
+    states = {key: state(key, marks) for key, marks in rejected.items()}
+    node_count = len(rejected[A])
+    work = selected_pods.find_rejecting_policies(states, node_count, selections)
+    assert cooperative_scheduling.run_without_pauses(work) == expected
+
+
+def test_a_policy_that_is_not_enforced_rejects_nothing() -> None:
+    states = {A: state(A, "xx.", "too many"), B: state(B, "..x")}
+    work = selected_pods.find_rejecting_policies(states, 3, [(A, B)])
+    assert cooperative_scheduling.run_without_pauses(work) == {}
