@@ -14,7 +14,7 @@ from tests import forked_commands
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 NODES = ["n1", "n2", "n3"]
-COOL, WIDE = "placement policy web/cool", "cluster placement policy wide"
+COOL, WIDE, RANK = "placement policy web/cool", "cluster placement policy wide", "placement policy web/rank"
 TAS = "telemetry policy web/old"
 
 OBJECTS = """
@@ -47,6 +47,12 @@ items:
     podSelector: {matchLabels: {app: shop}}
     avoid:
     - all: [{metric: dust, atLeast: 5}, {metric: load, above: 1}]
+- apiVersion: nodewise.io/v1alpha1
+  kind: PlacementPolicy
+  metadata: {name: rank, namespace: web}
+  spec:
+    podSelector: {}
+    prefer: [{metric: load, order: Descending, weight: 2}, {metric: heat, order: Ascending}]
 """
 METRICS = """node,metric,value
 n1,heat,85
@@ -103,9 +109,14 @@ def test_decide_names_every_policy_and_what_it_rejects(folder: Path) -> None:
     assert shop["policies"] == {
         COOL: {"agent": "telemetry", "rejected": ["n1", "n3"]},
         WIDE: {"agent": "telemetry", "rejected": ["n2", "n3"]},
+        RANK: {"agent": "telemetry", "rejected": []},
     }
     assert {value["policy"] for value in shop["values"]} == {COOL, WIDE}
-    assert (free["feasible"], "policies" in free) == (NODES, False)
+    assert (free["feasible"], free["policies"]) == (NODES, {RANK: {"agent": "telemetry", "rejected": []}})
+    assert {(value["metric"], value["policy"], value.get("weight")) for value in free["values"]} == {
+        ("load", RANK, 2),
+        ("heat", RANK, None),
+    }
 
 
 def test_the_table_of_decide_names_the_policies(folder: Path) -> None:
@@ -130,6 +141,17 @@ def test_explain_names_both_policies_that_together_reject_every_node(folder: Pat
     assert f"load above in {WIDE}: 1 more node passes at 2 instead of 1" in ending
     assert f"without {COOL}: 1 more node passes" in ending
     assert f"without {WIDE}: 1 more node passes" in ending
+
+
+def test_explain_names_a_policy_that_only_ranks_nodes(folder: Path) -> None:
+    with extender_process.extender([f"--objects-from={folder}"]) as extender:
+        extender.wait_ready()
+        for verb in ("filter", "prioritize"):
+            ask(extender, verb, labels={"app": "other"})
+        wide = run("explain", "web/shop", "--server", extender.health_url, "-o", "wide").stdout
+    assert f"{RANK} ranks the nodes and rejects none" in wide.splitlines()
+    assert "load Descending (ranks, weight 2)" in wide
+    assert "heat Ascending (ranks)" in wide
 
 
 def test_policies_of_all_kinds_are_replayed(folder: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dic
         "rejected": rejection_reasons(filtered),
         "values": [*measured_values(filtered), *measured_values(scored)],
         "error": failure_text(filtered),
-        **_json_member_unless_empty("policies", policies(filtered)),
+        **_json_member_unless_empty("policies", _ranking_policies(scored) | policies(filtered)),
         **(
             {"details": _merge_details(filtered, scored)}
             if has_details(filtered) or has_details(scored)
@@ -188,6 +188,16 @@ def policies(decision: Decision) -> dict[str, dict[str, Any]]:
     }
 
 
+def _ranking_policies(scored: Decision) -> dict[str, dict[str, Any]]:
+    """The policies that rank nodes, in the form of `policies`. They may reject none."""
+    return {
+        rule.policy: {"agent": agent, "rejected": []}
+        for agent, scores in scored.scores
+        for rule in scores.evidence
+        if rule.policy
+    }
+
+
 def has_details(decision: Decision) -> bool:
     """Whether an agent has details of the candidates."""
     return any(True for _ in decision.details())
@@ -274,4 +284,5 @@ def _measured_value(node: str, measured: Evidence, position: int) -> dict[str, A
         "state": state.name.lower(),
         "age_s": None if np.isnan(age_s) or value is None else round(age_s, 3),
         **({"policy": measured.policy} if measured.policy else {}),
+        **({"weight": measured.weight} if measured.weight != 1 else {}),
     }

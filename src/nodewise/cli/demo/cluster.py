@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 
 import nodewise
-from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.agents.telemetry import KIND as TELEMETRY
+from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.extender.pod_requeueing import ANNOTATION
 from nodewise.kube import object_files
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
@@ -22,6 +23,10 @@ LABEL: Final = "demo-policy"
 METRIC: Final = "health_metric"
 _METRICS: Final = "/apis/custom.metrics.k8s.io"
 _VERSION: Final = {"groupVersion": "custom.metrics.k8s.io/v1beta2", "version": "v1beta2"}
+
+_POLICY_KINDS: Final = tuple(
+    watched.resource for watched in TELEMETRY.watched(TelemetryOptions()) if watched.resource != NAMESPACES
+)
 
 Object = dict[str, Any]
 
@@ -58,8 +63,9 @@ class DemoCluster:
             server.call(lambda api, node=node: api.put(NODES, node))  # type: ignore[misc]
         for namespace in objects("", NAMESPACES.kind):
             server.call(lambda api, item=namespace: api.put(NAMESPACES, item))  # type: ignore[misc]
-        for policy in objects(TASPOLICIES.group, TASPOLICIES.kind):
-            server.call(lambda api, policy=policy: api.put(TASPOLICIES, policy))  # type: ignore[misc]
+        for kind in _POLICY_KINDS:
+            for policy in objects(kind.group, kind.kind):
+                server.call(lambda api, kind=kind, policy=policy: api.put(kind, policy))  # type: ignore[misc]
         values = objects("custom.metrics.k8s.io", "MetricValue")
         self.measure({value["describedObject"]["name"]: int(value["value"]) for value in values})
 
@@ -116,5 +122,5 @@ def _labels(node: Object) -> Object:
 @contextlib.contextmanager
 def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
     """Run the cluster of the demo until the block ends."""
-    with in_memory_api_http_server.serving(FakeApi(TASPOLICIES)) as server:
+    with in_memory_api_http_server.serving(FakeApi(*_POLICY_KINDS)) as server:
         yield DemoCluster(server, folder)
