@@ -60,10 +60,13 @@ def replica(user: User, folder: Path) -> Iterator[ControllerReplica]:
 
 def controller_user(plane: ControlPlane) -> User:
     """A user with the shipped rights of the controller."""
-    made = plane.user(f"nodewise-{child_processes.number()}", extender_process.rules())
-    lease, *_ = extender_process.manifest("controller.yaml")
-    rules = [*extender_process.rules("Role"), *lease["rules"]]
-    api_user_kubeconfigs.grant(plane.api, made.name, rules, OWN_NAMESPACE)
+    granted = {
+        document["kind"]: document.get("rules") for document in extender_process.manifest("controller.yaml")
+    }
+    everywhere = [*extender_process.rules(), *granted["ClusterRole"]]
+    made = plane.user(f"nodewise-{child_processes.number()}", everywhere)
+    inside = [*extender_process.rules("Role"), *granted["Role"]]
+    api_user_kubeconfigs.grant(plane.api, made.name, inside, OWN_NAMESPACE)
     return made
 
 
