@@ -86,7 +86,7 @@ def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
 def test_before_readiness_nothing_is_placed_by_a_policy(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
-    """The API server refuses to list policies, so nodewise never becomes ready."""
+    """The API server refuses to list policies, so nodewise never becomes ready. A policy may select any pod."""
     heated(sandbox, metrics, {"a": 1, "b": 1})
     certificates = extender_process.CertificateFiles(tmp_path)
     blind = plane.user(f"blind-{child_processes.number()}", [extender_process.rules()[0]])
@@ -95,9 +95,9 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
     ) as running:
         with schedule(plane, running, ignorable=True):
             sandbox.pods(pod("web"), kubernetes_objects.pod("plain", limits=extender_process.LIMITS))
-            assert "nodewise: starting, policies are not read yet" in sandbox.expect_event("web")
-            sandbox.expect_stays_unbound("web", 1)
-            assert sandbox.expect_bound("plain") in {"a", "b"}
+            for name in ("web", "plain"):
+                assert "nodewise: starting, policies are not read yet" in sandbox.expect_event(name)
+                sandbox.expect_stays_unbound(name, 0.5)
         assert not running.is_ready()
         assert "taspolicies" in str(running.events("kube_lost"))
 
