@@ -111,20 +111,20 @@ def policy(name: str, metric: str, *strategies: str) -> Object:
 
 
 def placement_policies(sandbox: Sandbox) -> None:
-    """Creates a PlacementPolicy `placed`, and a ClusterPlacementPolicy named after the namespace. No pod matches."""
+    """Creates a PlacementPolicy and a ClusterPlacementPolicy, both named after the namespace. No pod matches."""
     rules = {"podSelector": {"matchLabels": {"app": "placed"}}, "avoid": [{"metric": "heat", "above": 80}]}
-    own = {"apiVersion": "nodewise.io/v1alpha1", "kind": "PlacementPolicy", "metadata": {"name": "placed"}}
+    metadata = {"name": sandbox.namespace}
+    own = {"apiVersion": "nodewise.io/v1alpha1", "kind": "PlacementPolicy", "metadata": metadata}
     sandbox.put(own | {"spec": rules})
     by_name = {"matchLabels": {"kubernetes.io/metadata.name": sandbox.namespace}}
     spec = rules | {"namespaceSelector": by_name}
-    metadata = {"name": sandbox.namespace}
-    sandbox.create(own | {"kind": "ClusterPlacementPolicy", "metadata": metadata, "spec": spec})
+    sandbox.create(own | {"kind": "ClusterPlacementPolicy", "spec": spec})
 
 
 def placement_policy_statuses(sandbox: Sandbox) -> list[Object]:
     """The statuses of these policies; empty ones for those that have none."""
     folder = "/apis/nodewise.io/v1alpha1"
-    own = sandbox.api.get(f"{folder}/namespaces/{sandbox.namespace}/placementpolicies/placed")
+    own = sandbox.api.get(f"{folder}/namespaces/{sandbox.namespace}/placementpolicies/{sandbox.namespace}")
     wide = sandbox.api.get(f"{folder}/clusterplacementpolicies/{sandbox.namespace}")
     return [own.get("status", {}), wide.get("status", {})]
 
