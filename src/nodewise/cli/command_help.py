@@ -43,6 +43,8 @@ class SettingOption(click.Option):
 
     section = ""
     """The heading; empty for an option of the command itself."""
+    is_shared = False
+    """Whether the option is a setting, which several commands have."""
     owners: Sequence[str] = ()
     """The agents that have the setting; empty for a setting of nodewise."""
 
@@ -63,15 +65,19 @@ class SectionedCommand(click.Command):
         topic = ctx.meta.get(_TOPIC)
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
         if self._has_topics() and topic is None:
-            common = [option for option in options if _is_common(option)]
-            _write_sections(ctx, formatter, {"Options": common})
+            own = [option for option in options if not _is_shared(option)]
+            common = [option for option in options if _is_shared(option) and _is_common(option)]
+            sections = _by_heading(own)
+            sections["Options"] = [*common, *sections.get("Options", [])]
+            _write_sections(ctx, formatter, sections)
             _write_topics(formatter, _by_heading(option for option in options if not _is_common(option)))
         else:
             shown = options if not topic else _options_of_topic(options, topic)
             _write_sections(ctx, formatter, _by_heading(shown))
 
     def _has_topics(self) -> bool:
-        return sum(1 for option in self.params if not getattr(option, "hidden", False)) > _MAX_OPTIONS
+        options = [option for option in self.params if isinstance(option, click.Option) and not option.hidden]
+        return len(options) > _MAX_OPTIONS and not all(map(_is_common, options))
 
 
 def parameter_help_heading(parameter: click.Parameter) -> str:
@@ -79,8 +85,12 @@ def parameter_help_heading(parameter: click.Parameter) -> str:
     return parameter.section if isinstance(parameter, SettingOption) else ""
 
 
+def _is_shared(option: click.Option) -> bool:
+    return isinstance(option, SettingOption) and option.is_shared
+
+
 def _is_common(option: click.Option) -> bool:
-    return not parameter_help_heading(option) or option.name in _COMMON
+    return not _is_shared(option) or option.name in _COMMON
 
 
 def _by_heading(options: Iterable[click.Option]) -> dict[str, list[click.Option]]:

@@ -179,7 +179,7 @@ def _create_shared_option(setting: Setting) -> click.Option:
         envvar=setting.variable,
         help=f"{setting.help} [default: {default}]" if default else setting.help,
     )
-    option.section, option.owners = setting.section, setting.owners
+    option.section, option.owners, option.is_shared = setting.section, setting.owners, True
     return option
 
 

@@ -190,7 +190,7 @@ def parse_duration(field: str, text: str) -> float:
     try:
         seconds = clock.parse_option_duration(text, has_default_unit=True)
     except ValueError as error:
-        raise _bad_arguments_error([Problem(field, str(error), "")]) from error
+        raise _bad_arguments_error([Problem(field, shown(text), "a duration, such as 30s or 5m")]) from error
     if seconds < 0:
         raise _bad_arguments_error([Problem(field, shown(text), "0 or more")])
     return seconds
