@@ -103,6 +103,12 @@ def prometheus_programs(request: pytest.FixtureRequest) -> debian_packages.Prome
 
 
 @pytest.fixture(scope="session")
+def otelcol_program(request: pytest.FixtureRequest) -> Path:
+    """The OpenTelemetry Collector."""
+    return get_or_skip(request, program_cache.otelcol)
+
+
+@pytest.fixture(scope="session")
 def descheduler_program(request: pytest.FixtureRequest) -> Path:
     """The descheduler; see `descheduler_run`."""
     return get_or_skip(request, program_cache.descheduler)

@@ -80,6 +80,14 @@ HELM = GoModule(
     " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
 )
 
+OTELCOL = GoModule(
+    name="otelcol",
+    what="the OpenTelemetry Collector v0.165.0",
+    version="v0.165.0",
+    folder=MODULE / "otelcol",
+    packages={"otelcol": "."},
+)
+
 SET_UP = "make controlplane"
 """The command that builds the programs."""
 
@@ -126,6 +134,11 @@ def helm() -> Path:
     return HELM.built() / "helm"
 
 
+def otelcol() -> Path:
+    """The OpenTelemetry Collector, built if necessary, which takes about two minutes. Raises MissingError."""
+    return OTELCOL.built() / "otelcol"
+
+
 def prometheus_folder() -> Path:
     """The folder of Prometheus. Raises MissingError."""
     return debian_packages.get().prometheus.parent
@@ -149,6 +162,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: kubelet().parent,
     lambda: kubeadm().parent,
     lambda: helm().parent,
+    lambda: otelcol().parent,
     containers_folder,
     debian_packages.MACHINE.get,
     debian_packages.IMAGE_TOOLS.get,

@@ -27,7 +27,7 @@ LABELS: Final = {
     "org.opencontainers.image.licenses": "Apache-2.0",
 }
 """Static labels; version, created, and revision if known, are added."""
-EXTRAS: Final = ("risk", "cri")
+EXTRAS: Final = ("risk", "cri", "traces")
 """Extras of nodewise's wheel. Not `install`, whose output is in the image, nor `plots`, which is for workstations."""
 
 SCRIPTS: Final = {"/cmk/cmk.py": "nodewise.cli.cmk"}

@@ -14,7 +14,7 @@ from nodewise.cli.options_from_settings import SettingsByGroup
 from nodewise.clock import Clock
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
-from nodewise.observe import background_task_restarts, event_loop_lag, logs
+from nodewise.observe import background_task_restarts, event_loop_lag, logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.server import HttpServer
 
@@ -106,6 +106,7 @@ def create_event_loop_lag_task(tools: ClockAndMetrics) -> Task:
 
 def run_until_signal(wire: Callable[[], WiredServer], shutdown_delay_s: float = 0.0) -> None:
     """Run a server until SIGTERM or SIGINT. After SIGTERM it continues to serve for the delay, without being ready."""
+    traces.configure()
     with asyncio.Runner(loop_factory=_event_loop_factory) as runner:
         runner.run(_serve_until_signal(wire, shutdown_delay_s))
 
@@ -144,6 +145,7 @@ async def _serve_until_signal(wire: Callable[[], WiredServer], shutdown_delay_s:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await running.close()
+        traces.flush()
 
 
 def _termination_signal_queue() -> asyncio.Queue[int]:

@@ -25,7 +25,7 @@ from nodewise.extender import score_weights
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.extender.score_weights import Priority, Weights
 from nodewise.extender.third_party_agents import AgentError
-from nodewise.observe import logs
+from nodewise.observe import logs, traces
 
 
 class AgentFailed(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class AgentChain:
         """Decide which of the named nodes the pod may go to."""
         candidates = snapshot.nodes.named(names)
         verdicts = self._agents_verdicts(
-            candidates, lambda function: function.call(pod, candidates, snapshot)
+            "filter", candidates, lambda function: function.call(pod, candidates, snapshot)
         )
         return _make_decision("filter", pod, candidates, snapshot, now, verdicts)
 
@@ -119,7 +119,7 @@ class AgentChain:
         """Decide on which of the nodes the pod could run without the victims."""
         candidates = snapshot.nodes.named(list(victims))
         verdicts = self._agents_verdicts(
-            candidates, lambda function: function.agent.preempt(pod, candidates, snapshot, victims)
+            "preempt", candidates, lambda function: function.agent.preempt(pod, candidates, snapshot, victims)
         )
         return _make_decision("preempt", pod, candidates, snapshot, now, verdicts)
 
@@ -127,7 +127,7 @@ class AgentChain:
         """The candidates that no agent rejects, as a mask; no decision is stored."""
         kept = np.ones(len(candidates), bool)
         for _, verdict in self._agents_verdicts(
-            candidates, lambda function: function.call(pod, candidates, snapshot)
+            "filter", candidates, lambda function: function.call(pod, candidates, snapshot)
         ):
             kept &= verdict.codes == 0
         return kept
@@ -157,13 +157,14 @@ class AgentChain:
         return replace(decision, description="; ".join(failures)) if failures else decision
 
     def _agents_verdicts(
-        self, candidates: Names, call: Callable[[Filter], Verdict | None]
+        self, verb: Verb, candidates: Names, call: Callable[[Filter], Verdict | None]
     ) -> tuple[tuple[str, Verdict], ...]:
         verdicts: list[tuple[str, Verdict]] = []
         for function in self._filters:
             name = function.agent.name
             try:
-                verdict = call(function)
+                with traces.span(f"{verb} {name}"):
+                    verdict = call(function)
             except AgentError as error:
                 reason = AgentFailed(name, error.why, error.origin.package)
                 verdict = Verdict(np.ones(len(candidates), np.int16), (reason,))
@@ -183,7 +184,8 @@ class AgentChain:
         for function in self._scorers:
             name = function.agent.name
             try:
-                result = call(function)
+                with traces.span(f"prioritize {function.label or name}"):
+                    result = call(function)
             except AgentError as error:
                 failures.append(f"no scores of {function.label or name}: {error.why}")
                 continue

@@ -25,7 +25,7 @@ from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Store
-from nodewise.observe import logs
+from nodewise.observe import logs, traces
 
 RESERVATION_DROPPED_ANNOTATION: Final = "nodewise.io/claim-dropped"
 """The annotation of a pod whose bind did not complete: when its reservation was dropped, RFC 3339."""
@@ -144,7 +144,15 @@ class Bindings:
     async def _bind(self, args: BindingArgs) -> BindOutcome:
         """Bind, count and log."""
         began_s = self._context.clock.monotonic()
-        outcome = await self._bind_until_deadline(args, began_s + self._deadline_s)
+        names = {
+            "k8s.namespace.name": args.pod_namespace,
+            "k8s.pod.name": args.pod_name,
+            "k8s.node.name": args.node,
+        }
+        with traces.span("bind", **names) as span:
+            outcome = await self._bind_until_deadline(args, began_s + self._deadline_s)
+            if outcome.error:
+                span.fail(outcome.error)
         seconds = self._context.clock.monotonic() - began_s
         self._context.metrics_registry.count("bind_total", outcome=outcome.result)
         self._context.metrics_registry.observe("bind_seconds", seconds)

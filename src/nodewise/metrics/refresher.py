@@ -14,7 +14,7 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, merge_requests
 from nodewise.metrics.series import Series, merge_newer
 from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
-from nodewise.observe import logs
+from nodewise.observe import logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -154,7 +154,10 @@ class MetricsRefresher:
             on_change()
 
     async def _fetch_metric(self, request: MetricRequest) -> None:
-        outcome = await self._selector.fetch(request)
+        with traces.span("refresh metric", **{"nodewise.metric": request.key}) as span:
+            outcome = await self._selector.fetch(request)
+            if not isinstance(outcome, Series):
+                span.fail(outcome.why)
         before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):
             outcome = await cooperative_scheduling.run(merge_newer(before, outcome))

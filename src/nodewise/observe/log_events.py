@@ -52,6 +52,10 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "option_limited": LogEvent(
         "warning", "An option of an older program is larger than `limit`, which is used instead."
     ),
+    "traces_unavailable": LogEvent(
+        "warning",
+        "OTEL_EXPORTER_OTLP_ENDPOINT is set, and the SDK of OpenTelemetry is missing: `pip install nodewise[traces]`.",
+    ),
     "variable_unknown": LogEvent(
         "warning",
         "A variable whose name begins with NODEWISE_ is no setting and has no effect; `closest` is the most similar"

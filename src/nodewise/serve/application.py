@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable, shown
-from nodewise.observe import logs
+from nodewise.observe import logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import responses
 from nodewise.serve.responses import Response, TooLarge
@@ -31,6 +31,7 @@ __all__ = [
 
 _NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 _JSON: Final = "application/json"
+_SERVER_ERROR: Final = 500
 
 
 class Request(NamedTuple):
@@ -92,6 +93,8 @@ class RequestHeader(NamedTuple):
     content_encoding: str = ""
     keep_alive: bool = True
     expects_continue: bool = False
+    traceparent: str = ""
+    """The client's span, in the form of W3C Trace Context."""
 
 
 class RemotePeer(NamedTuple):
@@ -125,6 +128,7 @@ class HttpExchange:
         self._body: bytes | io.BytesIO = b""
         """A buffer from the second part on: a list would hold an object for each chunk of one byte."""
         self._size = 0
+        self._span = traces.NO_SPAN
         self.is_started = False
 
     def start(self) -> None:
@@ -167,8 +171,11 @@ class HttpExchange:
             return None
         began_s = time.perf_counter()
         request = self._build_request()
+        if self.head.method == "POST":  # no spans of probes
+            self._span = traces.start_request_span(self.head.path, self.head.traceparent)
         try:
-            response = self._handler(request)
+            with self._span.activate():
+                response = self._handler(request)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises, the client gets a response
             self._set_response_of_exception(error)
             return None
@@ -192,7 +199,8 @@ class HttpExchange:
 
     async def _await_response(self, pending: Awaitable[Response], began_s: float) -> None:
         try:
-            response = await pending
+            with self._span.activate():
+                response = await pending
         except Exception as error:  # noqa: BLE001 - as in `finish`
             self._set_response_of_exception(error)
         else:
@@ -208,17 +216,24 @@ class HttpExchange:
         self._body = b""
         self.response = response
         self._application.observe(self.head.path, time.perf_counter() - began_s)
+        self._end_span(response)
+
+    def _end_span(self, response: Response) -> None:
+        self._span.set("http.response.status_code", response.status)
+        if response.status >= _SERVER_ERROR:
+            self._span.fail("")
+        self._span.end()
 
     def _set_response_of_exception(self, error: Exception) -> None:
-        if isinstance(error, NodewiseError):
-            self._set_error_response(error)
-            return
-        self.log_exception()
-        self._set_error_response(NodewiseError("a defect of nodewise; see the log of the server"))
+        if not isinstance(error, NodewiseError):
+            self.log_exception()
+            error = NodewiseError("a defect of nodewise; see the log of the server")
+        self._end_span(self._set_error_response(error))
 
-    def _set_error_response(self, error: NodewiseError) -> None:
+    def _set_error_response(self, error: NodewiseError) -> Response:
         self._body = b""
         self.response = responses.response_from_error(error)
+        return self.response
 
     def _build_request(self) -> Request:
         head, peer = self.head, self._peer

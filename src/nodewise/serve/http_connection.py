@@ -276,6 +276,7 @@ class HttpConnection(asyncio.Protocol):
             fields.get(b"content-encoding", b"").decode("latin-1"),
             keep_alive=self._parser.get_http_version() != "1.0" and self._parser.should_keep_alive(),
             expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
+            traceparent=fields.get(b"traceparent", b"").decode("latin-1"),
         )
 
     def _advance_first_exchange(self) -> None:
