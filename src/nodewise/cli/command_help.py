@@ -65,12 +65,7 @@ class SectionedCommand(click.Command):
         topic = ctx.meta.get(_TOPIC)
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
         if self._has_topics() and topic is None:
-            own = [option for option in options if not _is_shared(option)]
-            common = [option for option in options if _is_shared(option) and _is_common(option)]
-            sections = _by_heading(own)
-            sections["Options"] = [*common, *sections.get("Options", [])]
-            _write_sections(ctx, formatter, sections)
-            _write_topics(formatter, _by_heading(option for option in options if not _is_common(option)))
+            _write_common_options(ctx, formatter, options)
         else:
             shown = options if not topic else _options_of_topic(options, topic)
             _write_sections(ctx, formatter, _by_heading(shown))
@@ -108,6 +103,16 @@ def _write_sections(
         records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
         with formatter.section(heading):
             formatter.write_dl(records)
+
+
+def _write_common_options(
+    ctx: click.Context, formatter: click.HelpFormatter, options: Sequence[click.Option]
+) -> None:
+    sections = _by_heading(option for option in options if not _is_shared(option))
+    common = [option for option in options if _is_shared(option) and _is_common(option)]
+    sections["Options"] = [*common, *sections.get("Options", [])]
+    _write_sections(ctx, formatter, sections)
+    _write_topics(formatter, _by_heading(option for option in options if not _is_common(option)))
 
 
 def _write_topics(formatter: click.HelpFormatter, sections: Mapping[str, Sequence[click.Option]]) -> None:
