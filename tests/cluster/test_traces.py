@@ -47,16 +47,20 @@ def test_spans_of_a_filter_request_arrive_below_the_clients_span(
     ) as collector:
         collector.wait_ready(lambda: collector.log_line_has("Everything is ready"))
         names = _filter_once(f"http://{endpoint}", tmp_path)
-        found = wait("the spans arrived", lambda: _complete(spans(collector.log.read_text())))
+        arrived = wait("the spans arrived", lambda: _complete(spans(collector.log.read_text())))
     assert names == ["rack1-a", "rack2-a"]
-    request, agent = found["POST /scheduler/filter"], found["filter telemetry"]
+    request, agent = arrived["POST /scheduler/filter"], arrived["filter telemetry"]
     assert (request["Trace ID"], request["Parent ID"]) == (TRACE, CALLER)
     assert (agent["Trace ID"], agent["Parent ID"]) == (TRACE, request["ID"])
-    assert found["refresh metric"]["Parent ID"] == ""
+    assert arrived["refresh metric"]["Parent ID"] == ""
 
 
-def _complete(found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]] | None:
-    return found if {"POST /scheduler/filter", "filter telemetry", "refresh metric"} <= found.keys() else None
+def _complete(ids_by_name: dict[str, dict[str, str]]) -> dict[str, dict[str, str]] | None:
+    return (
+        ids_by_name
+        if {"POST /scheduler/filter", "filter telemetry", "refresh metric"} <= ids_by_name.keys()
+        else None
+    )
 
 
 def _filter_once(collector: str, folder: Path) -> list[str]:
