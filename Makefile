@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-cluster test-long laws check format docs site chart image bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test test-cluster test-long laws check format docs site chart image release bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,6 +89,9 @@ chart: $(VENV)/.dev ## generate the Helm chart's schema and CRDs, and the files 
 
 image: $(VENV)/.dev ## the container image as an OCI archive, dist/nodewise-VERSION.oci.tar; no daemon, no base image
 	@$(BIN)/python -m tools.image $(ARGS)
+
+release: $(VENV)/.dev ## wheel, sdist, chart, image, release notes and checksums, in dist/VERSION; ARGS="--url URL --sign"
+	@$(BIN)/python -m tools.release $(ARGS)
 
 bench: $(VENV)/.dev ## measure on this machine: bench/results.json
 	@$(BIN)/python -m bench

@@ -1,6 +1,7 @@
 """Generates the derived parts of the Helm chart; `make chart` writes them, a test compares them.
 
 - `values.schema.json`: what it says of settings, from the structs that the program itself reads.
+- `README.md`: the table of values, from their schema and defaults.
 - `crds/`: the definitions of `deploy/crds`.
 - `deploy/native.yaml`: the admission policies of native mode.
 - `files/`: the admission policies and alerts of `deploy` that the templates include as they are.
@@ -29,6 +30,7 @@ from tools import native_mode_generator
 DEPLOY: Final = Path("deploy")
 CHART: Final = DEPLOY / "chart/nodewise"
 SCHEMA: Final = CHART / "values.schema.json"
+README: Final = CHART / "README.md"
 KUSTOMIZE: Final = DEPLOY / "kustomize"
 NAMESPACE: Final = "nodewise"
 KUBERNETES: Final = "1.30.0"
@@ -187,9 +189,10 @@ def rendered(helm: Path, values: Path, *more: str) -> str:
 
 def parts() -> dict[Path, str]:
     """The files of the chart, by path."""
-    text = json.dumps(schema(json.loads(SCHEMA.read_text())), indent=2, ensure_ascii=False) + "\n"
+    described = schema(json.loads(SCHEMA.read_text()))
     return {
-        SCHEMA: text,
+        SCHEMA: json.dumps(described, indent=2, ensure_ascii=False) + "\n",
+        README: _readme(described, yaml.safe_load((CHART / "values.yaml").read_text())),
         **{
             folder / definition.name: definition.read_text()
             for definition in _definitions()
@@ -200,6 +203,47 @@ def parts() -> dict[Path, str]:
         **{CHART / "files" / Path(name).name: (DEPLOY / name).read_text() for name in _INCLUDED},
         PROMETHEUS_RULE: _prometheus_rule(ALERT_RULES.read_text()),
     }
+
+
+def _readme(described: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """The chart's page in a catalog: how to install it, and all values."""
+    rows = "".join(
+        f"| `{path}` | `{json.dumps(default)}` | {description} |\n"
+        for path, default, description in _value_rows(described, values, "")
+    )
+    return _README_HEAD + rows
+
+
+def _value_rows(
+    described: Mapping[str, Any], values: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, Any, str]]:
+    """Path, default and description of each value, in the order of values.yaml."""
+    for key, default in values.items():
+        value = described.get("properties", {}).get(key, {})
+        if isinstance(default, dict) and value.get("properties"):
+            yield from _value_rows(value, default, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", default, value.get("description", "").replace("|", "\\|")
+
+
+_README_HEAD: Final = """<!-- made by `make chart`; do not edit -->
+# nodewise
+
+Platform-aware scheduling for Kubernetes: kube-scheduler calls nodewise, which filters and scores nodes by live
+telemetry, GPUs and load, and explains each decision.
+
+```sh
+helm install nodewise . --namespace nodewise --create-namespace
+nodewise certs --namespace nodewise --apply
+helm test nodewise --namespace nodewise
+```
+
+The folder `values/` contains common combinations. The notes of the release print the next steps: certificates, and the
+configuration of kube-scheduler. Helm does not upgrade the definitions in `crds/`; apply them before an upgrade.
+
+| value | default | meaning |
+|---|---|---|
+"""
 
 
 def _definitions() -> list[Path]:

@@ -1,0 +1,51 @@
+"""The wheel and the source distribution in an empty environment."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nodewise
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packages")
+    _run(sys.executable, "-m", "hatchling", "build", "--directory", folder, folder=ROOT)
+    return folder
+
+
+def _run(*command: str | Path, folder: Path) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("suffix", ["whl", "tar.gz"])
+def test_it_installs_into_an_empty_environment_and_decides(
+    packages: Path, tmp_path: Path, suffix: str
+) -> None:
+    (package,) = packages.glob(f"*.{suffix}")
+    uv = Path(sys.executable).with_name("uv")
+    environment = tmp_path / "environment"
+    python = environment / "bin/python"
+    _run(uv, "venv", "--quiet", "--python", sys.executable, environment, folder=tmp_path)
+    _run(uv, "pip", "install", "--quiet", "--python", python, package, folder=tmp_path)
+    _run(uv, "pip", "check", "--python", python, folder=tmp_path)
+    program = environment / "bin/nodewise"
+    assert _run(program, "--version", folder=tmp_path) == f"nodewise {nodewise.__version__}\n"
+    (example,) = environment.glob("lib/python*/site-packages/nodewise/examples/health-metric")
+    assert "rack1-a" in _run(program, "decide", example, folder=tmp_path)
+    assert "TASPolicy" in _run(program, "policy", "lint", "--help", folder=tmp_path)
+
+
+def test_the_demo_runs_from_the_wheel(packages: Path, tmp_path: Path) -> None:
+    (wheel,) = packages.glob("*.whl")
+    uv = Path(sys.executable).with_name("uv")
+    run = [uv, "tool", "run", "--quiet", "--python", sys.executable, "--from", wheel, "nodewise", "demo"]
+    assert "demo" in _run(*run, folder=tmp_path)

@@ -1,0 +1,110 @@
+"""`make release`: writes the files of a release into dist/VERSION.
+
+The folder contains the wheel, the source distribution, the Helm chart, the image with its SBOM, the release notes, and
+SHA256SUMS. Where cosign is installed, it signs each file (SIGN=1). `docs/how-to/release.md` describes the steps.
+"""
+
+import argparse
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from tests.cluster import program_cache
+from tests.cluster.go_toolchain import MissingError
+
+import nodewise
+from tools.helm_chart_generator import CHART
+
+CHANGELOG: Final = Path("CHANGELOG.md")
+CHECKSUMS: Final = "SHA256SUMS"
+_ICON: Final = "docs/site/mark.svg"
+
+
+class ReleaseError(Exception):
+    """A release cannot be made."""
+
+
+def release_notes(changelog: str, version: str) -> str:
+    """The section of a version, or `Unreleased` before the version has one. ReleaseError if both are missing."""
+    sections = dict(re.findall(r"^## (.+?)\n+(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
+    for title in (version, "Unreleased"):
+        if text := sections.get(title, "").strip():
+            return f"# nodewise {version}\n\n{text}\n"
+    raise ReleaseError(f"{CHANGELOG}: found no section {version}, expected one with the changes")
+
+
+def chart_metadata(metadata: dict[str, Any], url: str) -> dict[str, Any]:
+    """Chart.yaml with the addresses of the repository at `url`; unchanged without one."""
+    if not url:
+        return metadata
+    return {**metadata, "home": url, "sources": [url], "icon": f"{url}/raw/HEAD/{_ICON}"}
+
+
+def write_checksums(folder: Path) -> None:
+    """SHA256SUMS of all files, in the form of sha256sum."""
+    files = sorted(path for path in folder.iterdir() if path.name != CHECKSUMS)
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (folder / CHECKSUMS).write_text("".join(lines))
+
+
+def sign(cosign: str, files: Iterable[Path]) -> None:
+    """Sign each file with cosign; the bundle FILE.sigstore.json contains signature and certificate."""
+    for file in files:
+        _run(cosign, "sign-blob", "--yes", "--bundle", f"{file}.sigstore.json", file)
+
+
+def package_chart(folder: Path, url: str) -> None:
+    """Write the chart as an archive."""
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = shutil.copytree(CHART, Path(temporary, CHART.name))
+        metadata = chart_metadata(yaml.safe_load((copy / "Chart.yaml").read_text()), url)
+        (copy / "Chart.yaml").write_text(yaml.safe_dump(metadata, sort_keys=False, width=1000))
+        _run(program_cache.helm(), "package", copy, "--destination", folder)
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run([*map(str, command)], check=True, stdout=sys.stderr)
+
+
+def _make(folder: Path, arguments: argparse.Namespace) -> None:
+    notes = release_notes(CHANGELOG.read_text(), nodewise.__version__)
+    cosign = shutil.which("cosign")
+    if arguments.sign and not cosign:
+        raise ReleaseError("SIGN=1: found no cosign on the PATH")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "RELEASE_NOTES.md").write_text(notes)
+    _run(sys.executable, "-m", "hatchling", "build", "--directory", folder)
+    package_chart(folder, arguments.url.rstrip("/"))
+    if not arguments.no_image:
+        _run(sys.executable, "-m", "tools.image", "--into", folder)
+    write_checksums(folder)
+    if arguments.sign and cosign:
+        sign(cosign, sorted(folder.iterdir()))
+
+
+def main() -> int:
+    """The exit code: 0, or 1 with an error message."""
+    parser = argparse.ArgumentParser(prog="make release")
+    parser.add_argument("--url", default="", help="address of the repository, for the metadata of the chart")
+    parser.add_argument("--sign", action="store_true", help="sign with cosign")
+    parser.add_argument("--no-image", action="store_true", help="without the image")
+    folder = Path("dist") / nodewise.__version__
+    try:
+        _make(folder, parser.parse_args())
+    except (ReleaseError, MissingError, subprocess.CalledProcessError) as error:
+        print(f"no release: {error}", file=sys.stderr)
+        return 1
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
