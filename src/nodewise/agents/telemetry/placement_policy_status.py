@@ -69,6 +69,8 @@ class StatusFacts(NamedTuple):
     """None if pods have not been counted."""
     rejecting_policies: tuple[PolicyKey, ...] = ()
     """The policies that together reject every node for some pods of this policy, if there are such pods."""
+    no_node_label: str = ""
+    """Why native mode does not enforce the policy; empty if it does, or is not used."""
 
 
 def parse_status(status: msgspec.Raw) -> PlacementPolicyStatus:
@@ -111,7 +113,8 @@ GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 
 def _policy_conditions(state: PolicyState, facts: StatusFacts) -> Iterator[PolicyCondition]:
     policy = state.policy
-    reason, message = _not_ready(state)
+    not_enforced = policy.not_enforced or facts.no_node_label
+    reason, message = _not_ready(state, not_enforced)
     yield _READY.create(not reason, reason, message, "every rule applies")
     unfetched = _unfetched_text(state)
     yield _METRICS.create(not unfetched, "NeverFetched", unfetched, "every metric is available")
@@ -120,7 +123,6 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts) -> Iterator[Polic
     yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
     conflict = facts.label_conflict
     yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
-    not_enforced = policy.not_enforced
     yield _NOT_ENFORCED.create(bool(not_enforced), "NotEnforced", not_enforced, "the policy is enforced")
     selects_none = _selected_pods(state, facts) == 0
     where = f" of namespace {policy.namespace}" if policy.namespace else ""
@@ -139,12 +141,12 @@ def _selected_pods(state: PolicyState, facts: StatusFacts) -> int | None:
     return None if policy.selection is None or policy.not_enforced else facts.selected_pods
 
 
-def _not_ready(state: PolicyState) -> tuple[str, str]:
+def _not_ready(state: PolicyState, not_enforced: str) -> tuple[str, str]:
     """Why the policy is not ready, as one word and as a message; empty if it is."""
     policy = state.policy
     candidates = (
         ("Invalid", "; ".join(map(str, policy.problems))),
-        ("NotEnforced", policy.not_enforced),
+        ("NotEnforced", not_enforced),
         ("BudgetExceeded", policy.over_budget),
         ("NotTrusted", policy.not_trusted),
         ("MetricsUnavailable", _unfetched_text(state)),

@@ -37,11 +37,24 @@ def parse_status(status: msgspec.Raw) -> PolicyStatus:
 
 
 def desired_status(
-    state: PolicyState, generation: int, conflict: str, before: PolicyStatus, now: str
+    state: PolicyState,
+    generation: int,
+    conflict: str,
+    before: PolicyStatus,
+    now: str,
+    *,
+    no_node_label: str = "",
 ) -> PolicyStatus:
-    """The complete status. `conflict` describes which labels belong to another owner; empty for none."""
+    """The complete status. `conflict` describes which labels belong to another owner; empty for none.
+
+    `no_node_label` says why native mode does not enforce the policy; empty if it does, or is not used.
+    """
     conditions = policy_conditions.update_conditions(
-        _policy_conditions(state, conflict), _KINDS, before.conditions_by_type(), generation, now
+        _policy_conditions(state, conflict, no_node_label),
+        _KINDS,
+        before.conditions_by_type(),
+        generation,
+        now,
     )
     return PolicyStatus(conditions, generation, count_violating_nodes(state), sorted(state.unfetched))
 
@@ -52,12 +65,13 @@ _SUSPENDED: Final = ConditionKind("Suspended", "False")
 _CONFLICT: Final = ConditionKind("LabelConflict", "False")
 _NOT_TRUSTED: Final = ConditionKind("NotTrusted", "False")
 _OVER_BUDGET: Final = ConditionKind("BudgetExceeded", "False")
-_KINDS: Final = (_VALID, _FETCHED, _SUSPENDED, _CONFLICT, _NOT_TRUSTED, _OVER_BUDGET)
+_NOT_ENFORCED: Final = ConditionKind("NotEnforced", "False")
+_KINDS: Final = (_VALID, _FETCHED, _SUSPENDED, _CONFLICT, _NOT_TRUSTED, _OVER_BUDGET, _NOT_ENFORCED)
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
 
 
-def _policy_conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCondition]:
+def _policy_conditions(state: PolicyState, conflict: str, no_node_label: str) -> Iterator[PolicyCondition]:
     problems = "; ".join(map(str, state.policy.problems))
     yield _VALID.create(not problems, "FieldProblem", problems, "every field can be used")
     waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in state.unfetched.items())
@@ -75,6 +89,8 @@ def _policy_conditions(state: PolicyState, conflict: str) -> Iterator[PolicyCond
     over_budget = state.policy.over_budget
     text = "the policy is within the budgets of its namespace"
     yield _OVER_BUDGET.create(bool(over_budget), "NamespaceBudget", over_budget, text)
+    text = "the policy is enforced"
+    yield _NOT_ENFORCED.create(bool(no_node_label), "NotEnforced", no_node_label, text)
 
 
 def count_violating_nodes(state: PolicyState) -> int:

@@ -40,7 +40,7 @@ class VerdictLabels(NamedTuple):
     columns: dict[str, LabelColumn]
     """By label key."""
     excess: dict[str, str]
-    """By uid of a policy without a label: why it has none."""
+    """By uid of a policy beyond the budget: why it has no label."""
 
 
 def label_key(uid: str) -> str:
@@ -78,8 +78,8 @@ def verdict_labels(
         if count > limit:
             scope = f"namespace {policy.namespace}" if policy.namespace else "the cluster"
             excess[labelled.policy.uid] = (
-                f"it is policy {count} of {scope} that avoids nodes; at most {limit} have a node label for native mode,"
-                " and older policies come first"
+                f"native mode does not enforce it: it is policy {count} of {scope} that avoids nodes, at most {limit}"
+                " have a node label, and older policies come first"
             )
             continue
         key = label_key(labelled.policy.uid)

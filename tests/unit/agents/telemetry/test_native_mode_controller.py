@@ -195,3 +195,19 @@ async def test_the_labels_of_a_deleted_policy_are_removed() -> None:
         await fixture.step("n0")
         await fixture.native.step(Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {})
         assert fixture.labelled() == {}
+
+
+async def test_the_policies_beyond_the_budget_are_named() -> None:
+    async with native_mode() as fixture:
+        codes = np.zeros(4, np.int16)
+        states = {}
+        for number in range(11):
+            policy = Policy(
+                KEY._replace(name=f"p{number}"),
+                f"2026-01-01T00:00:{number:02}Z",
+                avoid=(AvoidRule((RULE,)),),
+                uid=f"uid{number}",
+            )
+            states[policy.key] = PolicyState(policy, AvoidVerdict(codes, ()), (), None, None)
+        await fixture.native.step(Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), states)
+        assert fixture.native.not_enforced.keys() == {"uid10"}

@@ -103,6 +103,16 @@ def test_a_policy_that_only_labels_nodes_counts_no_pods() -> None:
     assert conditions(written) == WELL
 
 
+def test_a_policy_that_native_mode_does_not_enforce_keeps_its_mode() -> None:
+    """An extender enforces it."""
+    written = status(only_state(policy(avoid=[HOT])), selected_pods=1, no_node_label="it is policy 11")
+    assert conditions(written) == WELL | {
+        "Ready": ("False", "NotEnforced"),
+        "NotEnforced": ("True", "NotEnforced"),
+    }
+    assert written.mode == "Enforce"
+
+
 @pytest.mark.parametrize(
     ("change", "reason", "mode"),
     [

@@ -121,8 +121,8 @@ def test_the_oldest_policies_have_labels(kind: PolicyKind, namespace: str, limit
     assert labels.excess.keys() == {"0", "1"}
     where = f"namespace {namespace}" if namespace else "the cluster"
     assert labels.excess["1"] == (
-        f"it is policy {limit + 1} of {where} that avoids nodes; at most {limit} have a node label for native mode,"
-        " and older policies come first"
+        f"native mode does not enforce it: it is policy {limit + 1} of {where} that avoids nodes, at most {limit}"
+        " have a node label, and older policies come first"
     )
 
 

@@ -83,12 +83,14 @@ class TelemetryController(Controller):
         if pods is not None:
             finding = selected_pods.find_rejecting_policies(states, len(snapshot.nodes), pods.selections)
             rejecting = await cooperative_scheduling.run(finding)
+        not_enforced = self._native_mode.not_enforced if self._native_mode else {}
         facts = {
             key: StatusFacts(
                 label_conflict=conflicts.get(key, ""),
                 selected_pods=None if pods is None else pods.by_policy.get(key, 0),
                 rejecting_policies=rejecting.get(key, ()),
+                no_node_label=not_enforced.get(state.policy.uid, ""),
             )
-            for key in states
+            for key, state in states.items()
         }
         await self._statuses.step(states, facts)

@@ -65,6 +65,8 @@ class NativeMode:
         """By uid of a policy, the last write of its status and its monotonic time."""
         self._unknown_since_s: dict[str, float] = {}
         """By key of unscheduled pods without a policy, when it was first seen."""
+        self.not_enforced: Mapping[str, str] = {}
+        """By uid of a policy, why it has no label, as of the last step."""
 
     def begin(self) -> None:
         self._labels.begin()
@@ -88,6 +90,7 @@ class NativeMode:
                 frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S),
             )
         )
+        self.not_enforced = labels.excess
         try:
             await self._labels.step(snapshot, labels.columns)
         finally:

@@ -154,5 +154,12 @@ def _parse_status(key: PolicyKey, status: msgspec.Raw) -> Status:
 
 def _desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: str) -> Status:
     if isinstance(before, PolicyStatus):
-        return taspolicy_status.desired_status(state, facts.generation, facts.label_conflict, before, now)
+        return taspolicy_status.desired_status(
+            state,
+            facts.generation,
+            facts.label_conflict,
+            before,
+            now,
+            no_node_label=facts.no_node_label,
+        )
     return placement_policy_status.desired_status(state, facts, before, now)
