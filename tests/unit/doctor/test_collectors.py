@@ -354,7 +354,17 @@ def test_policies_of_all_kinds_and_the_pods_that_they_select() -> None:
                         "podSelector": {"matchLabels": {"app": "shop"}},
                         "avoid": [{"query": "up", "below": 1}],
                     },
-                    "status": {"rejectedNodes": 2, "conditions": [{"type": "Ready", "status": "True"}]},
+                    "status": {
+                        "rejectedNodes": 2,
+                        "conditions": [
+                            {
+                                "type": "Ready",
+                                "status": "False",
+                                "reason": "BudgetExceeded",
+                                "message": "too many",
+                            }
+                        ],
+                    },
                 }
             ],
             "/apis/custom.metrics.k8s.io": {"preferredVersion": {"version": "v1beta1"}, "versions": []},
@@ -366,10 +376,14 @@ def test_policies_of_all_kinds_and_the_pods_that_they_select() -> None:
     assert [
         (policy.where, policy.strategies, policy.metrics, policy.rejected_nodes, policy.unavailable_metrics)
         for policy in cluster.policies
+        if isinstance(policy, PolicyEvaluation)
     ] == [
         ("PlacementPolicy/web/cool", ("avoid",), ("heat",), 1, "no heat"),
         ("ClusterPlacementPolicy/wide", ("avoid",), (), 2, ""),
     ]
+    wide = cluster.policies[1]
+    assert isinstance(wide, PolicyEvaluation)
+    assert (wide.over_budget, wide.not_trusted) == ("too many", "")
     assert not isinstance(cluster.pods, UnavailableFact)
     by_name = {pod.name: pod.policies for pod in cluster.pods}
     assert by_name["shop"] == ("PlacementPolicy/web/cool", "ClusterPlacementPolicy/wide")

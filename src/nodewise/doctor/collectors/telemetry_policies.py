@@ -281,7 +281,7 @@ class _PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     conditions: list[PolicyCondition] = []
     violating_nodes: int = 0
-    rejected_nodes: int = 0
+    rejected_nodes: int | None = None
     """The same, of kinds other than TASPolicy."""
     missing_metrics: list[str] = []
 
@@ -293,6 +293,15 @@ class _PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
             if (condition.type, condition.status) == (kind, status)
         )
         return next(messages, "")
+
+    def refusal(self, reason: str) -> str:
+        """Why a part has no effect: a TASPolicy has a condition of this type, other kinds a reason of Ready."""
+        messages = (
+            condition.message or reason
+            for condition in self.conditions
+            if (condition.type, condition.status, condition.reason) == ("Ready", "False", reason)
+        )
+        return self.message_if(reason, "True") or next(messages, "")
 
 
 def _parse_status(status: msgspec.Raw) -> _PolicyStatus:
@@ -318,8 +327,8 @@ def _create_evaluation(
         short(status.message_if("MetricsFetched", "False") or status.message_if("MetricsAvailable", "False")),
         rejected,
         source,
-        short(status.message_if("NotTrusted", "True"), 500),
-        short(status.message_if("BudgetExceeded", "True"), 500),
+        short(status.refusal("NotTrusted"), 500),
+        short(status.refusal("BudgetExceeded"), 500),
         policy.key.kind,
         short(policy.not_enforced, 500),
         _age_s(policy.created, now),
@@ -332,7 +341,7 @@ def _count_rejected_nodes(
     """How many nodes it rejects, and the source: its status if doctor does not have all values. None if unknown."""
     filtering = [rule for rule in state.policy.avoided() if not rule.unusable]
     if filtering and (is_unknown or any(rule.metric_request().key in state.unfetched for rule in filtering)):
-        counted = status.violating_nodes or status.rejected_nodes
+        counted = status.violating_nodes or status.rejected_nodes or 0
         return (counted if status.conditions else None), "by its status"
     rejected = 0 if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1]))
     return rejected, "by its metrics"
