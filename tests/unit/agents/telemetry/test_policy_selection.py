@@ -199,7 +199,7 @@ def test_before_anything_is_read_pods_wait() -> None:
         ({"matchExpressions": [{"key": "telemetry-policy", "operator": "Exists"}]}, set()),
         ({}, set()),
     ],
-    ids=str,
+    ids=["by its name", "by several names", "by any name", "all pods"],
 )
 def test_a_policy_that_selects_by_its_name_replaces_a_taspolicy(selector: Any, passing: set[str]) -> None:
     """Without the TASPolicy, the pods that name it keep their label; other policies do not replace it."""
