@@ -23,11 +23,6 @@ CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 SERVICES: Final = Resource("", "v1", "services", "Service")
 ENDPOINT_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
-TASPOLICIES: Final = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
-PLACEMENT_POLICIES: Final = Resource("nodewise.io", "v1alpha1", "placementpolicies", "PlacementPolicy")
-CLUSTER_PLACEMENT_POLICIES: Final = Resource(
-    "nodewise.io", "v1alpha1", "clusterplacementpolicies", "ClusterPlacementPolicy", namespaced=False
-)
 ADMISSION_POLICIES: Final = Resource(
     "admissionregistration.k8s.io",
     "v1",

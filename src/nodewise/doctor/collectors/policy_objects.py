@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,25 +14,16 @@ from nodewise.agents.telemetry.policy_namespace_trust import (
     NamespaceObject,
     drop_oversized_labels,
 )
-from nodewise.agents.telemetry.policy_objects import PolicyObject, drop_oversized_spec
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
 from nodewise.agents.telemetry.policy_selection import SelectionIndex
 from nodewise.agents.telemetry.state import POLICY_KINDS, TelemetryStateBuilder
-from nodewise.doctor.collectors.cluster_reader import (
-    CLUSTER_PLACEMENT_POLICIES,
-    PLACEMENT_POLICIES,
-    TASPOLICIES,
-    ClusterReader,
-)
+from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.errors import UNREADABLE
 from nodewise.kube import resource_kinds
 
 T = TypeVar("T")
-
-_RESOURCES: Final = {
-    resource.kind: resource for resource in (TASPOLICIES, PLACEMENT_POLICIES, CLUSTER_PLACEMENT_POLICIES)
-}
 
 
 class PolicyObjects(NamedTuple):
@@ -62,9 +53,7 @@ async def collect_policy_objects(session: Session) -> PolicyObjects | Unavailabl
     objects, missing = await _read_policies(session.reader)
     if not objects:
         return missing[0]._replace(right=", ".join(filter(None, (fact.right for fact in missing))))
-    if any(
-        objects.get(name) for name, kind in POLICY_KINDS.items() if kind == CLUSTER_PLACEMENT_POLICIES.kind
-    ):
+    if any(objects.get(name) for name, kind in POLICY_KINDS.items() if kind == "ClusterPlacementPolicy"):
         namespaces = await _read_namespaces(session.reader)
         if isinstance(namespaces, UnavailableFact):
             missing.append(namespaces)
@@ -79,7 +68,7 @@ async def _read_policies(
     """The policies of each kind that can be read, as in `ClusterState.objects`, and the other kinds."""
     names = list(POLICY_KINDS)
     lists = await asyncio.gather(
-        *(reader.get_list(_RESOURCES[POLICY_KINDS[name]], parse_policy) for name in names)
+        *(reader.get_list(RESOURCES[POLICY_KINDS[name]], parse_policy) for name in names)
     )
     objects: dict[str, Mapping[ObjectKey, Any]] = {}
     missing: list[UnavailableFact] = []

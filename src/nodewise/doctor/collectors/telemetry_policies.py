@@ -16,7 +16,7 @@ from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.agents.telemetry.policy_conditions import PolicyCondition
-from nodewise.agents.telemetry.policy_objects import PolicyObject
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
 from nodewise.agents.telemetry.state import (
     POLICY_KINDS,
     PolicyState,
@@ -24,14 +24,7 @@ from nodewise.agents.telemetry.state import (
     missing_metric_cause,
 )
 from nodewise.clock import SystemClock
-from nodewise.doctor.collectors.cluster_reader import (
-    API_SERVICES,
-    CLUSTER_PLACEMENT_POLICIES,
-    PLACEMENT_POLICIES,
-    TASPOLICIES,
-    ClusterReader,
-    unavailable,
-)
+from nodewise.doctor.collectors.cluster_reader import API_SERVICES, ClusterReader, unavailable
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.extender_workloads import collect_extenders
 from nodewise.doctor.collectors.nodes import collect_nodes
@@ -90,7 +83,7 @@ async def collect_kinds_not_served(session: Session) -> tuple[str | UnavailableF
     listed = await session.require(collect_extenders)
     if not any("telemetry" in extender.agents for extender in listed):
         return ()
-    kinds = (TASPOLICIES, PLACEMENT_POLICIES, CLUSTER_PLACEMENT_POLICIES)
+    kinds = RESOURCES.values()
     answers = await asyncio.gather(*map(session.reader.is_served, kinds))
     return tuple(
         answer if isinstance(answer, UnavailableFact) else f"{kind.plural}.{kind.group}"
