@@ -4,7 +4,7 @@ Only pods that an agent filters count. The number of other pods, which any tenan
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Hashable, Iterable
+from collections.abc import Generator, Hashable
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import msgspec
 
 from nodewise.agent import FilterPlugin, NodeIndex, Plugin, Snapshot
 from nodewise.extender.agent_chain import AgentChain
-from nodewise.kube.store import Change, ChangeLog, Store
+from nodewise.kube.store import ChangeLog, Store
 
 _PODS: Final = "pods"
 """The only kind in the log of changes."""
@@ -100,19 +100,17 @@ class WaitingPods:
         """
         changes = self._log.take()
         versions = self._chain.equivalence_versions(snapshot)
-        pods: Iterable[Change[Any]]
         if changes is None:
             self._groups, self._group_by_uid = {}, {}
-            pods = [Change(None, pod) for pod in self._store.values()]
-        else:
-            pods = changes.get(_PODS, {}).values()
-        for old, new in pods:
+        for old, new in (changes or {}).get(_PODS, {}).values():
             yield
             if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
                 self._remove(old.metadata.uid)
             if new is not None:
                 self._add_or_replace(new, snapshot)
-        if any(version is not before for version, before in zip_longest(versions, self._versions)):
+        if changes is None or any(
+            version is not before for version, before in zip_longest(versions, self._versions)
+        ):
             self._versions = versions
             for pod in list(self._store.values()):
                 yield

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,12 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from nodewise import cooperative_scheduling
 from nodewise.agent import AgentKind, FilterPlugin, Names, NodeIndex, Snapshot, Verdict
 from nodewise.cli import object_and_metric_sources
 from nodewise.errors import Problem, Unavailable
 from nodewise.extender.agent_chain import AgentChain
 from nodewise.extender.leader_controller_loop import LeaderLoop
 from nodewise.extender.pod_requeueing import ANNOTATION, PASS_S, PAUSE_S, TRIES, Requeuer
+from nodewise.extender.waiting_pods import WaitingPods
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -398,6 +400,34 @@ def test_a_pod_that_concerns_the_agent_only_in_some_snapshots(cluster: Requeuein
     assert virtual_time.run(main()) == [0, 0, 1]
     assert len(cluster.pods.store) == 2
     assert "nodewise_pods_waiting 1" in cluster.registry.exposition().decode()
+
+
+class CountingChain(AgentChain):
+    """Counts the equivalence keys that it computes."""
+
+    keys = 0
+
+    def equivalence_key(self, pod: Any, snapshot: Snapshot) -> Hashable:
+        self.keys += 1
+        return super().equivalence_key(pod, snapshot)
+
+
+def test_an_update_computes_the_key_of_a_pod_once(cluster: RequeueingCluster) -> None:
+    cluster.put(*(pod(name, "shop", VICTIM) for name in "abc"))
+    chain = CountingChain([cluster.agent])
+
+    async def main() -> list[int]:
+        counts, unchanged = [], set[str]()
+        async with cluster.watching():
+            waiting = WaitingPods(cluster.pods.store, chain)
+            for state in (unchanged, unchanged, {VICTIM}):
+                chain.keys = 0
+                snapshot = msgspec.structs.replace(cluster.snapshot, agent_states={"demands": state})
+                cooperative_scheduling.run_without_pauses(waiting.update(snapshot))
+                counts.append(chain.keys)
+        return counts
+
+    assert virtual_time.run(main()) == [3, 0, 3]
 
 
 def test_pods_that_are_bound_or_deleted_or_have_another_demand_are_forgotten(
