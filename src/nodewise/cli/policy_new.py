@@ -45,7 +45,7 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     metric: Annotated[str, Option(metavar="NAME")] = ""
     """Metric of nodes to compare."""
 
-    aggregate: Annotated[Literal["", "max", "min", "sum", "avg"], Option(shows_default=False)] = ""
+    aggregate: Literal["max", "min", "sum", "avg"] | None = None
     """How several values of one node become one."""
 
     above: Annotated[str, Option(metavar="QUANTITY")] = ""
@@ -101,7 +101,7 @@ def run(command_line: CommandLine) -> None:
             "settings", [Problem("--below", shown(own.below), "only one of --above and --below")]
         )
     metric = own.metric or _ask_or_fail("Metric", "--metric", "the name of a metric of nodes")
-    request = MetricRequest(metric, aggregate=own.aggregate)
+    request = MetricRequest(metric, aggregate=own.aggregate or "")
     series, nodes = asyncio.run(_read_metric(request, own.paths, command_line))
     distribution = _distribution(request, series, nodes)
     if is_interactive():

@@ -95,6 +95,8 @@ def test_several_values_of_one_node_need_an_aggregation(folder: str) -> None:
     assert "--aggregate: 11 nodes, none with a value; n1: 2 values of one node differ" in message
     document = printed(new(folder, "--metric=temp", "--above=80", "--aggregate=max"))
     assert document["spec"]["avoid"][0]["aggregate"] == "max"
+    wrong = new(folder, "--metric=temp", "--above=80", "--aggregate=median")
+    assert "'median' is not one of 'max', 'min', 'sum', 'avg'." in wrong.output
 
 
 @pytest.mark.parametrize(
