@@ -11,10 +11,10 @@ import numpy as np
 
 from nodewise.agents.telemetry import policy_conditions, policy_rejection_reasons
 from nodewise.agents.telemetry.placement_policy import Comparison, PolicyKey, PolicyKind
-from nodewise.agents.telemetry.policy_conditions import ConditionKind, PolicyCondition
+from nodewise.agents.telemetry.policy_conditions import ConditionKind, PolicyCondition, StatusWithConditions
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
 from nodewise.agents.telemetry.state import PolicyState
-from nodewise.errors import UNREADABLE, truncate
+from nodewise.errors import truncate
 
 _MAX_EXPRESSION: Final = 256
 """Characters of the text of a rule, which may be a whole query."""
@@ -35,28 +35,20 @@ class RuleCounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     suspended: bool = False
 
 
-class PlacementPolicyStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class PlacementPolicyStatus(StatusWithConditions, frozen=True, omit_defaults=True):
     """The fields of a status that are written, and read back."""
 
-    conditions: list[PolicyCondition] = []
-    observed_generation: int = 0
     mode: str = ""
     selected_pods: int | None = None
     """None: not counted yet, not enforced, or a policy that only labels nodes."""
     rejected_nodes: int | None = None
     """None: the policy rejects no nodes."""
-    rules: list[RuleCounts] = []
-
-    def conditions_by_type(self) -> dict[str, PolicyCondition]:
-        return {condition.type: condition for condition in self.conditions}
+    rules: tuple[RuleCounts, ...] = ()
 
     def has_same_conditions(self, other: Any) -> bool:
-        """Whether at most counts differ, which may change all the time. A first count is more than that."""
-        first, second = (
-            (status.conditions, status.observed_generation, status.mode, status.selected_pods is None)
-            for status in (self, other)
-        )
-        return first == second
+        """Whether at most counts differ. A first count is more than that."""
+        is_first_count = (self.selected_pods is None) != (other.selected_pods is None)
+        return super().has_same_conditions(other) and self.mode == other.mode and not is_first_count
 
 
 class StatusFacts(NamedTuple):
@@ -73,14 +65,6 @@ class StatusFacts(NamedTuple):
     """Why native mode does not enforce the policy; empty if it does, or is not used."""
 
 
-def parse_status(status: msgspec.Raw) -> PlacementPolicyStatus:
-    """The status of an object; an empty one if it cannot be read."""
-    try:
-        return msgspec.json.decode(status, type=PlacementPolicyStatus | None) or PlacementPolicyStatus()
-    except UNREADABLE:
-        return PlacementPolicyStatus()
-
-
 def desired_status(
     state: PolicyState, facts: StatusFacts, before: PlacementPolicyStatus, now: str
 ) -> PlacementPolicyStatus:
@@ -95,7 +79,7 @@ def desired_status(
         "NotEnforced" if policy.not_enforced else "Enforce",
         _selected_pods(state, facts),
         None if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1])),
-        list(_rule_counts(state)),
+        tuple(_rule_counts(state)),
     )
 
 

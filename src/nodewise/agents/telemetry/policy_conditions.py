@@ -1,7 +1,7 @@
 """Conditions in the standard form of Kubernetes (KEP-1623), which the status of every kind of policy has. No I/O."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,20 @@ class PolicyCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     message: str = ""
     last_transition_time: str = ""
     observed_generation: int = 0
+
+
+class StatusWithConditions(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields that the status of every kind of policy has."""
+
+    conditions: list[PolicyCondition] = []
+    observed_generation: int = 0
+
+    def conditions_by_type(self) -> dict[str, PolicyCondition]:
+        return {condition.type: condition for condition in self.conditions}
+
+    def has_same_conditions(self, other: Any) -> bool:
+        """Whether at most counts differ, which may change all the time."""
+        return (self.conditions, self.observed_generation) == (other.conditions, other.observed_generation)
 
 
 class ConditionKind(NamedTuple):

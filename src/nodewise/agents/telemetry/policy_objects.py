@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from nodewise.agent import Resource
 from nodewise.agents.telemetry.placement_policy import PolicyKind
 from nodewise.errors import UNREADABLE, Problem, did_you_mean, shown
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 RESOURCES: Final[Mapping[PolicyKind, Resource]] = {
     "TASPolicy": Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy", namespaced=True),
@@ -59,6 +61,15 @@ def drop_oversized_spec(policy: PolicyObject) -> PolicyObject:
     if size <= MAX_SPEC_BYTES:
         return policy
     return msgspec.structs.replace(policy, spec=msgspec.Raw(b"null"), oversized_bytes=size)
+
+
+def decode_status(policy: PolicyObject, status_type: type[T]) -> T:
+    """The fields of the status that a type has; their defaults if there is no status, or it cannot be read."""
+    try:
+        status: T | None = msgspec.json.decode(policy.status, type=status_type | None)
+    except UNREADABLE:
+        status = None
+    return status or status_type()
 
 
 class ProblemCollector:

@@ -1,39 +1,20 @@
 """The status of a TASPolicy, with conditions in the standard form of Kubernetes (KEP-1623). No I/O."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from nodewise.agents.telemetry import policy_conditions, policy_rejection_reasons
-from nodewise.agents.telemetry.policy_conditions import ConditionKind, PolicyCondition
+from nodewise.agents.telemetry.policy_conditions import ConditionKind, PolicyCondition, StatusWithConditions
 from nodewise.agents.telemetry.state import PolicyState
-from nodewise.errors import UNREADABLE
 
 
-class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
+class PolicyStatus(StatusWithConditions, frozen=True):
     """The fields of a status that are written, and read back."""
 
-    conditions: list[PolicyCondition] = []
-    observed_generation: int = 0
     violating_nodes: int = 0
-    missing_metrics: list[str] = []
-
-    def conditions_by_type(self) -> dict[str, PolicyCondition]:
-        return {condition.type: condition for condition in self.conditions}
-
-    def has_same_conditions(self, other: Any) -> bool:
-        """Whether at most counts differ."""
-        return (self.conditions, self.observed_generation) == (other.conditions, other.observed_generation)
-
-
-def parse_status(status: msgspec.Raw) -> PolicyStatus:
-    """The status of an object; an empty one if it cannot be read."""
-    try:
-        return msgspec.json.decode(status, type=PolicyStatus | None) or PolicyStatus()
-    except UNREADABLE:
-        return PolicyStatus()
+    missing_metrics: tuple[str, ...] = ()
 
 
 def desired_status(
@@ -56,7 +37,7 @@ def desired_status(
         generation,
         now,
     )
-    return PolicyStatus(conditions, generation, count_violating_nodes(state), sorted(state.unfetched))
+    return PolicyStatus(conditions, generation, count_violating_nodes(state), tuple(sorted(state.unfetched)))
 
 
 _VALID: Final = ConditionKind("Valid", "True", is_always_set=True)

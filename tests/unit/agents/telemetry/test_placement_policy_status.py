@@ -80,7 +80,7 @@ WELL = {"Ready": ("True", "AllWell"), "MetricsAvailable": ("True", "AllWell")}
 def test_the_counts_of_each_rule() -> None:
     state = only_state(policy(avoid=[HOT, {"all": [HOT, BUSY]}]))
     written = msgspec.to_builtins(status(state, selected_pods=4))
-    assert written["rules"] == [
+    assert [*written["rules"]] == [
         {"rule": "avoid[0]", "expression": "heat above 80", "nodes": 2, "missing": 0},
         {"rule": "avoid[1]", "expression": "heat above 80 and load atLeast 0.5", "nodes": 1},
         {"rule": "avoid[1].all[0]", "expression": "heat above 80", "nodes": 2, "missing": 0},
@@ -138,7 +138,7 @@ def test_problems_of_fields() -> None:
     ready = written.conditions_by_type()["Ready"]
     assert (ready.status, ready.reason) == ("False", "Invalid")
     assert "abov" in ready.message
-    assert (written.rejected_nodes, written.rules) == (3, [])
+    assert (written.rejected_nodes, written.rules) == (3, ())
 
 
 def test_metrics_that_were_never_fetched() -> None:

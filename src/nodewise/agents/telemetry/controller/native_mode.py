@@ -15,11 +15,11 @@ from nodewise.agents.telemetry import unscheduled_pods, verdict_labels
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABELS
 from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
 from nodewise.agents.telemetry.verdict_labels import LabelledPolicy, VerdictLabels
-from nodewise.errors import UNREADABLE, BadInput, Conflict
+from nodewise.errors import BadInput, Conflict
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.reflector import Reflector, ReflectorTarget
@@ -136,7 +136,7 @@ class NativeMode:
         if written is not None and self._handle.clock.monotonic() - written[1] < _CONFIRMED_S:
             return written[0]
         policy_object = self._policy_object(policy)
-        return _decode_status(policy_object) if policy_object else _NativeStatus()
+        return decode_status(policy_object, _NativeStatus) if policy_object else _NativeStatus()
 
     async def _write_statuses_and_gates(
         self,
@@ -192,10 +192,3 @@ def _labelled_policy(state: PolicyState) -> LabelledPolicy:
     return LabelledPolicy(
         state.policy, None if state.verdict is None else state.verdict.codes, state.awaits_metrics
     )
-
-
-def _decode_status(policy_object: PolicyObject) -> _NativeStatus:
-    try:
-        return msgspec.json.decode(policy_object.status, type=_NativeStatus | None) or _NativeStatus()
-    except UNREADABLE:
-        return _NativeStatus()

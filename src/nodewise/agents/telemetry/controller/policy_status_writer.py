@@ -6,15 +6,13 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-import msgspec
-
 from nodewise.agent import Resource
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import placement_policy_status, taspolicy_status
 from nodewise.agents.telemetry.node_label_ownership import FIELD_MANAGER
 from nodewise.agents.telemetry.placement_policy import PolicyKey, PolicyKind
 from nodewise.agents.telemetry.placement_policy_status import PlacementPolicyStatus, StatusFacts
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.agents.telemetry.taspolicy_status import PolicyStatus
 from nodewise.clock import format_rfc3339
@@ -90,7 +88,7 @@ class StatusWriter:
         uid = policy_object.metadata.uid
         written = self._written.get(key)
         if written is None or written.uid != uid:
-            written = _WrittenStatus(uid, _parse_status(key, policy_object.status), float("-inf"))
+            written = _WrittenStatus(uid, _decode_status(key.kind, policy_object), float("-inf"))
         before = written.status
         now_s = self._handle.clock.monotonic()
         facts = facts._replace(generation=policy_object.metadata.generation)
@@ -146,10 +144,10 @@ class StatusWriter:
         return True
 
 
-def _parse_status(key: PolicyKey, status: msgspec.Raw) -> Status:
-    if key.kind == "TASPolicy":
-        return taspolicy_status.parse_status(status)
-    return placement_policy_status.parse_status(status)
+def _decode_status(kind: PolicyKind, policy_object: PolicyObject) -> Status:
+    if kind == "TASPolicy":
+        return decode_status(policy_object, PolicyStatus)
+    return decode_status(policy_object, PlacementPolicyStatus)
 
 
 def _desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: str) -> Status:
