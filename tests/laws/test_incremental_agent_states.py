@@ -16,7 +16,8 @@ from nodewise.agents.pigeon.node_request_sums import HoldingPod
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonStateBuilder
 from nodewise.clock import ManualClock
-from nodewise.extender.snapshot_cache import Override, SnapshotCache, Stores
+from nodewise.extender.cluster_state_reports import Override
+from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube import struct_type_merge
 from nodewise.kube.store import Key, StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot

@@ -2,7 +2,7 @@
 
     requests       routes, request_handler, wire_format (with request_limits, lenient_decoder, node_name_json)
     decisions      agent_chain (with score_weights), decision
-    snapshots      snapshot_cache, agent_state_rebuilds, clusterless_snapshots
+    snapshots      snapshot_cache, cluster_state_reports, agent_state_rebuilds, clusterless_snapshots
     binding        binding, reservations
     explanations   decision_endpoint, decision_document, decision_codec, decision_values, attempt_explanation,
                    counterfactuals, pod_events

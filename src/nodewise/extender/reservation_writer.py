@@ -24,7 +24,8 @@ from nodewise.bind_plugin_interface import (
 )
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
-from nodewise.extender.snapshot_cache import Override, SnapshotCache
+from nodewise.extender.cluster_state_reports import Override
+from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.kube.store import Store
