@@ -74,7 +74,7 @@ CASES: Final = [
             f'nodewise_metric_nodes{{{B}, metric="heat"}}': "0x50",
         },
         {**_JOB, "metric": "heat"},
-        "No source has a value of the metric heat for any node. Pods of dontschedule rules with this metric"
+        "No source has a value of the metric heat for any node. Pods whose policies reject nodes by this metric"
         " stay pending.",
     ),
     AlertCase(
