@@ -102,6 +102,10 @@ class Plugin(ABC, Generic[PodT, StateT]):
         """
         return None
 
+    def namespace_equivalence_version(self, snapshot: Snapshot, namespace: str) -> object:  # noqa: ARG002
+        """The same for pods of one namespace: of another version only keys of pods of these namespaces are computed."""
+        return self.equivalence_version(snapshot)
+
     def state(self, snapshot: Snapshot) -> StateT | None:
         """The agent's state in the snapshot; None before it was computed for the first time."""
         return snapshot.agent_states.get(self.name)

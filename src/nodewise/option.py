@@ -10,6 +10,8 @@ class Argument:
 
     metavar: str | None = None
     is_required: bool = True
+    type: Any = None
+    """A click.ParamType. None: from the type of the field."""
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,8 @@ class PolicyRejections(msgspec.Struct, frozen=True, eq=False, gc=False):
     """As `Verdict.joined`, for the rules of this policy."""
     not_enforced: str = ""
     """Why the policy has no effect although it selects the pod; empty if it has."""
+    would_reject: NDArray[np.bool_] | None = None
+    """By candidate, what a policy that only observes would reject; None for other policies."""
 
 
 class Verdict(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -125,6 +127,11 @@ class Verdict(msgspec.Struct, frozen=True, eq=False, gc=False):
     """All policies that select the pod; a node is rejected if any of them rejects it. Empty for an agent without
     policies.
     """
+
+    @property
+    def only_observes(self) -> bool:
+        """Whether all of the policies only observe, so that the response is that of an agent without a verdict."""
+        return bool(self.policies) and all(policy.would_reject is not None for policy in self.policies)
 
 
 class Scores(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -15,10 +15,16 @@
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |
 | `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
 | `rule_evaluation.py` | evaluates rules over all nodes |
+| `rule_evaluation_cache.py` | evaluates equal rules once, with the history of their values |
 | `rank_scores.py` | scores nodes by the rank of their values |
 | `policy_rejection_reasons.py` | the reasons why a node is rejected |
 | `state.py` | computes the agent's state from policies and metrics |
 | `agent.py` | answers requests by look-up |
+| `hysteresis.py` | the states of nodes under rules with `for`, `release` or `keepFor` |
+| `rule_states.py` | the verdicts of rules of `avoid`, also by these states |
+| `rule_state_records.py` | these states in the status of a policy |
+| `rule_state_details.py` | texts about these states, for `explain` |
+| `flap_history.py` | counts how often a rule rejects a node again |
 | `rule_suspension.py` | suspends a rule that loses the values of most nodes at once |
 | `node_labels.py` | the node labels that policies require |
 | `node_label_ownership.py` | the owners of node labels (managedFields) |
@@ -26,7 +32,9 @@
 | `unscheduled_pods.py` | pods without a node in native mode |
 | `policy_conditions.py` | conditions of a status |
 | `taspolicy_status.py` | the status of a TASPolicy |
-| `placement_policy_status.py` | the status of a PlacementPolicy or ClusterPlacementPolicy |
+| `policy_status_fields.py` | the fields of that of a PlacementPolicy or ClusterPlacementPolicy |
+| `placement_policy_status.py` | computes the status of a PlacementPolicy or ClusterPlacementPolicy |
+| `policy_status.py` | the status of any kind, and the events of its conditions |
 | `selected_pods.py` | counts the pods that each policy selects |
 | `namespace_budgets.py` | limits the rules, metrics, queries and labels of a namespace |
 | `controller` | writes labels, status and events in the leader |

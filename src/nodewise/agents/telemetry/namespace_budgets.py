@@ -59,8 +59,12 @@ class NamespaceBudgets:
         return {key: enforced[key] for key in policies}
 
     def _limit_policies(self, policies: Iterable[Policy]) -> Iterator[Policy]:
-        """The policies, oldest first; those beyond `MAX_ENFORCED` of their kind and namespace have no effect."""
-        ordered = sorted(policies, key=lambda policy: (policy.created, policy.name, policy.key.kind))
+        """The policies, oldest first, but those in the mode Shadow at the end. Those beyond `MAX_ENFORCED` of
+        their kind and namespace have no effect.
+        """
+        ordered = sorted(
+            policies, key=lambda policy: (policy.is_shadow, policy.created, policy.name, policy.key.kind)
+        )
         totals = Counter((policy.key.kind, policy.namespace) for policy in ordered)
         counts: Counter[tuple[PolicyKind, str]] = Counter()
         for policy in ordered:
@@ -78,7 +82,7 @@ class NamespaceBudgets:
                 yield policy
 
     def _enforce_rule_budgets(self, policies: _Policies) -> list[Policy]:
-        """The policies of one namespace, oldest first. A policy counts with all of its usable rules, or not at all."""
+        """The policies of one namespace, in order. A policy counts with all of its usable rules, or not at all."""
         rules = 0
         metrics: set[str] = set()
         queries: set[str] = set()

@@ -34,6 +34,10 @@ class LabelOwner(NamedTuple):
     pending_nodes_metric: str
     """The metric with the number of nodes that are still to be written."""
 
+    def select(self, labels: Labels) -> dict[str, str]:
+        """The labels that may be of this owner."""
+        return {key: value for key, value in labels.items() if self.may_own(key, value)}
+
 
 def owned_labels(metadata: Mapping[str, Any], field_manager: str = FIELD_MANAGER) -> dict[str, str]:
     """The labels that a manager owns by server-side apply, with their current values."""

@@ -39,6 +39,11 @@ class LabelColumn(NamedTuple):
     namespaces: frozenset[str] = frozenset()
     """The namespaces of the policies that set the label."""
 
+    def held(self) -> "LabelColumn":
+        """The column that leaves the labels of all nodes as they are."""
+        size = len(self.codes)
+        return self._replace(codes=np.zeros(size, np.int16), hold=np.ones(size, bool), conflicting=False)
+
 
 class _Candidate(NamedTuple):
     """A value of a label key, over all nodes."""
@@ -291,4 +296,4 @@ def _ownership_scope(key: str) -> str:
 def _describe_rival(key: PolicyKey, owner: PolicyKey, keys: Sequence[str]) -> str:
     if key.kind == owner.kind == "TASPolicy":
         return f"policy {owner.path} has the same name, is older, and sets the labels instead"
-    return f"{owner.text()} is older and sets {', '.join(keys)} to another value"
+    return f"{owner.text()} is older and sets {', '.join(keys)} instead"

@@ -40,10 +40,10 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of rules in the policies of one namespace. Policies beyond it reject their pods, and get the condition
     BudgetExceeded; older policies come first. 128 rules use about 13 MB in a cluster of 5,000 nodes."""
 
-    metrics_per_namespace: Annotated[int, msgspec.Meta(ge=1)] = 32
+    metrics_per_namespace: Annotated[int, msgspec.Meta(ge=1)] = 16
     """Limit of different metrics, including queries, that the rules of one namespace request."""
 
-    queries_per_namespace: Annotated[int, msgspec.Meta(ge=1)] = 16
+    queries_per_namespace: Annotated[int, msgspec.Meta(ge=1)] = 8
     """Limit of different queries in the rules of one trusted namespace."""
 
     native_mode: bool = False

@@ -9,10 +9,17 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from nodewise.agents.telemetry.hysteresis import HoldTimes
 from nodewise.errors import Problem
 from nodewise.metrics.metrics_source import MetricRequest
 
 PolicyKind = Literal["TASPolicy", "PlacementPolicy", "ClusterPlacementPolicy"]
+
+Enforcement = Literal["Required", "Preferred"]
+"""What `avoid` does to the nodes that it rejects: they take no selected pods, or they come after all other nodes."""
+Mode = Literal["Enforce", "Canary", "Shadow"]
+"""For which of its pods a policy has an effect: for all, for those of `Policy.canary`, or for none. It is evaluated in
+each mode."""
 
 _KIND_TEXTS: Final[Mapping[PolicyKind, str]] = {
     "TASPolicy": "telemetry policy",
@@ -50,6 +57,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """One of `rule_operators.OPERATORS`; another one is true nowhere."""
     target: int = 0
     """Nano-units."""
+    release: int | None = None
+    """What takes the place of the target while a node is rejected, nano-units (`hysteresis`); None for the target."""
     when_missing: Literal["", "pass", "reject"] = ""
     """Empty: the agent's option applies, which is only for TASPolicy."""
     max_age_s: float | None = None
@@ -77,6 +86,13 @@ class AvoidRule(msgspec.Struct, frozen=True):
     """A node that meets all parts takes no selected pods. Usually there is one part."""
 
     parts: tuple[Comparison, ...]
+    times: HoldTimes = HoldTimes()
+    """`for` and `keepFor`."""
+
+    @property
+    def has_states(self) -> bool:
+        """Whether its verdict depends on earlier values (`hysteresis`)."""
+        return any(self.times) or any(part.release is not None for part in self.parts)
 
 
 class Preference(msgspec.Struct, frozen=True):
@@ -135,6 +151,26 @@ class PodSelection(msgspec.Struct, frozen=True):
     """The namespaces of a ClusterPlacementPolicy's pods. Unused in a PlacementPolicy: the pods are in its namespace."""
 
 
+class Canary(msgspec.Struct, frozen=True):
+    """The pods for which a policy in the mode Canary has an effect, among those that it selects."""
+
+    pods: LabelSelector | None = None
+    percent: int = 0
+    """Without `pods`: of a hundred workloads, how many are part of it."""
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """Limits of what a policy may do. While one is exceeded, the policy steps back: it only observes."""
+
+    max_rejected_share: str = ""
+    """As written, a decimal number between 0 and 1; empty for no limit."""
+    max_waiting_pods: int | None = None
+    within_s: float = 30.0
+    """How long a limit may be exceeded."""
+    resume_after_s: float | None = None
+    """The time after which it is enforced again; None if only an edit of the spec does that."""
+
+
 class Policy(msgspec.Struct, frozen=True):
     """A whole policy.
 
@@ -146,7 +182,13 @@ class Policy(msgspec.Struct, frozen=True):
     """RFC 3339, which sorts by time: older policies come first."""
     selection: PodSelection | None = None
     """None for a TASPolicy, which a pod names by its label, and for a policy that selects no pods."""
+    mode: Mode = "Enforce"
+    canary: Canary | None = None
+    guard: Guard | None = None
+    stepped_back: bool = False
+    """Whether the leader found that it exceeds a limit of its guard, by the policy's status."""
     avoid: tuple[AvoidRule, ...] = ()
+    enforcement: Enforcement = "Required"
     prefer: tuple[Preference, ...] = ()
     """Of a TASPolicy only the first one counts, as in the older system; the metrics of all are fetched."""
     node_labels: tuple[LabelRule, ...] = ()
@@ -176,6 +218,20 @@ class Policy(msgspec.Struct, frozen=True):
         """The namespace of the policy; none for a ClusterPlacementPolicy."""
         return frozenset(filter(None, [self.key.namespace]))
 
+    @property
+    def only_prefers(self) -> bool:
+        """Whether pods may be on nodes that `avoid` rejects."""
+        return self.enforcement == "Preferred"
+
+    @property
+    def is_shadow(self) -> bool:
+        return self.mode == "Shadow"
+
+    @property
+    def only_observes(self) -> bool:
+        """Whether it has no effect on any pod or node."""
+        return self.is_shadow or self.stepped_back
+
     def avoided(self) -> Iterator[Comparison]:
         """All comparisons of `avoid`."""
         return (part for rule in self.avoid for part in rule.parts)
@@ -201,7 +257,7 @@ class Policy(msgspec.Struct, frozen=True):
         replace = msgspec.structs.replace
         return replace(
             self,
-            avoid=tuple(AvoidRule(tuple(map(change, rule.parts))) for rule in self.avoid),
+            avoid=tuple(replace(rule, parts=tuple(map(change, rule.parts))) for rule in self.avoid),
             prefer=tuple(replace(preference, source=change(preference.source)) for preference in self.prefer),
             node_labels=tuple(
                 replace(rule, parts=tuple(map(change, rule.parts))) for rule in self.node_labels

@@ -20,10 +20,21 @@ API_VERSION: Final = "nodewise.io/v1alpha1"
 
 CLUSTER_FIELDS: Final = ("namespaceSelector", "nodeLabels", "query", "emptyMeans")
 """The fields that only a ClusterPlacementPolicy has."""
-SPEC_FIELDS: Final = ("podSelector", "avoid", "prefer", "namespaceSelector", "nodeLabels")
+SPEC_FIELDS: Final = (
+    "podSelector",
+    "mode",
+    "canary",
+    "avoid",
+    "enforcement",
+    "prefer",
+    "guard",
+    "namespaceSelector",
+    "nodeLabels",
+)
 COMPARISON_FIELDS: Final = ("metric", "aggregate", *OPERATORS, "maxAge", "query", "emptyMeans")
-AVOID_PART_FIELDS: Final = (*COMPARISON_FIELDS, "whenMissing")
-AVOID_FIELDS: Final = (*AVOID_PART_FIELDS, "all")
+AVOID_PART_FIELDS: Final = (*COMPARISON_FIELDS, "whenMissing", "release")
+HOLD_TIME_FIELDS: Final = ("for", "keepFor")
+AVOID_FIELDS: Final = (*AVOID_PART_FIELDS, *HOLD_TIME_FIELDS, "all")
 LABEL_RULE_FIELDS: Final = (*COMPARISON_FIELDS, "all", "labels")
 PREFERENCE_FIELDS: Final = ("metric", "aggregate", "order", "weight", "maxAge", "query")
 SELECTOR_FIELDS: Final = ("matchLabels", "matchExpressions")
@@ -60,7 +71,7 @@ _MAX_DOMAIN: Final = 253
 
 _DURATION_PART: Final = re.compile(r"([0-9.]+)(ms|s|m|h)")
 _UNIT_NS: Final = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_MAX_AGE_NS: Final = 8784 * 3600 * 10**9
+_MAX_DURATION_NS: Final = 8784 * 3600 * 10**9
 _INT64_LIMIT: Final = 2**63
 _MAX_EXACT: Final = 2**53
 """Up to here the API server accepts whole numbers in floating point, such as 1e3, as integers."""
@@ -98,12 +109,12 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int) and -_INT64_LIMIT <= value < _INT64_LIMIT
 
 
-def _parse_max_age(value: Any) -> float:
+def _parse_duration(value: Any) -> float:
     """Seconds. As in Go, each part of the duration is cut to whole nanoseconds."""
     ns = 0
     if isinstance(value, str) and len(value) <= MAX_DURATION and re.fullmatch(DURATION, value):
         ns = sum(int(Fraction(number) * _UNIT_NS[unit]) for number, unit in _DURATION_PART.findall(value))
-    if not 0 < ns <= _MAX_AGE_NS:
+    if not 0 < ns <= _MAX_DURATION_NS:
         raise ValueError("a duration such as 30s or 5m, of at most a year")
     return ns / 10**9
 
@@ -112,6 +123,31 @@ def _parse_weight(value: Any) -> int:
     if not is_integer(value) or not 1 <= value <= MAX_WEIGHT:
         raise ValueError(f"an integer from 1 to {MAX_WEIGHT}")
     return int(value)
+
+
+def _parse_percent(value: Any) -> int:
+    if not is_integer(value) or not 1 <= value <= MAX_PERCENT:
+        raise ValueError(f"an integer from 1 to {MAX_PERCENT}")
+    return int(value)
+
+
+def _parse_share(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(SHARE, value):
+        raise ValueError('a text with a number between 0 and 1, such as "0.5"')
+    return value
+
+
+def _parse_waiting_pods(value: Any) -> int:
+    if not is_integer(value) or not 0 <= value <= MAX_WAITING_PODS:
+        raise ValueError(f"an integer from 0 to {MAX_WAITING_PODS}")
+    return int(value)
+
+
+def _parse_guard_duration(value: Any) -> float:
+    """Seconds."""
+    if not isinstance(value, str) or not re.fullmatch(GUARD_DURATION, value):
+        raise ValueError("a duration such as 30s, 5m or 12h")
+    return int(value[:-1]) * _UNIT_NS[value[-1]] / 10**9
 
 
 def _parse_key(value: Any) -> str:
@@ -145,6 +181,15 @@ AGGREGATES: Final = tuple(AGGREGATIONS)
 WHEN_MISSING: Final = ("Allow", "Reject")
 EMPTY_MEANS: Final = ("Healthy",)
 ORDERS: Final = ("Ascending", "Descending")
+ENFORCEMENTS: Final = ("Required", "Preferred")
+MODES: Final = ("Enforce", "Canary", "Shadow")
+CANARY_FIELDS: Final = ("podSelector", "percent")
+MAX_PERCENT: Final = 99
+GUARD_FIELDS: Final = ("maxRejectedShare", "maxWaitingPods", "within", "resumeAfter")
+MAX_WAITING_PODS: Final = 100000
+SHARE: Final = "0?[.][0-9]{0,8}[1-9][0-9]{0,8}"
+"""A number between 0 and 1. Others could always, or never, be exceeded."""
+GUARD_DURATION: Final = "[1-9][0-9]{0,3}[smh]"
 SELECTOR_OPERATORS: Final = ("In", "NotIn", "Exists", "DoesNotExist")
 
 PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -152,13 +197,33 @@ PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "query": _parse_query,
     "aggregate": choice(AGGREGATES),
     **dict.fromkeys(OPERATORS, _parse_quantity),
-    "maxAge": _parse_max_age,
+    "maxAge": _parse_duration,
+    "release": _parse_quantity,
     "whenMissing": choice(WHEN_MISSING),
     "emptyMeans": choice(EMPTY_MEANS),
     "order": choice(ORDERS),
     "weight": _parse_weight,
 }
 """The parsers of the values in rules and preferences."""
+SPEC_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "enforcement": choice(ENFORCEMENTS),
+    "mode": choice(MODES),
+}
+"""The parsers of the values that are fields of the spec."""
+CANARY_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {"percent": _parse_percent}
+"""The parsers of the values of `canary`."""
+HOLD_TIME_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "for": _parse_duration,
+    "keepFor": _parse_duration,
+}
+"""The parsers of the times of a rule."""
+GUARD_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "maxRejectedShare": _parse_share,
+    "maxWaitingPods": _parse_waiting_pods,
+    "within": _parse_guard_duration,
+    "resumeAfter": _parse_guard_duration,
+}
+"""The parsers of the values of `guard`."""
 REQUIREMENT_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "key": _parse_key,
     "operator": choice(SELECTOR_OPERATORS),

@@ -12,9 +12,13 @@ from typing import Any, Final, Literal
 import msgspec
 
 from nodewise.agents.telemetry import placement_policy_fields as fields
+from nodewise.agents.telemetry import rule_operators
+from nodewise.agents.telemetry.hysteresis import HoldTimes
 from nodewise.agents.telemetry.placement_policy import (
     AvoidRule,
+    Canary,
     Comparison,
+    Guard,
     LabelRule,
     LabelSelector,
     PodSelection,
@@ -29,6 +33,7 @@ from nodewise.agents.telemetry.policy_objects import (
     PolicyObject,
     ProblemCollector,
     shown_key,
+    step_back_in_effect,
 )
 from nodewise.agents.telemetry.rule_operators import OPERATORS
 from nodewise.errors import shown
@@ -51,7 +56,8 @@ def parse_policy(policy: PolicyObject, kind: Literal["PlacementPolicy", "Cluster
     parser = _PolicyParser(is_cluster=kind == "ClusterPlacementPolicy")
     metadata = policy.metadata
     key = PolicyKey(kind, metadata.namespace, metadata.name)
-    parsed = Policy(key, metadata.creationTimestamp or "", uid=metadata.uid)
+    is_stepped_back = step_back_in_effect(policy) is not None
+    parsed = Policy(key, metadata.creationTimestamp or "", stepped_back=is_stepped_back, uid=metadata.uid)
     return parser.parse(parsed, parser.decode_spec(policy))
 
 
@@ -74,6 +80,9 @@ class _PolicyParser(ProblemCollector):
             self._parse_selector("spec.namespaceSelector", spec.get("namespaceSelector")),
         )
         avoid = tuple(self._parse_avoid(spec))
+        values = self._parse_values("spec", spec, fields.SPEC_PARSERS)
+        canary = self._parse_canary(spec)
+        guard = self._parse_guard(spec)
         prefer = tuple(self._parse_preferences(spec))
         node_labels = tuple(self._parse_node_labels(spec))
         if self.problems and affects_pods:
@@ -82,7 +91,11 @@ class _PolicyParser(ProblemCollector):
         parsed = msgspec.structs.replace(
             policy,
             selection=selection if affects_pods or has_selectors else None,
+            mode=values.get("mode", "Enforce"),
+            canary=canary,
+            guard=guard,
             avoid=avoid,
+            enforcement=values.get("enforcement", "Required"),
             prefer=prefer,
             node_labels=node_labels,
             sections=tuple(name for name in _SECTIONS if name in spec),
@@ -103,6 +116,18 @@ class _PolicyParser(ProblemCollector):
             required = _CLUSTER_SELECTORS if needs_selectors else {}
         for name in required.keys() - spec.keys():
             self.add_problem(f"spec.{name}", "none", required[name])
+        self._check_fields_of_rules(spec)
+
+    def _check_fields_of_rules(self, spec: Mapping[str, Any]) -> None:
+        """Check that fields about rules come with such rules."""
+        if "enforcement" in spec and "avoid" not in spec:
+            self.add_problem("spec.enforcement", "it without avoid", "it only together with avoid")
+        if "mode" in spec and "avoid" not in spec and "prefer" not in spec:
+            self.add_problem("spec.mode", "it with node labels only", "it only together with avoid or prefer")
+        if "guard" in spec and "avoid" not in spec:
+            self.add_problem("spec.guard", "it without avoid", "it only together with avoid")
+        if spec.get("mode") == "Canary" and "canary" not in spec:
+            self.add_problem("spec.canary", "none", "podSelector or percent, with the mode Canary")
 
     def _parse_object(self, path: str, value: Any, valid: Sequence[str]) -> dict[str, Any]:
         """The fields of an object. Unknown ones are problems. The API server drops known fields that are null."""
@@ -186,12 +211,47 @@ class _PolicyParser(ProblemCollector):
                 text = shown(written["values"]) if "values" in written else "none"
                 self.add_problem(f"{at}.values", text, f"{expected} with the operator {parsed['operator']}")
 
+    def _parse_canary(self, spec: Mapping[str, Any]) -> Canary | None:
+        """The canary; one with all pods if it has a problem."""
+        if "canary" not in spec:
+            return None
+        before = len(self.problems)
+        canary = self._parse_object("spec.canary", spec["canary"], fields.CANARY_FIELDS)
+        if len(canary) != 1:
+            text = "both" if canary else "neither"
+            self.add_problem("spec.canary", text, "exactly one of podSelector, percent")
+        selector = self._parse_selector("spec.canary.podSelector", canary.get("podSelector"))
+        percent = self._parse_values("spec.canary", canary, fields.CANARY_PARSERS).get("percent", 0)
+        if len(self.problems) > before:
+            return Canary(LabelSelector())
+        return Canary(selector if "podSelector" in canary else None, percent)
+
+    def _parse_guard(self, spec: Mapping[str, Any]) -> Guard | None:
+        """The guard, with the limits that can be read; a policy that needs them all is refused by the API server."""
+        if "guard" not in spec:
+            return None
+        guard = self._parse_object("spec.guard", spec["guard"], fields.GUARD_FIELDS)
+        if "maxRejectedShare" not in guard and "maxWaitingPods" not in guard:
+            self.add_problem("spec.guard", "no limit", "maxRejectedShare, maxWaitingPods or both")
+        values = self._parse_values("spec.guard", guard, fields.GUARD_PARSERS)
+        return Guard(
+            values.get("maxRejectedShare", ""),
+            values.get("maxWaitingPods"),
+            values.get("within", 30.0),
+            values.get("resumeAfter"),
+        )
+
     # Rules
 
     def _parse_avoid(self, spec: Mapping[str, Any]) -> Iterator[AvoidRule]:
-        for _, _, parts in self._parse_rules("avoid", spec, fields.AVOID_FIELDS, fields.AVOID_PART_FIELDS):
+        rules = self._parse_rules("avoid", spec, fields.AVOID_FIELDS, fields.AVOID_PART_FIELDS)
+        for path, rule, parts in rules:
+            times = self._parse_values(path, rule, fields.HOLD_TIME_PARSERS)
+            if "keepFor" in times and any(part.release is not None for part in parts):
+                expected = "one of them: a rejected node passes beyond release, or after keepFor"
+                self.add_problem(path, "release and keepFor together", expected)
             if parts:
-                yield AvoidRule(parts)
+                yield AvoidRule(parts, HoldTimes(times.get("for", 0.0), times.get("keepFor", 0.0)))
 
     def _parse_node_labels(self, spec: Mapping[str, Any]) -> Iterator[LabelRule]:
         rules = self._parse_rules("nodeLabels", spec, fields.LABEL_RULE_FIELDS, fields.COMPARISON_FIELDS)
@@ -223,7 +283,7 @@ class _PolicyParser(ProblemCollector):
 
     def _parse_all(self, path: str, rule: Mapping[str, Any], valid: Sequence[str]) -> list[Comparison]:
         """The rules in `all` of a rule, which has no other field of a comparison."""
-        others = [name for name in rule if name not in ("all", "labels")]
+        others = [name for name in rule if name not in ("all", "labels", *fields.HOLD_TIME_FIELDS)]
         if others:
             self.add_problem(
                 path, f"{' and '.join(others)} together with all", "these fields in the rules of all"
@@ -253,12 +313,30 @@ class _PolicyParser(ProblemCollector):
             metric=_metric_name(values),
             operator=operator,
             target=values.get(operator, 0),
+            release=self._checked_release(path, rule, operator, values),
             when_missing="reject" if values.get("whenMissing") == "Reject" else "pass",
             max_age_s=values.get("maxAge"),
             query=values.get("query", ""),
             aggregate=values.get("aggregate", ""),
             empty_means="healthy" if "emptyMeans" in values else "",
         )
+
+    def _checked_release(
+        self, path: str, rule: Mapping[str, Any], operator: str, values: Mapping[str, int]
+    ) -> int | None:
+        """The value of `release`, which is on the side of the target where the rule is not broken."""
+        release, target = values.get("release"), values.get(operator)
+        if release is None or target is None:
+            return None
+        direction = rule_operators.sort_direction(operator)
+        if direction == 0:
+            expected = "it only together with above, atLeast, below or atMost"
+            self.add_problem(f"{path}.release", f"it together with {operator}", expected)
+        elif (release - target) * direction <= 0:
+            side = "below" if direction < 0 else "above"
+            expected = f"a value {side} {shown(rule[operator])}, the value of {operator}"
+            self.add_problem(f"{path}.release", shown(rule["release"]), expected)
+        return release
 
     def _check_source(self, path: str, rule: Mapping[str, Any], alternatives: Sequence[str]) -> None:
         """Check that a rule has exactly one of the fields that say what is compared."""

@@ -3,52 +3,33 @@
 The admission policies of `deploy/extender-pods.yaml` read `mode`.
 """
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from nodewise.agents.telemetry import policy_conditions, policy_rejection_reasons
-from nodewise.agents.telemetry.placement_policy import Comparison, PolicyKey, PolicyKind
-from nodewise.agents.telemetry.policy_conditions import ConditionKind, PolicyCondition, StatusWithConditions
+from nodewise import clock
+from nodewise.agents.telemetry import (
+    policy_conditions,
+    policy_rejection_reasons,
+    policy_status_fields,
+    rule_state_records,
+)
+from nodewise.agents.telemetry.flap_history import FLAPPING
+from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, PolicyKey
+from nodewise.agents.telemetry.policy_conditions import ConditionKind, PolicyCondition
+from nodewise.agents.telemetry.policy_objects import StepBack
+from nodewise.agents.telemetry.policy_status_fields import PlacementPolicyStatus, RuleCounts
 from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.errors import truncate
 
-_MAX_EXPRESSION: Final = 256
-"""Characters of the text of a rule, which may be a whole query."""
 _MAX_NAMED: Final = 5
-"""Policies that a message names."""
-
-
-class RuleCounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The counts of one rule."""
-
-    rule: str
-    """Its place in the spec: `avoid[1]`, or `avoid[1].all[0]` for a part of it."""
-    expression: str = ""
-    nodes: int | None = None
-    """How many nodes meet it."""
-    missing: int | None = None
-    """How many nodes have no fresh value; None for a rule with several parts."""
-    suspended: bool = False
-
-
-class PlacementPolicyStatus(StatusWithConditions, frozen=True, omit_defaults=True):
-    """The fields of a status that are written, and read back."""
-
-    mode: str = ""
-    selected_pods: int | None = None
-    """None: not counted yet, not enforced, or a policy that only labels nodes."""
-    rejected_nodes: int | None = None
-    """None: the policy rejects no nodes."""
-    rules: tuple[RuleCounts, ...] = ()
-
-    def has_same_conditions(self, other: Any) -> bool:
-        """Whether at most counts differ. A first count is more than that."""
-        is_first_count = (self.selected_pods is None) != (other.selected_pods is None)
-        return super().has_same_conditions(other) and self.mode == other.mode and not is_first_count
+"""Policies or nodes that a message names."""
+_MAX_SUGGESTED_FOR_S: Final = 1800.0
+"""A longer `for` would let pods start on a bad node for too long."""
 
 
 class StatusFacts(NamedTuple):
@@ -59,27 +40,34 @@ class StatusFacts(NamedTuple):
     """Which node labels belong to another owner; empty for none."""
     selected_pods: int | None = None
     """None if pods have not been counted."""
+    canary_pods: int | None = None
+    """The selected pods that are part of a canary by labels. None if pods have not been counted."""
     rejecting_policies: tuple[PolicyKey, ...] = ()
     """The policies that together reject every node for some pods of this policy, if there are such pods."""
     no_node_label: str = ""
     """Why native mode does not enforce the policy; empty if it does, or is not used."""
+    step_back: StepBack | None = None
+    """Set while the policy has stepped back by its guard."""
+    uncovered_pod: str = ""
+    """A pod to which native mode does not apply the policy, which selects it; empty if none is known."""
 
 
 def desired_status(
     state: PolicyState, facts: StatusFacts, before: PlacementPolicyStatus, now: str
 ) -> PlacementPolicyStatus:
-    """The complete status."""
-    policy = state.policy
+    """The complete status; `now` is RFC 3339."""
+    policy, now_s = state.policy, clock.parse_rfc3339(now)
     conditions = policy_conditions.update_conditions(
-        _policy_conditions(state, facts), _KINDS, before.conditions_by_type(), facts.generation, now
+        _policy_conditions(state, facts, now_s), _KINDS, before.conditions_by_type(), facts.generation, now
     )
     return PlacementPolicyStatus(
         conditions,
         facts.generation,
-        "NotEnforced" if policy.not_enforced else "Enforce",
+        "NotEnforced" if policy.not_enforced else "Shadow" if facts.step_back else policy.mode,
         _selected_pods(state, facts),
         None if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1])),
-        tuple(_rule_counts(state)),
+        tuple(_rule_counts(state, now_s)),
+        stepped_back=facts.step_back,
     )
 
 
@@ -89,21 +77,38 @@ _SUSPENDED: Final = ConditionKind("Suspended", "False")
 _CONFLICT: Final = ConditionKind("LabelConflict", "False")
 _NOT_ENFORCED: Final = ConditionKind("NotEnforced", "False")
 _NO_PODS: Final = ConditionKind("NoPodsSelected", "False")
+_NO_CANARY_PODS: Final = ConditionKind("NoCanaryPods", "False")
+_STEPPED_BACK: Final = ConditionKind("SteppedBack", "False")
 _ALL_REJECTED: Final = ConditionKind("AllNodesRejected", "False")
-_KINDS: Final = (_READY, _METRICS, _SUSPENDED, _CONFLICT, _NOT_ENFORCED, _NO_PODS, _ALL_REJECTED)
+_NOT_COVERED: Final = ConditionKind("PodsNotCovered", "False")
+_FLAPPING: Final = ConditionKind("Flapping", "False")
+_KINDS: Final = (
+    _READY,
+    _METRICS,
+    _SUSPENDED,
+    _CONFLICT,
+    _NOT_ENFORCED,
+    _NO_PODS,
+    _NO_CANARY_PODS,
+    _STEPPED_BACK,
+    _ALL_REJECTED,
+    _NOT_COVERED,
+    _FLAPPING,
+)
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
 
 
-def _policy_conditions(state: PolicyState, facts: StatusFacts) -> Iterator[PolicyCondition]:
+def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> Iterator[PolicyCondition]:
     policy = state.policy
     not_enforced = policy.not_enforced or facts.no_node_label
     reason, message = _not_ready(state, not_enforced)
     yield _READY.create(not reason, reason, message, "every rule applies")
     unfetched = _unfetched_text(state)
-    yield _METRICS.create(not unfetched, "NeverFetched", unfetched, "every metric is available")
+    missing_reason = policy_conditions.missing_metrics_reason(state.unfetched)
+    yield _METRICS.create(not unfetched, missing_reason, unfetched, "every metric is available")
     held = ", ".join(_comparison_texts(state))
-    text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
+    text = policy_conditions.suspension_text(held, state.lost)
     yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
     conflict = facts.label_conflict
     yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
@@ -112,11 +117,25 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts) -> Iterator[Polic
     where = f" of namespace {policy.namespace}" if policy.namespace else ""
     text = f"the selectors match no pod{where}; pods of DaemonSets and of kube-system are never selected"
     yield _NO_PODS.create(selects_none, "NoPods", text, "the policy selects pods")
+    has_canary = policy.mode == "Canary" and policy.canary is not None and policy.canary.pods is not None
+    is_empty = has_canary and facts.canary_pods == 0 and not selects_none
+    text = "canary.podSelector matches none of the selected pods, so the policy has no effect"
+    yield _NO_CANARY_PODS.create(is_empty, "NoCanaryPods", text, "the canary has pods")
+    text = f"{facts.step_back.message}; it only observes now" if facts.step_back else ""
+    yield _STEPPED_BACK.create(bool(text), "GuardExceeded", text, "no limit of the guard is exceeded")
     rejecting = facts.rejecting_policies
     text = _rejecting_policies_text(rejecting)
     yield _ALL_REJECTED.create(
         bool(rejecting), "NoNodeLeft", text, "some node is left for every selected pod"
     )
+    text = (
+        f"native mode does not apply the policy to pods such as {facts.uncovered_pod}, which do not require its node"
+        " label: create them again, and run nodewise doctor if new pods lack it, too"
+    )
+    covered = "the selected pods that were last seen without a node require the node label"
+    yield _NOT_COVERED.create(bool(facts.uncovered_pod), "NoRequirement", text, covered)
+    flapping = _flapping_text(state, now_s)
+    yield _FLAPPING.create(bool(flapping), "NodesFlap", flapping, "no rule rejects nodes again and again")
 
 
 def _selected_pods(state: PolicyState, facts: StatusFacts) -> int | None:
@@ -148,10 +167,8 @@ def _rejecting_policies_text(keys: tuple[PolicyKey, ...]) -> str:
 
 def _unfetched_text(state: PolicyState) -> str:
     """Which metrics are not available; empty if all are."""
-    if not state.unfetched:
-        return ""
-    metrics = ", ".join(f"{key} ({cause})" if cause else key for key, cause in state.unfetched.items())
-    return f"never fetched: {metrics}; rules of avoid with these metrics reject every node"
+    text = policy_conditions.missing_metrics_text(state.unfetched)
+    return text and f"{text}. Rules of avoid with these metrics reject every node"
 
 
 def _comparison_texts(state: PolicyState) -> Iterator[str]:
@@ -159,35 +176,91 @@ def _comparison_texts(state: PolicyState) -> Iterator[str]:
     return (policy_rejection_reasons.comparison_text(rule, kind) for rule in state.suspended)
 
 
-def _rule_counts(state: PolicyState) -> Iterator[RuleCounts]:
-    """The counts of each usable rule of `avoid`, and of each of its parts."""
-    kind = state.policy.key.kind
-    evaluated = {evaluation.rule: evaluation for evaluation in state.filter_rules}
-    for number, rule in enumerate(state.policy.avoid):
-        parts = [evaluated[part] for part in rule.parts if part in evaluated]
-        if len(parts) < len(rule.parts):
+def _flapping_text(state: PolicyState, now_s: float) -> str:
+    """Which rules flap, with a remedy; empty if none does."""
+    texts = []
+    for number, (rule, verdict) in enumerate(zip(state.policy.avoid, state.rule_verdicts, strict=False)):
+        flaps = verdict.flaps.recent(now_s)
+        if len(flaps) < FLAPPING:
             continue
-        texts = [_comparison_text(part, kind) for part in rule.parts]
-        place = f"avoid[{number}]"
-        if len(parts) > 1:
-            broken = np.logical_and.reduce([part.broken[:-1] for part in parts])
-            expression = truncate(" and ".join(texts), _MAX_EXPRESSION)
-            yield RuleCounts(place, expression, int(np.count_nonzero(broken)))
-        places = [place] if len(parts) == 1 else [f"{place}.all[{part}]" for part in range(len(parts))]
-        for part_place, part, text in zip(places, parts, texts, strict=True):
-            yield _part_counts(part_place, part, text, state)
+        nodes = sorted({flap.node for flap in flaps})
+        more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
+        lasting = [flap.rejected_s for flap in flaps if not math.isnan(flap.rejected_s)]
+        # with this `for`, none of these rejections would have happened
+        for_s = rule.times.for_s + 60.0 * (math.floor(max(lasting, default=0.0) / 60) + 1)
+        remedy = (
+            f"for: {clock.format_duration(for_s)}" if for_s <= _MAX_SUGGESTED_FOR_S else "release or keepFor"
+        )
+        texts.append(
+            f"avoid[{number}] rejected nodes again {len(flaps)} times in the last hour"
+            f" ({', '.join(nodes[:_MAX_NAMED])}{more}); consider {remedy}"
+        )
+    return "; ".join(texts)
 
 
-def _comparison_text(comparison: Comparison, kind: PolicyKind) -> str:
-    """A comparison as its policy contains it, with its query: those who read the status can read the policy."""
-    text = policy_rejection_reasons.comparison_text(comparison, kind)
-    return text.replace(comparison.metric, comparison.query, 1) if comparison.query else text
+def _rule_counts(state: PolicyState, now_s: float) -> Iterator[RuleCounts]:
+    """The counts of each usable rule, and of each of its parts."""
+    evaluations = (*state.filter_rules, *state.label_rules)
+    evaluated = {evaluation.rule: evaluation for evaluation in evaluations}
+    yield from _avoid_counts(state, evaluated, now_s)
+    preferences = {preference.evaluation.rule: preference for preference in state.preferences}
+    for number, preference in enumerate(state.policy.prefer):
+        if preference.source in preferences:
+            evaluation = preferences[preference.source].evaluation
+            order = "Ascending" if preference.source.operator == "below" else "Descending"
+            name = preference.source.query or preference.source.metric_request().name
+            text = truncate(f"{name} {order}", policy_status_fields.MAX_EXPRESSION)
+            counts = _part_counts(f"prefer[{number}]", evaluation, text, state)
+            yield replace(counts, nodes=None)
+    for number, label_rule in enumerate(state.policy.node_labels):
+        yield from _counts_of_parts(f"nodeLabels[{number}]", label_rule.parts, evaluated, state)
+
+
+def _avoid_counts(
+    state: PolicyState, evaluated: Mapping[Comparison, RuleEvaluation], now_s: float
+) -> Iterator[RuleCounts]:
+    """The counts of `avoid`, with the states of nodes, as many as fit."""
+    space = rule_state_records.MAX_NODES
+    for number, rule in enumerate(state.policy.avoid):
+        counts_of_rule = list(_counts_of_parts(f"avoid[{number}]", rule.parts, evaluated, state))
+        if counts_of_rule and number < len(state.rule_verdicts):
+            verdict = state.rule_verdicts[number]
+            expression = policy_status_fields.rule_expression(rule, state.policy.key.kind)
+            flaps = len(verdict.flaps.recent(now_s))
+            whole = replace(counts_of_rule[0], expression=expression, flaps_per_hour=flaps)
+            if verdict.states is not None:
+                groups, unlisted = rule_state_records.encode(verdict.states, verdict.nodes, space)
+                space -= sum(len(group.nodes) for group in groups)
+                whole = replace(whole, node_states=groups, unlisted_nodes=unlisted + verdict.unlisted)
+            counts_of_rule[0] = whole
+        yield from counts_of_rule
+
+
+def _counts_of_parts(
+    place: str,
+    rule: tuple[Comparison, ...],
+    evaluated: Mapping[Comparison, RuleEvaluation],
+    state: PolicyState,
+) -> Iterator[RuleCounts]:
+    """The counts of a rule with these parts; none if a part cannot be evaluated."""
+    kind = state.policy.key.kind
+    parts = [evaluated[part] for part in rule if part in evaluated]
+    if len(parts) < len(rule):
+        return
+    if len(parts) > 1:
+        broken = np.logical_and.reduce([part.broken[:-1] for part in parts])
+        expression = policy_status_fields.rule_expression(AvoidRule(rule), kind)
+        yield RuleCounts(place, expression, int(np.count_nonzero(broken)))
+    places = [place] if len(parts) == 1 else [f"{place}.all[{part}]" for part in range(len(parts))]
+    for part_place, part in zip(places, parts, strict=True):
+        text = policy_status_fields.comparison_expression(part.rule, kind)
+        yield _part_counts(part_place, part, text, state)
 
 
 def _part_counts(place: str, evaluation: RuleEvaluation, text: str, state: PolicyState) -> RuleCounts:
     return RuleCounts(
         place,
-        truncate(text, _MAX_EXPRESSION),
+        text,
         int(np.count_nonzero(evaluation.broken[:-1])),
         int(np.count_nonzero(evaluation.inputs.unknown[:-1])),
         evaluation.rule in state.suspended,

@@ -1,11 +1,14 @@
 """Conditions in the standard form of Kubernetes (KEP-1623), which the status of every kind of policy has. No I/O."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-_MAX_LENGTH: Final = 1024
+from nodewise.metrics.missing_values import Cause
+
+MAX_LENGTH: Final = 1024
 """Characters of a condition's message; longer messages are cut."""
 
 
@@ -48,8 +51,45 @@ class ConditionKind(NamedTuple):
         status = "True" if is_true else "False"
         if status == self.good:
             return PolicyCondition(self.type, status, "AllWell", good)
-        message = bad if len(bad) <= _MAX_LENGTH else f"{bad[: _MAX_LENGTH - 1]}…"
+        message = bad if len(bad) <= MAX_LENGTH else f"{bad[: MAX_LENGTH - 1]}…"
         return PolicyCondition(self.type, status, bad_reason, message)
+
+
+def missing_metrics_reason(causes: Mapping[str, Cause]) -> str:
+    """The reason of a condition about metrics without values: that of the first metric."""
+    return next((cause.reason for cause in causes.values()), "")
+
+
+class MissingMetrics(NamedTuple):
+    """Metrics without values for one cause, in the text of a condition."""
+
+    metrics: str
+    text: str
+    remedy: str
+
+
+_NO_VALUE: Final = "no node has a value of "
+_MISSING: Final = re.compile(rf"{_NO_VALUE}(.+?): (.+?); remedy: (.+?)(?=; {_NO_VALUE}|\. [RN]|…?$)")
+
+
+def missing_metrics_text(causes: Mapping[str, Cause]) -> str:
+    """Which metrics have no value, and why; empty if all have values."""
+    by_cause: dict[Cause, list[str]] = {}
+    for key, cause in causes.items():
+        by_cause.setdefault(cause, []).append(key)
+    return "; ".join(f"{_NO_VALUE}{', '.join(keys)}: {cause}" for cause, keys in by_cause.items())
+
+
+def parse_missing_metrics(message: str) -> list[MissingMetrics]:
+    """The parts of a message that contains the text above; none if it has another form."""
+    return [MissingMetrics(*match.groups()) for match in _MISSING.finditer(message)]
+
+
+def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:
+    """That rules with these comparisons are suspended, and why their nodes lost their values."""
+    why = "; ".join(dict.fromkeys(map(str, causes.values())))
+    lost = f"more than half of the nodes lost their value at once ({why})"
+    return f"{lost}; the last verdicts hold for {comparisons}"
 
 
 def good_statuses(kinds: Iterable[ConditionKind]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise import safe_yaml_loader
-from nodewise.agents.telemetry import placement_policy_parser
+from nodewise.agents.telemetry import placement_policy_parser, policy_notes
 from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.placement_policy import PolicyKind
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
@@ -63,6 +63,14 @@ def lint(policy: bytes, kind: PolicyKind) -> list[Problem]:
     read = policies.parse_policy(policy_object).problems
     others = [problem for problem in (*read, *_rules_without_effect(whole)) if problem.field not in known]
     return [*refused, *others]
+
+
+def notes(policy: bytes, kind: PolicyKind, sync_period_s: float) -> list[Problem]:
+    """The notes about a policy in JSON that has no problems (`policy_notes`). There are none about a TASPolicy."""
+    if kind == "TASPolicy":
+        return []
+    policy_object = msgspec.json.decode(policy, type=PolicyObject)
+    return [*policy_notes.notes(placement_policy_parser.parse_policy(policy_object, kind), sync_period_s)]
 
 
 def _rules_without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:

@@ -72,6 +72,32 @@ def decode_status(policy: PolicyObject, status_type: type[T]) -> T:
     return status or status_type()
 
 
+class StepBack(msgspec.Struct, frozen=True, rename="camel"):
+    """In the status of a policy: it exceeded a limit of its guard, and only observes."""
+
+    generation: int = 0
+    """Of the policy that exceeded it. An edit of the spec ends the step-back."""
+    time: str = ""
+    """RFC 3339."""
+    message: str = ""
+    """The limit and the measured value."""
+
+
+class _GuardStatus(msgspec.Struct, frozen=True, rename="camel"):
+    stepped_back: StepBack | None = None
+
+
+def step_back_in_effect(policy: PolicyObject) -> StepBack | None:
+    """The step-back of this generation of the policy; None if there is none.
+
+    It follows from the object alone, so that all replicas agree, also after a restart.
+    """
+    if b'"steppedBack"' not in bytes(policy.status):
+        return None
+    step_back = decode_status(policy, _GuardStatus).stepped_back
+    return step_back if step_back and step_back.generation == policy.metadata.generation else None
+
+
 class ProblemCollector:
     """Collects the problems of one policy while it is parsed."""
 

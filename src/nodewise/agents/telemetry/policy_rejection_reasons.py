@@ -7,9 +7,11 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from nodewise import quantity
+from nodewise import clock, quantity
 from nodewise.agents.telemetry import rule_operators
+from nodewise.agents.telemetry.hysteresis import HoldTimes
 from nodewise.agents.telemetry.placement_policy import Comparison, PolicyKey, PolicyKind
+from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
 
 _MAX_LENGTH: Final = 512
 """Characters of the text of several rules, which the response contains once for every node."""
@@ -18,32 +20,44 @@ _MAX_LENGTH: Final = 512
 def comparison_text(comparison: Comparison, kind: PolicyKind) -> str:
     """A comparison as text: `cpu_temp above 80`, or `cpu_temp GreaterThan 80` in a TASPolicy."""
     operator = rule_operators.written_operator(comparison.operator, kind)
-    return f"{comparison.metric_request().name} {operator} {quantity.nano_to_text(comparison.target)}"
+    text = f"{comparison.metric_request().name} {operator} {quantity.nano_to_text(comparison.target)}"
+    if comparison.release is None:
+        return text
+    return f"{text} (release {quantity.nano_to_text(comparison.release)})"
+
+
+def times_text(times: HoldTimes) -> str:
+    """The end of the text of a rule: ` for 2m, kept for 10m`; empty without times."""
+    for_text = f" for {clock.format_duration(times.for_s)}" if times.for_s else ""
+    return f"{for_text}, kept for {clock.format_duration(times.keep_for_s)}" if times.keep_for_s else for_text
 
 
 class RuleBroken(msgspec.Struct, frozen=True):
-    """The node breaks a rule; this is the first one of the policy that it breaks."""
+    """A rule rejects the node; this is the first one of the policy that does."""
 
     policy: PolicyKey
     rule: Comparison
+    times: HoldTimes = HoldTimes()
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return f"{self.policy.text()}: {comparison_text(self.rule, self.policy.kind)}"
+        return f"{self.policy.text()}: {comparison_text(self.rule, self.policy.kind)}{times_text(self.times)}"
 
     def remedy(self) -> str:
         return ""
 
 
 class AllBroken(msgspec.Struct, frozen=True):
-    """The node breaks every part of a rule."""
+    """A rule with several parts rejects the node."""
 
     policy: PolicyKey
     rules: tuple[Comparison, ...]
+    times: HoldTimes = HoldTimes()
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
         text = " and ".join(comparison_text(rule, self.policy.kind) for rule in self.rules)
+        text += times_text(self.times)
         return f"{self.policy.text()}: {text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + '…'}"
 
     def remedy(self) -> str:
@@ -55,13 +69,16 @@ class NoValue(msgspec.Struct, frozen=True):
 
     policy: PolicyKey
     rule: Comparison
+    cause: Cause | None = None
+    """Why there is none, on at least one node. The text, for pod events, does not contain it."""
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
         return f"{self.policy.text()}: no fresh value of {self.rule.metric_request().name}"
 
     def remedy(self) -> str:
-        return f"find out why there is no fresh {self.rule.metric_request().name}"
+        why = f": {self.cause}" if self.cause else ""
+        return f"find out why there is no fresh {self.rule.metric_request().name}{why}"
 
 
 class NeverFetched(msgspec.Struct, frozen=True):
@@ -69,17 +86,15 @@ class NeverFetched(msgspec.Struct, frozen=True):
 
     policy: PolicyKey
     metric: str
-    cause: str = ""
-    """Why no node has a value although a source answered. The text, for pod events, does not contain it."""
+    cause: Cause = NEVER_FETCHED
+    """Why no node has a value. The text, for pod events, does not contain it."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{self.policy.text()}: metric {self.metric} was never fetched"
 
     def remedy(self) -> str:
-        if self.cause:
-            return f"no node has a value of {self.metric}: {self.cause}"
-        return f"check the name {self.metric}, and that a source of --metrics has it; see metric_failed in the log"
+        return f"no node has a value of {self.metric}: {self.cause}"
 
 
 class RuleUnusable(msgspec.Struct, frozen=True):

@@ -11,7 +11,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.telemetry.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
+from nodewise.agents.telemetry.placement_policy import (
+    Canary,
+    LabelSelector,
+    Mode,
+    PodSelection,
+    Policy,
+    PolicyKey,
+)
 from nodewise.agents.telemetry.policy_namespace_trust import NamespaceObject
 
 POLICY_LABEL: Final = "telemetry-policy"
@@ -28,6 +35,8 @@ _MAX_SHOWN_NOT_ENFORCED: Final = 10
 
 class PodOwner(msgspec.Struct, frozen=True, gc=False):
     kind: str = ""
+    name: str = ""
+    controller: bool | None = None
 
 
 class PodMetadata(msgspec.Struct, frozen=True):
@@ -35,6 +44,7 @@ class PodMetadata(msgspec.Struct, frozen=True):
     labels: dict[str, str] | None = None
     """All labels, because selectors may name any."""
     ownerReferences: tuple[PodOwner, ...] | None = None  # noqa: N815 - the API's name
+    name: str = ""
 
 
 class PodFields(msgspec.Struct, frozen=True):
@@ -50,6 +60,10 @@ class _Selecting(NamedTuple):
     pods: LabelSelector
     is_by_policy_label: bool
     """Whether it is enforced, and selects only pods that name certain TASPolicies."""
+    mode: Mode
+    canary: Canary | None
+    is_stepped_back: bool
+    """A change of these three changes the equivalence keys of pods."""
 
 
 class _Candidates(NamedTuple):
@@ -58,6 +72,8 @@ class _Candidates(NamedTuple):
     policies: tuple[_Selecting, ...]
     label_keys: tuple[str, ...]
     """The label keys that their selectors name."""
+    named: frozenset[PolicyKey]
+    """The TASPolicies of the namespace."""
     selected: dict[tuple[str | None, ...], tuple[_Selecting, ...]]
     """By the values of these labels, the policies that select the pod: most pods are one of few replicas of another."""
 
@@ -70,15 +86,28 @@ class SelectionIndex:
         policies: Iterable[Policy],
         namespaces: Mapping[ObjectKey, NamespaceObject],
         own_namespace: str = "",
+        before: "SelectionIndex | None" = None,
     ) -> None:
+        """`before` is the index of the last state, whose unchanged parts are kept."""
         listed = list(policies)
-        self._named = frozenset(policy.key for policy in listed if policy.key.kind == "TASPolicy")
+        self._named: dict[str, set[PolicyKey]] = {}
         self._namespaces = namespaces
         self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, own_namespace)))
         self._by_namespace: dict[str, list[_Selecting]] = {}
         self._cluster: list[Policy] = []
         self._candidates: dict[str, _Candidates] = {}
         """By namespace, of earlier calls."""
+        self._earlier: dict[str, _Candidates] = before.reusable_candidates(namespaces) if before else {}
+        """By namespace, of earlier indexes."""
+        for policy in listed:
+            if policy.key.kind == "TASPolicy":
+                self._named.setdefault(policy.namespace, set()).add(policy.key)
+        self.canaries: Final[Mapping[PolicyKey, LabelSelector]] = {
+            policy.key: policy.canary.pods
+            for policy in listed
+            if policy.mode == "Canary" and policy.canary is not None and policy.canary.pods is not None
+        }
+        """The pods for which policies in the mode Canary have an effect, among those that they select."""
         for policy in selectable_policies(listed):
             if policy.key.kind == "ClusterPlacementPolicy":
                 self._cluster.append(policy)
@@ -99,7 +128,7 @@ class SelectionIndex:
         namespace = metadata.namespace
         if namespace in self._excluded or is_of_daemon_set(pod):
             return keys
-        policies, label_keys, selected_by_values = self._candidates_of(namespace)
+        policies, label_keys, named, selected_by_values = self._candidates_of(namespace)
         values = tuple(map(labels.get, label_keys))
         selecting = selected_by_values.get(values)
         if selecting is None:
@@ -107,10 +136,19 @@ class SelectionIndex:
             if len(selected_by_values) >= _MAX_REMEMBERED:
                 selected_by_values.clear()
             selected_by_values[values] = selecting
-        is_named = self._named.issuperset(keys)
+        is_named = named.issuperset(keys)
         if not is_named and any(candidate.is_by_policy_label for candidate in selecting):
             keys = ()
         return (*keys, *(candidate.key for candidate in selecting))
+
+    def reusable_candidates(self, namespaces: Mapping[ObjectKey, NamespaceObject]) -> dict[str, _Candidates]:
+        """What the next index keeps if it is unchanged, by namespace."""
+        known = self._earlier | self._candidates
+        return {name: candidates for name, candidates in known.items() if ("", name) in namespaces}
+
+    def version(self, namespace: str) -> object:
+        """What the policies of pods of a namespace depend on: the same object unless that changed."""
+        return self._candidates_of(namespace) if ("", namespace) in self._namespaces else self
 
     def _candidates_of(self, namespace: str) -> _Candidates:
         """The policies that may select pods of a namespace."""
@@ -126,7 +164,10 @@ class SelectionIndex:
             )
             requirements = (requirement for policy in policies for requirement in policy.pods.requirements)
             label_keys = tuple(dict.fromkeys(requirement.key for requirement in requirements))
-            candidates = _Candidates(policies, label_keys, {})
+            candidates = _Candidates(policies, label_keys, frozenset(self._named.get(namespace, ())), {})
+            before = self._earlier.get(namespace)
+            if before is not None and before[:3] == candidates[:3]:
+                candidates = before
             if ("", namespace) in self._namespaces:  # the number of others has no limit
                 self._candidates[namespace] = candidates
         return candidates
@@ -149,7 +190,10 @@ def _selecting(policy: Policy, selection: PodSelection) -> _Selecting:
         requirement.key == POLICY_LABEL and requirement.operator == "In"
         for requirement in selection.pods.requirements
     )
-    return _Selecting(policy.key, selection.pods, by_label and not policy.not_enforced)
+    is_enforced = not policy.not_enforced and policy.mode == "Enforce"
+    return _Selecting(
+        policy.key, selection.pods, by_label and is_enforced, policy.mode, policy.canary, policy.stepped_back
+    )
 
 
 def selectable_policies(policies: Iterable[Policy]) -> list[Policy]:

@@ -4,7 +4,8 @@ Equal values get equal scores; nodes without a fresh value get 0. With n measure
 (1, 1, 3 counted from 0: 0, 0, 2) the score is `10 - r` up to eleven candidates and `round(10 (n-1-r) / (n-1))`
 beyond, so the whole scale is used and no score leaves 0..10.
 
-Several preferences are combined to one by the weighted mean of their ranks among the candidates.
+Several preferences are combined to one by the weighted mean of their ranks among the candidates. Nodes that a policy
+with `enforcement: Preferred` rejects come after all others.
 """
 
 from collections.abc import Sequence
@@ -54,6 +55,20 @@ def combine_ranks(ranks: Sequence[Ranks], weights: Sequence[int]) -> Ranks:
     # equal means can differ by rounding errors, and must not be different ranks
     _, combined[measured] = np.unique(mean[measured].round(_DECIMALS), return_inverse=True)
     return combined
+
+
+def scores_of_avoided(ranks: Ranks | None, rejections: Sequence[NDArray[np.bool_]]) -> NDArray[np.int64]:
+    """Scores 0..10 of the candidates if several policies only prefer the nodes that they do not reject.
+
+    The candidates that the fewest of these policies reject are scored by their ranks in the preferences, at least 1;
+    without ranks, all of them get 10. The others get 0. So policies that reject every candidate have no effect.
+    """
+    counts = np.sum(rejections, axis=0, dtype=np.int64)
+    is_best = counts == counts.min(initial=len(rejections))
+    best = np.where(is_best, 0 if ranks is None else ranks, -1)
+    if not (best >= 0).any():
+        best = np.where(is_best, 0, -1)
+    return np.where(is_best, np.maximum(scores_from_ranks(best), 1), 0)
 
 
 def _places(ranks: Ranks) -> NDArray[np.int64]:

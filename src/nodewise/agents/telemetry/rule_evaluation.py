@@ -7,14 +7,14 @@ Source of the semantics of several rules and parts: `anyOf` and `allOf` of Telem
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Evidence, Joined, Names, Reason
 from nodewise.agents.telemetry import policy_rejection_reasons, rule_operators
 from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, PolicyKey
-from nodewise.metrics.series import ValueState
+from nodewise.metrics.missing_values import Cause
+from nodewise.metrics.series import Values, ValueState
 from nodewise.metrics.series_arrays import Column, States
 
 Codes = NDArray[np.int16]
@@ -45,6 +45,27 @@ class RuleInputs(NamedTuple):
         return self._replace(states=other.states, known=other.known, unknown=other.unknown)
 
 
+class CandidateValues:
+    """The values of the candidates of one request. They are gathered once, although many rules compare them."""
+
+    def __init__(self, candidates: Names) -> None:
+        self.candidates = candidates
+        self._gathered: dict[tuple[int, int], tuple[Values, States, NDArray[np.float64]]] = {}
+        """By the identities of a column's values and of their states, which the snapshot keeps."""
+
+    def gather(self, inputs: RuleInputs) -> tuple[Values, States, NDArray[np.float64]]:
+        """The values, their states and their ages in seconds, by candidate."""
+        column, numbers = inputs.column, self.candidates.numbers
+        key = id(column.values), id(inputs.states)
+        if key not in self._gathered:
+            self._gathered[key] = (
+                column.values[numbers],
+                inputs.states[numbers],
+                column.ages_s(inputs.evaluated_at, numbers),
+            )
+        return self._gathered[key]
+
+
 class RuleEvaluation(NamedTuple):
     """A rule evaluated over all nodes, by node number."""
 
@@ -55,26 +76,24 @@ class RuleEvaluation(NamedTuple):
     """Where there is no fresh value, and the rule rejects such nodes."""
     rejects_missing: bool = False
 
-    def evidence(self, candidates: Names, policy: PolicyKey, group: int = -1) -> Evidence:
-        """The values of some candidates, which are stored with the decision; the operator as the kind writes it."""
-        numbers = candidates.numbers
-        column, evaluated_at, states, *_ = self.inputs
+    def evidence(
+        self, values: CandidateValues, policy: PolicyKey, group: int = -1, weight: float | None = None
+    ) -> Evidence:
+        """The values of some candidates, which are stored with the decision; the operator as the kind writes it.
+
+        `weight` is that of a preference, which ranks the candidates by their values and rejects none.
+        """
+        rule = self.rule
         return Evidence(
-            self.rule.metric_request().name,
-            rule_operators.written_operator(self.rule.operator, policy.kind),
-            self.rule.target,
-            column.values[numbers],
-            states[numbers],
-            column.ages_s(evaluated_at, numbers),
-            self.rejects_missing,
+            rule.metric_request().name,
+            rule_operators.written_operator(rule.operator, policy.kind),
+            rule.target if weight is None else None,
+            *values.gather(self.inputs),
+            self.rejects_missing and weight is None,
             policy.text(),
             group,
+            1.0 if weight is None else weight,
         )
-
-    def ranking_evidence(self, candidates: Names, policy: PolicyKey, weight: int) -> Evidence:
-        """The values of some candidates, by which a preference ranks them."""
-        evidence = self.evidence(candidates, policy)
-        return msgspec.structs.replace(evidence, target=None, rejects_missing=False, weight=float(weight))
 
 
 def rule_inputs(rule: Comparison, column: Column, now: float, max_age_s: float) -> RuleInputs:
@@ -106,32 +125,39 @@ class AvoidVerdict(NamedTuple):
 
 
 def combine_rules(
-    policy: PolicyKey, rules: Sequence[AvoidRule], evaluated: Mapping[Comparison, RuleEvaluation]
+    policy: PolicyKey,
+    rules: Sequence[AvoidRule],
+    rejections: Sequence[Mask],
+    evaluated: Mapping[Comparison, RuleEvaluation],
+    causes: Mapping[str, Cause],
 ) -> AvoidVerdict:
-    """A node is rejected by any rule of which it meets all parts, or lacks the value of those that it does not meet.
+    """A node is rejected by any rule that rejects it by its values (`rejections`), and by a rule of which it lacks the
+    value of those parts that it does not meet. `causes` say why nodes lack values, by key of the metric.
 
-    The reason is the first rule of which it meets all parts. If there is none, it is the first missing value.
+    The reason is the first rule that rejects it by its values. If there is none, it is the first missing value.
     """
     size = len(evaluated[rules[0].parts[0]].broken)
     reason_list: list[Reason] = []
     codes = np.zeros(size, np.int16)
-    for rule in rules:
-        broken = np.logical_and.reduce([evaluated[part].broken for part in rule.parts])
+    for rule, rejected in zip(rules, rejections, strict=True):
         is_lone = len(rule.parts) == 1
         reason_list.append(
-            policy_rejection_reasons.RuleBroken(policy, rule.parts[0])
+            policy_rejection_reasons.RuleBroken(policy, rule.parts[0], rule.times)
             if is_lone
-            else policy_rejection_reasons.AllBroken(policy, rule.parts)
+            else policy_rejection_reasons.AllBroken(policy, rule.parts, rule.times)
         )
-        codes[broken & (codes == 0)] = len(reason_list)
+        codes[rejected & (codes == 0)] = len(reason_list)
     for rule in rules:
-        rejected = np.logical_and.reduce(
+        lacking = np.logical_and.reduce(
             [evaluated[part].broken | evaluated[part].lacking for part in rule.parts]
         )
         for part in rule.parts:
-            reason_list.append(policy_rejection_reasons.NoValue(policy, part))
-            codes[rejected & evaluated[part].lacking & (codes == 0)] = len(reason_list)
-    return AvoidVerdict(codes, tuple(reason_list), "any")
+            reason_list.append(
+                policy_rejection_reasons.NoValue(policy, part, causes.get(part.metric_request().key))
+            )
+            codes[lacking & evaluated[part].lacking & (codes == 0)] = len(reason_list)
+    has_states = any(rule.has_states for rule in rules)
+    return AvoidVerdict(codes, tuple(reason_list), None if has_states else "any")
 
 
 def reject_all(size: int, reason: Reason) -> AvoidVerdict:

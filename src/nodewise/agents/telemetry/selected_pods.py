@@ -102,6 +102,8 @@ class SelectedPods(NamedTuple):
     """Without policies that select none."""
     selections: frozenset[tuple[PolicyKey, ...]]
     """The different sets of policies that select a pod."""
+    in_canary: Mapping[PolicyKey, int] = {}
+    """By policy with a canary by labels, those of its pods that are part of it; without policies that have none."""
 
 
 class SelectedPodCounter:
@@ -122,6 +124,7 @@ class SelectedPodCounter:
         self._groups.has_changed = False
         keys_by_group: dict[PodLabelGroup, tuple[PolicyKey, ...]] = {}
         by_policy: Counter[PolicyKey] = Counter()
+        in_canary: Counter[PolicyKey] = Counter()
         for group, count in list(self._groups.counts.items()):
             keys = self._keys_by_group.get(group)
             if keys is None:
@@ -129,9 +132,12 @@ class SelectedPodCounter:
             keys_by_group[group] = keys
             for key in keys:
                 by_policy[key] += count
+            for key in selection.canaries.keys() & set(keys):
+                if selection.canaries[key].selects(group.pod().metadata.labels or {}):
+                    in_canary[key] += count
             yield
         self._keys_by_group = keys_by_group
-        self._result = SelectedPods(by_policy, frozenset(filter(None, keys_by_group.values())))
+        self._result = SelectedPods(by_policy, frozenset(filter(None, keys_by_group.values())), in_canary)
         return self._result
 
 
@@ -176,7 +182,14 @@ def _rejected_nodes(state: PolicyState | None, every_node: int) -> int:
     """The nodes that a policy rejects, one bit for each; all if a pod names a policy that does not exist."""
     if state is None:
         return every_node
-    if state.verdict is None or state.policy.not_enforced:
+    policy = state.policy
+    if (
+        state.verdict is None
+        or policy.not_enforced
+        or policy.only_prefers
+        or policy.only_observes
+        or policy.mode == "Canary"
+    ):
         return 0
     packed = np.packbits(state.verdict.codes[:-1] != 0, bitorder="little")
     return int.from_bytes(packed.tobytes(), "little")

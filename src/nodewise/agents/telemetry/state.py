@@ -11,7 +11,6 @@ from nodewise.agents.telemetry import (
     policy_selection,
     rank_scores,
     rule_evaluation,
-    rule_suspension,
     taspolicy_parser,
 )
 from nodewise.agents.telemetry.namespace_budgets import NamespaceBudgets
@@ -19,13 +18,16 @@ from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceTrust
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, step_back_in_effect
 from nodewise.agents.telemetry.policy_selection import SelectionIndex
-from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict, RuleEvaluation, RuleInputs
-from nodewise.agents.telemetry.rule_suspension import ValueHistory
+from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict, RuleEvaluation
+from nodewise.agents.telemetry.rule_evaluation_cache import RuleEvaluationCache
+from nodewise.agents.telemetry.rule_states import RuleStates, RuleVerdict
+from nodewise.metrics import missing_values
 from nodewise.metrics import series_arrays as columns
+from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.series import Series, ValueState
+from nodewise.metrics.series import Series
 from nodewise.metrics.series_arrays import Column
 
 POLICIES = "taspolicies"
@@ -56,12 +58,18 @@ class PolicyState(NamedTuple):
     preferences: tuple[EvaluatedPreference, ...] = ()
     labels: tuple[LabelColumn, ...] = ()
     """The node labels that the policy wants."""
-    unfetched: Mapping[str, str] = {}
-    """Metrics of its rules that count as never fetched, by key, with the cause; empty if only the log names it."""
+    unfetched: Mapping[str, Cause] = {}
+    """Metrics of its rules that count as never fetched, by key, with the cause."""
     suspended: tuple[Comparison, ...] = ()
     """Its comparisons that lost the values of most nodes at once; their last verdicts remain in effect."""
+    lost: Mapping[str, Cause] = {}
+    """Metrics of `suspended` comparisons, by key, with the cause."""
     awaits_metrics: bool = False
     """Whether a metric of `avoid` has neither values nor a failure yet, as after a start."""
+    label_rules: tuple[RuleEvaluation, ...] = ()
+    """The usable comparisons of `node_labels`."""
+    rule_verdicts: tuple[RuleVerdict, ...] = ()
+    """The rules of `avoid`; empty if one of them cannot be evaluated."""
 
 
 class TelemetryState(NamedTuple):
@@ -77,19 +85,10 @@ class _MetricColumn(NamedTuple):
     series: Series
     nodes: NodeIndex
     column: Column
-    cause: str
-    """Why no node has a value; empty if a node has one."""
-
-
-_ValuesKey = tuple[str, float]
-"""The key of a metric, and the maximum age of its values."""
-
-
-class _RuleValues(NamedTuple):
-    """The values of rules with the same metric and maximum age."""
-
-    inputs: RuleInputs
-    history: ValueHistory
+    cause: Cause | None
+    """Why no node has a value; None if a node has one."""
+    cause_on_some_nodes: Cause
+    """Why nodes without a value have none, if other nodes have values."""
 
 
 class TelemetryStateBuilder(StateBuilder[TelemetryState]):
@@ -98,7 +97,6 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     inputs = Inputs(frozenset({*POLICY_KINDS, NAMESPACES}))
 
     def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
-        self._reject_missing = options.when_missing == "reject"
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
         self._budgets = NamespaceBudgets(options)
@@ -110,11 +108,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """What `_selection` was computed from."""
         self._selection = SelectionIndex((), {})
         self._columns: dict[str, _MetricColumn] = {}
-        self._values: dict[_ValuesKey, _RuleValues] = {}
-        """Of the last build."""
-        self._new_values: dict[_ValuesKey, _RuleValues] = {}
-        """Of the build under way, until now."""
-        self._histories: dict[Comparison, rule_suspension.RuleHistory] = {}
+        self._rules = RuleEvaluationCache(max_age_s, reject_missing=options.when_missing == "reject")
+        self._rule_states = RuleStates()
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[PolicyKey, Policy]:
         """All policies with their problems, restricted in namespaces without trust and by the budgets of namespaces."""
@@ -161,8 +156,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def build(self, cluster_state: ClusterState) -> Generator[None, None, TelemetryState]:
         """Evaluate every policy over all nodes."""
         states: dict[PolicyKey, PolicyState] = {}
-        evaluated: dict[Comparison, RuleEvaluation] = {}
-        self._new_values = {}
+        self._rules.begin()
+        self._rule_states.begin()
         policies_ = self.policies(cluster_state.objects)
         metric_requests = (
             rule.metric_request() for policy in policies_.values() for rule in policy.usable_comparisons()
@@ -173,10 +168,10 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             yield from self._update_column(metric_request, cluster_state)
             yield
         for key, policy in policies_.items():
-            states[key] = yield from self._evaluate_policy(policy, cluster_state, evaluated)
+            states[key] = yield from self._evaluate_policy(policy, cluster_state)
             yield
-        self._histories = {rule: history for rule, history in self._histories.items() if rule in evaluated}
-        self._values = self._new_values
+        self._rules.finish()
+        self._rule_states.finish(policies_)
         self._columns = {
             metric: kept for metric, kept in self._columns.items() if metric in cluster_state.metrics.series
         }
@@ -186,55 +181,87 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """The selection by the policies of the last call of `policies`; the same object unless it changes."""
         namespaces = objects.get(NAMESPACES, {})
         selecting = tuple(
-            (policy.key, policy.selection, policy.not_enforced)
+            (
+                policy.key,
+                policy.selection,
+                policy.not_enforced,
+                policy.mode,
+                policy.canary,
+                policy.stepped_back,
+            )
             for policy in policy_selection.selectable_policies(self._enforced.values())
         )
         named = frozenset(key for key in self._enforced if key.kind == "TASPolicy")
         if self._selecting != (selecting, named, namespaces):
             self._selecting = (selecting, named, namespaces)
-            self._selection = SelectionIndex(self._enforced.values(), namespaces, self._own_namespace)
+            self._selection = SelectionIndex(
+                self._enforced.values(), namespaces, self._own_namespace, self._selection
+            )
         return self._selection
 
     def _evaluate_policy(
-        self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Comparison, RuleEvaluation]
+        self, policy: Policy, cluster_state: ClusterState
     ) -> Generator[None, None, PolicyState]:
-        filter_rules = yield from self._evaluate_rules(policy.avoided(), cluster_state, evaluated)
-        preferences = yield from self._evaluate_preferences(policy, cluster_state, evaluated)
-        labelling = (part for rule in policy.node_labels for part in rule.parts)
-        yield from self._evaluate_rules(labelling, cluster_state, evaluated)
-        wanted = []
-        for column in node_labels.label_columns(policy, evaluated):
-            yield
-            wanted.append(column)
-        verdict = self._verdict(policy, cluster_state, evaluated)
+        filter_rules = yield from self._evaluate_rules(policy.avoided(), cluster_state)
+        preferences = yield from self._evaluate_preferences(policy, cluster_state)
+        label_rules, wanted = yield from self._evaluate_node_labels(policy, cluster_state)
+        verdict, rule_verdicts = yield from self._verdict(policy, cluster_state)
         yield
+        suspended = tuple(
+            rule
+            for rule in dict.fromkeys(policy.usable_comparisons())
+            if rule in self._rules.evaluated and self._rules.is_suspended(rule)
+        )
         return PolicyState(
             policy,
             verdict,
             tuple(filter_rules),
             preferences,
-            tuple(wanted),
+            wanted,
             self._unfetched_metrics(policy, cluster_state),
-            tuple(
-                rule
-                for rule in dict.fromkeys(policy.usable_comparisons())
-                if rule in evaluated and self._histories[rule].suspended
-            ),
-            not all(
-                rule.unusable or cluster_state.metrics.was_fetched(rule.metric_request().key)
-                for rule in policy.avoided()
-            ),
+            suspended,
+            self._causes_on_some_nodes(suspended, cluster_state),
+            self._awaits_metrics(policy.avoided(), cluster_state),
+            label_rules,
+            rule_verdicts,
+        )
+
+    def _evaluate_node_labels(
+        self, policy: Policy, cluster_state: ClusterState
+    ) -> Generator[None, None, tuple[tuple[RuleEvaluation, ...], tuple[LabelColumn, ...]]]:
+        """The evaluated rules of `nodeLabels`, and the labels they set: of a policy that only observes, none."""
+        evaluations = yield from self._evaluate_rules(
+            (part for rule in policy.node_labels for part in rule.parts), cluster_state
+        )
+        if policy.only_observes:
+            return tuple(evaluations), ()
+        setting = [
+            rule
+            for rule in policy.node_labels
+            if any(rule.labels) and not any(part.unusable for part in rule.parts)
+        ]
+        # After a start, rules whose metrics arrive first would set labels that the others exclude.
+        hold = self._awaits_metrics((part for rule in setting for part in rule.parts), cluster_state)
+        columns = []
+        for column in node_labels.label_columns(policy, self._rules.evaluated):
+            yield
+            columns.append(column.held() if hold else column)
+        return tuple(evaluations), tuple(columns)
+
+    @staticmethod
+    def _awaits_metrics(rules: Iterable[Comparison], cluster_state: ClusterState) -> bool:
+        """Whether a metric of these has neither values nor a failure yet."""
+        return not all(
+            rule.unusable or cluster_state.metrics.was_fetched(rule.metric_request().key) for rule in rules
         )
 
     def _evaluate_preferences(
-        self, policy: Policy, cluster_state: ClusterState, evaluated: dict[Comparison, RuleEvaluation]
+        self, policy: Policy, cluster_state: ClusterState
     ) -> Generator[None, None, tuple[EvaluatedPreference, ...]]:
         """The preferences that can be evaluated. Of a TASPolicy only the first one counts, as in the older system."""
         preferences = []
         for preference in policy.prefer[:1] if policy.key.kind == "TASPolicy" else policy.prefer:
-            for evaluation in (
-                yield from self._evaluate_rules([preference.source], cluster_state, evaluated)
-            ):
+            for evaluation in (yield from self._evaluate_rules([preference.source], cluster_state)):
                 ranks = rank_scores.rank_nodes_by_value(
                     evaluation.rule.operator, evaluation.inputs.column, evaluation.inputs.states
                 )
@@ -243,82 +270,52 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         return tuple(preferences)
 
     def _verdict(
-        self, policy: Policy, cluster_state: ClusterState, evaluated: Mapping[Comparison, RuleEvaluation]
-    ) -> AvoidVerdict | None:
-        """The verdict of `avoid`. Fails closed: a rule that cannot be evaluated rejects every node."""
+        self, policy: Policy, cluster_state: ClusterState
+    ) -> Generator[None, None, tuple[AvoidVerdict | None, tuple[RuleVerdict, ...]]]:
+        """The verdict of `avoid`, and those of its rules. Fails closed: a rule that cannot be evaluated rejects every
+        node.
+        """
         if not policy.avoid:
-            return None
+            return None, ()
         size = len(cluster_state.nodes) + 1
         for rule in policy.avoided():
             if rule.unusable:
                 reason = policy_rejection_reasons.RuleUnusable(policy.key, rule.unusable, rule.remedy)
-                return rule_evaluation.reject_all(size, reason)
-            cause = self._unfetched_cause(rule, cluster_state)
-            if cause is not None:
-                return rule_evaluation.reject_all(
-                    size, policy_rejection_reasons.NeverFetched(policy.key, rule.metric_request().name, cause)
-                )
-        return rule_evaluation.combine_rules(policy.key, policy.avoid, evaluated)
+                return rule_evaluation.reject_all(size, reason), ()
+        unfetched = next(
+            (
+                policy_rejection_reasons.NeverFetched(policy.key, rule.metric_request().name, cause)
+                for rule in policy.avoided()
+                if (cause := self._unfetched_cause(rule, cluster_state)) is not None
+            ),
+            None,
+        )
+        verdicts = yield from self._rule_states.evaluate(
+            policy, self._rules, cluster_state, is_known=unfetched is None
+        )
+        if unfetched is not None:
+            return rule_evaluation.reject_all(size, unfetched), verdicts
+        rejections = [verdict.rejected for verdict in verdicts]
+        rejecting = [rule for rule in policy.avoided() if self._rules.evaluated[rule].lacking.any()]
+        causes = self._causes_on_some_nodes(rejecting, cluster_state)
+        combined = rule_evaluation.combine_rules(
+            policy.key, policy.avoid, rejections, self._rules.evaluated, causes
+        )
+        return combined, verdicts
 
     def _evaluate_rules(
-        self,
-        rules: Iterable[Comparison],
-        cluster_state: ClusterState,
-        evaluated: dict[Comparison, RuleEvaluation],
+        self, rules: Iterable[Comparison], cluster_state: ClusterState
     ) -> Generator[None, None, list[RuleEvaluation]]:
         """The evaluations of the rules that can be evaluated."""
         evaluations: list[RuleEvaluation] = []
         for rule in rules:
             if rule.unusable:
                 continue
-            evaluation = yield from self._evaluate_rule(rule, cluster_state, evaluated)
-            evaluations.append(evaluation)
+            column = self._metric_column(rule.metric_request().key, cluster_state)
+            evaluations.append((yield from self._rules.evaluate(rule, column, cluster_state)))
         return evaluations
 
-    def _evaluate_rule(
-        self, rule: Comparison, cluster_state: ClusterState, evaluated: dict[Comparison, RuleEvaluation]
-    ) -> Generator[None, None, RuleEvaluation]:
-        """Evaluate a comparison over all nodes; equal ones of several policies are computed once."""
-        if rule not in evaluated:
-            max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
-            key = rule.metric_request().key, max_age_s
-            if key not in self._new_values:
-                self._new_values[key] = self._rule_values(rule, key, cluster_state)
-                yield
-            inputs, history = self._new_values[key]
-            evaluation = rule_evaluation.evaluate_rule(rule, inputs, reject_missing=self._reject_missing)
-            yield
-            before = self._values.get(key)
-            self._histories[rule] = rule_suspension.update_history(
-                self._histories.get(rule),
-                evaluation,
-                before.history if before else None,
-                cluster_state.nodes,
-                max_age_s,
-            )
-            evaluated[rule] = rule_suspension.hold_last_verdicts(evaluation, self._histories[rule], history)
-            yield
-        return evaluated[rule]
-
-    def _rule_values(self, rule: Comparison, key: _ValuesKey, cluster_state: ClusterState) -> _RuleValues:
-        """The values of a rule. Arrays that equal those before, or for another maximum age, are shared."""
-        metric, max_age_s = key
-        column = self._metric_column(metric, cluster_state)
-        inputs = rule_evaluation.rule_inputs(rule, column, cluster_state.now, max_age_s)
-        before = self._values.get(key)
-        others = [
-            before,
-            next((values for (name, _), values in self._new_values.items() if name == metric), None),
-        ]
-        for other in others:
-            if other is not None:
-                inputs = inputs.share_arrays(other.inputs)
-        history = rule_suspension.update_value_history(
-            before.history if before else None, inputs, cluster_state.nodes
-        )
-        return _RuleValues(inputs, history)
-
-    def _unfetched_metrics(self, policy: Policy, cluster_state: ClusterState) -> dict[str, str]:
+    def _unfetched_metrics(self, policy: Policy, cluster_state: ClusterState) -> dict[str, Cause]:
         """The metrics of the policy that count as never fetched, by key, with the cause."""
         causes = {
             rule.metric_request().key: self._unfetched_cause(rule, cluster_state)
@@ -326,27 +323,37 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         }
         return {key: cause for key, cause in sorted(causes.items()) if cause is not None}
 
-    def _unfetched_cause(self, rule: Comparison, cluster_state: ClusterState) -> str | None:
+    def _unfetched_cause(self, rule: Comparison, cluster_state: ClusterState) -> Cause | None:
         """Why the rule's metric counts as never fetched; None if it does not.
 
         A metric that gives no node a fresh value counts as never fetched, unless the rule had values and is suspended.
-        A rule that loses the last of its fresh values is suspended, so values that are all stale were never fresh.
         """
+        return None if self._rules.is_suspended(rule) else self._missing_cause(rule, cluster_state)
+
+    def _missing_cause(self, rule: Comparison, cluster_state: ClusterState) -> Cause | None:
+        """Why no node has a fresh value of the rule's metric; None if a node has one."""
         key = rule.metric_request().key
+        failure = cluster_state.metrics.causes.get(key)
         column = self._columns.get(key)
         if column is None:
-            return cluster_state.metrics.causes.get(key, "")
-        history = self._histories.get(rule)
-        if history is not None and history.suspended:
-            return None
-        if (
-            not column.cause
-            and history is not None
-            and len(cluster_state.nodes)
-            and not history.any_fresh_value
-        ):
-            return "every value is older than max_age"
-        return column.cause or None
+            return failure or NEVER_FETCHED
+        history = self._rules.history(rule)
+        if column.cause or not len(cluster_state.nodes) or history is None or history.any_fresh_value:
+            return column.cause
+        # the values are those of the last response, and became stale since
+        return failure or OUTDATED
+
+    def _causes_on_some_nodes(
+        self, rules: Iterable[Comparison], cluster_state: ClusterState
+    ) -> dict[str, Cause]:
+        """Why nodes lack values of the metrics of these rules, by key."""
+        causes = {}
+        for rule in rules:
+            key = rule.metric_request().key
+            column = self._columns.get(key)
+            cause = self._missing_cause(rule, cluster_state) or cluster_state.metrics.causes.get(key)
+            causes[key] = cause or (column.cause_on_some_nodes if column else NEVER_FETCHED)
+        return causes
 
     def _update_column(
         self, metric_request: MetricRequest, cluster_state: ClusterState
@@ -360,8 +367,16 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         elif known is None or known.series is not series or known.nodes is not cluster_state.nodes:
             column = yield from columns.build_column(series, cluster_state.nodes)
             is_healthy = metric_request.empty_is_healthy and not (series.samples or series.invalid)
-            cause = "" if is_healthy else missing_metric_cause(series, cluster_state.nodes, column)
-            self._columns[metric] = _MetricColumn(series, cluster_state.nodes, column, cause)
+            cause = (
+                None if is_healthy else missing_values.cause_of_series(series, cluster_state.nodes, column)
+            )
+            self._columns[metric] = _MetricColumn(
+                series,
+                cluster_state.nodes,
+                column,
+                cause,
+                missing_values.cause_on_some_nodes(series, cluster_state.nodes),
+            )
 
     def _metric_column(self, metric: str, cluster_state: ClusterState) -> Column:
         return (
@@ -387,17 +402,10 @@ def _parse_policy(kind: PolicyKind, policy_object: PolicyObject) -> Policy:
 
 
 def _has_same_spec(before: PolicyObject, policy_object: PolicyObject) -> bool:
-    """Whether the parsed policy is the same. A write of the status changes the object only."""
+    """Whether the parsed policy is the same. A write of the status, except for a step-back, changes the object only."""
     return before is policy_object or (
         before.spec == policy_object.spec
         and before.metadata == policy_object.metadata
         and before.oversized_bytes == policy_object.oversized_bytes
+        and step_back_in_effect(before) == step_back_in_effect(policy_object)
     )
-
-
-def missing_metric_cause(series: Series, nodes: NodeIndex, column: Column) -> str:
-    """Why no node has a value; empty if a node has one, or if there is no node."""
-    if not len(nodes) or (column.initial_states == ValueState.FRESH).any():
-        return ""
-    invalid = next((why for node, why in series.invalid.items() if node in nodes), "")
-    return invalid or "no value is of a node"

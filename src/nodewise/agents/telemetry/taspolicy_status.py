@@ -15,6 +15,8 @@ class PolicyStatus(StatusWithConditions, frozen=True):
 
     violating_nodes: int = 0
     missing_metrics: tuple[str, ...] = ()
+    mode: str = ""
+    """`Enforce` or `NotEnforced`; empty in the status of an earlier version."""
 
 
 def desired_status(
@@ -37,7 +39,14 @@ def desired_status(
         generation,
         now,
     )
-    return PolicyStatus(conditions, generation, count_violating_nodes(state), tuple(sorted(state.unfetched)))
+    not_enforced = bool(state.policy.not_enforced or no_node_label)
+    return PolicyStatus(
+        conditions,
+        generation,
+        count_violating_nodes(state),
+        tuple(sorted(state.unfetched)),
+        "NotEnforced" if not_enforced else "Enforce",
+    )
 
 
 _VALID: Final = ConditionKind("Valid", "True", is_always_set=True)
@@ -55,14 +64,15 @@ GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 def _policy_conditions(state: PolicyState, conflict: str, no_node_label: str) -> Iterator[PolicyCondition]:
     problems = "; ".join(map(str, state.policy.problems))
     yield _VALID.create(not problems, "FieldProblem", problems, "every field can be used")
-    waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in state.unfetched.items())
-    text = f"never fetched: {waits}; no node passes dontschedule until each of its metrics has a value"
-    yield _FETCHED.create(not waits, "NeverFetched", text, "every metric is available")
+    missing = policy_conditions.missing_metrics_text(state.unfetched)
+    text = f"{missing}. No node passes dontschedule until each of its metrics has a value"
+    reason = policy_conditions.missing_metrics_reason(state.unfetched)
+    yield _FETCHED.create(not missing, reason, text, "every metric is available")
     held = ", ".join(
         policy_rejection_reasons.comparison_text(rule, state.policy.key.kind) for rule in state.suspended
     )
-    text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
-    yield _SUSPENDED.create(bool(held), "LostNodes", text if held else "", "no rule is suspended")
+    text = policy_conditions.suspension_text(held, state.lost)
+    yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
     yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
     not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"
@@ -75,7 +85,7 @@ def _policy_conditions(state: PolicyState, conflict: str, no_node_label: str) ->
 
 
 def count_violating_nodes(state: PolicyState) -> int:
-    """The number of nodes that the policy rejects or labels for the descheduler."""
+    """The number of nodes that the policy rejects or labels."""
     masks = [] if state.verdict is None else [state.verdict.codes[:-1] > 0]
-    masks += [column.codes[:-1] > 0 for column in state.labels if column.key == state.policy.name]
+    masks += [column.codes[:-1] > 0 for column in state.labels]
     return int(np.any(masks, axis=0).sum()) if masks else 0

@@ -1,38 +1,20 @@
 """Pods without a node that native mode concerns: what they require of labels with verdicts, and their gate. No I/O."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, zip_longest
 from typing import Any, Final
 
 import msgspec
 
-from nodewise.agents.telemetry import verdict_labels
-from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.agents.telemetry import verdict_requirements
+from nodewise.agents.telemetry.policy_selection import PodOwner
+from nodewise.agents.telemetry.verdict_requirements import Affinity
 
 GATE: Final = "nodewise.io/policy-not-active"
 """The scheduling gate of pods that were created before all nodes had the label of their policy."""
 
-
-class _Expression(msgspec.Struct, frozen=True):
-    key: str = ""
-    operator: str = ""
-    values: tuple[str, ...] | None = None
-
-
-class _Term(msgspec.Struct, frozen=True):
-    matchExpressions: tuple[_Expression, ...] | None = None  # noqa: N815 - the API's name
-
-
-class _NodeSelector(msgspec.Struct, frozen=True):
-    nodeSelectorTerms: tuple[_Term, ...] | None = None  # noqa: N815
-
-
-class _NodeAffinity(msgspec.Struct, frozen=True):
-    requiredDuringSchedulingIgnoredDuringExecution: _NodeSelector | None = None  # noqa: N815
-
-
-class _Affinity(msgspec.Struct, frozen=True):
-    nodeAffinity: _NodeAffinity | None = None  # noqa: N815
+_MISMATCH: Final = "didn't match Pod's node affinity/selector"
+"""A part of kube-scheduler's message (v1.36 plugins/nodeaffinity/node_affinity.go, ErrReasonPod)."""
 
 
 class _Gate(msgspec.Struct, frozen=True):
@@ -40,14 +22,27 @@ class _Gate(msgspec.Struct, frozen=True):
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    affinity: _Affinity | None = None
+    affinity: Affinity | None = None
     schedulingGates: tuple[_Gate, ...] | None = None  # noqa: N815
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    conditions: tuple[_Condition, ...] | None = None
 
 
 class _Metadata(msgspec.Struct, frozen=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
+    labels: dict[str, str] | None = None
+    ownerReferences: tuple[PodOwner, ...] | None = None  # noqa: N815
+    """Not set for a stored pod, nor are its labels."""
 
 
 class UnscheduledPod(msgspec.Struct, frozen=True):
@@ -55,33 +50,39 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
 
     metadata: _Metadata = _Metadata()
     spec: _Spec = _Spec()
+    status: _Status = _Status()
     keys: frozenset[str] = frozenset()
-    """The keys of labels with verdicts that it requires. Set for a stored pod, whose spec is dropped."""
+    """The keys of labels with verdicts that it requires. Set for a stored pod, whose spec and status are dropped."""
     keys_with_ok: frozenset[str] = frozenset()
     """Those of which it requires the value `ok`."""
     gate: int = -1
     """The position of our gate among its gates; -1 without it."""
+    lacks_matching_node: bool = False
+    """Whether kube-scheduler reports nodes that do not match the node affinity of the pod."""
 
 
 def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
     """The pod as it is stored; None for a pod that native mode does not concern."""
-    expressions = [item for item in _required_expressions(pod) if item.key.startswith(VERDICT_LABEL_PREFIX)]
+    required = [
+        requirement
+        for requirement in verdict_requirements.verdict_requirements(pod.spec.affinity)
+        if not requirement.is_preferred
+    ]
     gates = [gate.name for gate in pod.spec.schedulingGates or ()]
     gate = gates.index(GATE) if GATE in gates else -1
-    if not expressions and gate < 0:
+    if not required and gate < 0:
         return None
-    with_ok = (
-        item.key for item in expressions if item.operator == "In" and item.values == (verdict_labels.OK,)
+    keys = frozenset(requirement.key for requirement in required)
+    with_ok = frozenset(requirement.key for requirement in required if requirement.needs_ok)
+    metadata = _Metadata(pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)
+    return UnscheduledPod(metadata, _Spec(), _Status(), keys, with_ok, gate, _reports_mismatch(pod.status))
+
+
+def _reports_mismatch(status: _Status) -> bool:
+    return any(
+        (condition.type, condition.status) == ("PodScheduled", "False") and _MISMATCH in condition.message
+        for condition in status.conditions or ()
     )
-    keys = frozenset(item.key for item in expressions)
-    return UnscheduledPod(pod.metadata, _Spec(), keys, frozenset(with_ok), gate)
-
-
-def _required_expressions(pod: UnscheduledPod) -> Iterator[_Expression]:
-    affinity = pod.spec.affinity and pod.spec.affinity.nodeAffinity
-    selector = affinity and affinity.requiredDuringSchedulingIgnoredDuringExecution
-    for term in (selector.nodeSelectorTerms if selector else None) or ():
-        yield from term.matchExpressions or ()
 
 
 def releasable_pods(pods: Iterable[UnscheduledPod], settled: frozenset[str]) -> list[UnscheduledPod]:

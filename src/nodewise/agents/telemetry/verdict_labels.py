@@ -3,7 +3,8 @@
 The admission policies of `deploy/native.yaml` add a requirement for the label of a policy to the node affinity of the
 pods that it selects: `NotIn [violating]`, or `In [ok]` if the policy rejects nodes without a value. So every node that
 the policy rejects, for whatever reason, is `violating`. A node that passes is `ok` only if a pod may require that:
-a label on every node costs a write per node and policy, and space in every Node object.
+a label on every node costs a write per node and policy, and space in every Node object. A policy with `enforcement:
+Preferred` adds a preference for nodes that are not `violating`.
 """
 
 from collections.abc import Generator, Iterable
@@ -29,7 +30,7 @@ class LabelledPolicy(NamedTuple):
 
     policy: Policy
     codes: Codes | None
-    """By node number, 0 where the policy accepts the node; None if it rejects no node."""
+    """By node number, 0 where the policy accepts the node; None if it rejects no node, or has no label."""
     awaits_metrics: bool
     """Whether a metric has neither values nor a failure yet, so that the verdict is not meaningful."""
 
@@ -50,7 +51,9 @@ def label_key(uid: str) -> str:
 
 def rejects_missing(policy: Policy) -> bool:
     """Whether pods of the policy require `ok`. The expressions in `deploy/native.yaml` say the same."""
-    return any(all(part.when_missing == "reject" for part in rule.parts) for rule in policy.avoid)
+    return not policy.only_prefers and any(
+        all(part.when_missing == "reject" for part in rule.parts) for rule in policy.avoid
+    )
 
 
 def verdict_labels(
@@ -71,7 +74,10 @@ def verdict_labels(
     for labelled in sorted(policies, key=lambda labelled: (labelled.policy.created, labelled.policy.key)):
         yield
         policy, codes = labelled.policy, labelled.codes
+        key = label_key(policy.uid)
         if codes is None:
+            if key in required_ok:  # pods from before an edit of the policy must not wait for ever
+                columns[key] = _accepting_column(key, size)._replace(namespaces=policy.namespaces)
             continue
         count = counts[policy.namespace] = counts.get(policy.namespace, 0) + 1
         limit = MAX_NAMESPACE_KEYS if policy.namespace else MAX_CLUSTER_KEYS
@@ -82,7 +88,6 @@ def verdict_labels(
                 " have a node label, and older policies come first"
             )
             continue
-        key = label_key(labelled.policy.uid)
         has_ok = rejects_missing(policy) or key in required_ok
         columns[key] = _column(key, labelled, codes, has_ok=has_ok)
     return VerdictLabels(columns, excess)
@@ -104,6 +109,11 @@ def _column(key: str, labelled: LabelledPolicy, codes: Codes, *, has_ok: bool) -
     accepted = np.int16(2 if has_ok else 0)
     values = np.where(codes > 0, np.int16(1), accepted)
     return LabelColumn(key, (VIOLATING, OK), values, np.zeros(len(codes), np.bool_), namespaces=namespaces)
+
+
+def _accepting_column(key: str, size: int) -> LabelColumn:
+    """Every node is `ok`."""
+    return LabelColumn(key, (VIOLATING, OK), np.full(size, 2, np.int16), np.zeros(size, np.bool_))
 
 
 def _held_column(key: str, size: int) -> LabelColumn:

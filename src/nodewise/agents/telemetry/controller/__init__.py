@@ -12,6 +12,7 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot
 from nodewise.agent_controller_interface import Controller, Handle
 from nodewise.agents.telemetry import node_labels, selected_pods
+from nodewise.agents.telemetry.controller.guard_watch import GuardWatch
 from nodewise.agents.telemetry.controller.native_mode import NativeMode
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.controller.policy_status_writer import StatusWriter
@@ -32,6 +33,7 @@ class TelemetryController(Controller):
         self._labels = LabelWriter(handle)
         self._statuses = StatusWriter(handle)
         self._pods = SelectedPodWatch(handle)
+        self._guards = GuardWatch(handle)
         self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
         self._native_mode = NativeMode(handle) if options.native_mode else None
         if options.trust_all_namespaces:
@@ -44,11 +46,12 @@ class TelemetryController(Controller):
         """Start as the leader. Labels and statuses that another leader wrote are read again."""
         self._labels.begin()
         self._statuses.begin()
+        self._guards.begin()
         if self._native_mode:
             self._native_mode.begin()
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-        return (self._pods.run, *(self._native_mode.tasks() if self._native_mode else ()))
+        return (self._pods.run, self._guards.run, *(self._native_mode.tasks() if self._native_mode else ()))
 
     async def step(self, snapshot: Snapshot) -> None:
         """Write labels, status and the advertised resource. A failure of one does not affect the others."""
@@ -59,7 +62,8 @@ class TelemetryController(Controller):
                 self._advertiser.step,
             ]
             if self._native_mode:
-                parts.append(partial(self._native_mode.step, snapshot, agent_state.policies))
+                native_step = partial(self._native_mode.step, snapshot, agent_state.policies)
+                parts.append(partial(native_step, agent_state.selection))
             await run_api_calls(part() for part in parts)
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
@@ -84,12 +88,17 @@ class TelemetryController(Controller):
             finding = selected_pods.find_rejecting_policies(states, len(snapshot.nodes), pods.selections)
             rejecting = await cooperative_scheduling.run(finding)
         not_enforced = self._native_mode.not_enforced if self._native_mode else {}
+        uncovered = self._native_mode.uncovered if self._native_mode else {}
+        step_backs = await self._guards.step_backs(agent_state)
         facts = {
             key: StatusFacts(
                 label_conflict=conflicts.get(key, ""),
                 selected_pods=None if pods is None else pods.by_policy.get(key, 0),
+                canary_pods=None if pods is None else pods.in_canary.get(key, 0),
                 rejecting_policies=rejecting.get(key, ()),
                 no_node_label=not_enforced.get(state.policy.uid, ""),
+                step_back=step_backs.get(key),
+                uncovered_pod=uncovered.get(state.policy.uid, ""),
             )
             for key, state in states.items()
         }

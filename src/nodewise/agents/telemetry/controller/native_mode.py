@@ -11,12 +11,15 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot
 from nodewise.agent_controller_interface import Handle
-from nodewise.agents.telemetry import unscheduled_pods, verdict_labels
+from nodewise.agents.telemetry import policy_mode, unscheduled_pods, verdict_labels
+from nodewise.agents.telemetry.controller.native_pod_events import NativePodEvents
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABELS
 from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, decode_status
+from nodewise.agents.telemetry.policy_selection import SelectionIndex
 from nodewise.agents.telemetry.state import PolicyState
+from nodewise.agents.telemetry.uncovered_pods import LabelledSelector, UncoveredPods
 from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
 from nodewise.agents.telemetry.verdict_labels import LabelledPolicy, VerdictLabels
 from nodewise.errors import BadInput, Conflict
@@ -32,16 +35,25 @@ _UNKNOWN_S: Final = 30.0
 """The time after which the policy of a key counts as deleted. A pod may be seen before its policy."""
 _HELD_S: Final = 3600.0
 """The longest time that the labels of a deleted policy stay for pods that wait."""
+_VISIBLE_S: Final = 2.0
+"""The time between the last label of a new policy and its first pods. kube-scheduler watches nodes and pods by separate
+requests, so it may see a pod without a gate before it sees labels that were written earlier.
+"""
 _CONFIRMED_S: Final = 60.0
 """The time after which a status is written again if the watch does not show it."""
+_ONLY_EXTENDER: Final = (
+    "native mode does not enforce it: a canary by percent needs an extender; use canary.podSelector"
+)
 _APPLY: Final = {"fieldManager": VERDICT_LABELS.field_manager, "force": "true"}
 _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
 
 class _NativeStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of a policy's status that native mode writes, and the admission policies read."""
+    """The fields of a policy's status that native mode writes, and the admission policies read. A policy without a
+    label (`policy_mode.has_labels`) has the values of a new one, so that its pods wait for labels when it is enforced.
+    """
 
-    node_label: str | None = None
+    node_label: str | msgspec.UnsetType = msgspec.UNSET
     active: bool = False
 
 
@@ -58,15 +70,21 @@ class NativeMode:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._labels = LabelWriter(handle, VERDICT_LABELS)
-        target = ReflectorTarget(PODS, UnscheduledPod, selectors=_UNSCHEDULED, keep=unscheduled_pods.keep_pod)
+        target = ReflectorTarget(PODS, UnscheduledPod, selectors=_UNSCHEDULED, keep=self._keep_pod)
         # a registry of its own: these pods must not overwrite the counts of the pods that wait
         self._pods = Reflector(handle.api, target, handle.clock, MetricsRegistry(), random.random)
+        self._events = NativePodEvents(handle)
         self._written: dict[str, tuple[_NativeStatus, float]] = {}
         """By uid of a policy, the last write of its status and its monotonic time."""
+        self._labelled_since_s: dict[str, float] = {}
+        """By uid of a policy whose labels all nodes have, the monotonic time of the step that found it so."""
         self._unknown_since_s: dict[str, float] = {}
         """By key of unscheduled pods without a policy, when it was first seen."""
         self.not_enforced: Mapping[str, str] = {}
         """By uid of a policy, why it has no label, as of the last step."""
+        self._uncovered = UncoveredPods()
+        self.uncovered: Mapping[str, str] = {}
+        """By uid of a policy, a pod that it selects and that does not require its label, as of the last step."""
 
     def begin(self) -> None:
         self._labels.begin()
@@ -75,7 +93,13 @@ class NativeMode:
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         return (self._pods.run,)
 
-    async def step(self, snapshot: Snapshot, states: Mapping[PolicyKey, PolicyState]) -> None:
+    def _keep_pod(self, pod: UnscheduledPod) -> UnscheduledPod | None:
+        self._uncovered.record(pod, self._handle.clock.monotonic())
+        return unscheduled_pods.keep_pod(pod)
+
+    async def step(
+        self, snapshot: Snapshot, states: Mapping[PolicyKey, PolicyState], selection: SelectionIndex
+    ) -> None:
         """Write what differs from the snapshot. A failure of one node, policy or pod does not affect the others."""
         if not self._pods.synced:
             return
@@ -90,13 +114,23 @@ class NativeMode:
                 frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S),
             )
         )
-        self.not_enforced = labels.excess
+        self.not_enforced = labels.excess | {
+            labelled.policy.uid: _ONLY_EXTENDER
+            for labelled in policies.values()
+            if labelled.policy.mode == "Canary" and not policy_mode.has_labels(labelled.policy)
+        }
         try:
             await self._labels.step(snapshot, labels.columns)
         finally:
             deleted = frozenset(key for key, age_s in unknown.items() if age_s > _UNKNOWN_S)
             statuses = self._statuses(policies, labels, deleted)
+            self.uncovered = await cooperative_scheduling.run(
+                self._uncovered.find(
+                    selection, _labelled_selectors(policies, statuses), self._handle.clock.monotonic()
+                )
+            )
             await self._write_statuses_and_gates(statuses, pods, policies)
+            await self._events.step(pods, states, len(snapshot.nodes))
 
     def _update_unknown_keys(
         self, pods: Iterable[UnscheduledPod], policies: Iterable[LabelledPolicy]
@@ -113,13 +147,25 @@ class NativeMode:
     ) -> _Statuses:
         wanted: dict[PolicyKey, _NativeStatus] = {}
         settled = set(deleted)
+        now_s = self._handle.clock.monotonic()
+        self._labelled_since_s = {
+            labelled.policy.uid: self._labelled_since_s.get(labelled.policy.uid, now_s)
+            for labelled in policies.values()
+            if policy_mode.has_labels(labelled.policy)
+            and verdict_labels.is_labelled(labelled, self._labels.pending_keys)
+        }
         for key, labelled in policies.items():
             label = verdict_labels.label_key(labelled.policy.uid)
+            if not policy_mode.has_labels(labelled.policy):
+                wanted[key] = _NativeStatus()
+                settled.add(label)
+                continue
             node_label = label if label in labels.columns else ""
             before = self._status_before(labelled.policy)
             was_active = before.active and before.node_label == node_label
-            is_labelled = not node_label or verdict_labels.is_labelled(labelled, self._labels.pending_keys)
-            wanted[key] = _NativeStatus(node_label, was_active or is_labelled)
+            labelled_s = now_s - self._labelled_since_s.get(labelled.policy.uid, now_s)
+            is_visible = not node_label or labelled_s >= _VISIBLE_S
+            wanted[key] = _NativeStatus(node_label, was_active or is_visible)
             if wanted[key].active:
                 settled.add(label)
         return _Statuses(wanted, frozenset(settled))
@@ -188,7 +234,18 @@ class NativeMode:
             return  # the pod has changed, and the watch shows it soon
 
 
+def _labelled_selectors(
+    policies: Mapping[PolicyKey, LabelledPolicy], statuses: _Statuses
+) -> dict[PolicyKey, LabelledSelector]:
+    """The policies with a label that select pods. The pods of a TASPolicy without the requirement are denied."""
+    return {
+        key: LabelledSelector(policies[key].policy, status.node_label)
+        for key, status in statuses.wanted.items()
+        if status.node_label and key.kind != "TASPolicy"
+    }
+
+
 def _labelled_policy(state: PolicyState) -> LabelledPolicy:
-    return LabelledPolicy(
-        state.policy, None if state.verdict is None else state.verdict.codes, state.awaits_metrics
-    )
+    has_labels = state.verdict is not None and policy_mode.has_labels(state.policy)
+    codes = state.verdict.codes if state.verdict is not None and has_labels else None
+    return LabelledPolicy(state.policy, codes, state.awaits_metrics)

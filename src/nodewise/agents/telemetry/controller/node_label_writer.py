@@ -41,6 +41,9 @@ class LabelWriter:
 
     The labels that we own are known from our writes. A node is read again where that may be wrong: at the beginning,
     when a watch shows labels that we did not write or lacks labels that we wrote, and after a write without a response.
+
+    All labels with the prefix of an owner that is forced count as ours. So a new leader does not have to read thousands
+    of nodes before its first write.
     """
 
     def __init__(self, handle: Handle, owner: LabelOwner = POLICY_LABELS) -> None:
@@ -171,6 +174,7 @@ class LabelWriter:
     async def _mark_unconfirmed_nodes(self) -> None:
         """Mark changed nodes whose labels differ from those that we know to own; they are read again."""
         seen: dict[str, Any] = {}
+        is_first = not self._seen
         async for node in cooperative_scheduling.iterate_with_pauses(self._handle.nodes.values()):
             name = node.metadata.name
             seen[name] = node
@@ -182,7 +186,11 @@ class LabelWriter:
             ours = {
                 key: value for key, value in labels.items() if key in owned or self._owner.may_own(key, value)
             }
-            if ours != owned:
+            if ours == owned:
+                continue
+            if is_first and self._owner.is_forced:
+                self._owned[name] = ours
+            else:
                 self._unconfirmed.add(name)
         self._seen = seen
 
@@ -205,7 +213,7 @@ class LabelWriter:
         metadata = {"name": node, "uid": node_object.metadata.uid, "labels": wanted}
         body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
         try:
-            await self._handle.api.patch(NODES.path(name=node), body, "apply", self._apply)
+            response = await self._handle.api.patch(NODES.path(name=node), body, "apply", self._apply)
         except NotFound:
             self._owned.pop(node, None)
         except Conflict as error:
@@ -219,6 +227,16 @@ class LabelWriter:
             self._owned[node] = wanted
             if not wanted:
                 del self._owned[node]
+            if self._owner.is_forced:
+                left = self._owner.select(_labels_of_response(response)).keys() - wanted.keys()
+                await self._remove_foreign_labels(node, left)
+
+    async def _remove_foreign_labels(self, node: str, keys: Iterable[str]) -> None:
+        """Remove labels that other managers own: an apply leaves them."""
+        removal = {"metadata": {"labels": dict.fromkeys(keys)}}
+        if removal["metadata"]["labels"]:
+            params = {"fieldManager": self._owner.field_manager}
+            await self._handle.api.patch(NODES.path(name=node), removal, "merge", params)
 
     async def _write_unconflicted_labels(self, node: str, wanted: Labels, error: Conflict) -> None:
         """Write the labels that no other manager owns."""
@@ -266,10 +284,24 @@ class LabelWriter:
         except NotFound:
             return {}
         owned = node_label_ownership.owned_labels(metadata, self._owner.field_manager)
-        if self._owner.is_forced:
-            foreign = keys & (metadata.get("labels") or {}).keys() - owned.keys()
-            self._handle.metrics_registry.count("foreign_verdict_labels_total", len(foreign))
-        return owned
+        if not self._owner.is_forced:
+            return owned
+        labels = self._owner.select(metadata.get("labels") or {})
+        self._handle.metrics_registry.count("foreign_verdict_labels_total", len(labels.keys() - owned.keys()))
+        return labels
+
+
+class _LabelledObject(msgspec.Struct):
+    """The part of a response that contains the labels."""
+
+    class Metadata(msgspec.Struct):
+        labels: dict[str, str] = {}
+
+    metadata: Metadata
+
+
+def _labels_of_response(response: bytes) -> Labels:
+    return msgspec.json.decode(response, type=_LabelledObject).metadata.labels
 
 
 def decode_node_labels(node: Any) -> dict[str, str]:

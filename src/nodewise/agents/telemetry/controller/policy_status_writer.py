@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 
 from nodewise.agent import Resource
 from nodewise.agent_controller_interface import Handle
-from nodewise.agents.telemetry import placement_policy_status, taspolicy_status
+from nodewise.agents.telemetry import policy_status
 from nodewise.agents.telemetry.node_label_ownership import FIELD_MANAGER
 from nodewise.agents.telemetry.placement_policy import PolicyKey, PolicyKind
-from nodewise.agents.telemetry.placement_policy_status import PlacementPolicyStatus, StatusFacts
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, decode_status
+from nodewise.agents.telemetry.placement_policy_status import StatusFacts
+from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.policy_status import Status
 from nodewise.agents.telemetry.state import PolicyState
-from nodewise.agents.telemetry.taspolicy_status import PolicyStatus
 from nodewise.clock import format_rfc3339
 from nodewise.errors import Conflict, Refused
 from nodewise.kube.concurrent_calls import run_api_calls
@@ -29,8 +29,6 @@ _COUNTS_S: Final = 30.0
 _REFUSED_S: Final = 60.0
 """The time after which a status that was refused is tried again."""
 _APPLY: Final = {"fieldManager": FIELD_MANAGER}
-
-Status = PolicyStatus | PlacementPolicyStatus
 
 
 class _WrittenStatus(NamedTuple):
@@ -63,6 +61,8 @@ class StatusWriter:
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in states}
         suspended = sum(len(state.suspended) for state in states.values())
         self._handle.metrics_registry.set("rules_suspended", suspended)
+        conflicts = sum(bool(each.label_conflict) for each in facts.values())
+        self._handle.metrics_registry.set("label_conflicts", conflicts)
         until_s = self._handle.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, self._in_turns(states))
         await run_api_calls(
@@ -88,11 +88,11 @@ class StatusWriter:
         uid = policy_object.metadata.uid
         written = self._written.get(key)
         if written is None or written.uid != uid:
-            written = _WrittenStatus(uid, _decode_status(key.kind, policy_object), float("-inf"))
+            written = _WrittenStatus(uid, policy_status.status_of(key.kind, policy_object), float("-inf"))
         before = written.status
         now_s = self._handle.clock.monotonic()
         facts = facts._replace(generation=policy_object.metadata.generation)
-        wanted = _desired_status(state, facts, before, format_rfc3339(self._handle.clock.now()))
+        wanted = policy_status.desired_status(state, facts, before, format_rfc3339(self._handle.clock.now()))
         only_counts = wanted.has_same_conditions(before)
         if wanted == before or (only_counts and now_s - written.at_s < _COUNTS_S):
             return
@@ -107,22 +107,10 @@ class StatusWriter:
     def _record_events(
         self, kind: PolicyKind, policy_object: PolicyObject, before: Status, wanted: Status
     ) -> None:
-        """Record an event for each condition that became bad or good."""
-        known = before.conditions_by_type()
         metadata = policy_object.metadata
         about = ObjectReference(RESOURCES[kind], metadata.namespace, metadata.name, metadata.uid)
-        good_statuses = taspolicy_status.GOOD if kind == "TASPolicy" else placement_policy_status.GOOD
-        for condition in wanted.conditions:
-            old = known.get(condition.type)
-            good = good_statuses[condition.type]
-            if condition.status != good and (
-                old is None or old.status == good or old.message != condition.message
-            ):
-                self._handle.recorder.record(
-                    about, "Warning", condition.reason, condition.message, condition.type
-                )
-            elif condition.status == good and old is not None and old.status != good:
-                self._handle.recorder.record(about, "Normal", "AllWell", condition.message, condition.type)
+        for event_kind, reason, condition in policy_status.condition_events(before, wanted):
+            self._handle.recorder.record(about, event_kind, reason, condition.message, condition.type)
 
     async def _write(self, resource: Resource, policy_object: PolicyObject, wanted: Status) -> bool:
         """Returns whether the API server accepted it. While it starts, it may refuse what it grants later."""
@@ -142,22 +130,3 @@ class StatusWriter:
             logs.emit("status_failed", policy=path, error=str(error))
             return False
         return True
-
-
-def _decode_status(kind: PolicyKind, policy_object: PolicyObject) -> Status:
-    if kind == "TASPolicy":
-        return decode_status(policy_object, PolicyStatus)
-    return decode_status(policy_object, PlacementPolicyStatus)
-
-
-def _desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: str) -> Status:
-    if isinstance(before, PolicyStatus):
-        return taspolicy_status.desired_status(
-            state,
-            facts.generation,
-            facts.label_conflict,
-            before,
-            now,
-            no_node_label=facts.no_node_label,
-        )
-    return placement_policy_status.desired_status(state, facts, before, now)

@@ -1,0 +1,44 @@
+"""Events on pods of native mode that kube-scheduler finds no node for, because policies reject nodes."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from nodewise import cooperative_scheduling
+from nodewise.agent_controller_interface import Handle
+from nodewise.agents.telemetry import native_pod_notes
+from nodewise.agents.telemetry.native_pod_notes import NoteSchedule
+from nodewise.agents.telemetry.placement_policy import PolicyKey
+from nodewise.agents.telemetry.state import PolicyState
+from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
+from nodewise.kube.event_recorder import NO_NODE_PASSES, ObjectReference
+from nodewise.kube.rate_limit import TokenBucket
+from nodewise.kube.resource_kinds import PODS
+
+_EVENTS_PER_S: Final = 5.0
+_BURST: Final = 50
+"""The limit of events. They share the limit of writes to the API server with labels, which are more important."""
+
+
+class NativePodEvents:
+    """Records an event for each waiting pod of native mode whose policies reject nodes."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._schedule = NoteSchedule()
+        self._limit = TokenBucket(_EVENTS_PER_S, _BURST)
+
+    async def step(
+        self, pods: Iterable[UnscheduledPod], states: Mapping[PolicyKey, PolicyState], node_count: int
+    ) -> None:
+        """Record the events that are due, within the limit; the next step continues."""
+        now_s = self._handle.clock.monotonic()
+        by_key = native_pod_notes.states_by_label_key(states.values())
+        due = await cooperative_scheduling.run(self._schedule.due(pods, by_key, node_count, now_s))
+        for pod, note in due:
+            if self._limit.take(now_s, 0.0) is None:
+                return
+            metadata = pod.metadata
+            about = ObjectReference(PODS, metadata.namespace, metadata.name, metadata.uid)
+            text = note + native_pod_notes.remedy(pod)
+            self._handle.recorder.record(about, "Warning", NO_NODE_PASSES, text, "Filtering")
+            self._schedule.record(pod, note, now_s)

@@ -1,0 +1,117 @@
+"""What a pod of native mode is told when kube-scheduler finds no node for it: the rules that reject nodes. No I/O.
+
+kube-scheduler itself only counts nodes that "didn't match Pod's node affinity/selector".
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from itertools import chain, zip_longest
+from typing import Final
+
+import numpy as np
+
+from nodewise.agents.telemetry import policy_mode, verdict_labels
+from nodewise.agents.telemetry.state import PolicyState
+from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
+from nodewise.verdicts import Reason
+
+_MAX_REASONS: Final = 5
+"""Reasons that a note names."""
+_CHANGED_S: Final = 30.0
+"""The shortest time between two notes with different texts for one pod. Counts of nodes may change all the time."""
+_REPEATED_S: Final = 600.0
+"""The time after which a pod that still waits gets the same note again."""
+
+
+def rejection_note(keys: Iterable[str], states: Mapping[str, PolicyState], node_count: int) -> str:
+    """How many nodes the policies with these label keys reject, and the most frequent reasons; empty if none.
+
+    `states` are the policies by label key. Everyone who may read a pod's events reads the note, so it contains no
+    measured value; a metric may belong to another tenant.
+    """
+    rejected = np.zeros(node_count, np.bool_)
+    counts: Counter[Reason] = Counter()
+    for key in sorted(keys):
+        state = states.get(key)
+        if state is None or state.verdict is None:
+            continue
+        codes = state.verdict.codes[:-1]
+        rejected |= codes > 0
+        for code, count in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True):
+            counts[state.verdict.reasons[int(code) - 1]] += int(count)
+    total = int(np.count_nonzero(rejected))
+    if not total:
+        return ""
+    common = sorted(counts.items(), key=lambda item: (-item[1], item[0].text()))
+    listed = "; ".join(f"{count} {reason.text()}" for reason, count in common[:_MAX_REASONS])
+    more = f"; and {len(common) - _MAX_REASONS} more reasons" if len(common) > _MAX_REASONS else ""
+    many = "all" if total == node_count else f"{total} of"
+    return f"policies reject {many} {node_count} nodes: {listed}{more}"
+
+
+def remedy(pod: UnscheduledPod) -> str:
+    """The end of each note."""
+    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    return f"; relax a rule, or wait until nodes recover: nodewise explain {name} shows each node"
+
+
+def states_by_label_key(states: Iterable[PolicyState]) -> dict[str, PolicyState]:
+    """The policies that have a label, by its key."""
+    return {
+        verdict_labels.label_key(state.policy.uid): state
+        for state in states
+        if state.policy.uid and policy_mode.has_labels(state.policy)
+    }
+
+
+class NoteSchedule:
+    """Which pods get a note now."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, tuple[str, float]] = {}
+        """By uid of a pod, its last note and the monotonic time."""
+        self._turns: dict[str, float] = {}
+        """By namespace, the monotonic time of its last note."""
+
+    def due(
+        self, pods: Iterable[UnscheduledPod], states: Mapping[str, PolicyState], node_count: int, now_s: float
+    ) -> Generator[None, None, list[tuple[UnscheduledPod, str]]]:
+        """The pods whose note is due. Namespaces take turns, beginning with the one whose turn was longest ago.
+
+        `states` are the policies by label key. Pods with the same requirements have the same note. Yields between pods.
+        """
+        notes: dict[frozenset[str], str] = {}
+        queues: dict[str, list[tuple[UnscheduledPod, str]]] = {}
+        sent: dict[str, tuple[str, float]] = {}
+        for pod in pods:
+            yield
+            uid = pod.metadata.uid
+            if uid in self._sent:
+                sent[uid] = self._sent[uid]
+            if not pod.lacks_matching_node or pod.gate >= 0:
+                continue
+            if pod.keys not in notes:
+                notes[pod.keys] = rejection_note(pod.keys, states, node_count)
+            if notes[pod.keys] and self._is_due(uid, notes[pod.keys], now_s):
+                queues.setdefault(pod.metadata.namespace, []).append((pod, notes[pod.keys]))
+        self._sent = sent
+        return self._in_turns(queues)
+
+    def _in_turns(
+        self, queues: Mapping[str, list[tuple[UnscheduledPod, str]]]
+    ) -> list[tuple[UnscheduledPod, str]]:
+        self._turns = {name: at_s for name, at_s in self._turns.items() if name in queues}
+        names = sorted(queues, key=lambda name: (self._turns.get(name, float("-inf")), name))
+        turns = chain.from_iterable(zip_longest(*(queues[name] for name in names)))
+        return [pod_note for pod_note in turns if pod_note is not None]
+
+    def record(self, pod: UnscheduledPod, note: str, now_s: float) -> None:
+        """The pod got this note."""
+        self._sent[pod.metadata.uid] = note, now_s
+        self._turns[pod.metadata.namespace] = now_s
+
+    def _is_due(self, uid: str, note: str, now_s: float) -> bool:
+        if uid not in self._sent:
+            return True
+        sent, at_s = self._sent[uid]
+        return now_s - at_s >= (_REPEATED_S if sent == note else _CHANGED_S)

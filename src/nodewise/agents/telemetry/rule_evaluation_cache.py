@@ -1,0 +1,106 @@
+"""Evaluates each different rule once per build of the state, and keeps what the next build needs. No I/O."""
+
+from collections.abc import Generator
+from typing import NamedTuple
+
+from nodewise.agent import ClusterState
+from nodewise.agents.telemetry import rule_evaluation, rule_suspension
+from nodewise.agents.telemetry.placement_policy import Comparison
+from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation, RuleInputs
+from nodewise.agents.telemetry.rule_suspension import RuleHistory, ValueHistory
+from nodewise.metrics.series_arrays import Column
+
+_ValuesKey = tuple[str, float]
+"""The key of a metric, and the maximum age of its values."""
+
+
+class _RuleValues(NamedTuple):
+    """The values of rules with the same metric and maximum age."""
+
+    inputs: RuleInputs
+    history: ValueHistory
+
+
+class RuleEvaluationCache:
+    """The evaluations of one build, and the values and histories of the last one.
+
+    Each build calls `begin`, then `evaluate` for each rule, then `finish`.
+    """
+
+    def __init__(self, max_age_s: float, *, reject_missing: bool) -> None:
+        self._max_age_s = max_age_s
+        self._reject_missing = reject_missing
+        self.evaluated: dict[Comparison, RuleEvaluation] = {}
+        """The rules that were evaluated since `begin`; empty after `finish`."""
+        self._values: dict[_ValuesKey, _RuleValues] = {}
+        """Of the last build."""
+        self._new_values: dict[_ValuesKey, _RuleValues] = {}
+        """Of the build under way, until now."""
+        self._histories: dict[Comparison, RuleHistory] = {}
+
+    def begin(self) -> None:
+        """Forget what an interrupted build has evaluated."""
+        self.evaluated, self._new_values = {}, {}
+
+    def evaluate(
+        self, rule: Comparison, column: Column, cluster_state: ClusterState
+    ) -> Generator[None, None, RuleEvaluation]:
+        """Evaluate a rule over all nodes, given the column of its metric; equal rules are computed once."""
+        if rule not in self.evaluated:
+            max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
+            key = rule.metric_request().key, max_age_s
+            if key not in self._new_values:
+                self._new_values[key] = self._rule_values(rule, key, column, cluster_state)
+                yield
+            inputs, history = self._new_values[key]
+            evaluation = rule_evaluation.evaluate_rule(rule, inputs, reject_missing=self._reject_missing)
+            yield
+            before = self._values.get(key)
+            self._histories[rule] = rule_suspension.update_history(
+                self._histories.get(rule),
+                evaluation,
+                before.history if before else None,
+                cluster_state.nodes,
+                max_age_s,
+            )
+            self.evaluated[rule] = rule_suspension.hold_last_verdicts(
+                evaluation, self._histories[rule], history
+            )
+            yield
+        return self.evaluated[rule]
+
+    def finish(self) -> None:
+        """Drop the evaluations, and the histories of rules that are gone."""
+        self._histories = {
+            rule: history for rule, history in self._histories.items() if rule in self.evaluated
+        }
+        self._values = self._new_values
+        self.evaluated, self._new_values = {}, {}
+
+    def history(self, rule: Comparison) -> RuleHistory | None:
+        """The history of a rule, with the current build if it is evaluated already; None for a new rule."""
+        return self._histories.get(rule)
+
+    def is_suspended(self, rule: Comparison) -> bool:
+        """Whether the rule lost the values of most nodes at once, so that its last verdicts remain in effect."""
+        history = self._histories.get(rule)
+        return history is not None and history.suspended
+
+    def _rule_values(
+        self, rule: Comparison, key: _ValuesKey, column: Column, cluster_state: ClusterState
+    ) -> _RuleValues:
+        """The values of a rule. Arrays that equal those before, or for another maximum age, are shared."""
+        metric, max_age_s = key
+        inputs = rule_evaluation.rule_inputs(rule, column, cluster_state.now, max_age_s)
+        before = self._values.get(key)
+        others = [
+            before,
+            next((values for (name, _), values in self._new_values.items() if name == metric), None),
+        ]
+        for other in others:
+            if other is not None:
+                inputs = inputs.share_arrays(other.inputs)
+        history = rule_suspension.update_value_history(
+            before.history if before else None, inputs, cluster_state.nodes
+        )
+        return _RuleValues(inputs, history)

@@ -1,0 +1,87 @@
+"""Which pods wait because of a policy, by what kube-scheduler says about them. No I/O.
+
+The message of an unschedulable pod contains the reasons of an extender, which begin with the policy. In native mode it
+says that nodes did not match the node affinity, which names the policies by the keys of their labels.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from nodewise.agents.telemetry import policy_mode, verdict_labels, verdict_requirements
+from nodewise.agents.telemetry.placement_policy import PolicyKey
+from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata
+from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.agents.telemetry.verdict_requirements import Affinity
+
+_POLICY: Final = re.compile(r"(?:cluster )?placement policy [a-z0-9./-]+(?=: )")
+"""The policy in a reason, as `PolicyKey.text` writes it."""
+_AFFINITY: Final = "node affinity"
+"""Part of the message of kube-scheduler's plugin NodeAffinity (1.36: `didn't match Pod's node affinity/selector`)."""
+_NOTHING: Final = frozenset[str]()
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    conditions: tuple[_Condition, ...] = ()
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    affinity: Affinity | None = None
+
+
+class WaitingPod(msgspec.Struct, frozen=True):
+    """A pod without a node, for which kube-scheduler found none."""
+
+    metadata: PodMetadata = PodMetadata()
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+    causes: frozenset[str] = _NOTHING
+    """The texts and label keys of policies that are a cause. Set for a stored pod; its spec and status are dropped."""
+
+
+def keep_pod(pod: WaitingPod) -> WaitingPod | None:
+    """The pod as it is stored; None if no policy is a cause."""
+    message = next(
+        (
+            each.message
+            for each in pod.status.conditions
+            if (each.type, each.status) == ("PodScheduled", "False")
+        ),
+        "",
+    )
+    causes = frozenset(_POLICY.findall(message))
+    if _AFFINITY in message:
+        required = verdict_requirements.verdict_requirements(pod.spec.affinity)
+        causes |= {requirement.key for requirement in required if not requirement.is_preferred}
+    return WaitingPod(pod.metadata, causes=causes) if causes else None
+
+
+def count_by_policy(
+    pods: Iterable[WaitingPod], agent_state: TelemetryState
+) -> Generator[None, None, Mapping[PolicyKey, int]]:
+    """How many pods wait because of each policy that has an effect on them. Yields between pods.
+
+    Whoever may create pods in a namespace can let any number of them wait. Of a policy for several namespaces, the
+    namespace with the most pods therefore does not count: for each namespace, the result is at most the number of pods
+    that wait in all others.
+    """
+    counts: dict[PolicyKey, Counter[str]] = {}
+    for pod in pods:
+        fields = PodFields(pod.metadata)
+        for key in agent_state.selection.select(fields):
+            state = agent_state.policies.get(key)
+            if state is None or not policy_mode.is_enforced_for(state.policy, fields):
+                continue
+            if key.text() in pod.causes or verdict_labels.label_key(state.policy.uid) in pod.causes:
+                counts.setdefault(key, Counter())[pod.metadata.namespace] += 1
+        yield
+    return {key: own.total() - (0 if key.namespace else max(own.values())) for key, own in counts.items()}
