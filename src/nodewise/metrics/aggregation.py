@@ -5,7 +5,7 @@ result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodewise.metrics.series import Sample
 
@@ -29,6 +29,25 @@ def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -
     if not samples:
         raise ValueError(entries[0])
     return max(samples, key=lambda sample: sample.at or 0.0)
+
+
+_CONFLICT: Final = " of one node differ"
+_CONFLICT_REMEDY: Final = ": set aggregate"
+
+
+class ValueConflict(NamedTuple):
+    """That values of one node differ, and what to do."""
+
+    text: str
+    remedy: str
+
+
+def split_conflict(why: str) -> ValueConflict | None:
+    """The parts of a reason why a value is invalid; None if it is not that values differ."""
+    if _CONFLICT not in why:
+        return None
+    text, _, remedy = why.rpartition(_CONFLICT_REMEDY)
+    return ValueConflict(text, f"set aggregate{remedy}") if text else ValueConflict(why, "")
 
 
 def _aggregate_values(entries: Sequence[SampleOrReason], aggregation: str) -> Sample:

@@ -14,9 +14,9 @@ from nodewise import cooperative_scheduling
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import escape_path
-from nodewise.metrics import metric_value_list
+from nodewise.metrics import metric_value_list, missing_values
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
-from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
 from nodewise.metrics.series import Series
 
 GROUP: Final = "custom.metrics.k8s.io"
@@ -48,7 +48,7 @@ class _ApiResourceList(msgspec.Struct, frozen=True):
 class CustomMetricsSource:
     """The source `custom`. The version is looked up again after each failed call, which detects an upgrade."""
 
-    name = "custom"
+    name = missing_values.CUSTOM
 
     def __init__(self, api: Api, timeout_s: float = 5.0) -> None:
         self._api = api
@@ -85,12 +85,12 @@ class CustomMetricsSource:
                 builder.add(node, entry)
             series = await cooperative_scheduling.run(builder.series(request, self.name, now))
         if not series.samples and not series.invalid:
-            raise Unavailable(
-                f"metric {request.metric}", [Problem("items", "an empty list", "a value of a node")]
-            )
+            problem = Problem("items", "an empty list", "a value of a node")
+            cause = missing_values.cause("NoSeries", self.name, "has the metric, and no value of a node")
+            raise NoValues(f"metric {request.metric}", [problem], cause=cause)
         return series
 
-    async def metric_names(self, like: str) -> list[str]:  # noqa: ARG002 - a source has to list all of them
+    async def metric_names(self) -> list[str]:
         """The metrics of nodes in the discovery document."""
         path = escape_path("apis", GROUP, await self._api_version(0.0))
         body = await self._api.get(path, timeout_s=self._timeout_s)
@@ -116,7 +116,8 @@ class CustomMetricsSource:
         try:
             body = await self._api.get(f"/apis/{GROUP}", timeout_s=self._timeout_s)
         except NotFound as error:
-            absent = MetricNotFound(f"{GROUP} is not registered: {error}", remedy=_REMEDY)
+            cause = missing_values.cause("SourceNotInstalled", self.name, "is not installed")
+            absent = MetricNotFound(f"{GROUP} is not registered: {error}", cause=cause, remedy=_REMEDY)
             self._absent = (now, absent)
             raise absent from error
         return choose_version(body)

@@ -16,7 +16,7 @@ from nodewise.kube import object_files
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.struct_type_merge import merge
-from nodewise.metrics import metric_value_list, node_attributes, resource_metrics_api
+from nodewise.metrics import metric_value_list, missing_values, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.metric_value_list import MetricValue, NodeSample
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -25,7 +25,7 @@ from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributes
 from nodewise.metrics.resource_metrics_api import NodeMetrics
 from nodewise.metrics.series import Series
 
-SOURCE: Final = "file"
+SOURCE: Final = missing_values.FILE
 _CUSTOM: Final = "custom.metrics.k8s.io"
 _CSV_FIELDS: Final = (3, 4)
 _WHAT: Final = "metrics from files"
@@ -65,8 +65,14 @@ class FileSource:
             self._fingerprint, self._known = current, known
         series = select_series(self._snapshot, request)
         if series is None:
-            raise MetricNotFound(f"metric {request.metric} is not in {', '.join(self._paths)}")
+            raise missing_from_files(request.metric, ", ".join(self._paths))
         return msgspec.structs.replace(series, fetched_at=now)
+
+
+def missing_from_files(metric: str, files: str) -> MetricNotFound:
+    """The error for a metric that is not in these files."""
+    cause = missing_values.cause("MetricUnknown", SOURCE, "has no metric of this name")
+    return MetricNotFound(f"metric {metric} is not in {files}", cause=cause)
 
 
 def select_series(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:

@@ -1,10 +1,15 @@
 """Snapshot of all metrics. It is immutable: a refresh creates a new one."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
+from nodewise.metrics import missing_values
+from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series
+
+T = TypeVar("T")
 
 
 class MetricsSnapshot(msgspec.Struct, frozen=True):
@@ -14,9 +19,8 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
     """By `MetricRequest.key`; without metrics that have never been fetched successfully."""
     failures: Mapping[str, str] = {}
     """By `MetricRequest.key`: why the last fetch failed. The last successful series, if any, stays and ages."""
-    causes: Mapping[str, str] = {}
-    """By `MetricRequest.key`: why the last fetch gave no value, in words for a policy's status: without addresses, and
-    without names of other tenants. A subset of `failures`: empty for other errors of a source."""
+    causes: Mapping[str, Cause] = {}
+    """By `MetricRequest.key`: the causes of the failures, for a policy's status and explanations."""
 
     def was_fetched(self, metric: str) -> bool:
         """Whether the metric has been fetched, successfully or not."""
@@ -26,9 +30,17 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
         failures, causes = _without(self.failures, series.metric), _without(self.causes, series.metric)
         return MetricsSnapshot({**self.series, series.metric: series}, failures, causes)
 
-    def with_failure(self, metric: str, why: str, cause: str = "") -> "MetricsSnapshot":
-        causes = {**self.causes, metric: cause} if cause else _without(self.causes, metric)
-        return MetricsSnapshot(self.series, {**self.failures, metric: why}, causes)
+    def with_failure(self, metric: str, why: str, cause: Cause = missing_values.UNKNOWN) -> "MetricsSnapshot":
+        return MetricsSnapshot(self.series, {**self.failures, metric: why}, {**self.causes, metric: cause})
+
+    def with_older(self, older: "MetricsSnapshot") -> "MetricsSnapshot":
+        """A snapshot that also has those metrics of an older one that are missing here."""
+        rest = older.only(
+            frozenset(name for name in (*older.series, *older.failures) if not self.was_fetched(name))
+        )
+        return MetricsSnapshot(
+            {**rest.series, **self.series}, {**rest.failures, **self.failures}, {**rest.causes, **self.causes}
+        )
 
     def only(self, metrics: frozenset[str]) -> "MetricsSnapshot":
         """The snapshot without all other metrics."""
@@ -41,5 +53,5 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
         )
 
 
-def _without(texts: Mapping[str, str], metric: str) -> Mapping[str, str]:
-    return {name: text for name, text in texts.items() if name != metric}
+def _without(by_metric: Mapping[str, T], metric: str) -> Mapping[str, T]:
+    return {name: value for name, value in by_metric.items() if name != metric}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from nodewise.errors import Problem, Unavailable
+from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series
 
 
@@ -38,18 +39,21 @@ class MetricRequest(NamedTuple):
         return f"{name} by {self.query}" if self.query else name
 
 
+class NoValues(Unavailable):
+    """The source responded, and no node has a value."""
+
+    def __init__(
+        self, what: str, problems: Iterable[Problem] = (), *, cause: Cause, remedy: str = ""
+    ) -> None:
+        super().__init__(what, problems, remedy=remedy)
+        self.cause = cause
+
+
 class MetricNotFound(Unavailable):
     """The source does not have the metric, or is not installed. This is not a failure: another source may have it."""
 
-
-class NoValues(Unavailable):
-    """The source responded, and no node has a value.
-
-    `cause` is the reason for the status of a policy, which tenants read: it contains no addresses and no counts.
-    """
-
-    def __init__(self, what: str, problems: Iterable[Problem] = (), *, cause: str, remedy: str = "") -> None:
-        super().__init__(what, problems, remedy=remedy)
+    def __init__(self, what: str, *, cause: Cause, remedy: str = "") -> None:
+        super().__init__(what, remedy=remedy)
         self.cause = cause
 
 
@@ -71,8 +75,8 @@ class MetricsSource(Protocol):
 class MetricCatalog(Protocol):
     """A source that knows the names of its metrics."""
 
-    async def metric_names(self, like: str) -> Sequence[str]:
-        """The names of metrics of nodes; a source with many lists those that share a word with `like`."""
+    async def metric_names(self) -> Sequence[str]:
+        """The names of its metrics, also of those that are not of nodes if it does not tell them apart."""
         ...
 
 

@@ -186,8 +186,8 @@ class MetricsRefresher:
 
     def _store_fetch_failure(self, request: MetricRequest, failure: FetchFailure) -> None:
         key = request.key
-        known = self.snapshot.causes.get(key) if failure.cause else self.snapshot.failures.get(key)
-        if known != (failure.cause or failure.why):
+        # errors of the same cause differ in counts and times
+        if self.snapshot.causes.get(key) != failure.cause:
             logs.emit("metric_failed", metric=key, error=failure.why)
         self.snapshot = self.snapshot.with_failure(key, failure.why, failure.cause)
         if key not in self.snapshot.series:

@@ -12,10 +12,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import clock, cooperative_scheduling, quantity
-from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
+from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, shown
 from nodewise.kube.api_server_interface import Api, NotFound
+from nodewise.metrics import missing_values
 from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder, parse_timestamp
-from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes, NodeLookup
 from nodewise.metrics.series import Sample, Series
 
@@ -68,7 +69,7 @@ class NodeUsageResponse(NamedTuple):
 class ResourceMetricsSource:
     """The source `resource`. Its four metrics share one call per refresh."""
 
-    name = "resource"
+    name = missing_values.RESOURCE
 
     def __init__(self, api: Api, nodes: NodeLookup, timeout_s: float = 5.0) -> None:
         self._api = api
@@ -77,7 +78,7 @@ class ResourceMetricsSource:
         self._lock = asyncio.Lock()
         self._response = NodeUsageResponse(float("-inf"), {}, None, set())
 
-    async def metric_names(self, like: str) -> tuple[str, ...]:  # noqa: ARG002 - there are four
+    async def metric_names(self) -> tuple[str, ...]:
         return METRICS
 
     def supports(self, request: MetricRequest) -> bool:
@@ -108,16 +109,16 @@ class ResourceMetricsSource:
             nodes = await self._nodes()
             entries = await cooperative_scheduling.run(by_metric(decode_items(body), nodes))
         except NotFound as error:
-            return NodeUsageResponse(
-                now, {}, MetricNotFound(f"{GROUP} is not registered: {error}", remedy=_REMEDY), set()
-            )
+            cause = missing_values.cause("SourceNotInstalled", self.name, "is not installed")
+            absent = MetricNotFound(f"{GROUP} is not registered: {error}", cause=cause, remedy=_REMEDY)
+            return NodeUsageResponse(now, {}, absent, set())
         except NodewiseError as error:
             return NodeUsageResponse(now, {}, error, set())
         if not entries[METRICS[0]]:
             problem = Problem("items", "an empty list", "the usage of nodes")
-            return NodeUsageResponse(
-                now, {}, Unavailable(GROUP, [problem], remedy="is metrics-server running?"), set()
-            )
+            cause = missing_values.cause("NoSeries", self.name, "has no usage of a node")
+            empty = NoValues(GROUP, [problem], cause=cause, remedy="is metrics-server running?")
+            return NodeUsageResponse(now, {}, empty, set())
         return NodeUsageResponse(now, entries, None, set())
 
 

@@ -35,8 +35,13 @@ class Column(NamedTuple):
 
     def ages_s(self, now: float, numbers: Numbers | slice = slice(None)) -> NDArray[np.float64]:
         """Seconds since the values of these nodes were measured, never negative; NaN where unknown."""
-        ages: NDArray[np.float64] = np.maximum(now - self.times[numbers], 0.0)
-        ages[self.initial_states[numbers] != ValueState.FRESH] = np.nan
+        is_measured = self.initial_states[numbers] == ValueState.FRESH
+        if self.times.strides == (0,):
+            age_s = max(now - float(self.times[0]), 0.0)
+            if is_measured.all():
+                return np.broadcast_to(age_s, len(is_measured))
+            return np.where(is_measured, age_s, np.nan)
+        ages: NDArray[np.float64] = np.where(is_measured, np.maximum(now - self.times[numbers], 0.0), np.nan)
         return ages
 
 

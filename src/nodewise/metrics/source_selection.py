@@ -13,8 +13,11 @@ import msgspec
 
 from nodewise.clock import Clock
 from nodewise.errors import BadInput, NodewiseError, Unavailable, shown
+from nodewise.metrics import missing_values
 from nodewise.metrics.fair_concurrency_limit import AGENTS, FairConcurrencyLimit, Slot
+from nodewise.metrics.metric_name_suggestions import MetricNameSuggestions
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, NoValues
+from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series
 from nodewise.metrics.timeout_breakers import MAX_TIMEOUTS, Pause, TimeoutBreakers
 from nodewise.observe import logs
@@ -41,9 +44,8 @@ class FetchFailure(NamedTuple):
 
     why: str
     """The errors of all sources, for the log."""
-    cause: str = ""
-    """The reason for the status of a policy, which tenants read (`MetricsSnapshot.causes`); empty if only the log
-    contains it."""
+    cause: Cause
+    """The cause for the status of a policy, which tenants read."""
 
 
 class _SourceFailure(NamedTuple):
@@ -51,7 +53,7 @@ class _SourceFailure(NamedTuple):
 
     source: str
     why: str
-    cause: str = ""
+    cause: Cause
     outcome: str = "failed"
     """As in `nodewise_metric_fetches_total`."""
 
@@ -88,6 +90,7 @@ class SourceSelector:
         self._compared: set[str] = set()
         """`MetricRequest.key` of the metrics whose later sources were queried."""
         self._logged: set[tuple[str, str]] = set()
+        self._suggestions = MetricNameSuggestions(clock, limits.timeout_s)
 
     async def fetch(self, request: MetricRequest) -> Series | FetchFailure:
         """The metric from the first source that has it, or the reason why no source has it.
@@ -110,8 +113,8 @@ class SourceSelector:
         if empty and all(failure.outcome == _NOT_THERE for failure in failures):
             return empty
         if not failures:
-            return FetchFailure(_no_source_failure(request, self._sources))
-        cause = next((failure.cause for failure in failures if failure.cause), "")
+            return _no_source_failure(request, self._sources)
+        cause = missing_values.first_cause(failure.cause for failure in failures)
         return FetchFailure(_failure_summary(failures, len(self._sources)), cause)
 
     async def log_unused_sources(self, request: MetricRequest) -> None:
@@ -132,6 +135,7 @@ class SourceSelector:
             del self._known[key]
         self._compared -= gone
         self._breakers.forget(gone)
+        self._suggestions.forget(gone)
         self._report_paused()
         self._logged = {key for key in self._logged if key[0] not in gone}
 
@@ -186,21 +190,24 @@ class SourceSelector:
                 return _no_slot_failure(source, slot, self._limits)
             return self._timeout_failure(source, request, started_s, self._limits.timeout_s)
         except NodewiseError as error:
-            return self._failure_of_error(source, request, started_s or begun_s, error)
+            return await self._failure_of_error(source, request, started_s or begun_s, error)
         except Exception as error:  # noqa: BLE001 - a defect with one metric must not affect other metrics
             return self._failure_of_exception(request, source, error)
         self._record_answer(source, request)
         return series if series.metric == request.key else msgspec.structs.replace(series, metric=request.key)
 
-    def _failure_of_error(
+    async def _failure_of_error(
         self, source: MetricsSource, request: MetricRequest, started_s: float, error: NodewiseError
     ) -> _SourceFailure:
         if isinstance(error, Unavailable) and error.timeout_s:
             failure = self._timeout_failure(source, request, started_s, error.timeout_s)
-            return failure if failure.cause else failure._replace(why=str(error))
+            is_paused = failure.cause.reason == "RequestsPaused"
+            return failure if is_paused else failure._replace(why=str(error))
         if isinstance(error, NoValues | BadInput):
             self._record_answer(source, request)
-        cause = error.cause if isinstance(error, NoValues) else ""
+        cause = await self._suggestions.suggest(
+            missing_values.cause_of_error(error, source.name), request, source
+        )
         outcome = _NOT_THERE if isinstance(error, MetricNotFound) else "failed"
         return _SourceFailure(source.name, str(error), cause, outcome)
 
@@ -209,7 +216,8 @@ class SourceSelector:
     ) -> _SourceFailure:
         pause = self._breakers.record_timeout(request.key, source.name, started_s, timeout_s)
         if pause is None:
-            return _SourceFailure(source.name, f"no answer within {timeout_s:g} s")
+            cause = missing_values.cause_of_timeout(source.name, timeout_s)
+            return _SourceFailure(source.name, f"no answer within {timeout_s:g} s", cause)
         if pause.timeouts == MAX_TIMEOUTS:
             logs.emit(
                 "metric_paused",
@@ -238,7 +246,8 @@ class SourceSelector:
         if key not in self._logged:
             self._logged.add(key)
             logs.emit("task_failed", task=f"fetching metric {shown(request.key)}", exc_info=error)
-        return _SourceFailure(source.name, f"a defect of nodewise: {type(error).__name__}: {error}")
+        cause = missing_values.cause("InternalError", source.name, "cannot be read: a defect of nodewise")
+        return _SourceFailure(source.name, f"a defect of nodewise: {type(error).__name__}: {error}", cause)
 
 
 def _is_empty(series: Series) -> bool:
@@ -246,24 +255,25 @@ def _is_empty(series: Series) -> bool:
 
 
 def _paused_failure(source: MetricsSource, request: MetricRequest, pause: Pause) -> _SourceFailure:
-    """The failure of a metric that timed out too often. Its text is the same until the next call."""
-    remedy = "use a cheaper query" if request.query else "use a metric with fewer series"
+    """The failure of a metric that timed out too often."""
+    cause = missing_values.cause_of_pause(source.name, pause.timeout_s, has_query=bool(request.query))
     what = f"no answer within {pause.timeout_s:g} s, {pause.timeouts} times in a row"
-    text = f"{what}; tried again at {pause.until}: {remedy}"
-    return _SourceFailure(source.name, text, text)
+    return _SourceFailure(source.name, f"{what}; tried again at {pause.until}: {cause.remedy}", cause)
 
 
 def _no_slot_failure(source: MetricsSource, slot: Slot, limits: FetchLimits) -> _SourceFailure:
     """The failure of a call that did not get a slot in time, which names the excess of its own namespace only."""
     why = f"no free request slot within {limits.timeout_s:g} s"
+    text = "was not queried: no free request slot in time"
     namespace, calls = slot.calls_before
     if not calls:
         why = f"{why}: requests of other namespaces use all {limits.calls} (--metrics-concurrency)"
-        return _SourceFailure(source.name, why, "no free request slot in time")
+        cause = missing_values.cause("BudgetExceeded", source.name, text, "raise --metrics-concurrency")
+        return _SourceFailure(source.name, why, cause)
     requester = "nodewise's agents" if namespace == AGENTS else f"namespace {namespace}"
-    cause = "no free request slot in time: use fewer metrics in the namespace, or cheaper queries"
+    remedy = "use fewer metrics in the namespace, or cheaper queries"
     why = f"{why}: {requester} had {calls} requests before it (--metrics-concurrency {limits.calls})"
-    return _SourceFailure(source.name, why, cause)
+    return _SourceFailure(source.name, why, missing_values.cause("BudgetExceeded", source.name, text, remedy))
 
 
 def _failure_summary(failures: Sequence[_SourceFailure], sources: int) -> str:
@@ -272,9 +282,16 @@ def _failure_summary(failures: Sequence[_SourceFailure], sources: int) -> str:
     return "; ".join(f"{failure.source}: {failure.why}" if sources > 1 else failure.why for failure in named)
 
 
-def _no_source_failure(request: MetricRequest, sources: Sequence[MetricsSource]) -> str:
+def _no_source_failure(request: MetricRequest, sources: Sequence[MetricsSource]) -> FetchFailure:
+    """The failure of a request that no source supports."""
     if not sources:
-        return "no source of metrics is configured"
+        cause = Cause("NoSource", "no source of metrics is configured", "set --metrics or --prometheus-url")
+        return FetchFailure(cause.text, cause)
     if request.query:
-        return "a query is answered by Prometheus only, and none is configured: give --prometheus-url"
-    return f"none of --metrics has such a metric: {', '.join(source.name for source in sources)}"
+        text = "a query is answered by Prometheus only, and none is configured"
+        cause = Cause("NoSource", text, "give --prometheus-url")
+        return FetchFailure(f"{text}: {cause.remedy}", cause)
+    text = f"none of --metrics has such a metric: {', '.join(source.name for source in sources)}"
+    titles = " or ".join(dict.fromkeys(missing_values.source_title(source.name) for source in sources))
+    remedy = "correct the name, or add the source that has it to --metrics"
+    return FetchFailure(text, Cause("NoSource", f"{titles} cannot have a metric of this name", remedy))

@@ -1,18 +1,26 @@
-"""Client of Prometheus' `/api/v1/query`. Translates the exceptions of httpx2, and removes secrets from errors."""
+"""Client of Prometheus' `/api/v1/query` and `/api/v1/query_range`.
+
+It translates the exceptions of httpx2, and removes secrets from errors.
+"""
 
 import asyncio
 import io
+from collections.abc import Mapping
 from typing import Final
 
 import httpx2
 
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube import http_client as kube_client
+from nodewise.kube.api_server_interface import BeforeBody
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.query_responses import QueryResponse
 
 _PATH: Final = "/api/v1/query"
+_RANGE_PATH: Final = "/api/v1/query_range"
+_NAMES_PATH: Final = "/api/v1/label/__name__/values"
+MAX_METRIC_NAMES: Final = 20_000
 _LONGEST_URL: Final = 2000
 """A longer query is sent as a form with POST, which fewer proxies allow."""
 
@@ -27,29 +35,69 @@ class PrometheusClient:
         self._connection = connection
         self._timeout_s = timeout_s
 
-    async def query(self, query: str) -> QueryResponse:
-        """The response to an instant query at the current time.
+    async def query(self, query: str, before_body: BeforeBody | None = None) -> QueryResponse:
+        """The response to an instant query at the current time. `before_body` is called when it begins, and may wait;
+        until then its body stays in the buffers of the connection.
+
+        Errors as in `_query`.
+        """
+        return await self._query(_PATH, {"query": query}, before_body)
+
+    async def query_range(self, query: str, start: float, end: float, step_s: float) -> QueryResponse:
+        """The values of a query at `start`, `start + step_s` and so on until `end`, in seconds since 1970.
+
+        Prometheus refuses more than 11,000 points per series. Errors as in `_query`.
+        """
+        times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_s:.3f}"}
+        return await self._query(_RANGE_PATH, {"query": query, **times})
+
+    async def metric_names(self, start: float) -> list[str]:
+        """The names of metrics since a time, in seconds since 1970; at most `MAX_METRIC_NAMES`."""
+        what = f"names of metrics of {self._connection.url}"
+        parameters = {"start": f"{start:.3f}", "limit": str(MAX_METRIC_NAMES)}
+        return query_responses.decode_metric_names(await self._call(_NAMES_PATH, parameters, what))
+
+    async def _query(
+        self, path: str, parameters: Mapping[str, str], before_body: BeforeBody | None = None
+    ) -> QueryResponse:
+        """The response to a query.
 
         `BadInput` for a query that Prometheus cannot parse or execute, `Refused` for rejected credentials,
         `Unavailable` for errors that a retry may solve.
         """
+        query = parameters["query"]
         what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._connection.url}"  # noqa: PLR2004
         try:
-            return query_responses.decode_response(await self._query_body(query, what))
-        except tuple(kube_client.TRANSLATED) as error:
-            actual = str(error) or type(error).__name__
-            raise Unavailable(what, [self._hide_secrets(Problem("", actual, ""))]) from error
+            return query_responses.decode_response(await self._call(path, parameters, what, before_body))
         except NodewiseError as error:
             error.what = what
             error.problems = [self._hide_secrets(problem) for problem in error.problems]
             raise
 
-    async def _query_body(self, query: str, what: str) -> bytes:
+    async def _call(
+        self,
+        path: str,
+        parameters: Mapping[str, str],
+        what: str,
+        before_body: BeforeBody | None = None,
+    ) -> bytes:
+        """The body of a successful response of one endpoint."""
+        try:
+            return await self._response_body(path, parameters, what, before_body)
+        except tuple(kube_client.TRANSLATED) as error:
+            actual = str(error) or type(error).__name__
+            raise Unavailable(what, [self._hide_secrets(Problem("", actual, ""))]) from error
+
+    async def _response_body(
+        self, path: str, parameters: Mapping[str, str], what: str, before_body: BeforeBody | None
+    ) -> bytes:
         http = self._connection.http
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await http.send(self._build_query_request(http, query), stream=True)
+                response = await http.send(self._build_request(http, path, parameters), stream=True)
                 try:
+                    if before_body is not None:
+                        await before_body()
                     body = await _read_body(response)
                 finally:
                     await response.aclose()
@@ -64,11 +112,13 @@ class PrometheusClient:
             )
         return body
 
-    def _build_query_request(self, http: httpx2.AsyncClient, query: str) -> httpx2.Request:
-        form = {"query": query, "timeout": f"{max(round(self._timeout_s * 1000), 1)}ms"}
-        if len(query) <= _LONGEST_URL:
-            return http.build_request("GET", _PATH, params=form)
-        return http.build_request("POST", _PATH, data=form)
+    def _build_request(
+        self, http: httpx2.AsyncClient, path: str, parameters: Mapping[str, str]
+    ) -> httpx2.Request:
+        form = {**parameters, "timeout": f"{max(round(self._timeout_s * 1000), 1)}ms"}
+        if len(parameters.get("query", "")) <= _LONGEST_URL:
+            return http.build_request("GET", path, params=form)
+        return http.build_request("POST", path, data=form)
 
     def _hide_secrets(self, problem: Problem) -> Problem:
         return Problem(*map(self._connection.hide, problem))

@@ -13,6 +13,7 @@ import httpx2
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem, Refused
 from nodewise.kube import proxy_settings
+from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER
 from nodewise.kube.connection_renewal import RenewingTransport
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -180,7 +181,11 @@ def _create_client(url: str, tls_files: _TlsFiles, secret: AuthorizationFile | N
 
     def make() -> httpx2.AsyncHTTPTransport:
         return httpx2.AsyncHTTPTransport(
-            verify=tls_files.context(), proxy=proxy, limits=_LIMITS, trust_env=False
+            verify=tls_files.context(),
+            proxy=proxy,
+            limits=_LIMITS,
+            socket_options=[SMALL_RECEIVE_BUFFER],
+            trust_env=False,
         )
 
     transport = RenewingTransport(make, tls_files.has_changed)

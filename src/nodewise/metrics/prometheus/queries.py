@@ -17,7 +17,6 @@ _MATCHER: Final = rf"(?:{_LABEL}\s*+(?:=~|!~|!=|=)\s*+{_STRING}|{_STRING})\s*+"
 _MATCHERS: Final = rf"\{{\s*+(?:{_MATCHER}(?:,\s*+{_MATCHER})*+(?:,\s*+)?+)?+\}}"
 # possessive quantifiers throughout: the text is untrusted, and matching must take linear time
 _SELECTOR: Final = re.compile(rf"(?:{_NAME}\s*+(?:{_MATCHERS})?+|{_MATCHERS})")
-_LONGEST_NAME: Final = 253
 _NUMBERS: Final = ("inf", "nan")
 """Names that PromQL reads as numbers."""
 
@@ -28,15 +27,21 @@ def range_query(request: MetricRequest, max_age_s: float) -> str:
     return f"{expression}[{promql_duration(max_age_s)}]" if is_selector(expression) else expression
 
 
+def last_value_query(request: MetricRequest, max_age_s: float, *, only_current: bool) -> str:
+    """The query whose value at any time is that of the newest sample no older than `max_age_s`.
+
+    With `only_current` it has no series that have ended. An expression is used unchanged.
+    """
+    expression = instant_query(request)
+    if not is_selector(expression):
+        return expression
+    newest = f"last_over_time({expression}[{promql_duration(max_age_s)}])"
+    return f"{newest} and {expression}" if only_current else newest
+
+
 def instant_query(request: MetricRequest) -> str:
     """The same without a range. For a selector, Prometheus returns the series that have not ended."""
     return request.query.strip() if request.query else _metric_selector(request.metric)
-
-
-def names_query(like: str) -> str:
-    """The query for the names of metrics that have a word of a name; empty if it has no word of three letters."""
-    words = re.findall(r"[a-zA-Z0-9]{3,}", like[:_LONGEST_NAME])
-    return f'group by (__name__) ({{__name__=~"(?i:.*({"|".join(words)}).*)"}})' if words else ""
 
 
 def is_selector(text: str) -> bool:

@@ -49,6 +49,10 @@ class _EncodedSeries(msgspec.Struct, frozen=True, gc=False):
     values: msgspec.Raw = msgspec.Raw()
 
 
+class _NamesEnvelope(msgspec.Struct, frozen=True):
+    data: list[str] = []
+
+
 _decode_envelope = msgspec.json.Decoder(_ResponseEnvelope).decode
 _decode_series = msgspec.json.Decoder(_EncodedSeries).decode
 _decode_pair = msgspec.json.Decoder(tuple[float, str]).decode
@@ -101,6 +105,14 @@ def decode_response(body: bytes) -> QueryResponse:
     return QueryResponse(data.result_type, data.result or [], tuple(map(str, warnings)))
 
 
+def decode_metric_names(body: bytes) -> list[str]:
+    """The values of a label. `BadInput` if the response has none."""
+    try:
+        return msgspec.json.decode(body, type=_NamesEnvelope).data
+    except UNREADABLE as error:
+        raise BadInput("answer", [Problem("", str(error), "the values of a label")]) from error
+
+
 def newest_values(answer: QueryResponse) -> Iterator[SeriesValue]:
     """The newest value of each series. A series that cannot be decoded is ignored."""
     for raw in answer.series:
@@ -144,8 +156,9 @@ def error_from_response(
     problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
     remedy = _REMEDIES.get(status, "")
     kind = _BY_TYPE.get(envelope.error_type) or _BY_STATUS.get(status, Unavailable)
-    if kind is Unavailable:
-        wait_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
-        passed_s = timeout_s if envelope.error_type == _TIMEOUT else 0.0
-        return Unavailable(what, problems, remedy=remedy, retry_after_s=wait_s, timeout_s=passed_s)
-    return kind(what, problems, remedy=remedy)
+    error = kind(what, problems, remedy=remedy)
+    error.http_status = status
+    if isinstance(error, Unavailable):
+        error.retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
+        error.timeout_s = timeout_s if envelope.error_type == _TIMEOUT else 0.0
+    return error

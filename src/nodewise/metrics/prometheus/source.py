@@ -1,12 +1,16 @@
 """The source `prometheus`."""
 
+import contextlib
+import time
+from functools import partial
 from typing import Final, NamedTuple
 
 from nodewise import cooperative_scheduling
 from nodewise.errors import Problem
+from nodewise.metrics import missing_values
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
-from nodewise.metrics.node_attributes import NodeLookup
+from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
 from nodewise.metrics.prometheus import node_matching, queries, query_responses, range_samples
 from nodewise.metrics.prometheus.client import PrometheusClient
 from nodewise.metrics.prometheus.node_matching import Identity, SeriesByNode
@@ -17,7 +21,8 @@ from nodewise.metrics.series import Series, pack_samples
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
-NAME: Final = "prometheus"
+NAME: Final = missing_values.PROMETHEUS
+_NAMES_RANGE_S: Final = 300.0
 
 
 class PrometheusSettings(NamedTuple):
@@ -54,9 +59,10 @@ class PrometheusSource:
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """Each node's value. `NoValues` if no series is of a node; errors of the call as in `PrometheusClient`."""
         query = queries.range_query(request, request.max_age_s or self._max_age_s)
-        answer = await self._client.query(query)
         nodes = await self._nodes()
-        async with self._decoding.slot(request.namespaces):
+        async with contextlib.AsyncExitStack() as stack:
+            slot = self._decoding.slot(request.namespaces)
+            answer = await self._client.query(query, partial(stack.enter_async_context, slot))
             grouped = await cooperative_scheduling.run(
                 node_matching.group_by_node(query_responses.newest_values(answer), self._labels, nodes)
             )
@@ -67,7 +73,7 @@ class PrometheusSource:
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
         self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
         if not grouped.by_node and (unmatched or not request.empty_is_healthy):
-            raise self._no_values_error(request, query, unmatched, example)
+            raise self._no_values_error(request, query, grouped, nodes)
         self._log_condition_once(
             request.name,
             "metric_series_unmatched",
@@ -98,13 +104,9 @@ class PrometheusSource:
             node_matching.identities(query_responses.newest_values(answer))
         )
 
-    async def metric_names(self, like: str) -> list[str]:
-        """The names that have a word of `like`. The names of all metrics of a large Prometheus would take seconds."""
-        query = queries.names_query(like)
-        if not query:
-            return []
-        answer = await self._client.query(query)
-        return [value.labels.get("__name__", "") for value in query_responses.newest_values(answer)]
+    async def metric_names(self) -> list[str]:
+        """The names of all series of the last minutes. They come from Prometheus' index, without reading series."""
+        return await self._client.metric_names(time.time() - _NAMES_RANGE_S)
 
     async def samples(self, query: str) -> dict[str, Points]:
         """All samples of each node in the result of a range query such as `up[1h:1m]`. Errors are those of `fetch`."""
@@ -116,21 +118,29 @@ class PrometheusSource:
         """Close all connections."""
         await self._connection.http.aclose()
 
-    def _no_values_error(self, request: MetricRequest, query: str, unmatched: int, example: str) -> NoValues:
+    def _no_values_error(
+        self, request: MetricRequest, query: str, grouped: SeriesByNode, nodes: NodeAttributes
+    ) -> NoValues:
         what = f"query {query} to {self._connection.url}"
-        if unmatched:
-            cause = "no series is of a node"
-            expected = f"a node's name, InternalIP or Hostname in {' or '.join(self._labels)}"
-            problem = Problem("", f"{unmatched} series, none of a node, such as {example}", expected)
-            return NoValues(what, [problem], cause=cause, remedy="give --prometheus-node-label")
+        if grouped.unmatched:
+            example = node_matching.describe_unmatched_series(grouped, self._labels)
+            labels = " or ".join(self._labels)
+            expected = f"a node's name, InternalIP or Hostname in {labels}"
+            actual = f"{len(grouped.unmatched)} series, none of a node, such as {example}"
+            others = node_matching.other_labels_that_name_nodes(grouped.unmatched, self._labels, nodes)
+            remedy = f"give --prometheus-node-label {others[0]}" if others else ""
+            text = f"has series, and none has a node's name or address in label {labels}"
+            cause = missing_values.cause("NoSeriesOfNodes", NAME, text, remedy)
+            return NoValues(what, [Problem("", actual, expected)], cause=cause, remedy=cause.remedy)
         if request.query:
-            cause = "the query gives no series"
-            remedy = "set empty_means: healthy if that is how a healthy cluster looks"
+            remedy = "if a healthy cluster gives none, set emptyMeans: Healthy (empty_means: healthy in a TASPolicy)"
+            cause = missing_values.cause("NoSeries", NAME, "gives no series for the query", remedy)
         else:
-            cause = "Prometheus has no series of this name"
-            remedy = f"if Prometheus has it by another name, set the rule's query: node_{request.metric}"
+            other = "" if request.metric.startswith("node_") else f"node_{request.metric}"
+            remedy = f"correct the name, or set the rule's query: {other}" if other else ""
+            cause = missing_values.cause("MetricUnknown", NAME, "has no series of this name", remedy)
         problem = Problem("", "no series", "one of each node")
-        return NoValues(what, [problem], cause=f"{cause}: {remedy}", remedy=remedy)
+        return NoValues(what, [problem], cause=cause, remedy=cause.remedy)
 
     def _log_condition_once(self, metric: str, event: str, **fields: str) -> None:
         """Log a condition of a metric once, until it has ended."""

@@ -1,0 +1,280 @@
+"""Why a metric has no value on any node: a closed set of causes, each with a text and a remedy.
+
+This is the only place that classifies failures of sources. The texts appear in the status of policies, which tenants
+read, in explanations and in findings of doctor. So they contain no addresses, no credentials and nothing about other
+tenants, and no counts or times that would change a status with every refresh. The log has the complete errors.
+"""
+
+import socket
+import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, get_args
+
+from nodewise.errors import BadInput, NodewiseError, Refused, Unavailable, closest_name, truncate
+from nodewise.metrics import aggregation
+from nodewise.metrics.node_index import NodeIndex
+from nodewise.metrics.series import Series, ValueState
+from nodewise.metrics.series_arrays import Column
+
+CauseReason = Literal[
+    "NoSeriesOfNodes",
+    "SeveralValuesPerNode",
+    "InvalidValues",
+    "ValuesOutdated",
+    "InvalidQuery",
+    "RequestsPaused",
+    "BudgetExceeded",
+    "SourceTimesOut",
+    "SourceUnreachable",
+    "SourceRefusesAccess",
+    "SourceFails",
+    "ResponseUnreadable",
+    "InternalError",
+    "NoSeries",
+    "MetricUnknown",
+    "SourceNotInstalled",
+    "NoSource",
+    "NeverFetched",
+]
+"""The reason of a condition. If several sources fail, the cause with the first of these is shown: a source that has the
+metric comes before one that fails, and that before one that does not have it."""
+_RANKS: Final[Mapping[str, int]] = {reason: rank for rank, reason in enumerate(get_args(CauseReason))}
+_LOG_REMEDY: Final = "metric_failed in nodewise's log has the error"
+_MAX_QUERY_ERROR: Final = 200
+_MAX_CHAINED: Final = 10
+
+
+class Cause(NamedTuple):
+    """Why no node has a value of a metric."""
+
+    reason: CauseReason
+    text: str
+    """What happened; it names the source."""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}; remedy: {self.remedy}" if self.remedy else self.text
+
+
+UNKNOWN: Final = Cause("SourceFails", "no source responded with values", _LOG_REMEDY)
+NEVER_FETCHED: Final = Cause("NeverFetched", "no source has responded yet", "wait for the first refresh")
+OUTDATED: Final = Cause(
+    "ValuesOutdated", "every value is older than maxAge", "scrape more often, or raise maxAge of the rule"
+)
+
+PROMETHEUS: Final = "prometheus"
+CUSTOM: Final = "custom"
+RESOURCE: Final = "resource"
+FILE: Final = "file"
+
+
+class _SourceTexts(NamedTuple):
+    """How messages name a source, and its remedies by reason."""
+
+    title: str
+    remedies: Mapping[str, str] = MappingProxyType({})
+
+
+_API_SERVER_REMEDY: Final = "check that the API server runs, and nodewise's connection to it"
+_SOURCES: Final[Mapping[str, _SourceTexts]] = {
+    PROMETHEUS: _SourceTexts(
+        "Prometheus",
+        {
+            "SourceUnreachable": "start Prometheus, or correct --prometheus-url",
+            "SourceRefusesAccess": (
+                "give credentials that may query: --prometheus-token-file, --prometheus-user or --prometheus-cert"
+            ),
+            "SourceFails": (
+                "check that --prometheus-url leads to Prometheus itself, with any path before /api/v1, and that "
+                "Prometheus is ready"
+            ),
+            "SourceTimesOut": "use a cheaper query, or raise --prometheus-timeout",
+            "SeveralValuesPerNode": "set aggregate: max in the rule, or use a query",
+            "MetricUnknown": "correct the name",
+            "NoSeriesOfNodes": "set --prometheus-node-label to a label that names nodes, or relabel the series",
+            "ResponseUnreadable": "check that --prometheus-url leads to Prometheus; if it is large, use a query",
+        },
+    ),
+    CUSTOM: _SourceTexts(
+        "the custom metrics API",
+        {
+            "SourceUnreachable": _API_SERVER_REMEDY,
+            "SourceRefusesAccess": (
+                "grant nodewise the right to get nodes of custom.metrics.k8s.io: kubectl apply -f deploy/rbac.yaml"
+            ),
+            "SourceFails": (
+                "check prometheus-adapter: kubectl get apiservice v1beta1.custom.metrics.k8s.io, and its log"
+            ),
+            "SourceTimesOut": "check the load of prometheus-adapter and of its Prometheus, or raise --metrics-timeout",
+            "SourceNotInstalled": (
+                "install prometheus-adapter, or query Prometheus directly: --metrics prometheus --prometheus-url URL"
+            ),
+            "SeveralValuesPerNode": "set aggregate: max in the rule, or have the adapter give each node one value",
+            "MetricUnknown": (
+                "correct the name, or add a rule for it to prometheus-adapter; kubectl get --raw "
+                "/apis/custom.metrics.k8s.io/v1beta1 lists what it has"
+            ),
+            "NoSeries": "check in Prometheus that the adapter's rule for the metric gives a series for each node",
+            "NoSeriesOfNodes": "relabel the series so that the adapter's label for nodes has the names of nodes",
+        },
+    ),
+    RESOURCE: _SourceTexts(
+        "metrics-server",
+        {
+            "SourceUnreachable": _API_SERVER_REMEDY,
+            "SourceRefusesAccess": (
+                "grant nodewise the right to list nodes of metrics.k8s.io: kubectl apply -f deploy/rbac.yaml"
+            ),
+            "SourceFails": "check metrics-server: kubectl get apiservice v1beta1.metrics.k8s.io, and its log",
+            "SourceTimesOut": "check the load of metrics-server, or raise --metrics-timeout",
+            "SourceNotInstalled": "install metrics-server",
+            "NoSeries": "check metrics-server's log, and kubectl top nodes",
+        },
+    ),
+    FILE: _SourceTexts(
+        "the file of --metrics",
+        {
+            "MetricUnknown": "correct the name, or add the metric to the file",
+            "ResponseUnreadable": "correct the file; metric_failed in nodewise's log names the line",
+            "NoSeriesOfNodes": "use the names of nodes in the file",
+            "SeveralValuesPerNode": "set aggregate: max in the rule, or give each node one value",
+        },
+    ),
+}
+_REMEDIES: Final[Mapping[str, str]] = {
+    "InvalidValues": "export a finite number",
+    "SourceTimesOut": "raise --metrics-timeout",
+    "InternalError": "report it with task_failed of nodewise's log",
+    "InvalidQuery": "correct the query of the rule",
+    "NoSource": "set --metrics, or --prometheus-url",
+}
+"""Remedies of every source that has none of its own; `_LOG_REMEDY` for the others."""
+
+_REFUSED_STATUSES: Final = (401, 403)
+_QUERY_STATUSES: Final = (400, 422)
+_NOT_FOUND: Final = 404
+_PARSE_ERROR: Final = "bad_data: "
+"""The beginning of Prometheus' message about a query that it cannot parse. That of a query that fails while it runs may
+contain labels of any series."""
+
+
+def source_title(source: str) -> str:
+    """How messages name a source. The name of one of several servers contains its address, which is left out."""
+    kind = source.partition(" ")[0]
+    return _SOURCES[kind].title if kind in _SOURCES else f"the source {kind}"
+
+
+def cause(reason: CauseReason, source: str, text: str, remedy: str = "") -> Cause:
+    """A cause, with the remedy for this source unless another one is given. The text begins with the source's title."""
+    kind = source.partition(" ")[0]
+    own = _SOURCES[kind].remedies if kind in _SOURCES else {}
+    chosen = remedy or own.get(reason) or _REMEDIES.get(reason, _LOG_REMEDY)
+    return Cause(reason, f"{source_title(source)} {text}", chosen)
+
+
+def first_cause(causes: Iterable[Cause]) -> Cause:
+    """The cause to show if several sources fail."""
+    return min(causes, key=lambda item: _RANKS[item.reason], default=NEVER_FETCHED)
+
+
+def cause_of_error(error: NodewiseError, source: str) -> Cause:
+    """The cause for the error of a source."""
+    own: Cause | None = getattr(error, "cause", None)
+    if own is not None:
+        return own
+    if isinstance(error, Unavailable) and error.timeout_s:
+        return cause_of_timeout(source, error.timeout_s)
+    if error.http_status:
+        return _cause_of_status(error, source)
+    if isinstance(error, Refused):
+        return cause("SourceRefusesAccess", source, "was not queried: its credentials cannot be read")
+    if isinstance(error, Unavailable) and error.__cause__ is not None:
+        return cause("SourceUnreachable", source, f"is unreachable: {_connection_problem(error)}")
+    return cause("ResponseUnreadable", source, "gave a response that cannot be read")
+
+
+def cause_of_timeout(source: str, timeout_s: float) -> Cause:
+    """The cause for a call that timed out."""
+    return cause("SourceTimesOut", source, f"did not respond within {timeout_s:g} s")
+
+
+def cause_of_pause(source: str, timeout_s: float, *, has_query: bool) -> Cause:
+    """The cause for a metric that is requested less often, because it timed out several times in a row."""
+    remedy = "use a cheaper query" if has_query else "use a metric with fewer series"
+    text = f"did not respond within {timeout_s:g} s several times in a row, so it is asked less often"
+    return cause("RequestsPaused", source, text, remedy)
+
+
+def cause_of_series(series: Series, nodes: NodeIndex, column: Column) -> Cause | None:
+    """Why no node has a value in a response; None if a node has one, or if there is no node."""
+    if not len(nodes) or (column.initial_states == ValueState.FRESH).any():
+        return None
+    if (invalid := cause_of_invalid_values(series, nodes)) is not None:
+        return invalid
+    if series.samples or series.invalid:
+        return cause("NoSeriesOfNodes", series.source, "has values, and none of them is of a node")
+    return cause("NoSeries", series.source, "has no value of a node")
+
+
+def cause_of_invalid_values(series: Series, nodes: NodeIndex) -> Cause | None:
+    """Why values of nodes are invalid; None if none is."""
+    # the order of nodes in a response may change, and the smallest text does not
+    invalid = min((why for node, why in series.invalid.items() if node in nodes), default="")
+    if not invalid:
+        return None
+    title, conflict = source_title(series.source), aggregation.split_conflict(invalid)
+    if conflict is not None:
+        return Cause("SeveralValuesPerNode", f"{title}: {conflict.text}", conflict.remedy)
+    return cause("InvalidValues", series.source, f"has invalid values: {invalid}")
+
+
+def cause_on_some_nodes(series: Series, nodes: NodeIndex) -> Cause:
+    """Why some nodes lack a value in a response that has values of other nodes."""
+    remedy = "check that the exporter runs on them and is scraped"
+    missing = cause("NoSeries", series.source, "has no value of these nodes, or none within maxAge", remedy)
+    return cause_of_invalid_values(series, nodes) or missing
+
+
+def suggest(missing: Cause, metric: str, names: Sequence[str]) -> Cause:
+    """The cause with the most similar of these names, if one is similar."""
+    similar = closest_name(metric, [name for name in names if name != metric])
+    return missing._replace(remedy=f'correct the name; it has "{similar}"') if similar else missing
+
+
+def _cause_of_status(error: NodewiseError, source: str) -> Cause:
+    """The cause for a response with an HTTP status that is no success."""
+    status = error.http_status
+    if source.startswith(PROMETHEUS):
+        if status in _QUERY_STATUSES and isinstance(error, BadInput):
+            message = error.problems[0].found if error.problems else ""
+            parsing = message.startswith(_PARSE_ERROR)
+            why = f": {message.removeprefix(_PARSE_ERROR)}" if parsing else f" (HTTP status {status})"
+            return cause("InvalidQuery", source, f"cannot run the query{truncate(why, _MAX_QUERY_ERROR)}")
+    elif status == _NOT_FOUND:
+        return cause("MetricUnknown", source, "has no metric of this name")
+    if status in _REFUSED_STATUSES:
+        return cause("SourceRefusesAccess", source, f"refuses access with HTTP status {status}")
+    return cause("SourceFails", source, f"responds with HTTP status {status}")
+
+
+def _connection_problem(error: BaseException) -> str:
+    """Why there is no connection, without addresses."""
+    for nested in _chain(error):
+        if isinstance(nested, ssl.SSLError) or "certificate verify failed" in str(nested).lower():
+            return "TLS fails; is its certificate trusted?"
+        if isinstance(nested, socket.gaierror):
+            return "its host name cannot be resolved"
+        if isinstance(nested, ConnectionRefusedError):
+            return "connection refused"
+    return "no connection"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that caused it."""
+    nested: BaseException | None = error
+    for _ in range(_MAX_CHAINED):
+        if nested is None:
+            return
+        yield nested
+        nested = nested.__cause__ or nested.__context__
