@@ -2,7 +2,7 @@
 `leader_election_rules`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +26,8 @@ class _Lease(msgspec.Struct, frozen=True):
 class Elector:
     """Candidate of a leader election. Run it as a task. Check `leading` before each write that only a leader may make.
 
-    `on_change` is called with True and False in turn, from the task; it must not block. The `Api` should have its own
-    rate limit (`HttpApi.with_rate_limit`), so that queued writes do not delay renewals.
+    Each write of the Lease adds `annotations`, which inform about the leader without a write of their own. The `Api`
+    should have its own rate limit (`HttpApi.with_rate_limit`), so that queued writes do not delay renewals.
     """
 
     def __init__(
@@ -37,20 +37,25 @@ class Elector:
         clock: Clock,
         metrics_registry: MetricsRegistry,
         random: Callable[[], float],
-        on_change: Callable[[bool], None] = lambda _: None,
+        annotations: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._api = api
         self._lock = lock
         self._clock = clock
         self._metrics_registry = metrics_registry
         self._random = random
-        self._on_change = on_change
+        self._callbacks: list[Callable[[bool], None]] = []
+        self._annotations = annotations
         self._path = LEASES.path(lock.namespace, lock.name)
         self._object: dict[str, Any] | None = None
         self._observed: ObservedLease | None = None
         self._until_s = NEVER
         self._reported_leading = False
         self._trouble = ""
+
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Call `callback` with True and False in turn, from the task; it must not block."""
+        self._callbacks.append(callback)
 
     @property
     def leading(self) -> bool:
@@ -128,14 +133,21 @@ class Elector:
         self._until_s = sent_s + self._lock.timings.renew_s
 
     async def _write_lease(self, spec: LeaseSpec, timeout_s: float) -> None:
+        annotations = self._annotations()
         if self._object is None:
-            meta = {"name": self._lock.name, "namespace": self._lock.namespace}
+            meta: dict[str, Any] = {"name": self._lock.name, "namespace": self._lock.namespace}
+            if annotations:
+                meta["annotations"] = annotations
             body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
             answer = await self._api.create(LEASES.path(self._lock.namespace), body, timeout_s=timeout_s)
         else:
             # labels and other fields of the Lease stay as they are
             spec_before = self._object.get("spec") or {}
             body = {**self._object, "spec": {**spec_before, **msgspec.to_builtins(spec)}}
+            if annotations:
+                meta = self._object.get("metadata") or {}
+                merged = {**(meta.get("annotations") or {}), **annotations}
+                body["metadata"] = {**meta, "annotations": merged}
             answer = await self._api.replace(self._path, body, timeout_s=timeout_s)
         self._observe_lease(answer)
 
@@ -177,4 +189,5 @@ class Elector:
         logs.emit(
             "leading" if self._reported_leading else "not_leading", lease=self._path, holder=self.holder
         )
-        self._on_change(self._reported_leading)
+        for callback in self._callbacks:
+            callback(self._reported_leading)

@@ -92,10 +92,11 @@ def error_from_status(
     kind = KINDS.get(code, Unavailable if code >= 500 else Refused)  # noqa: PLR2004 - HTTP's own classes
     problems = _problems_of_status(code, status)
     remedy = hint or REMEDIES.get(code, "")
-    if kind is Unavailable:
-        wait_s = _retry_after_s(retry_after, status)
-        return Unavailable(str(call), problems, remedy=remedy, retry_after_s=wait_s)
-    return kind(str(call), problems, remedy=remedy)
+    error = kind(str(call), problems, remedy=remedy)
+    error.http_status = code
+    if isinstance(error, Unavailable):
+        error.retry_after_s = _retry_after_s(retry_after, status)
+    return error
 
 
 def _problems_of_status(code: int, status: ErrorStatus) -> list[Problem]:

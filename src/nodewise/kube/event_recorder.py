@@ -20,6 +20,8 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 Type = Literal["Normal", "Warning"]
 
+NO_NODE_PASSES: Final = "NoNodePasses"
+"""The reason of the event on a pod that waits because nodewise rejects nodes."""
 MOST_WAITING: Final = 1000
 """client-go's queue has the same length."""
 MOST_KNOWN: Final = 4096

@@ -2,10 +2,12 @@
 
 import asyncio
 import io
+import secrets
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import httpx2
 import msgspec
@@ -18,6 +20,9 @@ from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, BeforeB
 from nodewise.kube.error_responses import ApiCall
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
+
+if TYPE_CHECKING:
+    from httpx2.websockets import AsyncWebSocketSession
 
 TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
     httpx2.HTTPError: Unavailable,
@@ -42,6 +47,14 @@ _METADATA: Final = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=
 """Requests objects without spec and status; the name ends in `List` for a list."""
 MOST_BYTES: Final = 256 << 20
 """Limit of a response. The first page of a list is 150 MiB if its objects are as large as etcd accepts."""
+_UPGRADE: Final = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Accept": "*/*",  # a kubelet refuses application/json
+}
+_MESSAGE_BYTES: Final = 1 << 20
+"""Limit of a message of a WebSocket. Container runtimes send up to 32 KiB."""
 _SERVER_ERROR: Final = 500
 """Statuses from this one on mean that the server or its storage cannot respond."""
 
@@ -136,6 +149,42 @@ class HttpApi:
                         return  # as if the server had ended the watch; the caller continues from the last event
                 if rest := splitter.rest():
                     yield rest
+            finally:
+                await response.aclose()
+
+    @asynccontextmanager
+    async def web_socket(
+        self, path: str, params: Params, subprotocol: str
+    ) -> AsyncGenerator["AsyncWebSocketSession", None]:
+        """A WebSocket, with the credentials of all calls. `Unavailable` if the connection breaks in the context."""
+        from httpx2.websockets import (
+            AsyncWebSocketSession,
+            HTTPXWSException,
+        )  # start-up time: servers do not need it
+
+        request = self._request("GET", path, params)
+        key = b64encode(secrets.token_bytes(16)).decode()
+        request.headers.update(_UPGRADE | {"Sec-WebSocket-Key": key, "Sec-WebSocket-Protocol": subprotocol})
+        with self._translate_errors("connect", request):
+            response = await self._http.send(request, stream=True)
+            try:
+                if response.status_code != httpx2.codes.SWITCHING_PROTOCOLS:
+                    await self._check_response("connect", request, response)
+                    problem = Problem("", f"HTTP status {response.status_code}", "an upgrade to WebSocket")
+                    raise Unavailable(str(_api_call("connect", request)), [problem])
+                stream = response.extensions["network_stream"]
+                async with AsyncWebSocketSession(
+                    stream, max_message_size_bytes=_MESSAGE_BYTES, keepalive_ping_interval_seconds=None
+                ) as session:
+                    yield session
+            except (
+                BaseExceptionGroup
+            ) as group:  # the session has a task group, which also wraps errors of the context
+                error = group.exceptions[0]
+                if isinstance(error, HTTPXWSException):
+                    problem = Problem("", "the connection broke", "")
+                    raise Unavailable(str(_api_call("connect", request)), [problem]) from error
+                raise error from None
             finally:
                 await response.aclose()
 

@@ -8,21 +8,34 @@ Source: client-go v0.36 tools/leaderelection/leaderelection.go, which counts fro
 """
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from nodewise.clock import format_micro_time
 
+EXTENDER_LEASE: Final = "nodewise-extender"
+"""The Lease of the leader election among replicas of `nodewise extender`."""
+CONTROLLER_LEASE: Final = "nodewise-controller"
+"""The Lease of the leader election among replicas of `nodewise controller`. An extender has another one, because its
+other agents have work of their own for a leader."""
+EVALUATION_ANNOTATION: Final = "nodewise.io/last-evaluation"
+"""The annotation of the leader's Lease with the time of the last evaluation of all policies, RFC 3339."""
+
 
 class LeaseTimings(NamedTuple):
-    """Durations of the leader election. The defaults are those of client-go and kube-scheduler."""
+    """Durations of the leader election.
 
-    duration_s: float = 15.0
+    The defaults are a third of those of client-go and kube-scheduler, so that the labels of nodes are right within two
+    periods of 5 s after a leader is killed. A slow API server ends a leadership sooner, which costs nothing: the writes
+    wait for the API server anyway.
+    """
+
+    duration_s: float = 5.0
     """Other replicas acquire the Lease after it has not changed for this long."""
-    renew_s: float = 10.0
+    renew_s: float = 3.5
     """A leader stops leading this long after its last successful renewal; less than `duration_s`."""
-    retry_s: float = 2.0
+    retry_s: float = 1.0
     """Time between two reads of the Lease."""
 
 

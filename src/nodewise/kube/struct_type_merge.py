@@ -45,6 +45,8 @@ class ReadKeys(NamedTuple):
 _OURS: Final = (Object, ObjectMeta)
 """Every object has the fields that these types require, so defaults of agents for them do not matter."""
 
+_REQUIRED_NAME: Final = ".metadata.name"
+
 _OPTIONS: Final[Mapping[str, Any]] = {"frozen": True, "gc": False, "kw_only": True}
 """`gc=False`: traversing 50,000 pods in the garbage collector would block the event loop. Declare tuples, not lists,
 for the same reason: the collector stops tracking tuples without tracked items.
@@ -83,7 +85,9 @@ def _merge_field_declarations(
         if other.name != field.name:
             raise _conflict_error(path, first, field.name, struct, other.name)
         both = _merge_types(path, (first, type_), (struct, other.type))
-        if first not in _OURS and _comparable_default(other) != default:
+        # `first` may be merged from ours and others
+        is_ours = first in _OURS or path.endswith(_REQUIRED_NAME)
+        if not is_ours and _comparable_default(other) != default:
             raise _conflict_error(
                 path, first, _type_text(default), struct, _type_text(_comparable_default(other))
             )

@@ -115,14 +115,26 @@ def _split_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
 
 def line_of_field(node: Any, path: str) -> int:
     """The line, from 1, of a field such as `spec.rules[0].target` below a node, or of its closest existing parent."""
-    number = node.start_mark.line
+    mark, _, _ = _find_field(node, path)
+    return int(mark.line) + 1
+
+
+def node_of_field(node: Any, path: str) -> Any:
+    """The node of a field below a node; None if it does not exist."""
+    _, value, rest = _find_field(node, path)
+    return None if rest else value
+
+
+def _find_field(node: Any, path: str) -> tuple[Any, Any, str]:
+    """The position of a field, or of its closest existing parent, the node of its value, and the rest of the path."""
+    mark = node.start_mark
     while path:
         step = _first_path_step(node, path)
         if step is None:
             break
         consumed, mark, node = step
-        number, path = mark.line, path[consumed:].lstrip(".")
-    return int(number) + 1
+        path = path[consumed:].lstrip(".")
+    return mark, node, path
 
 
 def _first_path_step(node: Any, path: str) -> tuple[int, Any, Any] | None:

@@ -8,6 +8,9 @@ The package is independent of Kubernetes and of the content of bodies. `server.H
     tls_handshake         ALPN and alerts, which asyncio leaves out
     client_authorizer     what a client's certificate permits
     http_connection       one connection: HTTP/1.1 with limits and deadlines
+    connection_deadlines  the phases of a connection and their deadlines
+    request_header_collector
+                          collects the header of a request, and counts bytes that are not part of a body
     application           routes and exchanges: from a request header to a response
     responses             errors and refusals as responses, responses as bytes
     close_reasons         why the server refused or closed a connection: counted, and logged at a limited rate

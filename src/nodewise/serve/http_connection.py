@@ -9,48 +9,25 @@ the response can announce the end of the connection if a request is followed by 
 """
 
 import asyncio
-import enum
-import urllib.parse
 from collections import deque
-from collections.abc import Awaitable, Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Iterator
+from typing import Final
 
 import httptools
 
 from nodewise.errors import Problem, shown
 from nodewise.serve import responses, tls_handshake
-from nodewise.serve.application import Application, HttpExchange, RemotePeer, RequestHeader
-from nodewise.serve.client_authorizer import Authorization
+from nodewise.serve.application import Application, HttpExchange, RemotePeer
+from nodewise.serve.client_authorizer import Authorization, ClientAuthorizer
 from nodewise.serve.connection_close_reasons import CloseReasons
+from nodewise.serve.connection_deadlines import Phase, PhaseTimer
 from nodewise.serve.options import ServeOptions
+from nodewise.serve.request_header_collector import InputViolation, RequestHeaderCollector
 from nodewise.serve.responses import Response
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S: Final = 1.0
 """For a client to close its side after ours is closed; then its connection is dropped."""
-_OVERHEAD_BYTES: Final = 65536
-"""Of chunk extensions and trailers without any body among them; a header in front of them counts, too."""
-
-
-class Phase(enum.Enum):
-    """What happens next on a connection."""
-
-    HEADER = "header"
-    BODY = "body"
-    ANSWERING = "answering"
-    IDLE = "idle"
-    CLOSING = "closing"
-
-
-_DEADLINE_PHASES: Final = frozenset({Phase.HEADER, Phase.BODY, Phase.IDLE})
-
-
-class Authorizer(Protocol):
-    """Authorizes the client of a new connection."""
-
-    def examine(
-        self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str
-    ) -> Authorization: ...
 
 
 class OpenConnections:
@@ -70,7 +47,6 @@ class HttpConnection(asyncio.Protocol):
     """One client's connection. `chain` is its certificate and what it sent with it, DER; empty without TLS."""
 
     transport: asyncio.Transport
-    _deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
 
     def __init__(
@@ -79,7 +55,7 @@ class HttpConnection(asyncio.Protocol):
         connections: OpenConnections,
         options: ServeOptions,
         close_reasons: CloseReasons,
-        authorizer: Authorizer | None,
+        authorizer: ClientAuthorizer | None,
     ) -> None:
         self.chain: tuple[bytes, ...] = ()
         self.peer = ""
@@ -92,17 +68,15 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.opened_s = self._loop.time()
         self._client = RemotePeer()
+        self._header = RequestHeaderCollector(options.header_bytes)
+        self.on_url, self.on_header = self._header.on_url, self._header.on_header
         self._parser = httptools.HttpRequestParser(self)
         # bytes after a request with `Connection: close` must not cost that request its response
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
         self._phase = Phase.HEADER
+        self._timer = PhaseTimer(options, self._handle_timeout)
         self._requests = 0
-        self._url = b""
-        self._fields: list[tuple[bytes, bytes]] = []
-        self._header_bytes = 0
-        self._overhead_bytes = 0
-        self._had_body = False
         self._ignores_input = False
         """Drop whatever comes in: the connection is about to end."""
 
@@ -118,12 +92,9 @@ class HttpConnection(asyncio.Protocol):
         """The next response announces that the connection ends with it."""
         self._closes = False
         """Close after the response of the first exchange, whether or not it announces that."""
+        self._was_closed_idle = False
         self._is_reading_paused = False
         self._is_writing_paused = False
-
-        self._began_s = 0.0
-        self._last_read_s = 0.0
-        self._watched: tuple[Phase, int] | None = None
 
     # called by the event loop
 
@@ -148,15 +119,15 @@ class HttpConnection(asyncio.Protocol):
             authorization.refusal,
             authorization.pinned_only_refusal,
         )
-        self._start_phase_timer()
+        self._timer.watch(self._phase, self._requests)
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._ignores_input = True
         self._connections.open.discard(self)
-        for timer in (self._deadline, self._write_deadline):
-            if timer is not None:
-                timer.cancel()
-        self._deadline = self._write_deadline = self._pieces = self._receiving = None
+        self._timer.stop()
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+        self._write_deadline = self._pieces = self._receiving = None
         for exchange in self._exchanges:
             if exchange is not self._awaiting:
                 exchange.close(sent=False)
@@ -171,20 +142,19 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._phase is Phase.IDLE:
             self._phase = Phase.HEADER
-            self._header_bytes = 0
+            self._header.received_bytes = 0
         before = self._phase
-        self._last_read_s = self._loop.time()
+        self._timer.record_read()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._ignores_input:
-                text = shown(str(error))
-                problem = Problem("request", text, "HTTP/1.1")
-                self._end_connection("bad_request", text, responses.refusal_response(400, problem))
-        if not self._ignores_input:
-            self._count_header_bytes(before, len(data))
+                problem = Problem("request", shown(str(error)), "HTTP/1.1")
+                self._refuse_input(InputViolation("bad_request", 400, problem))
+        if not self._ignores_input and (violation := self._header.count(before, self._phase, len(data))):
+            self._refuse_input(violation)
         self._advance_first_exchange()
-        self._start_phase_timer()
+        self._timer.watch(self._phase, self._requests)
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
@@ -205,37 +175,29 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._requests += 1
         self._phase = Phase.HEADER
-        self._header_bytes = 0
-        self._url = b""
-        self._fields = []
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields.append((name.lower(), value))
+        self._header.begin()
 
     def on_headers_complete(self) -> None:
         if self._ignores_input:
             return
-        size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._fields)
-        if size > self._options.header_bytes:
-            self._reject_oversized_header(size)
+        if violation := self._header.complete():
+            self._refuse_input(violation)
         elif len(self._exchanges) > self._options.max_pipelined:
             self._end_connection("pipelined")
         elif self._parser.should_upgrade():
             problem = Problem("Upgrade", "another protocol", "HTTP/1.1")
             self._end_connection("bad_request", "an upgrade", responses.refusal_response(400, problem))
         else:
-            self._receiving = exchange = self._application.open(self._build_request_head(), self._client)
+            self._receiving = exchange = self._application.open(
+                self._header.build(self._parser), self._client
+            )
             self._phase = Phase.BODY
-            self._overhead_bytes = 0
             self._exchanges.append(exchange)
             if len(self._exchanges) > 1:
                 self._pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        self._had_body = True
+        self._header.had_body = True
         if not self._ignores_input and self._receiving is not None:
             self._receiving.receive(body)
 
@@ -251,7 +213,17 @@ class HttpConnection(asyncio.Protocol):
         """Close: at once when idle, after the response when a request is being answered."""
         self._is_last = self._closes = True
         if not self._exchanges:
+            self._was_closed_idle = self._phase is not Phase.BODY  # a refusal of a body may not have arrived
             self._close()
+
+    def abort_if_closed_idle(self) -> None:
+        """Do not wait for the client to close its side of a connection that was closed while idle.
+
+        A client that reads only responses, such as one with a pool of connections, does not close its side. No response
+        can be lost. Call it after the event loop has written the end of TLS.
+        """
+        if self._was_closed_idle and not self.transport.get_write_buffer_size():
+            self.transport.abort()
 
     def finish(self) -> None:
         """Close with the next response, which announces it: the client connects again, and no call fails.
@@ -261,23 +233,6 @@ class HttpConnection(asyncio.Protocol):
         self._is_last = True
 
     # requests and responses
-
-    def _build_request_head(self) -> RequestHeader:
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
-        fields = dict(self._fields)
-        length, content_type = fields.get(b"content-length"), fields.get(b"content-type")
-        return RequestHeader(
-            self._parser.get_method().decode("ascii"),
-            urllib.parse.unquote(path) if "%" in path else path,
-            url.query or b"",
-            None if length is None else int(length),
-            None if content_type is None else content_type.decode("latin-1"),
-            fields.get(b"content-encoding", b"").decode("latin-1"),
-            keep_alive=self._parser.get_http_version() != "1.0" and self._parser.should_keep_alive(),
-            expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
-            traceparent=fields.get(b"traceparent", b"").decode("latin-1"),
-        )
 
     def _advance_first_exchange(self) -> None:
         """Do what can be done for the first exchange."""
@@ -364,88 +319,35 @@ class HttpConnection(asyncio.Protocol):
             self._loop.call_soon(self._advance_first_exchange)  # other connections go first
         elif self._phase is Phase.ANSWERING:
             self._phase = Phase.IDLE
-        self._start_phase_timer()
+        self._timer.watch(self._phase, self._requests)
 
     def _pause_reading(self) -> None:
         if not self._is_reading_paused:
             self._is_reading_paused = True
+            self._timer.pause()
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
         if self._is_reading_paused:
             self._is_reading_paused = False
-            self._exclude_read_pause()
+            self._timer.resume()
             self.transport.resume_reading()
-
-    # limits
-
-    def _count_header_bytes(self, before: Phase, size: int) -> None:
-        """Count what came in beside bodies; a header that began within this read is counted when complete."""
-        if self._phase is Phase.HEADER and before is not Phase.BODY:
-            self._header_bytes += size
-            if self._header_bytes > self._options.header_bytes:
-                self._reject_oversized_header(self._header_bytes)
-        elif self._phase is Phase.BODY:
-            self._overhead_bytes = 0 if self._had_body else self._overhead_bytes + size
-            self._had_body = False
-            if self._overhead_bytes > _OVERHEAD_BYTES:
-                problem = Problem("body", "chunk extensions or trailers without end", "a body")
-                self._end_connection("bad_request", problem.found, responses.refusal_response(400, problem))
-
-    def _reject_oversized_header(self, size: int) -> None:
-        problem = Problem("header", f"{size} bytes or more", f"at most {self._options.header_bytes}")
-        self._end_connection("header_size", problem.found, responses.refusal_response(431, problem))
 
     # deadlines
 
-    def _start_phase_timer(self) -> None:
-        """Arm the timer that the phase needs, and no other."""
-        has_deadline = self._phase in _DEADLINE_PHASES
-        watched = (self._phase, self._requests) if has_deadline else None
-        if watched == self._watched:
-            return
-        self._watched = watched
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        if watched is not None:
-            wait_s = {
-                Phase.HEADER: self._options.header_timeout_s,
-                Phase.BODY: self._options.body_idle_timeout_s,
-                Phase.IDLE: self._options.keep_alive_s,
-            }[self._phase]
-            self._began_s = self._last_read_s = self._loop.time()
-            self._deadline = self._loop.call_later(wait_s, self._handle_timeout)
-
-    def _handle_timeout(self) -> None:
-        self._deadline = None
-        if self._phase is Phase.IDLE:
+    def _handle_timeout(self, phase: Phase) -> None:
+        if phase is Phase.IDLE:
             self._close()
-        elif self._phase is Phase.HEADER:
+        elif phase is Phase.HEADER:
             timeout_s = self._options.header_timeout_s
             problem = Problem("header", "not complete", f"all of it within {timeout_s:g} s")
-            refusal = responses.refusal_response(408, problem) if self._header_bytes else None
+            refusal = responses.refusal_response(408, problem) if self._header.received_bytes else None
             self._end_connection("header_deadline", response=refusal)
-        elif (left_s := self._seconds_until_body_deadline()) > 0:
-            self._deadline = self._loop.call_later(left_s, self._handle_timeout)
         else:
             timeout_s, idle_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
             expected = f"all of it within {timeout_s:g} s, no pause over {idle_s:g} s"
             problem = Problem("body", "not complete", expected)
             self._end_connection("body_deadline", response=responses.refusal_response(408, problem))
-
-    def _seconds_until_body_deadline(self) -> float:
-        """Seconds until the body is late, as things stand."""
-        if self._is_reading_paused:
-            self._exclude_read_pause()
-        idle_s = self._last_read_s + self._options.body_idle_timeout_s
-        return min(idle_s, self._began_s + self._options.body_timeout_s) - self._loop.time()
-
-    def _exclude_read_pause(self) -> None:
-        """Exclude the time during which the server itself does not read."""
-        now_s = self._loop.time()
-        self._began_s += now_s - self._last_read_s
-        self._last_read_s = now_s
 
     def _abort_unread_response(self) -> None:
         self._write_deadline = None
@@ -454,6 +356,12 @@ class HttpConnection(asyncio.Protocol):
         self.transport.abort()
 
     # end of the connection
+
+    def _refuse_input(self, violation: InputViolation) -> None:
+        problem = violation.problem
+        self._end_connection(
+            violation.reason, problem.found, responses.refusal_response(violation.status, problem)
+        )
 
     def _end_connection(self, reason: str, detail: str = "", response: Response | None = None) -> None:
         """Record why, send the response where it does not get into the middle of another one, and close.

@@ -39,7 +39,7 @@ STATUS: Final[dict[type[NodewiseError], int]] = {
     Refused: 403,
     Conflict: 409,
     Unavailable: 503,
-    BadSettings: 500,  # a defect if it occurs during a request: settings are checked at start
+    BadSettings: 500,  # settings are checked at start; only the webhook's mutations can become invalid later
     NodewiseError: 500,
 }
 

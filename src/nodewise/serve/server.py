@@ -124,8 +124,10 @@ class HttpServer:
         self._metrics_registry.set("connections", 0, port=str(self.port))
 
     async def _wait_for_connections_to_end(self) -> None:
-        while self._connections.open or self._connections.tasks:  # noqa: ASYNC110 - at the end, for a moment
+        while self._connections.open or self._connections.tasks:
             await asyncio.sleep(_LOOK_S)
+            for connection in list(self._connections.open):
+                connection.abort_if_closed_idle()
 
     async def _abort_connections(self) -> None:
         for connection in list(self._connections.open):
