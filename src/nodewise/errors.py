@@ -50,6 +50,9 @@ class Problem(NamedTuple):
 class NodewiseError(Exception):
     """The root of all kinds: what was being done (`what`), with all its problems."""
 
+    http_status = 0
+    """The HTTP status of the response that is the error; 0 without a response."""
+
     def __init__(self, what: str, problems: Iterable[Problem] = (), *, remedy: str = "") -> None:
         self.what = what
         self.problems: Sequence[Problem] = tuple(problems)

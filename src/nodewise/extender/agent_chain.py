@@ -148,6 +148,12 @@ class AgentChain:
         """The `equivalence_version` of each agent, compared by identity."""
         return tuple(function.agent.equivalence_version(snapshot) for function in self._filters)
 
+    def namespace_equivalence_versions(self, snapshot: Snapshot, namespace: str) -> tuple[object, ...]:
+        """The `namespace_equivalence_version` of each agent, likewise."""
+        return tuple(
+            function.agent.namespace_equivalence_version(snapshot, namespace) for function in self._filters
+        )
+
     def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Score the named nodes. A node that is named twice counts once."""
         candidates = _remove_duplicate_names(snapshot.nodes.named(names))

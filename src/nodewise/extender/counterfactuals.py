@@ -161,6 +161,8 @@ class PolicyRemoval(NamedTuple):
     """Nodes that would pass without it."""
     not_enforced: str
     """As in `PolicyRejections`."""
+    would_reject: tuple[str, ...] | None
+    """The nodes that a policy that only observes would reject; None for other policies."""
 
 
 def policy_removals(decision: Decision) -> Iterator[PolicyRemoval]:
@@ -174,8 +176,14 @@ def policy_removals(decision: Decision) -> Iterator[PolicyRemoval]:
         for number, policy in enumerate(verdict.policies):
             rest = [other.rejected for place, other in enumerate(verdict.policies) if place != number]
             left = out & ~np.logical_or.reduce([of_others, *rest])
+            would_reject = policy.would_reject
             yield PolicyRemoval(
-                agent, policy.policy, int(policy.rejected.sum()), int(left.sum()), policy.not_enforced
+                agent,
+                policy.policy,
+                int(policy.rejected.sum()),
+                int(left.sum()),
+                policy.not_enforced,
+                None if would_reject is None else tuple(decision.names[would_reject].tolist()),
             )
 
 

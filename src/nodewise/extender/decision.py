@@ -78,7 +78,9 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
         arrays = self.names.nbytes
         arrays += sum(verdict.codes.nbytes for _, verdict in self.verdicts)
         arrays += sum(
-            policy.rejected.nbytes + len(policy.not_enforced)
+            policy.rejected.nbytes
+            + len(policy.not_enforced)
+            + (0 if policy.would_reject is None else policy.would_reject.nbytes)
             for _, verdict in self.verdicts
             for policy in verdict.policies
         )

@@ -95,6 +95,7 @@ class _Policy(msgspec.Struct, frozen=True):
     rejected: msgspec.Raw
     joined: Joined | None = None
     not_enforced: str = ""
+    would_reject: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -191,7 +192,11 @@ def _encode_policies(policies: Sequence[PolicyRejections]) -> Generator[None, No
     for policy in policies:
         rejected = _encode_to_raw_json(policy.rejected.tolist())
         yield
-        encoded.append(_Policy(policy.policy, rejected, policy.joined, policy.not_enforced))
+        would_reject: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+        if policy.would_reject is not None:
+            would_reject = _encode_to_raw_json(policy.would_reject.tolist())
+            yield
+        encoded.append(_Policy(policy.policy, rejected, policy.joined, policy.not_enforced, would_reject))
     return encoded
 
 
@@ -259,7 +264,10 @@ def _decode_verdict(verdict: _Verdict, size: int) -> Verdict:
 
 def _decode_policy(policy: _Policy, size: int) -> PolicyRejections:
     rejected = np.array(_decode_sized_list(policy.rejected, bool, size), bool)
-    return PolicyRejections(policy.policy, rejected, policy.joined, policy.not_enforced)
+    would_reject = None
+    if policy.would_reject is not msgspec.UNSET:
+        would_reject = np.array(_decode_sized_list(policy.would_reject, bool, size), bool)
+    return PolicyRejections(policy.policy, rejected, policy.joined, policy.not_enforced, would_reject)
 
 
 def _decode_details(details: _Details | None, size: int) -> StaticDetails | None:

@@ -183,6 +183,11 @@ def policies(decision: Decision) -> dict[str, dict[str, Any]]:
     return {
         policy.policy: {"agent": agent, "rejected": decision.names[policy.rejected].tolist()}
         | ({"not_enforced": policy.not_enforced} if policy.not_enforced else {})
+        | (
+            {}
+            if policy.would_reject is None
+            else {"would_reject": decision.names[policy.would_reject].tolist()}
+        )
         for agent, verdict in decision.verdicts
         for policy in verdict.policies
     }

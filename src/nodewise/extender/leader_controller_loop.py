@@ -19,7 +19,10 @@ _CANCEL_S: Final = 5.0
 
 
 class LeaderLoop:
-    """Runs the controllers while `is_leading`. A controller that fails or hangs does not stop the others."""
+    """Runs the controllers while `is_leading`. A controller that fails or hangs does not stop the others.
+
+    `on_applied` gets the time of a snapshot, seconds since 1970, once all controllers have applied it or a newer one.
+    """
 
     def __init__(
         self,
@@ -27,16 +30,25 @@ class LeaderLoop:
         snapshot: Callable[[], Snapshot],
         is_leading: Callable[[], bool],
         clock: Clock,
+        on_applied: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._snapshot = snapshot
         self._is_leading = is_leading
         self._clock = clock
         self._notified = asyncio.Event()
-        self._steps = [_Steps(controller, clock, self.notify) for controller in controllers]
+        self._on_applied = on_applied
+        self._steps = [_Steps(controller, clock, self._report_step) for controller in controllers]
 
     def notify(self) -> None:
         """There is a new snapshot, or the lead was won or lost."""
         self._notified.set()
+
+    def _report_step(self) -> None:
+        """A step has ended."""
+        self.notify()
+        applied = [steps.applied_at for steps in self._steps]
+        if all(at is not None for at in applied):
+            self._on_applied(min(filter(None, applied)))
 
     async def run(self, period_s: float) -> None:
         """Start the steps that are due after each notification, and once a period to retry failed ones.
@@ -77,10 +89,13 @@ class _Steps:
         self._is_new_leader = False
         self._is_slow = False
         self._error = ""
+        self.applied_at: float | None = None
+        """The time of the snapshot of the last step that succeeded in this lead, seconds since 1970."""
 
     def lead(self) -> None:
         """The replica leads from now on."""
         self._is_new_leader = True
+        self.applied_at = None
 
     def start_if_due(self, snapshot: Snapshot, period_s: float) -> None:
         """Start a step for a snapshot that is new to the controller, or whose last step failed a period ago."""
@@ -121,6 +136,7 @@ class _Steps:
             logs.emit("task_failed", task=f"{self._name}.step", exc_info=error)
             return False
         self._error = ""
+        self.applied_at = snapshot.at
         return True
 
     def _report_slow_step(self, seconds: float, period_s: float) -> None:

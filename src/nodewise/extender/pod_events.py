@@ -5,10 +5,9 @@ from typing import Final
 import numpy as np
 
 from nodewise.extender.decision import Decision
-from nodewise.kube.event_recorder import EventRecorder, ObjectReference
+from nodewise.kube.event_recorder import NO_NODE_PASSES, EventRecorder, ObjectReference
 from nodewise.kube.resource_kinds import PODS
 
-NO_NODE_PASSES: Final = "NoNodePasses"
 NOT_BOUND: Final = "NotBound"
 
 

@@ -16,7 +16,7 @@ from nodewise.extender import recording_file
 from nodewise.extender.recording_file import ColumnDelta, Record
 from nodewise.kube.store import Change, ChangeLog, Changes, difference
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.series import Sample, Samples, Series
 from nodewise.state import NODES
 
 K = TypeVar("K")
@@ -111,7 +111,10 @@ def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | N
 
 def _sample_column(series: Series, field: str) -> list[Any]:
     """One field of all samples, in the order of the nodes."""
-    return list(map(attrgetter(field), series.samples.values()))
+    samples = series.samples
+    if isinstance(samples, Samples):
+        return samples.column(field)
+    return list(map(attrgetter(field), samples.values()))
 
 
 def _column_delta(old: list[Any], new: list[Any]) -> ColumnDelta | None:

@@ -29,6 +29,10 @@ from nodewise.serve.application import ConcurrencyLimit, Handler, Request, Respo
 WHOLE_NODES_AT_ONCE: Final = 2
 """Limit of concurrent requests with whole nodes (52 MB at 5,000 nodes); a further one gets status 503."""
 LARGE_BYTES: Final = 2**20
+_MAX_NAMESPACE_SERIES: Final = 20
+"""Policies of one namespace with a series of `policy_would_reject_total`."""
+_MAX_SERIES: Final = 500
+"""Policies of all namespaces with such a series."""
 
 SnapshotSource = Callable[[bytes | None, float], Snapshot]
 """The snapshot that answers a request with this body at that time (seconds since 1970); for None, the newest."""
@@ -53,6 +57,8 @@ class Extender:
         self._metrics_registry = metrics_registry
         self._recorder = recorder
         self._subscribers: list[Callable[[Decision], None]] = []
+        self._counted_policies: dict[str, set[str]] = {}
+        """By namespace, as texts of policies name it, the policies with a series of `policy_would_reject_total`."""
 
     def subscribe(self, subscriber: Callable[[Decision], None]) -> None:
         """Call the subscriber with each decision after it is stored; it must not block."""
@@ -138,8 +144,22 @@ class Extender:
             self._metrics_registry.count(
                 "verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed"
             )
+            for policy in verdict.policies:
+                if policy.would_reject is not None:
+                    self._count_would_reject(policy.policy, int(policy.would_reject.sum()))
         for subscriber in self._subscribers:
             subscriber(decision)
+
+    def _count_would_reject(self, policy: str, count: int) -> None:
+        """Count nodes by policy, with a limit: anyone who may create policies may create any number over time."""
+        own = self._counted_policies.setdefault(policy.rpartition("/")[0], set())
+        if policy not in own and (
+            len(own) >= _MAX_NAMESPACE_SERIES or sum(map(len, self._counted_policies.values())) >= _MAX_SERIES
+        ):
+            policy = ""
+        else:
+            own.add(policy)
+        self._metrics_registry.count("policy_would_reject_total", count, policy=policy)
 
 
 def _version_response(_: Request) -> Response:

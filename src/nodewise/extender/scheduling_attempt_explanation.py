@@ -176,7 +176,10 @@ def explain(attempt: Attempt) -> Explanation:
 def _explain_nodes(attempt: Attempt) -> Iterator[NodeExplanation]:
     decision, scored, points = attempt.main_decision, attempt.scored, _scores_by_node(attempt.scored)
     filtering = list(_rules_of_verdicts_or_scores(decision.verdicts))
-    ranking = list(_rules_of_verdicts_or_scores((scored or decision).scores))
+    ranking = [
+        (rule, np.zeros(len(rule.states), np.bool_))  # rules that score reject no node
+        for rule, _ in _rules_of_verdicts_or_scores((scored or decision).scores)
+    ]
     positions = {name: number for number, name in enumerate(scored.names)} if scored else {}
     for position in _candidate_order(decision, points):
         name = decision.names[position]

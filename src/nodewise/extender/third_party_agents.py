@@ -224,6 +224,15 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         except AgentError:
             return object()
 
+    def namespace_equivalence_version(self, snapshot: Snapshot, namespace: str) -> object:
+        """The agent's version for a namespace, likewise."""
+        try:
+            with self._reporter.report_and_raise_agent_error("namespace_equivalence_version"):
+                own = self._own_snapshot(snapshot)
+                return self._agent.namespace_equivalence_version(own, namespace)
+        except AgentError:
+            return object()
+
     def _own_snapshot(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with only the agent's own state, if it has one."""
         state = snapshot.agent_states.get(self.name)

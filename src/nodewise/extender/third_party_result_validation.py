@@ -75,17 +75,27 @@ def _check_joined(joined: Any) -> None:
 
 def _validate_policy(policy: Any, size: int) -> PolicyRejections:
     _expect_type(policy, PolicyRejections, "a policy")
-    _expect_type(policy.rejected, np.ndarray, "rejected")
-    if policy.rejected.shape != (size,) or policy.rejected.dtype != bool:
-        array = f"type {policy.rejected.dtype} and shape {policy.rejected.shape}"
-        raise InvalidResult(f"rejected of {array}, expected a bool for each of {size} candidates")
+    rejected = _validate_mask(policy.rejected, size, "rejected")
+    would_reject = policy.would_reject
+    if would_reject is not None:
+        would_reject = _validate_mask(would_reject, size, "would_reject")
     _check_joined(policy.joined)
     return PolicyRejections(
         validate_text(policy.policy),
-        policy.rejected.copy(),
+        rejected,
         policy.joined,
         validate_text(policy.not_enforced),
+        would_reject,
     )
+
+
+def _validate_mask(mask: Any, size: int, name: str) -> NDArray[np.bool_]:
+    _expect_type(mask, np.ndarray, name)
+    if mask.shape != (size,) or mask.dtype != bool:
+        array = f"type {mask.dtype} and shape {mask.shape}"
+        raise InvalidResult(f"{name} of {array}, expected a bool for each of {size} candidates")
+    copy: NDArray[np.bool_] = mask.copy()
+    return copy
 
 
 def validate_scores(result: Any, size: int) -> Scores | None:

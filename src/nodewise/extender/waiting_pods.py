@@ -5,7 +5,6 @@ Only pods that an agent filters count. The number of other pods, which any tenan
 
 from collections import OrderedDict
 from collections.abc import Generator, Hashable
-from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
@@ -87,7 +86,8 @@ class WaitingPods:
         self._groups: dict[str, OrderedDict[Hashable, PodGroup]] = {}
         """By namespace and key; of one namespace first the group that `take_next` returned longest ago."""
         self._group_by_uid: dict[str, PodGroup] = {}
-        self._versions: tuple[object, ...] = ()
+        self._versions: tuple[object, ...] | None = None
+        self._namespace_versions: dict[str, tuple[object, ...]] = {}
 
     def __len__(self) -> int:
         """The number of pods."""
@@ -96,24 +96,35 @@ class WaitingPods:
     def update(self, snapshot: Snapshot) -> Generator[None, None, None]:
         """Apply the changes since the last call.
 
-        Cost: one equivalence key for each changed pod; for every pod if what keys depend on changed in the snapshot.
+        Cost: one equivalence key for each changed pod, and for every pod of a namespace if what its keys depend on
+        changed in the snapshot. So a tenant who edits policies all the time pays with keys of own pods only.
         """
         changes = self._log.take()
         versions = self._chain.equivalence_versions(snapshot)
         if changes is None:
-            self._groups, self._group_by_uid = {}, {}
+            self._groups, self._group_by_uid, self._namespace_versions = {}, {}, {}
         for old, new in (changes or {}).get(_PODS, {}).values():
             yield
             if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
                 self._remove(old.metadata.uid)
             if new is not None:
                 self._add_or_replace(new, snapshot)
-        if changes is None or any(
-            version is not before for version, before in zip_longest(versions, self._versions)
-        ):
+        if changes is None or not _are_same(versions, self._versions):
             self._versions = versions
-            for pod in list(self._store.values()):
-                yield
+            yield from self._update_namespaces(snapshot)
+
+    def _update_namespaces(self, snapshot: Snapshot) -> Generator[None, None, None]:
+        """Compute the keys of all pods of the namespaces whose version changed."""
+        before, self._namespace_versions = self._namespace_versions, {}
+        changed: dict[str, bool] = {}
+        for pod in list(self._store.values()):
+            yield
+            namespace = pod.metadata.namespace
+            if namespace not in changed:
+                versions = self._chain.namespace_equivalence_versions(snapshot, namespace)
+                self._namespace_versions[namespace] = versions
+                changed[namespace] = not _are_same(versions, before.get(namespace))
+            if changed[namespace]:
                 self._add_or_replace(pod, snapshot)
 
     def group_counts(self) -> dict[str, int]:
@@ -154,6 +165,12 @@ class WaitingPods:
             del groups[group.key]
             if not groups:
                 del self._groups[group.namespace]
+
+
+def _are_same(versions: tuple[object, ...], before: tuple[object, ...] | None) -> bool:
+    return before is not None and all(
+        version is known for version, known in zip(versions, before, strict=True)
+    )
 
 
 def _is_own_rejection(message: str, chain: AgentChain) -> bool:

@@ -296,7 +296,8 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
     `FailedNodes` is null if no agent has a verdict.
     """
     kept = decision.feasible()
-    failed = _failed_nodes(decision, kept) if decision.verdicts else b"null"
+    has_verdict = not all(verdict.only_observes for _, verdict in decision.verdicts)
+    failed = _failed_nodes(decision, kept) if has_verdict else b"null"
     tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
     if request.nodes is None:
         names = node_name_json.encode_name_list(decision.names, np.flatnonzero(kept))

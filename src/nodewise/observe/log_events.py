@@ -271,7 +271,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "cpu_mutations_read": LogEvent("info", "The mutations changed, and pods get the new ones from now on."),
     "cpu_mutations_failed": LogEvent(
-        "warning", "The changed mutations are invalid; pods get the last valid ones. `error` is the reason."
+        "warning",
+        "The mutations are invalid; pods that request cores get an error until they are valid. `error` is the reason.",
     ),
     "cpu_waiting": LogEvent("info", "The seconds until the next round (`--interval`)."),
     "cpu_round_failed": LogEvent("warning", "A round of `--interval` failed; the next one tries again."),
@@ -343,8 +344,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "unpinned_client": LogEvent(
         "warning",
-        "A client is served because of `--any-client`; `missing` names what its certificate lacks. Bind, `/decisions`"
-        " and `/state` are refused. Logged once per names of a certificate, for at most 64 of them.",
+        "A client is served because of `--any-client`; `missing` names what its certificate lacks. Bind, `/decisions`,"
+        " `/metric-values` and `/state` are refused. Logged once per names of a certificate, for at most 64 of them.",
     ),
     "tls_reloaded": LogEvent("info", "Certificate files have changed, and the new content is in use."),
     "tls_reload_failed": LogEvent(

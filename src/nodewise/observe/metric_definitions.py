@@ -26,6 +26,12 @@ METRICS: Final[dict[str, Metric]] = {
         "histogram", "Time from the complete request to the response.", ("route",), _CALL_S
     ),
     "verdicts_total": Metric("counter", "Verdicts of filter calls on candidate nodes.", ("agent", "verdict")),
+    "policy_would_reject_total": Metric(
+        "counter",
+        "Candidate nodes of filter calls that policies would have rejected for pods that they only observe; 20 policies"
+        " of a namespace and 500 in total have a series of their own, the others share one with an empty `policy`.",
+        ("policy",),
+    ),
     "agent_failures_total": Metric(
         "counter",
         "Failures of third-party agents: exception or shape (an invalid result).",
@@ -74,6 +80,11 @@ METRICS: Final[dict[str, Metric]] = {
     "view_generation": Metric("gauge", "Number of snapshots of the scheduler's inputs so far."),
     "view_timestamp_seconds": Metric(
         "gauge", "Time of the inputs of the newest snapshot, at least once per `--sync-period`; Unix time."
+    ),
+    "evaluation_timestamp_seconds": Metric(
+        "gauge",
+        "Time of the newest snapshot whose results the leader has written as labels and statuses; only of the leader."
+        " Unix time.",
     ),
     "view_seconds": Metric("histogram", "Time to compute the state of an agent.", ("agent",), _CALL_S),
     "decisions_bytes": Metric("gauge", "Size of the decisions that are stored for /decisions and explain."),
@@ -127,6 +138,14 @@ METRICS: Final[dict[str, Metric]] = {
     "foreign_verdict_labels_total": Metric(
         "counter", "Labels with a verdict that another field manager had written, and that are overwritten."
     ),
+    "policies_stepped_back": Metric(
+        "gauge",
+        "Policies that only observe because they exceeded a limit of their guard; only of the leader.",
+    ),
+    "label_conflicts": Metric(
+        "gauge",
+        "Policies with a node label that another field manager owns, or another policy sets; only of the leader.",
+    ),
     "label_writes_total": Metric("counter", "Writes of node labels; only of the leader."),
     "rules_suspended": Metric(
         "gauge", "Suspended rules, which lost most of their nodes at once; only of the leader."
@@ -173,7 +192,7 @@ METRICS: Final[dict[str, Metric]] = {
         ("outcome",),
     ),
     "cpu_mutations_failing": Metric(
-        "gauge", "1 while the changed mutations of the webhook are invalid and the last valid ones are used."
+        "gauge", "1 while the mutations of the webhook are invalid and pods that request cores get an error."
     ),
     "cpu_claims_total": Metric(
         "counter",
