@@ -1,67 +1,80 @@
-"""`nodewise policy`: writes policies, and checks and converts them without a cluster."""
+"""`nodewise policy`: writes policies, and checks, tests and converts them without a cluster."""
 
 import io
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, Final, Literal, NamedTuple
 
 import click
 import msgspec
 
-from nodewise import safe_yaml_loader
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
 from nodewise.cli import terminal_output
+from nodewise.cli.click_parameter_types import FilePath
 from nodewise.cli.exit_codes import DONE, NO
+from nodewise.cli.object_line_finder import ObjectLineFinder
 from nodewise.cli.options_from_settings import output_option
 from nodewise.errors import BadInput, Problem
-from nodewise.kube import object_files, yaml_json_documents
+from nodewise.kube import object_files
 
 
 class LintedPolicy(NamedTuple):
-    """A policy and its problems, each with its line in the source; 0 if the line is unknown."""
+    """A policy, its problems and its notes, each with its line in the source; 0 if the line is unknown."""
 
     policy: PolicyKey
     source: str
     problems: Sequence[tuple[int, Problem]]
+    notes: Sequence[tuple[int, Problem]] = ()
+    """Of a policy without problems."""
+
+
+_MODULES: Final = {
+    "backtest": "nodewise.cli.policy_backtest",
+    "diff": "nodewise.cli.policy_diff",
+    "new": "nodewise.cli.policy_new",
+    "test": "nodewise.cli.policy_test",
+}
+"""The modules of commands that are imported only when they are called: most need the sources of metrics."""
 
 
 class _Commands(click.Group):
-    """The commands. `new` is imported only when it is called: it needs the sources of metrics."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "new"]
+        return [*super().list_commands(ctx), *_MODULES]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != "new":
+        if cmd_name not in _MODULES:
             return super().get_command(ctx, cmd_name)
-        from nodewise.cli import policy_new
-
-        return policy_new.command
+        loaded = import_module(_MODULES[cmd_name]).command
+        assert isinstance(loaded, click.Command)
+        return loaded
 
 
 @click.group(cls=_Commands)
 def command() -> None:
-    """Write policies, check them before you apply them, and convert those of Telemetry Aware Scheduling.
+    """Write policies, check and test them before you apply them, and convert those of Telemetry Aware Scheduling.
 
     \b
     Examples:
       nodewise policy new --metric health_metric --above 0
       nodewise policy lint examples/health-metric
-      nodewise policy convert examples/health-metric/policy.yaml
+      nodewise policy test examples/health-metric
+      nodewise policy convert examples/taspolicy/policy.yaml
+      nodewise policy backtest policy.yaml --prometheus-url http://localhost:9090
     """
 
 
 @command.command(params=[output_option(["text", "json"])])
-@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=FilePath())
 @click.pass_context
 def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
     """List every problem of the policies in files or folders (- is standard input).
 
     Policies are PlacementPolicies, ClusterPlacementPolicies and TASPolicies. Problems are everything for which the API
     server rejects a policy: wrong types, unknown fields, values that do not match. They are also parts without effect,
-    such as rules of a TASPolicy without a target. In a cluster, a policy with an unknown field rejects its pods.
+    such as rules of a TASPolicy without a target. In a cluster, a policy with an unknown field rejects its pods. Notes
+    about a valid PlacementPolicy name fields that never apply; they are no problems.
 
     \b
     Examples:
@@ -77,7 +90,7 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
     """
     stdin = sys.stdin.buffer.read() if "-" in paths else b""
     objects = object_files.read(paths, io.BytesIO(stdin))
-    sources = _LineFinder(stdin)
+    sources = ObjectLineFinder(stdin)
     checked = [_lint_policy(key, entry, sources) for key, entry in _policies(objects)]
     if not checked:
         kinds = " or ".join(RESOURCES)
@@ -106,7 +119,7 @@ def _policies(objects: object_files.FileObjects) -> Iterator[tuple[PolicyKey, ob
     show_default=True,
     help="The setting of the extender, which applies to rules without when_missing.",
 )
-@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=FilePath())
 @click.pass_context
 def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pass", "reject"]) -> None:
     """Convert TASPolicies in files or folders (- is standard input).
@@ -117,7 +130,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
 
     \b
     Examples:
-      nodewise policy convert examples/health-metric/policy.yaml
+      nodewise policy convert examples/taspolicy/policy.yaml
       kubectl get taspolicies -A -o yaml | nodewise policy convert -
 
     \b
@@ -136,7 +149,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     policies = objects.of(resource, PolicyObject)
     if not policies:
         raise BadInput("policy convert", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
-    sources = _LineFinder(stdin)
+    sources = ObjectLineFinder(stdin)
     documents: list[str] = []
     all_converted = True
     for policy, entry in zip(policies, objects.entries(resource.group, resource.kind), strict=True):
@@ -153,57 +166,48 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     ctx.exit(DONE if all_converted else NO)
 
 
-class _LineFinder:
-    """Finds the lines of fields in files, which it reads again for that."""
+def _lint_policy(key: PolicyKey, entry: object_files.FileObject, sources: ObjectLineFinder) -> LintedPolicy:
+    # start-up time: no other command needs them
+    from nodewise.agents.telemetry import policy_lint
+    from nodewise.metrics.refresher import RefreshOptions
 
-    def __init__(self, stdin: bytes) -> None:
-        self._stdin = stdin
-        self._documents: dict[str, list[Any]] = {}
+    def with_lines(problems: Iterable[Problem]) -> list[tuple[int, Problem]]:
+        numbered = [(sources.line(entry.location, problem.field), problem) for problem in problems]
+        return sorted(numbered, key=lambda pair: pair[0])
 
-    def line(self, location: object_files.ObjectLocation, field: str) -> int:
-        """The line of an object's field; 0 if it is not known."""
-        source, document, items = location
-        if source not in self._documents:
-            text = self._stdin if source == object_files.STDIN else Path(source).read_bytes()
-            try:
-                self._documents[source] = safe_yaml_loader.compose_all(text, source)
-            except BadInput:  # several JSON documents in a row, for example, which are no YAML together
-                self._documents[source] = []
-        if document > len(self._documents[source]):
-            return 0
-        path = ".".join([*(f"items[{position}]" for position in items), field])
-        return yaml_json_documents.line_of_field(self._documents[source][document - 1], path)
-
-
-def _lint_policy(key: PolicyKey, entry: object_files.FileObject, sources: _LineFinder) -> LintedPolicy:
-    from nodewise.agents.telemetry import policy_lint  # start-up time: no other command needs it
-
-    problems = [
-        (sources.line(entry.location, problem.field), problem)
-        for problem in policy_lint.lint(entry.data, key.kind)
-    ]
-    return LintedPolicy(key, entry.location.source, sorted(problems, key=lambda numbered: numbered[0]))
+    problems = with_lines(policy_lint.lint(entry.data, key.kind))
+    sync_period_s = RefreshOptions().sync_period_s
+    notes = [] if problems else with_lines(policy_lint.notes(entry.data, key.kind, sync_period_s))
+    return LintedPolicy(key, entry.location.source, problems, notes)
 
 
 def _policy_document(checked: LintedPolicy) -> dict[str, Any]:
-    problems = [
-        {**problem.to_dict(), "file": checked.source, "line": line or None}
-        for line, problem in checked.problems
-    ]
-    return {"policy": checked.policy.path, "kind": checked.policy.kind, "problems": problems}
+    def documents(numbered: Sequence[tuple[int, Problem]]) -> list[dict[str, Any]]:
+        return [
+            {**problem.to_dict(), "file": checked.source, "line": line or None} for line, problem in numbered
+        ]
+
+    return {
+        "policy": checked.policy.path,
+        "kind": checked.policy.kind,
+        "problems": documents(checked.problems),
+        "notes": documents(checked.notes),
+    }
 
 
-def _problem_line(policy: PolicyKey, source: str, line: int, problem: Problem) -> str:
+def _problem_line(policy: PolicyKey, source: str, line: int, problem: Problem, severity: str = "") -> str:
     """`policies.yaml:9: web/cool: spec.avoid[0].above: found 0.5, expected …`."""
     at = f"{source}:{line}" if line else source
     expected = f", expected {problem.expected}" if problem.expected else ""
-    return f"{at}: {policy.path}: {problem.field}: found {problem.found}{expected}"
+    return f"{at}: {policy.path}: {severity}{problem.field}: found {problem.found}{expected}"
 
 
 def _print_problems(checked: Sequence[LintedPolicy]) -> None:
     for entry in checked:
         for line, problem in entry.problems:
             terminal_output.print_line(_problem_line(entry.policy, entry.source, line, problem))
+        for line, note in entry.notes:
+            terminal_output.print_line(_problem_line(entry.policy, entry.source, line, note, "Note: "))
     bad = sum(bool(entry.problems) for entry in checked)
     counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
     click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

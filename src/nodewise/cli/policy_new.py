@@ -1,24 +1,28 @@
 """`nodewise policy new`: prints a placement policy with a threshold that fits the current values of a metric."""
 
 import asyncio
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import click
 import msgspec
 
 from nodewise import agents, clock, quantity, safe_yaml_loader
-from nodewise.cli import decide_inputs, options_from_settings, terminal_output
+from nodewise.agents.telemetry.hysteresis import HoldTimes
+from nodewise.cli import decide_inputs, options_from_settings, policy_text, policy_yaml, terminal_output
 from nodewise.cli.decide import MetricOptions
 from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
 from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.policy_suite_template import POLICY_FILE, SUITE_FILE, NewPolicy, format_suite
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, closest_names, shown
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
+from nodewise.kube.object_files import DEFAULT_NAMESPACE
 from nodewise.metrics import value_distribution
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -30,11 +34,24 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.option import Argument, Option
 from nodewise.terminal_escaping import visible
 
-_MOST_NODES: Final = 5
-"""Nodes that are named in a comment."""
 _MOST_SUGGESTIONS: Final = 5
-_MAX_NAME: Final = 63
 _AGGREGATIONS: Final = "max, min, sum or avg"
+_ENFORCEMENT_LINES: Final = {
+    "Required": ["  # A node that meets any of these rules takes no such pods."],
+    "Preferred": [
+        "  # Such pods are placed on other nodes, if there are any.",
+        "  enforcement: Preferred",
+        "  # A node that meets any of these rules comes after all others.",
+    ],
+}
+
+_MODE_LINES: Final[Mapping[str, Sequence[str]]] = {
+    "Enforce": [],
+    "Shadow": [
+        "  # Evaluated and reported, without any effect; with Enforce, the policy has one.",
+        "  mode: Shadow",
+    ],
+}
 
 
 class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
@@ -54,23 +71,43 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     below: Annotated[str, Option(metavar="QUANTITY")] = ""
     """Avoid nodes whose value is below this threshold."""
 
+    for_s: Annotated[float | None, Option("--for", metavar="DURATION")] = None
+    """Avoid only nodes that have been beyond the threshold for this time."""
+
+    release: Annotated[str, Option(metavar="QUANTITY")] = ""
+    """Avoid a node until its value is beyond this second threshold again."""
+
+    keep_for_s: Annotated[float | None, Option("--keep-for", metavar="DURATION")] = None
+    """Avoid a node for this time after it was last beyond the threshold; not together with --release."""
+
     selector: Annotated[str, Option("-l --selector", metavar="LABELS")] = ""
     """Labels of the pods that the policy affects, such as app=web,tier=batch; default: all pods."""
 
     name: Annotated[str, Option(metavar="NAME")] = ""
     """Name of the policy; default: from the metric."""
 
-    namespace: Annotated[str, Option("-n --namespace", metavar="NAME")] = ""
+    namespace: Annotated[str, Option("-n --namespace", metavar="NAME", type=NamespaceName())] = ""
     """Namespace of the policy; default: the one that kubectl uses."""
+
+    enforcement: Literal["Required", "Preferred"] = "Required"
+    """Whether pods must avoid the nodes, or only prefer others."""
+
+    mode: Literal["Enforce", "Shadow"] = "Enforce"
+    """With Shadow, the policy is evaluated and has no effect until you edit its mode."""
 
     cluster_wide: bool = False
     """Print a ClusterPlacementPolicy, which affects the pods of all namespaces."""
+
+    folder: Annotated[str, Option(metavar="DIR")] = ""
+    """Write policy.yaml and its tests, tests/suite.yaml, to this new folder instead of printing the policy."""
 
 
 class _Threshold(NamedTuple):
     direction: Direction
     text: str
     """A quantity as it was typed or proposed."""
+    release: int | None
+    """The second threshold in nano-units."""
 
 
 def run(command_line: CommandLine) -> None:
@@ -79,18 +116,21 @@ def run(command_line: CommandLine) -> None:
     The metric is read once, for all nodes, from the sources that --metrics or the settings file of the extender name.
     With FILE (files or folders with metrics and Nodes, as for nodewise decide) no cluster is read. The distribution of
     the values is part of the comments, with the nodes that the threshold rejects now. On a terminal, nodewise asks for
-    what no flag says, and proposes a threshold that at most a tenth of the nodes exceeds.
+    what no flag says, and proposes a threshold that at most a tenth of the nodes exceeds. With --folder the policy and
+    a suite for nodewise policy test are written.
 
     \b
     Examples:
       nodewise policy new
       nodewise policy new --metric health_metric --above 0 -l app=web >policy.yaml
+      nodewise policy new --metric cpu_usage_share --above 0.8 --folder cpu
+      nodewise policy new --metric temp --above 80 --for 2m --mode Shadow
       nodewise policy new --metric cpu_usage_share --above 0.8 --cluster-wide
 
     \b
     Exit codes:
-      0  the policy was printed
-      1  the metric or the cluster cannot be read
+      0  the policy was printed or written
+      1  the metric or the cluster cannot be read, or a file cannot be written
       2  the command line or a setting is invalid
     """
     logs.configure("error")  # a metric that no source has is an error of the command
@@ -105,13 +145,47 @@ def run(command_line: CommandLine) -> None:
     series, nodes = asyncio.run(_read_metric(request, own.paths, command_line))
     distribution = _distribution(request, series, nodes)
     if is_interactive():
-        for line in _distribution_lines(distribution, series):
+        for line in policy_text.distribution_lines(distribution, series):
             click.echo(visible(line), err=True)
     threshold = _threshold(own, distribution)
     lines = [visible(line) for line in _policy_lines(own, request, labels, threshold, distribution, series)]
-    _check("\n".join(lines), own)
-    for line in lines:
-        terminal_output.print_line(line)
+    text = "\n".join(lines)
+    _check(text, own)
+    if own.folder:
+        suite = format_suite(_suite_inputs(own, request, labels, threshold))
+        _write_folder(Path(own.folder), {POLICY_FILE: f"{text}\n", SUITE_FILE: suite})
+    else:
+        for line in lines:
+            terminal_output.print_line(line)
+
+
+def _suite_inputs(
+    own: NewPolicyOptions, request: MetricRequest, labels: Mapping[str, str], threshold: _Threshold
+) -> NewPolicy:
+    return NewPolicy(
+        request,
+        threshold.direction,
+        quantity.parse(threshold.text),
+        threshold.release,
+        HoldTimes(own.for_s or 0.0, own.keep_for_s or 0.0),
+        own.namespace if own.namespace and not own.cluster_wide else DEFAULT_NAMESPACE,
+        labels,
+        own.enforcement == "Preferred",
+    )
+
+
+def _write_folder(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files. Existing ones are not changed."""
+    for name, text in texts.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x") as file:
+                file.write(text)
+        except OSError as error:
+            problem = Problem(str(path), error.strerror or str(error), "a new file")
+            raise BadInput("policy new", [problem]) from error
+        terminal_output.print_line(str(path))
 
 
 def is_interactive() -> bool:
@@ -165,7 +239,7 @@ async def _read_metric(
 async def _unknown_metric_error(
     request: MetricRequest, why: str, inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None
 ) -> NodewiseError:
-    names = await decide_inputs.metric_names(request.metric, inputs, settings, api)
+    names = await decide_inputs.metric_names(inputs, settings, api)
     similar = closest_names(request.metric, names, _MOST_SUGGESTIONS)
     actual = f"{shown(request.metric)}: {why}"
     expected = f"a metric of nodes, such as {' or '.join(similar)}" if similar else "a metric of nodes"
@@ -198,11 +272,17 @@ def _threshold(own: NewPolicyOptions, distribution: ValueDistribution) -> _Thres
         proposed = quantity.nano_to_text(distribution.propose_threshold(direction))
         example = f"--above {proposed}" if not is_interactive() else proposed
         text = _ask_or_fail("Threshold", "--above", "a threshold (or --below)", example)
+    _parse_quantity(f"--{direction}", text)
+    release = _parse_quantity("--release", own.release) if own.release else None
+    return _Threshold(direction, text, release)
+
+
+def _parse_quantity(flag: str, text: str) -> int:
+    """Nano-units."""
     try:
-        quantity.parse(text)
+        return quantity.parse(text)
     except ValueError as error:
-        raise BadSettings("settings", [Problem(f"--{direction}", shown(text), quantity.EXPECTED)]) from error
-    return _Threshold(direction, text)
+        raise BadSettings("settings", [Problem(flag, shown(text), quantity.EXPECTED)]) from error
 
 
 def _policy_lines(
@@ -215,13 +295,13 @@ def _policy_lines(
 ) -> Iterator[str]:
     """The YAML, with comments that say what each field means."""
     yield f"# Printed by `nodewise policy new` on {clock.format_rfc3339(clock.SystemClock().now())[:10]}."
-    yield from (f"# {line}" for line in _distribution_lines(distribution, series))
+    yield from (f"# {line}" for line in policy_text.distribution_lines(distribution, series))
     yield "apiVersion: nodewise.io/v1alpha1"
     yield f"kind: {'Cluster' if own.cluster_wide else ''}PlacementPolicy"
     yield "metadata:"
-    yield f"  name: {_scalar(own.name or _default_name(request.metric))}"
+    yield f"  name: {policy_yaml.scalar(own.name or policy_text.default_name(request.metric))}"
     if own.namespace and not own.cluster_wide:
-        yield f"  namespace: {_scalar(own.namespace)}"
+        yield f"  namespace: {policy_yaml.scalar(own.namespace)}"
     yield "spec:"
     if own.cluster_wide:
         yield "  # The namespaces whose pods the policy affects; {} selects all."
@@ -231,59 +311,33 @@ def _policy_lines(
     yield f"  podSelector:{'' if labels else ' {}'}"
     if labels:
         yield "    matchLabels:"
-        yield from (f"      {_scalar(key)}: {_scalar(value)}" for key, value in labels.items())
-    yield "  # A node that meets any of these rules takes no such pods."
+        yield from (
+            f"      {policy_yaml.scalar(key)}: {policy_yaml.scalar(value)}" for key, value in labels.items()
+        )
+    yield from _MODE_LINES[own.mode]
+    yield from _ENFORCEMENT_LINES[own.enforcement]
     yield "  avoid:"
-    yield f"  # {_rejected_nodes(distribution, threshold)}"
-    yield f"  - metric: {_scalar(request.metric)}"
+    yield f"  # {policy_text.rejected_nodes(distribution, threshold.direction, quantity.parse(threshold.text))}"
+    yield f"  - metric: {policy_yaml.scalar(request.metric)}"
     if request.aggregate:
         yield f"    aggregate: {request.aggregate}  # of several values of one node"
-    yield f"    {threshold.direction}: {_written_value(threshold.text)}"
+    yield f"    {threshold.direction}: {policy_text.written_value(threshold.text)}"
+    yield from _hold_lines(own)
     yield "    # Whether a node without a value takes pods: Allow or Reject."
     yield "    whenMissing: Allow"
 
 
-def _distribution_lines(distribution: ValueDistribution, series: Series) -> Iterator[str]:
-    count, without = len(distribution.ordered), len(distribution.without_value)
-    yield (
-        f"{series.metric}: {count} {'node' if count == 1 else 'nodes'} with a value from source {series.source},"
-        f" {without} without"
-    )
-    figures = {
-        "minimum": distribution.ordered[0],
-        "median": distribution.percentile(50),
-        "90th percentile": distribution.percentile(90),
-        "maximum": distribution.ordered[-1],
-    }
-    yield ", ".join(f"{name} {quantity.nano_to_text(value)}" for name, value in figures.items())
-
-
-def _rejected_nodes(distribution: ValueDistribution, threshold: _Threshold) -> str:
-    nodes = distribution.beyond(threshold.direction, quantity.parse(threshold.text))
-    count = f"{len(nodes)} of {len(distribution.ordered) + len(distribution.without_value)} nodes now"
-    if not nodes:
-        return count
-    names = ", ".join(nodes[:_MOST_NODES])
-    return f"{count}: {names}{', …' if len(nodes) > _MOST_NODES else ''}"
-
-
-def _default_name(metric: str) -> str:
-    plain = re.sub(r"[^a-z0-9]+", "-", metric.lower()).strip("-")
-    return f"avoid-{plain}"[:_MAX_NAME].rstrip("-")
-
-
-def _written_value(text: str) -> str:
-    """A quantity in YAML: a number if it is whole, else a string, because the field accepts no fractions as numbers."""
-    return text if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text) else f'"{text.strip()}"'
-
-
-def _scalar(text: str) -> str:
-    """A string in YAML, quoted where it would be something else."""
-    is_plain = (
-        re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", text)
-        and safe_yaml_loader.load(text.encode(), "value") == text
-    )
-    return text if is_plain else msgspec.json.encode(text).decode()
+def _hold_lines(own: NewPolicyOptions) -> Iterator[str]:
+    """The fields that keep the verdict about a node whose value is near the threshold."""
+    if own.for_s is not None:
+        yield "    # How long a node must be beyond the threshold before it is avoided."
+        yield f"    for: {clock.format_duration(own.for_s)}"
+    if own.release:
+        yield "    # An avoided node takes pods again when its value is not beyond this."
+        yield f"    release: {policy_text.written_value(own.release)}"
+    if own.keep_for_s is not None:
+        yield "    # How long a node is still avoided when its value is no longer beyond the threshold."
+        yield f"    keepFor: {clock.format_duration(own.keep_for_s)}"
 
 
 def _check(text: str, own: NewPolicyOptions) -> None:

@@ -25,14 +25,14 @@ def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, field in value.items():
             if _is_nested(field):
-                yield f"{_scalar(key)}:"
+                yield f"{scalar(key)}:"
                 indent = "" if isinstance(field, list) else "  "
                 yield from (f"{indent}{line}" for line in _lines(field))
             else:
-                yield f"{_scalar(key)}: {_scalar(field)}"
+                yield f"{scalar(key)}: {scalar(field)}"
     else:
         for entry in value:
-            first, *rest = _lines(entry) if _is_nested(entry) else [_scalar(entry)]
+            first, *rest = _lines(entry) if _is_nested(entry) else [scalar(entry)]
             yield f"- {first}"
             yield from (f"  {line}" for line in rest)
 
@@ -41,7 +41,7 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, dict | list) and bool(value)
 
 
-def _scalar(value: Any) -> str:
+def scalar(value: Any) -> str:
     """A number or an empty object as it is; a text in quotes unless every parser reads it as a string."""
     if not isinstance(value, str):
         return str(value)

@@ -3,7 +3,8 @@
 The package contains the parts of a simulated cluster: nodes and pods, the queue, plugins, the client of the extender
 protocol, preemption and messages. The simulated scheduler imports no extender; it calls one, in the same process or
 over the network. Only `recording_replay` and `in_process_extender` run the extender's request handler, and
-`gpu_trace_replay` runs the gpu agent. Plots, measurements and output belong to `cli.simulate` and the benchmarks.
+`gpu_trace_replay` runs the gpu agent. `policy_timeline` and `policy_backtest` run the telemetry agent alone. Plots,
+measurements and output belong to `cli` and the benchmarks.
 
 The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests, `tests/cluster/test_scheduler_*.py`.
 
@@ -25,6 +26,8 @@ The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests,
     in_memory_api*          an API server in memory, and its HTTP server; `server_side_apply` belongs to it
     bursts_*                pods whose usage differs from their requests, placed with agents
     gpu_trace*              a published GPU trace, placed by the gpu agent
+    policy_timeline         policies at one time after another, with the agent's state builder
+    policy_backtest         policies over the history of metrics; `backtest_*` are its arrays, variants and measures
     replay                  a recording answered again; `response_differences` compares responses
 
 Modelled: the filter plugins NodeUnschedulable, TaintToleration, NodeAffinity and NodeResourcesFit; the score plugins

@@ -62,7 +62,7 @@ class _CsvRow:
         return 0
 
     def text(self, column: str) -> str:
-        return self._cells[column].strip()
+        return self._cells.get(column, "").strip()
 
     def report_problem(self, column: str, wanted: str) -> None:
         self._problems.append(Problem(f"{self._where}: {column}", shown(self._cells[column]), wanted))
@@ -81,10 +81,10 @@ def nodes(path: str) -> list[TraceNode]:
 
 
 def pods(path: str) -> list[TracePod]:
-    """Read a pod list. BadInput names each invalid line and column."""
-    pods = _read_trace_file(
-        path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"), _parse_pod_line
-    )
+    """Read a pod list. Without the column gpu_spec, as in some published lists, pods accept any GPU model. BadInput
+    names each invalid line and column.
+    """
+    pods = _read_trace_file(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli"), _parse_pod_line)
     if not any(pod.total_gpu_demand_milli for pod in pods):
         raise _invalid_trace_error([Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs")])
     return pods

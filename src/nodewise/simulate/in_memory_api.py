@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002, PLR2004 - the deadlines of the interface mean nothing in memory; paths have few parts
+# ruff: noqa: ARG002 - the deadlines of the interface mean nothing in memory
 """An API server in memory: a `nodewise.kube.api_server_interface.Api` with paged lists, watches, bookmarks,
 410 and conflicts.
 
@@ -13,7 +13,6 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import msgspec
 
@@ -24,19 +23,11 @@ from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, BeforeB
 from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.simulate import server_side_apply
+from nodewise.simulate.served_kinds import RequestPath, ServedKinds
 
 Object = dict[str, Any]
 
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
-
-
-class _RequestPath(NamedTuple):
-    """The parsed path of a request; an empty name is a collection, an empty namespace means all namespaces."""
-
-    resource: Resource
-    namespace: str
-    name: str
-    sub: str
 
 
 class _LoggedChange(NamedTuple):
@@ -52,13 +43,12 @@ class FakeApi:
     """`put` and `remove` act like another client; `cut`, `compact`, `bookmark` and `fail` inject faults and events."""
 
     def __init__(self, *resources: Resource) -> None:
-        known = (NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
-        self._kinds = {(r.api_version, r.plural): r for r in known}
+        self._kinds = ServedKinds(NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
         self._objects: dict[tuple[Resource, str, str], Object] = {}
         self._log: list[_LoggedChange] = []
         self._revision = 10
         self._oldest = 0
-        self._pages: dict[tuple[int, _RequestPath, tuple[str, str]], list[Object]] = {}
+        self._pages: dict[tuple[int, RequestPath, tuple[str, str]], list[Object]] = {}
         """By version, collection and selectors."""
         self._ids = itertools.count(1)
         self._news = asyncio.Event()
@@ -90,13 +80,13 @@ class FakeApi:
 
     def serve(self, resource: Resource) -> None:
         """Serve a kind, as after the creation of its CustomResourceDefinition."""
-        self._kinds[resource.api_version, resource.plural] = resource
+        self._kinds.add(resource)
 
     def stop_serving(self, resource: Resource) -> None:
         """Delete the objects of a kind, the kind itself, and its watches."""
         for _, namespace, name in [key for key in self._objects if key[0] == resource]:
             self._delete_object((resource, namespace, name))
-        del self._kinds[resource.api_version, resource.plural]
+        self._kinds.remove(resource)
         self.cut()
 
     def fail(self, error: NodewiseError, times: int = 1) -> None:
@@ -129,22 +119,16 @@ class FakeApi:
         before_body: BeforeBody | None = None,
     ) -> bytes:
         await self._record_call("get", path)
+        body = self._response_body(path, params)
         if before_body is not None:
             await before_body()
-        if path in self.raw:
-            return self.raw[path]
-        if (document := self._discovery_document(path)) is not None:
-            return msgspec.json.encode(document)
-        place = self._parse_path("get", path)
-        if not place.name:
-            return msgspec.json.encode(self._list_objects(place, params))
-        return msgspec.json.encode(self._get_object("get", path, place))
+        return body
 
     async def create(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         await self._record_call("create", path)
-        place = self._parse_path("create", path)
+        place = self._kinds.parse_path("create", path)
         item = _decode_request_body("create", path, body)
         if place.sub == "binding":
             return self._bind_pod(path, place, item)
@@ -162,7 +146,7 @@ class FakeApi:
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         await self._record_call("replace", path)
-        place = self._parse_path("replace", path)
+        place = self._kinds.parse_path("replace", path)
         before = self._get_object("replace", path, place)
         item = _decode_request_body("replace", path, body)
         return self._update_object("replace", path, place, before, item)
@@ -171,7 +155,7 @@ class FakeApi:
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         await self._record_call("patch", path)
-        place = self._parse_path("patch", path)
+        place = self._kinds.parse_path("patch", path)
         before = self._get_object("patch", path, place)
         patch = _decode_request_body("patch", path, body)
         if kind == "apply":
@@ -192,7 +176,7 @@ class FakeApi:
         self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         await self._record_call("delete", path)
-        place = self._parse_path("delete", path)
+        place = self._kinds.parse_path("delete", path)
         item = self._get_object("delete", path, place)
         options = _decode_request_body("delete", path, body) if body else {}
         for field, wanted in (options.get("preconditions") or {}).items():
@@ -205,7 +189,7 @@ class FakeApi:
         self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
     ) -> AsyncGenerator[bytes, None]:
         await self._record_call("watch", path)
-        place = self._parse_path("watch", path)
+        place = self._kinds.parse_path("watch", path)
         version = int(params.get("resourceVersion") or self._revision)
         if version < self._oldest:
             text = f"too old resource version: {version} ({self._oldest})"
@@ -233,33 +217,16 @@ class FakeApi:
         if self._faults:
             raise self._faults.popleft()
 
-    def _discovery_document(self, path: str) -> Object | None:
-        """The API groups, or the kinds of one version of a group; None for other paths."""
-        resources = [resource for resource in self._kinds.values() if resource.group]
-        if path == "/apis":
-            versions = sorted({(resource.group, resource.api_version) for resource in resources})
-            groups = [{"name": group, "versions": [{"groupVersion": text}]} for group, text in versions]
-            return {"kind": "APIGroupList", "groups": groups}
-        version = path.removeprefix("/apis/")
-        names = [{"name": resource.plural} for resource in resources if resource.api_version == version]
-        return {"kind": "APIResourceList", "resources": names} if names else None
+    def _response_body(self, path: str, params: Params) -> bytes:
+        if path in self.raw:
+            return self.raw[path]
+        if (document := self._kinds.discovery_document(path)) is not None:
+            return msgspec.json.encode(document)
+        place = self._kinds.parse_path("get", path)
+        content = self._get_object("get", path, place) if place.name else self._list_objects(place, params)
+        return msgspec.json.encode(content)
 
-    def _parse_path(self, verb: str, path: str) -> _RequestPath:
-        parts = [unquote(part) for part in path.strip("/").split("/")]
-        size = 2 if parts[0] == "api" else 3
-        version, rest = "/".join(parts[1:size]), parts[size:]
-        namespace = ""
-        if len(rest) > 2 and rest[0] == "namespaces":
-            namespace, rest = rest[1], rest[2:]
-        rest += [""] * 3
-        resource = self._kinds.get((version, rest[0]))
-        if resource is None:
-            known = any(version == api_version for api_version, _ in self._kinds)
-            text = "the server could not find the requested resource" if known else "404 page not found"
-            raise _api_error(verb, path, 404, text)
-        return _RequestPath(resource, namespace, rest[1], rest[2])
-
-    def _bind_pod(self, path: str, place: _RequestPath, binding: Object) -> bytes:
+    def _bind_pod(self, path: str, place: RequestPath, binding: Object) -> bytes:
         """Bind like BindingREST (kubernetes v1.36 pkg/registry/core/pod/storage): preconditions, annotations."""
         pod = self._get_object("create", path, place)
         meta = binding["metadata"]
@@ -281,13 +248,13 @@ class FakeApi:
         self._store_object((place.resource, place.namespace, place.name), item)
         return b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 
-    def _get_object(self, verb: str, path: str, place: _RequestPath) -> Object:
+    def _get_object(self, verb: str, path: str, place: RequestPath) -> Object:
         item = self._objects.get((place.resource, place.namespace, place.name))
         if item is None:
             raise _api_error(verb, path, 404, f'{place.resource.plural} "{place.name}" not found')
         return item
 
-    def _list_objects(self, place: _RequestPath, params: Params) -> Object:
+    def _list_objects(self, place: RequestPath, params: Params) -> Object:
         limit = int(params.get("limit", 0)) or 1 << 40
         selectors = params.get("fieldSelector", ""), params.get("labelSelector", "")
         if token := params.get("continue"):
@@ -310,9 +277,7 @@ class FakeApi:
         head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": meta}
         return head | {"items": items[start : start + limit]}
 
-    def _update_object(
-        self, verb: str, path: str, place: _RequestPath, before: Object, item: Object
-    ) -> bytes:
+    def _update_object(self, verb: str, path: str, place: RequestPath, before: Object, item: Object) -> bytes:
         meta = before["metadata"]
         other = [
             field
@@ -366,7 +331,7 @@ class FakeApi:
 _BOOKMARK = Resource("", "", "", "Bookmark")
 
 
-def _watch_event_line(entry: _LoggedChange, place: _RequestPath, params: Params) -> bytes:
+def _watch_event_line(entry: _LoggedChange, place: RequestPath, params: Params) -> bytes:
     """The watch event of a change for one watcher; empty if the change does not concern it."""
     if entry.resource is _BOOKMARK:
         if params.get("allowWatchBookmarks") != "true":
@@ -383,7 +348,7 @@ def _watch_event_line(entry: _LoggedChange, place: _RequestPath, params: Params)
     return msgspec.json.encode({"type": kind, "object": item})
 
 
-def _matches_selectors(item: Object, resource: Resource, place: _RequestPath, params: Params) -> bool:
+def _matches_selectors(item: Object, resource: Resource, place: RequestPath, params: Params) -> bool:
     if resource != place.resource or (place.namespace and item["metadata"]["namespace"] != place.namespace):
         return False
     labels = item["metadata"].get("labels", {})

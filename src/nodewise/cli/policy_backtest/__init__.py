@@ -1,0 +1,162 @@
+"""`nodewise policy backtest`: evaluates policies over the history that Prometheus has.
+
+| file | content |
+|---|---|
+| `history_reading.py` | reads the metrics block by block, the pods that started, and notes what is missing |
+| `recorded_pods.py` | the pods of a recording, in place of those of kube-state-metrics |
+| `report.py` | the result as values, and as JSON |
+| `text_report.py` | the result as text |
+| `html_page.py`, `plots.py` | the result as one page without links |
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Literal
+
+import click
+import msgspec
+
+from nodewise import clock
+from nodewise.agents.telemetry import KIND
+from nodewise.cli import decide_inputs, options_from_settings
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.policy_backtest import history_reading, text_report
+from nodewise.cli.policy_backtest import report as reports
+from nodewise.cli.policy_backtest.history_reading import HistoryRange
+from nodewise.cli.policy_backtest.report import BacktestReport
+from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.errors import BadSettings, Problem, shown
+from nodewise.kube import object_files
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.resource_kinds import NODES
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.refresher import RefreshOptions
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.option import Argument, Option
+from nodewise.simulate import policy_timeline
+from nodewise.simulate.policy_timeline import TimelineSettings
+
+_DAY_S = 86400.0
+
+
+class BacktestOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise policy backtest`."""
+
+    paths: Annotated[tuple[str, ...], Argument(metavar="FILE...")] = ()
+
+    since_s: Annotated[float, Option("--since", metavar="DURATION")] = 7 * _DAY_S
+    """How far back to evaluate."""
+
+    until: Annotated[str, Option(metavar="TIME")] = ""
+    """End of the time to evaluate, such as 2026-11-20T12:00:00Z; default: now."""
+
+    step_s: Annotated[float, Option("--step", metavar="DURATION")] = 60.0
+    """Time between two evaluations."""
+
+    recording: Annotated[str, Option(metavar="FILE")] = ""
+    """Count the pods of this recording (nodewise extender --record), not those of kube-state-metrics."""
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """Output format."""
+
+    html: Annotated[str, Option(metavar="FILE")] = ""
+    """Also write a page with plots; needs matplotlib."""
+
+
+def run(command_line: CommandLine) -> None:
+    """Evaluate policies over the history of their metrics, before you apply them.
+
+    nodewise reads the metrics of the rules of `avoid` from Prometheus, and evaluates each policy at every step as the
+    extender does: which nodes it would have rejected and when, when no node was left, which pods that actually started
+    (kube-state-metrics) would have waited, and what other thresholds would change. The nodes are those of the cluster,
+    or of FILE if there are Nodes in it.
+
+    \b
+    Examples:
+      nodewise policy backtest policy.yaml --since 7d \\
+        --prometheus-url http://localhost:9090
+      nodewise policy backtest policy.yaml --html report.html \\
+        --prometheus-url http://localhost:9090
+
+    \b
+    Exit codes:
+      0  evaluated
+      1  a file, the cluster or the history cannot be read
+      2  the command line or a setting is invalid
+    """
+    logs.configure("error")
+    own = command_line.settings(BacktestOptions)
+    if own.html:
+        from nodewise.cli.simulate.plots import check_matplotlib_installed
+
+        check_matplotlib_installed("--html")
+    report = asyncio.run(_backtest(own, command_line))
+    if own.html:
+        from nodewise.cli.policy_backtest import html_page
+
+        _write(own.html, html_page.render(report))
+    if own.output == "json":
+        click.echo(msgspec.json.encode(reports.to_document(report)))
+    else:
+        text_report.print_report(report)
+        if own.html:
+            click.echo(f"\nwritten: {own.html}")
+
+
+async def _backtest(own: BacktestOptions, command_line: CommandLine) -> BacktestReport:
+    history_range = _range(own)
+    prometheus = command_line.settings(PrometheusOptions)
+    if not prometheus.prometheus_url:
+        raise BadSettings("settings", [Problem("--prometheus-url", "none", "the URL of Prometheus")])
+    options = command_line.agent_options(KIND)
+    settings = TimelineSettings(options, command_line.settings(RefreshOptions).sync_period_s)
+    files = object_files.read(own.paths)
+    objects = policy_timeline.objects_of_files(files, options)
+    has_nodes = bool(files.entries(NODES.group, NODES.kind))
+    api = None if has_nodes else connect(command_line.settings(ClusterOptions).kube, MetricsRegistry())
+    try:
+        inputs = await decide_inputs.read_nodes(own.paths, api)
+    finally:
+        if api is not None:
+            await api.close()
+    return await history_reading.backtest(objects, settings, inputs, prometheus, history_range)
+
+
+def _range(own: BacktestOptions) -> HistoryRange:
+    problems = [
+        Problem(flag, clock.format_duration(value), expected)
+        for flag, value, expected, is_valid in (
+            ("--step", own.step_s, "1s to 1d", 1 <= own.step_s <= _DAY_S),
+            ("--since", own.since_s, "at least one --step", own.since_s >= own.step_s),
+        )
+        if not is_valid
+    ]
+    until = None
+    if own.until:
+        try:
+            until = clock.parse_rfc3339(own.until)
+        except ValueError:
+            problems.append(Problem("--until", shown(own.until), "a time such as 2026-11-20T12:00:00Z"))
+    if problems:
+        raise BadSettings("settings", problems)
+    return HistoryRange(own.since_s, until, own.step_s, own.recording)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = Problem(path, error.strerror or str(error), "a file that can be written")
+        raise BadSettings("--html", [problem]) from error
+
+
+command = options_from_settings.create_click_command(
+    "backtest",
+    run,
+    options_from_settings.click_parameters(
+        BacktestOptions, ClusterOptions, RefreshOptions, PrometheusOptions, kinds=[KIND], known=GROUPS
+    ),
+    short_help="Evaluate policies over the history of their metrics.",
+)

@@ -1,0 +1,330 @@
+"""Reads the history of metrics block by block, evaluates policies with it, and notes what the history lacks."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from nodewise import clock, cooperative_scheduling
+from nodewise.agent import NodeIndex, ObjectKey
+from nodewise.agents.telemetry import policy_selection
+from nodewise.agents.telemetry.placement_policy import PodSelection, Policy, PolicyKey
+from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES
+from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, PodOwner, SelectionIndex
+from nodewise.cli.decide_inputs import ObjectsAndMetrics
+from nodewise.cli.policy_backtest import recorded_pods
+from nodewise.cli.policy_backtest import report as reports
+from nodewise.cli.policy_backtest.report import BacktestReport
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.metrics import node_attributes
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.prometheus import history as prometheus_history
+from nodewise.metrics.prometheus.history import PodStart, PrometheusHistory
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
+from nodewise.metrics.series import ValueState
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.simulate import backtest_variants
+from nodewise.simulate.backtest_summary import StartedPod
+from nodewise.simulate.backtest_variants import Variant
+from nodewise.simulate.policy_backtest import Backtest
+from nodewise.simulate.policy_timeline import Objects, PolicyTimeline, TimelineSettings
+
+_WHAT: Final = "policy backtest"
+_SAMPLE_STEPS: Final = 200
+"""Times at which all metrics are read first: for thresholds to propose, and to find empty metrics early."""
+_MAX_SKEW_S: Final = 30.0
+_MAX_NAMED: Final = 3
+
+
+class HistoryRange(NamedTuple):
+    """The time to evaluate."""
+
+    since_s: float
+    until: float | None
+    """Seconds since 1970; None for now."""
+    step_s: float
+    recording: str = ""
+    """The recording with the pods that started; empty for those of kube-state-metrics."""
+
+
+class _Setup(NamedTuple):
+    """What every part of a backtest uses."""
+
+    history: PrometheusHistory
+    nodes: NodeIndex
+    recording: str
+    notes: list[str]
+
+
+async def backtest(
+    objects: Objects,
+    settings: TimelineSettings,
+    inputs: ObjectsAndMetrics,
+    prometheus: PrometheusOptions,
+    history_range: HistoryRange,
+) -> BacktestReport:
+    """The report of all policies that reject nodes. `BadInput` if the history has no values of these nodes."""
+    timeline = PolicyTimeline(objects, settings)
+    if not any(policy.avoid for policy in timeline.policies.values()):
+        names = ", ".join(key.path for key in timeline.policies)
+        problem = Problem(names, "no rules that reject nodes", "a policy with avoid")
+        raise BadInput(_WHAT, [problem if names else Problem("", "no policy", "at least one")])
+    history, nodes = open_history(inputs, prometheus)
+    setup = _Setup(history, nodes, history_range.recording, list(_mode_notes(timeline)))
+    try:
+        grid = await time_grid(history, history_range, setup.notes)
+        return await _evaluate(setup, timeline, objects, settings, grid)
+    finally:
+        await history.close()
+
+
+def _mode_notes(timeline: PolicyTimeline) -> Iterator[str]:
+    """What a backtest does not consider of the policies."""
+    for key, policy in timeline.policies.items():
+        ignored = [f"mode {policy.mode}"] if policy.mode != "Enforce" else []
+        ignored += ["guard"] if policy.guard is not None else []
+        if ignored and policy.avoid:
+            yield f"{key.text()} is evaluated as if it were enforced for all pods, without {' and '.join(ignored)}"
+
+
+def open_history(
+    inputs: ObjectsAndMetrics, prometheus: PrometheusOptions
+) -> tuple[PrometheusHistory, NodeIndex]:
+    """The history of all nodes, which the caller closes. `BadInput` without nodes.
+
+    `BadSettings` with several servers: the extender uses the first one that has a metric at a time, so that none of
+    them alone has what it would have seen.
+    """
+    if len(prometheus.prometheus_url) > 1:
+        urls = " and ".join(prometheus.prometheus_url)
+        raise BadSettings("settings", [Problem("--prometheus-url", urls, "one URL, whose history is read")])
+    nodes = NodeIndex(sorted(inputs.node_names))
+    if not len(nodes):
+        raise BadInput(_WHAT, [Problem("nodes", "none", "Nodes in FILE, or in the cluster")])
+    attributes = cooperative_scheduling.run_without_pauses(
+        node_attributes.read_node_attributes(inputs.nodes.values())
+    )
+    url = prometheus.prometheus_url[0]
+    return PrometheusHistory(url, prometheus, attributes, nodes, MetricsRegistry()), nodes
+
+
+async def time_grid(history: PrometheusHistory, history_range: HistoryRange, notes: list[str]) -> TimeGrid:
+    """The times to evaluate, which end at the time of Prometheus or before. A clock skew is added to the notes."""
+    now = await history.clock()
+    ahead_s = now - clock.SystemClock().now()
+    if abs(ahead_s) > _MAX_SKEW_S:
+        direction = "ahead of" if ahead_s > 0 else "behind"
+        notes.append(
+            f"clock skew: Prometheus' clock is {clock.format_duration(abs(round(ahead_s)))} {direction} the local"
+            " clock; times are those of Prometheus"
+        )
+    if history_range.until is not None and history_range.until > now:
+        text = clock.format_rfc3339(history_range.until)
+        problem = Problem("--until", text, f"at most the time of Prometheus, {clock.format_rfc3339(now)}")
+        raise BadInput(_WHAT, [problem])
+    step_s = history_range.step_s
+    end = (now if history_range.until is None else history_range.until) // step_s * step_s
+    steps = max(int(history_range.since_s // step_s), 1)
+    return TimeGrid(end - (steps - 1) * step_s, step_s, steps)
+
+
+async def _evaluate(
+    setup: _Setup, timeline: PolicyTimeline, objects: Objects, settings: TimelineSettings, grid: TimeGrid
+) -> BacktestReport:
+    samples: dict[str, NodeMatrix] = {}
+
+    def variants(policy: Policy) -> Sequence[Variant]:
+        return [
+            *backtest_variants.single_rules(policy),
+            *backtest_variants.alternatives(policy, samples),
+        ]
+
+    requests = list(Backtest(timeline, setup.nodes, lambda _: (), settings=settings).requests.values())
+    samples.update(await _read_samples(setup, requests, grid))
+    evaluation = Backtest(timeline, setup.nodes, variants, settings=settings)
+    await for_each_block(setup.history, requests, grid, evaluation.add)
+    if not len(evaluation.times):
+        raise BadInput(
+            _WHAT, [Problem("history", "no time at which all metrics have values", _range_text(grid))]
+        )
+    _note_gaps(setup, evaluation, grid)
+    pods = await _read_pods(setup, timeline, objects, grid)
+    return reports.build(evaluation, setup.nodes, grid, pods, samples, setup.notes)
+
+
+async def for_each_block(
+    history: PrometheusHistory,
+    requests: Sequence[MetricRequest],
+    grid: TimeGrid,
+    add: Callable[[TimeGrid, Mapping[str, NodeMatrix]], None],
+) -> None:
+    """Call `add`, in another thread, with each block of times in order. The next block is read meanwhile."""
+    blocks = _blocks(grid, history.steps_per_part)
+    with _progress(grid.steps) as progress:
+        reading = asyncio.create_task(history.read(requests, blocks[0]))
+        for number, block in enumerate(blocks):
+            matrices = await reading
+            if number + 1 < len(blocks):
+                reading = asyncio.create_task(history.read(requests, blocks[number + 1]))
+            await asyncio.to_thread(add, block, matrices)
+            progress(block.steps)
+
+
+@contextlib.contextmanager
+def _progress(steps: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("evaluating", total=steps)
+        yield lambda count: progress.advance(bar, count)
+
+
+def _blocks(grid: TimeGrid, steps: int) -> list[TimeGrid]:
+    return [grid.part(first, steps) for first in range(0, grid.steps, steps)]
+
+
+async def _read_samples(
+    setup: _Setup, requests: Sequence[MetricRequest], grid: TimeGrid
+) -> Mapping[str, NodeMatrix]:
+    """The metrics at a few times of the range. `BadInput` for a metric that has no value of any node."""
+    every = max(grid.steps // _SAMPLE_STEPS, 1)
+    steps = -(-grid.steps // every)
+    # aligned to the end: the start of a range may be older than the history
+    step_s = grid.step_s * every
+    coarse = TimeGrid(grid.end - (steps - 1) * step_s, step_s, steps)
+    samples = await setup.history.read(requests, coarse)
+    problems = [
+        _no_values_problem(setup, request, samples[request.key], grid)
+        for request in requests
+        if not request.empty_is_healthy and not (samples[request.key].states == ValueState.FRESH).any()
+    ]
+    if problems:
+        raise BadInput(_WHAT, problems)
+    return samples
+
+
+def _no_values_problem(setup: _Setup, request: MetricRequest, matrix: NodeMatrix, grid: TimeGrid) -> Problem:
+    name = request.query or request.metric
+    if matrix.unmatched:
+        named = ", ".join(sorted(matrix.unmatched)[:_MAX_NAMED])
+        actual = f"series in {_range_text(grid)} of {named}, none of today's nodes"
+        return Problem(
+            name, actual, f"series of nodes such as {setup.nodes.known[0]} (--prometheus-node-label)"
+        )
+    if (matrix.states == ValueState.INVALID).any():
+        return Problem(name, "several series of each node, or no numbers", "aggregate: max, or a query")
+    return Problem(name, f"no series in {_range_text(grid)}", "a metric with a history, or a longer --since")
+
+
+def _range_text(grid: TimeGrid) -> str:
+    return f"{clock.format_rfc3339(grid.start)} to {clock.format_rfc3339(grid.end)}"
+
+
+def _note_gaps(setup: _Setup, evaluation: Backtest, grid: TimeGrid) -> None:
+    """Note what the history lacks, and how its limits were handled."""
+    begun = float(evaluation.times[0])
+    if begun > grid.start:
+        setup.notes.append(
+            f"the history begins at {clock.format_rfc3339(begun)}, not at {clock.format_rfc3339(grid.start)}:"
+            " before, a metric has no values"
+        )
+    for key, steps in evaluation.steps_without_values.items():
+        if steps and not evaluation.requests[key].empty_is_healthy:
+            name = evaluation.requests[key].name
+            duration = clock.format_duration(steps * grid.step_s)
+            setup.notes.append(f"gaps: for {duration} in total, no node has a value of {name}")
+    absent = [
+        name
+        for name, first in zip(setup.nodes.known, evaluation.first_value_at.tolist(), strict=True)
+        if first == np.inf
+    ]
+    if absent:
+        setup.notes.append(f"{len(absent)} of {len(setup.nodes)} nodes have no history: {_named(absent)}")
+    gone = sorted(setup.history.unmatched)
+    if gone:
+        setup.notes.append(f"series of {len(gone)} names are of none of today's nodes: {_named(gone)}")
+    if setup.history.halvings:
+        setup.notes.append(
+            f"{len(setup.history.halvings)} of {setup.history.query_count} queries were repeated in halves:"
+            f" {setup.history.halvings[-1]}"
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")
+
+
+async def _read_pods(
+    setup: _Setup, timeline: PolicyTimeline, objects: Objects, grid: TimeGrid
+) -> Mapping[PolicyKey, Sequence[StartedPod]] | None:
+    """The pods that each policy selects among those that started. None if no history of pods can be read."""
+    pods = recorded_pods.read(setup.recording) if setup.recording else await _read_started_pods(setup, grid)
+    if not pods:
+        return None
+    policies = [policy for policy in timeline.policies.values() if policy.avoid]
+    if all(pod.labels is None for pod in pods) and any(map(_label_keys, policies)):
+        setup.notes.append(
+            "kube-state-metrics exports no labels of pods (--metric-labels-allowlist): policies select pods by"
+            " namespace only"
+        )
+        policies = [_without_pod_labels(policy) for policy in policies]
+    recent = [pod for pod in pods if grid.start <= pod.started_at < grid.end + grid.step_s]
+    namespaces = objects.get(NAMESPACES, {})
+    return {policy.key: _selected(policy, recent, namespaces, setup.nodes) for policy in policies}
+
+
+async def _read_started_pods(setup: _Setup, grid: TimeGrid) -> list[PodStart]:
+    """The pods of kube-state-metrics. If there are none, a note says why."""
+    window_s = await setup.history.clock() - grid.start
+    try:
+        pods = await prometheus_history.read_pod_starts(setup.history, window_s)
+    except (Unavailable, BadInput) as error:
+        setup.notes.append(f"pods are not counted: {_first_problem(error)}")
+        return []
+    if not pods:
+        setup.notes.append(
+            "pods are not counted: Prometheus has no kube_pod_start_time (kube-state-metrics) in this time"
+        )
+    return pods
+
+
+def _first_problem(error: NodewiseError) -> str:
+    return str(error.problems[0]) if error.problems else str(error)
+
+
+def _label_keys(policy: Policy) -> list[str]:
+    """The labels by which a policy selects pods."""
+    if policy.key.kind == "TASPolicy":
+        return [policy_selection.POLICY_LABEL]
+    return [requirement.key for requirement in policy.selection.pods.requirements] if policy.selection else []
+
+
+def _without_pod_labels(policy: Policy) -> Policy:
+    """The policy without requirements for labels of pods."""
+    if policy.selection is None:
+        return policy
+    selection = PodSelection(namespaces=policy.selection.namespaces)
+    return msgspec.structs.replace(policy, selection=selection)
+
+
+def _selected(
+    policy: Policy, pods: Sequence[PodStart], namespaces: Mapping[ObjectKey, Any], nodes: NodeIndex
+) -> list[StartedPod]:
+    """The pods that the policy selects."""
+    keys = _label_keys(policy)
+    index = SelectionIndex([policy], namespaces)
+    started = []
+    for pod in pods:
+        known = pod.labels or {}
+        labels = {key: known[name] for key in keys if (name := recorded_pods.exported_label(key)) in known}
+        owners = (PodOwner(pod.owner_kind),) if pod.owner_kind else ()
+        if policy.key in index.select(PodFields(PodMetadata(pod.namespace, labels, owners))):
+            node = int(nodes.numbers([pod.node])[0]) if pod.node in nodes else -1
+            started.append(StartedPod(pod.started_at, node))
+    return started

@@ -1,0 +1,350 @@
+"""`nodewise policy diff`: what changes for nodes and pods if policies replace others."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import click
+import msgspec
+
+from nodewise.agent import NodeIndex
+from nodewise.agents.telemetry import KIND
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.placement_policy import PolicyKey
+from nodewise.agents.telemetry.state import POLICY_KINDS
+from nodewise.cli import (
+    decide_inputs,
+    exit_codes,
+    options_from_settings,
+    policy_diff_history,
+    tables,
+    terminal_output,
+)
+from nodewise.cli.decide import MetricOptions
+from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.policy_backtest import text_report
+from nodewise.cli.policy_backtest.history_reading import HistoryRange
+from nodewise.cli.policy_diff_history import HistoryComparison
+from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.clock import format_duration, format_rfc3339
+from nodewise.errors import BadInput, BadSettings, Problem
+from nodewise.kube import object_files
+from nodewise.kube.api_client_creation import connect
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.refresher import RefreshOptions
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.option import Argument, Option
+from nodewise.simulate import policy_diff, policy_timeline
+from nodewise.simulate.policy_diff import NodeVerdict, SelectedPodGroup
+from nodewise.simulate.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
+
+_MAX_ROWS: Final = 20
+"""Nodes that the text lists for a group of pods; JSON has all of them."""
+
+
+class DiffOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise policy diff`."""
+
+    old: Annotated[str, Argument(metavar="OLD")] = ""
+
+    new: Annotated[str, Argument(metavar="NEW")] = ""
+
+    paths: Annotated[tuple[str, ...], Argument(metavar="[FILE]...", is_required=False)] = ()
+
+    cluster: bool = False
+    """Read nodes, pods, metrics and other policies from the cluster; needs only the rights to list and get objects."""
+
+    now: Annotated[str, Option(metavar="TIME")] = ""
+    """Time of the comparison, RFC 3339; default: that of the newest sample in files."""
+
+    since_s: Annotated[float, Option("--since", metavar="DURATION", shows_default=False)] = 0.0
+    """Also compare over this time of history in Prometheus, such as 7d."""
+
+    step_s: Annotated[float, Option("--step", metavar="DURATION")] = 60.0
+    """Time between two evaluations of the history."""
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """Output format."""
+
+
+class PolicyComparison(NamedTuple):
+    """What changes from some policies to others."""
+
+    node_count: int
+    groups: Sequence[SelectedPodGroup]
+    """Those with nodes that change."""
+    pod_count: int
+    """The pods that any policy selects."""
+    labels: Sequence[tuple[str, str, str, str]]
+    """Node, key, and values before and after."""
+    history: HistoryComparison | None = None
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.groups or self.labels or (self.history and self.history.groups))
+
+
+def run(command_line: CommandLine) -> None:
+    """Show the nodes and pods whose verdict or rank changes if the policies of NEW replace those of OLD.
+
+    OLD and NEW are files or folders with policies, also of different kinds or names. Nodes, pods, metrics and all other
+    policies are read from FILE as by nodewise decide, or with --cluster from the cluster. Pods that are selected by the
+    same policies are compared once. If none is selected, an example for the selectors of each policy is compared. Node
+    labels of policies are compared as if no node had any. With --since, rejections are also compared over the history
+    of the metrics in Prometheus, for the pods and nodes of now. Nothing is written.
+
+    \b
+    Examples:
+      nodewise policy diff policy.yaml stricter.yaml --cluster
+      nodewise policy diff policy.yaml stricter.yaml nodes.yaml metrics.csv
+      nodewise policy diff policy.yaml stricter.yaml --cluster --since 7d \\
+        --prometheus-url http://localhost:9090
+
+    \b
+    Exit codes:
+      0  nothing changes
+      1  a file or the cluster cannot be read
+      2  the command line or a setting is invalid
+      3  a node changes for a pod, or a node label changes
+    """
+    logs.configure("error")
+    own = command_line.settings(DiffOptions)
+    if not own.paths and not own.cluster:
+        expected = "files with nodes, pods and metrics, or --cluster"
+        raise BadSettings("settings", [Problem("FILE", "none", expected)])
+    if own.since_s and not command_line.settings(PrometheusOptions).prometheus_url:
+        raise BadSettings(
+            "settings", [Problem("--prometheus-url", "none", "the URL of Prometheus, for --since")]
+        )
+    if own.since_s and not 1 <= own.step_s <= own.since_s:
+        raise BadSettings("settings", [Problem("--step", f"{own.step_s:g}s", "1s to the time of --since")])
+    comparison = asyncio.run(_compare(own, command_line))
+    if own.output == "json":
+        click.echo(msgspec.json.encode(_document(comparison)))
+    else:
+        _print_text(comparison)
+    if comparison.has_changes:
+        click.get_current_context().exit(exit_codes.NO)
+
+
+def _read_policies(path: str, options: TelemetryOptions) -> Objects:
+    objects = policy_timeline.objects_of_files(object_files.read([path]), options)
+    if not any(objects[name] for name in POLICY_KINDS):
+        raise BadInput(
+            "policy diff", [Problem(path, "no policy", f"one of {', '.join(POLICY_KINDS.values())}")]
+        )
+    return objects
+
+
+async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyComparison:
+    options = command_line.agent_options(KIND)
+    assert isinstance(options, TelemetryOptions)
+    old, new = _read_policies(own.old, options), _read_policies(own.new, options)
+    refresh = command_line.settings(RefreshOptions)
+    metrics = command_line.settings(MetricOptions).metrics
+    selection = InputSelection(own.paths, (), [KIND.name], {KIND.name: options}, "", True, metrics)
+    api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry()) if own.cluster else None
+    try:
+        inputs = await decide_inputs.read_objects(selection, api)
+        if not inputs.nodes:
+            raise BadInput(
+                "policy diff", [Problem(" ".join(own.paths) or "the cluster", "no Node", "at least one")]
+            )
+        settings = TimelineSettings(options, refresh.sync_period_s)
+        objects = policy_diff.replace_policies(inputs.objects, old, new)
+        timelines = [PolicyTimeline(objects_of_side, settings) for objects_of_side in objects]
+        requests = [request for timeline in timelines for request in timeline.requests.values()]
+        prometheus = command_line.settings(PrometheusOptions)
+        snapshot = await decide_inputs.fetch_metrics(
+            inputs, requests, MetricSettings(metrics, refresh, prometheus), api
+        )
+    finally:
+        if api is not None:
+            await api.close()
+    at = decide_inputs.decision_time(own.now, inputs.snapshot if api is None else None)
+    nodes = NodeIndex(inputs.node_names)
+    before, after = (_advance(timeline, at, snapshot, nodes) for timeline in timelines)
+    groups = _group_pods(before, after, inputs)
+    comparison = _compare_moments(before, after, groups)
+    if not own.since_s:
+        return comparison
+    history_range = HistoryRange(own.since_s, None, own.step_s)
+    history = await policy_diff_history.compare(
+        objects, groups, settings, inputs, (prometheus, history_range)
+    )
+    return comparison._replace(history=history)
+
+
+def _advance(timeline: PolicyTimeline, at: float, snapshot: MetricsSnapshot, nodes: NodeIndex) -> Moment:
+    responses = {
+        key: snapshot.series.get(key) or snapshot.failures.get(key, "no source has it")
+        for key in timeline.requests
+    }
+    return timeline.advance(at, responses, nodes)
+
+
+def _group_pods(before: Moment, after: Moment, inputs: ObjectsAndMetrics) -> list[SelectedPodGroup]:
+    groups = policy_diff.group_pods(list(inputs.pods.values()), before, after)
+    if groups:
+        return groups
+    states = {**before.state.policies, **after.state.policies}
+    pods = policy_diff.example_pods([state.policy for state in states.values()])
+    return policy_diff.group_pods(pods, before, after)
+
+
+def _compare_moments(before: Moment, after: Moment, groups: Sequence[SelectedPodGroup]) -> PolicyComparison:
+    compared = [policy_diff.compare(group, before, after) for group in groups]
+    changed = [group for group in compared if group.nodes]
+    count = sum(len(group.pods) for group in groups)
+    labels = list(policy_diff.label_changes(before, after))
+    return PolicyComparison(len(before.snapshot.nodes), changed, count, labels)
+
+
+def _print_text(comparison: PolicyComparison) -> None:
+    for group in comparison.groups:
+        _print_group(group, comparison.node_count)
+    if comparison.labels:
+        rows = [
+            (node, key, before or "-", after or "-")
+            for node, key, before, after in comparison.labels[:_MAX_ROWS]
+        ]
+        tables.print_table(("NODE", "LABEL", "BEFORE", "AFTER"), rows)
+        if len(comparison.labels) > _MAX_ROWS:
+            click.echo(f"… and {len(comparison.labels) - _MAX_ROWS} more labels")
+    if comparison.groups or comparison.labels:
+        pods = sum(len(group.pods) for group in comparison.groups)
+        pods_text = f"{pods:,} of {comparison.pod_count:,} selected pods change"
+        click.echo(f"{pods_text}, {len(comparison.labels):,} node labels change")
+    else:
+        click.echo("nothing changes")
+    if comparison.history:
+        _print_history(comparison.history)
+
+
+def _print_history(history: HistoryComparison) -> None:
+    begun, ended = format_rfc3339(history.start), format_rfc3339(history.end)
+    click.echo(f"\nfrom {begun} to {ended}, one evaluation per {format_duration(history.step_s)}:")
+    for note in history.notes:
+        terminal_output.print_line(f"note: {note}")
+    for item in history.groups:
+        left = [text_report.duration(seconds) for seconds in (item.no_node_before_s, item.no_node_after_s)]
+        terminal_output.print_line(
+            f"{_group_name(item.group)}: {len(item.nodes):,} nodes change;"
+            f" no node was left for {left[0]} before, {left[1]} after"
+        )
+        rows = [(f"  {node.node}", *map(text_report.duration, node[1:])) for node in item.nodes[:_MAX_ROWS]]
+        tables.print_table(("  NODE", "REJECTED BEFORE", "AFTER", "ONLY BEFORE", "ONLY AFTER"), rows)
+        if len(item.nodes) > _MAX_ROWS:
+            click.echo(f"  … and {len(item.nodes) - _MAX_ROWS} more nodes")
+    if not history.groups:
+        click.echo("nothing changes")
+
+
+def _print_group(group: SelectedPodGroup, node_count: int) -> None:
+    terminal_output.print_line(_group_heading(group, node_count))
+    head = ("  NODE", "PODS THERE", "BEFORE", "AFTER")
+    rows = [
+        (
+            f"  {change.node}",
+            str(_pods_on(group, change.node) or "-"),
+            change.before.text(),
+            change.after.text(),
+        )
+        for change in group.nodes[:_MAX_ROWS]
+    ]
+    tables.print_table(*tables.drop_empty_columns("PODS THERE", head, rows))
+    if len(group.nodes) > _MAX_ROWS:
+        click.echo(f"  … and {len(group.nodes) - _MAX_ROWS} more nodes")
+
+
+def _group_heading(group: SelectedPodGroup, node_count: int) -> str:
+    """`web/web-1 and 11 more pods: of 5 nodes, 2 verdicts and 1 ranks change`."""
+    verdicts = sum(change.changes_verdict for change in group.nodes)
+    counts = f"{verdicts:,} verdicts and {len(group.nodes) - verdicts:,} ranks"
+    return f"{_group_name(group)}: of {node_count:,} nodes, {counts} change"
+
+
+def _group_name(group: SelectedPodGroup) -> str:
+    more = f" and {len(group.pods) - 1:,} more pods" if len(group.pods) > 1 else ""
+    return f"{_pod_name(group.pods[0])}{more}"
+
+
+def _pod_name(pod: Any) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+
+
+def _pods_on(group: SelectedPodGroup, node: str) -> int:
+    """The number of pods of the group that run on a node."""
+    return sum(pod.spec.nodeName == node for pod in group.pods if hasattr(pod, "spec"))
+
+
+def _document(comparison: PolicyComparison) -> Mapping[str, Any]:
+    return {
+        "pods": [
+            {
+                "pods": [_pod_name(pod) for pod in group.pods],
+                "policies": {"before": _names(group.before), "after": _names(group.after)},
+                "nodes": [
+                    {
+                        "node": change.node,
+                        "running": _pods_on(group, change.node),
+                        "before": _verdict_document(change.before),
+                        "after": _verdict_document(change.after),
+                    }
+                    for change in group.nodes
+                ],
+            }
+            for group in comparison.groups
+        ],
+        "labels": [
+            {"node": node, "key": key, "before": before or None, "after": after or None}
+            for node, key, before, after in comparison.labels
+        ],
+        **({"history": _history_document(comparison.history)} if comparison.history else {}),
+    }
+
+
+def _history_document(history: HistoryComparison) -> Mapping[str, Any]:
+    """Durations are in seconds."""
+    return {
+        "start": format_rfc3339(history.start),
+        "end": format_rfc3339(history.end),
+        "step": history.step_s,
+        "notes": history.notes,
+        "pods": [
+            {
+                "pods": [_pod_name(pod) for pod in item.group.pods],
+                "no_node": {"before": item.no_node_before_s, "after": item.no_node_after_s},
+                "nodes": [node._asdict() for node in item.nodes],
+            }
+            for item in history.groups
+        ],
+    }
+
+
+def _names(keys: Sequence[PolicyKey]) -> list[str]:
+    return [key.text() for key in keys]
+
+
+def _verdict_document(verdict: NodeVerdict) -> Mapping[str, Any]:
+    return {"rejected": verdict.reason or None, "rank": verdict.rank}
+
+
+command = options_from_settings.create_click_command(
+    "diff",
+    run,
+    options_from_settings.click_parameters(
+        DiffOptions,
+        ClusterOptions,
+        MetricOptions,
+        RefreshOptions,
+        PrometheusOptions,
+        kinds=[KIND],
+        known=GROUPS,
+    ),
+    short_help="Show what changes if policies replace others.",
+)

@@ -1,0 +1,155 @@
+"""Compares policies over the history in Prometheus, for `nodewise policy diff --since`."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import NodeIndex
+from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.cli.decide_inputs import ObjectsAndMetrics
+from nodewise.cli.policy_backtest import history_reading
+from nodewise.cli.policy_backtest.history_reading import HistoryRange
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
+from nodewise.simulate import policy_timeline
+from nodewise.simulate.policy_backtest import Backtest
+from nodewise.simulate.policy_diff import SelectedPodGroup
+from nodewise.simulate.policy_timeline import Objects, PolicyTimeline, TimelineSettings
+
+Mask = NDArray[np.bool_]
+
+
+class NodeDurations(NamedTuple):
+    """How long a node was rejected for some pods, in seconds."""
+
+    node: str
+    before: float
+    after: float
+    only_before: float
+    only_after: float
+
+
+class GroupHistory(NamedTuple):
+    """What changes over the history for pods that the same policies select."""
+
+    group: SelectedPodGroup
+    nodes: Sequence[NodeDurations]
+    """The nodes that change, the most changed first."""
+    no_node_before_s: float
+    """How long no node was left."""
+    no_node_after_s: float
+
+
+class HistoryComparison(NamedTuple):
+    """The comparison over a time."""
+
+    start: float
+    """Seconds since 1970."""
+    end: float
+    step_s: float
+    groups: Sequence[GroupHistory]
+    """Those with nodes that change."""
+    notes: Sequence[str]
+
+
+async def compare(
+    objects: tuple[Objects, Objects],
+    groups: Sequence[SelectedPodGroup],
+    settings: TimelineSettings,
+    inputs: ObjectsAndMetrics,
+    sources: tuple[PrometheusOptions, HistoryRange],
+) -> HistoryComparison:
+    """Compare the rejections of the policies before and after, for the pods that they select now."""
+    prometheus, history_range = sources
+    history, nodes = history_reading.open_history(inputs, prometheus)
+    notes: list[str] = []
+    try:
+        grid = await history_reading.time_grid(history, history_range, notes)
+        backtests = [
+            Backtest(
+                PolicyTimeline(policy_timeline.without_statuses(own), settings),
+                nodes,
+                lambda _: (),
+                settings=settings,
+            )
+            for own in objects
+        ]
+
+        def add(block: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> None:
+            for backtest in backtests:
+                backtest.add(block, {key: matrices[key] for key in backtest.requests})
+
+        requests = _merge_requests([backtest.requests for backtest in backtests])
+        await history_reading.for_each_block(history, requests, grid, add)
+    finally:
+        await history.close()
+    before, after = backtests
+    steps = min(len(before.times), len(after.times))
+    if steps < grid.steps:
+        notes.append(
+            f"the first {grid.steps - steps} of {grid.steps} times are left out: a metric has no values"
+        )
+    compared = [
+        _compare_group(
+            group,
+            nodes,
+            _rejected(before, group.before, steps, len(nodes)),
+            _rejected(after, group.after, steps, len(nodes)),
+            grid.step_s,
+        )
+        for group in groups
+    ]
+    changed = [group for group in compared if group.nodes]
+    return HistoryComparison(
+        grid.end - max(steps - 1, 0) * grid.step_s, grid.end, grid.step_s, changed, notes
+    )
+
+
+def _merge_requests(listed: Sequence[Mapping[str, MetricRequest]]) -> list[MetricRequest]:
+    """All requests, each with the shortest maximum age."""
+    requests: dict[str, MetricRequest] = {}
+    for own in listed:
+        for key, request in own.items():
+            known = requests.get(key, request)
+            age_s = min(request.max_age_s, known.max_age_s)
+            requests[key] = request._replace(max_age_s=age_s)
+    return list(requests.values())
+
+
+def _rejected(backtest: Backtest, keys: Sequence[PolicyKey], steps: int, node_count: int) -> Mask:
+    """At the last `steps` times, the nodes that any of the policies rejects, of shape (steps, nodes)."""
+    rejected: Mask = np.zeros((steps, node_count), bool)
+    for key in keys:
+        record = backtest.records.get(key)
+        if record is not None and _rejects_pods(record.policy):
+            mask = record.rejected.mask()
+            rejected |= mask[len(mask) - steps :]
+    return rejected
+
+
+def _rejects_pods(policy: Policy) -> bool:
+    return not (policy.only_prefers or policy.is_shadow or policy.not_enforced)
+
+
+def _compare_group(
+    group: SelectedPodGroup, nodes: NodeIndex, before: Mask, after: Mask, step_s: float
+) -> GroupHistory:
+    only_before = (before & ~after).sum(axis=0) * step_s
+    only_after = (after & ~before).sum(axis=0) * step_s
+    changes = only_before + only_after
+    order = [int(node) for node in np.argsort(-changes, kind="stable") if changes[node]]
+    durations = [
+        NodeDurations(
+            nodes.known[node],
+            float(before[:, node].sum() * step_s),
+            float(after[:, node].sum() * step_s),
+            float(only_before[node]),
+            float(only_after[node]),
+        )
+        for node in order
+    ]
+    left = [float(mask.all(axis=1).sum() * step_s) for mask in (before, after)]
+    return GroupHistory(group, durations, left[0], left[1])

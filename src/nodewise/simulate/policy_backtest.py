@@ -1,0 +1,220 @@
+"""Evaluates policies over the history of their metrics, block by block. No I/O.
+
+The verdicts are those of the agent's state builder at each time (`policy_timeline`). Variants of a policy and single
+rules are evaluated as arrays (`backtest_rules`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import NodeIndex
+from nodewise.agents.telemetry.options import max_age_s
+from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.agents.telemetry.policy_rejection_reasons import NeverFetched, RuleUnusable
+from nodewise.agents.telemetry.state import PolicyState
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
+from nodewise.metrics.series import Floats, NodeNames, Samples, Series, ValueState
+from nodewise.simulate.backtest_rules import Mask, RuleArrays, RuleContext, Steps
+from nodewise.simulate.backtest_variants import Variant
+from nodewise.simulate.policy_timeline import Moment, PolicyTimeline, Response, TimelineSettings
+
+SOURCE: Final = "prometheus"
+_MAX_NAMES: Final = 256
+"""Different sets of nodes with values that are remembered."""
+_INVALID: Final = "no number that a rule can compare, or several that differ"
+
+
+class PackedMask:
+    """A mask of shape (steps, nodes) that grows, with eight nodes in a byte."""
+
+    def __init__(self, node_count: int) -> None:
+        self._node_count = node_count
+        self._blocks: list[NDArray[np.uint8]] = []
+
+    def append(self, mask: Mask) -> None:
+        self._blocks.append(np.packbits(mask, axis=1))
+
+    def mask(self) -> Mask:
+        """All steps so far."""
+        if not self._blocks:
+            return np.zeros((0, self._node_count), bool)
+        packed = np.concatenate(self._blocks)
+        return np.unpackbits(packed, axis=1, count=self._node_count).astype(bool)
+
+
+class PolicyRecord:
+    """The verdicts of one policy, and of its variants."""
+
+    def __init__(
+        self, policy: Policy, variants: Sequence[Variant], arrays: RuleArrays, node_count: int
+    ) -> None:
+        self.policy: Final = policy
+        self.variants: Final = variants
+        self.rejected: Final = PackedMask(node_count)
+        self.by_variant: Final = [PackedMask(node_count) for _ in variants]
+        self.suspended_steps = 0
+        """At how many times a rule was suspended."""
+        self.unevaluable: Final[dict[str, int]] = {}
+        """Why the policy rejected all nodes without comparing values, and at how many times."""
+        self._arrays = arrays
+
+    def add(
+        self,
+        times: Floats,
+        states: Sequence[PolicyState],
+        matrices: Mapping[str, NodeMatrix],
+        node_count: int,
+    ) -> None:
+        """Add the states of a block of times."""
+        rejected = np.zeros((len(states), node_count), bool)
+        suspended: dict[str, Steps] = {}
+        unfetched: dict[str, Steps] = {}
+        for step, state in enumerate(states):
+            if state.verdict is not None:
+                rejected[step] = state.verdict.codes[:-1] != 0
+                reason = state.verdict.reasons[0]
+                if isinstance(reason, RuleUnusable | NeverFetched):
+                    self.unevaluable[reason.text()] = self.unevaluable.get(reason.text(), 0) + 1
+            for part in state.suspended:
+                suspended.setdefault(part.metric_request().key, np.zeros(len(states), bool))[step] = True
+            for metric in state.unfetched:
+                unfetched.setdefault(metric, np.zeros(len(states), bool))[step] = True
+            self.suspended_steps += bool(state.suspended)
+        self.rejected.append(rejected)
+        masks = self._arrays.rejected(
+            [variant.policy for variant in self.variants], matrices, RuleContext(times, suspended, unfetched)
+        )
+        for packed, mask in zip(self.by_variant, masks, strict=True):
+            packed.append(mask)
+
+
+class Backtest:
+    """Policies over the history of their metrics. Blocks are added in order; the times of all are one grid."""
+
+    def __init__(
+        self,
+        timeline: PolicyTimeline,
+        nodes: NodeIndex,
+        variants: Callable[[Policy], Sequence[Variant]],
+        settings: TimelineSettings,
+    ) -> None:
+        """The names of `nodes` are sorted."""
+        reject_missing = settings.options.when_missing == "reject"
+        self._default_max_age_s = max_age_s(settings.options, settings.sync_period_s)
+        self._timeline = timeline
+        self._nodes = nodes
+        self._names = NodeNames(tuple(nodes.known))
+        self._names_by_mask: dict[bytes, NodeNames] = {}
+        self.records: Final = {
+            key: PolicyRecord(
+                policy,
+                variants(policy),
+                RuleArrays(len(nodes), reject_missing=reject_missing),
+                len(nodes),
+            )
+            for key, policy in timeline.policies.items()
+            if policy.avoid
+        }
+        self._times: list[Floats] = []
+        self.first_value_at = np.full(len(nodes), np.inf)
+        """When each node first had a value of any metric; inf for never."""
+        self.requests: Final = self._needed_requests()
+        """The metrics that `avoid` needs, by key."""
+        self.steps_without_values: Final[dict[str, int]] = dict.fromkeys(self.requests, 0)
+        """By metric key, the number of times at which no node had a value."""
+
+    @property
+    def times(self) -> Floats:
+        return np.concatenate(self._times) if self._times else np.zeros(0)
+
+    def add(self, grid: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> None:
+        """Evaluate a block of times.
+
+        Times before the first one at which each metric of `avoid` has values are left out: at the beginning of a
+        history, a policy would reject every node, because its metrics count as never fetched.
+        """
+        first = 0 if self._times else self._first_usable_step(grid, matrices)
+        if first:
+            grid = grid.part(first, grid.steps)
+            matrices = {
+                key: matrix._replace(values=matrix.values[first:], states=matrix.states[first:])
+                for key, matrix in matrices.items()
+            }
+        if not grid.steps:
+            return
+        self._times.append(grid.times)
+        self._note_values(grid, matrices)
+        by_policy: dict[PolicyKey, list[PolicyState]] = {key: [] for key in self.records}
+        for step, at in enumerate(grid.times.tolist()):
+            moment = self._advance(step, at, matrices)
+            for key, states in by_policy.items():
+                states.append(moment.state.policies[key])
+        for key, states in by_policy.items():
+            self.records[key].add(grid.times, states, matrices, len(self._nodes))
+
+    def _needed_requests(self) -> dict[str, MetricRequest]:
+        """The requests, each with the shortest maximum age of its rules: an array has one state for each value."""
+        requests: dict[str, MetricRequest] = {}
+        for record in self.records.values():
+            for part in record.policy.avoided():
+                if not part.unusable:
+                    request = part.metric_request(self._default_max_age_s)
+                    known = requests.get(request.key, request)
+                    age_s = min(request.max_age_s, known.max_age_s)
+                    requests[request.key] = request._replace(max_age_s=age_s)
+        return requests
+
+    def _first_usable_step(self, grid: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> int:
+        """The first step at which each metric of `avoid` has a value; the number of steps if there is none."""
+        has_values = np.ones(grid.steps, bool)
+        for key, request in self.requests.items():
+            if not request.empty_is_healthy:
+                has_values &= (matrices[key].states == ValueState.FRESH).any(axis=1)
+        return int(np.argmax(has_values)) if has_values.any() else grid.steps
+
+    def _note_values(self, grid: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> None:
+        for key, matrix in matrices.items():
+            present = matrix.states == ValueState.FRESH
+            self.steps_without_values[key] += int((~present.any(axis=1)).sum())
+            first = np.where(present.any(axis=0), grid.times[np.argmax(present, axis=0)], np.inf)
+            self.first_value_at = np.minimum(self.first_value_at, first)
+
+    def _advance(self, step: int, at: float, matrices: Mapping[str, NodeMatrix]) -> Moment:
+        responses = {
+            key: self._response(request, at, matrices[key].values[step], matrices[key].states[step])
+            for key, request in self.requests.items()
+        }
+        return self._timeline.advance(at, responses, self._nodes)
+
+    def _response(
+        self, request: MetricRequest, at: float, values: NDArray[np.int64], states: NDArray[np.uint8]
+    ) -> Response:
+        """What the source would have returned at this time."""
+        is_fresh = states == ValueState.FRESH
+        invalid = {
+            self._names.names[node]: _INVALID
+            for node in np.flatnonzero(states == ValueState.INVALID).tolist()
+        }
+        if not invalid and not is_fresh.any() and not request.empty_is_healthy:
+            return "no series in the history"
+        names = self._names
+        if not is_fresh.all():
+            names, values = self._names_of(is_fresh), values[is_fresh]
+        # the age is not known: as old as a fresh value may be, so that a value is not used at a later time
+        measured = np.broadcast_to(at - request.max_age_s, len(values))
+        samples = Samples(names, values, measured, np.broadcast_to(0.0, len(values)))
+        return Series(request.key, SOURCE, at, samples, invalid)
+
+    def _names_of(self, is_fresh: NDArray[np.bool_]) -> NodeNames:
+        key = is_fresh.tobytes()
+        names = self._names_by_mask.get(key)
+        if names is None:
+            if len(self._names_by_mask) >= _MAX_NAMES:
+                self._names_by_mask.clear()
+            names = NodeNames(tuple(np.array(self._names.names, object)[is_fresh].tolist()))
+            self._names_by_mask[key] = names
+        return names

@@ -1,0 +1,87 @@
+"""Answers requests for metrics from the series of a test, with the semantics of Prometheus as a source.
+
+A metric is a range query, so a node has the newest sample that is not older than the maximum age of the request, also
+if the series has ended since. A query is evaluated at once, so a node has the sample of this interval or none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from nodewise import cooperative_scheduling
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.node_attributes import NodeAttributes
+from nodewise.metrics.prometheus import node_matching
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.query_responses import SeriesValue
+from nodewise.metrics.series import Series, pack_samples
+from nodewise.simulate.policy_suites.series_notation import STALE
+from nodewise.simulate.policy_suites.suite import START, InputSeries, PolicyTest
+from nodewise.simulate.policy_timeline import Response
+
+NODE_LABELS: Final[Sequence[str]] = PrometheusOptions().prometheus_node_label
+"""The labels that name the node of a series."""
+_LOOKBACK_S: Final = 300.0
+"""Prometheus ends a series that has had no sample for this time."""
+_SOURCE: Final = "suite"
+
+
+class InputSeriesSource:
+    """The series of a test."""
+
+    def __init__(self, test: PolicyTest) -> None:
+        self._series = test.series
+        self._interval_s = test.interval_s
+        self._nodes = NodeAttributes({}, {name: name for name in test.nodes})
+
+    def respond(self, requests: Mapping[str, MetricRequest], at_s: float) -> dict[str, Response]:
+        """The response to each request, by key, at a time since the beginning of the test."""
+        return {key: self._respond(request, at_s) for key, request in requests.items()}
+
+    def _respond(self, request: MetricRequest, at_s: float) -> Response:
+        run = cooperative_scheduling.run_without_pauses
+        own = [series for series in self._series if _answers(series, request)]
+        values = list(self._values(own, request, at_s))
+        grouped = run(node_matching.group_by_node(values, NODE_LABELS, self._nodes))
+        if not grouped.by_node and not request.empty_is_healthy:
+            return "no series of the test has a value"
+        current = None
+        if run(node_matching.depends_on_ended_series(grouped, request.aggregate)):
+            active = [series for series in own if self._is_active(series, at_s)]
+            current = frozenset(frozenset(series.labels.items()) for series in active)
+        node_values = run(node_matching.reduce(grouped, request.aggregate, current))
+        samples = run(pack_samples(node_values.samples))
+        return Series(request.key, _SOURCE, START + at_s, samples, node_values.invalid)
+
+    def _values(
+        self, own: Sequence[InputSeries], request: MetricRequest, at_s: float
+    ) -> Iterator[SeriesValue]:
+        """The newest value of each series that the query returns."""
+        for series in own:
+            last = int(at_s // self._interval_s)
+            if request.query:
+                value = series.values[last] if last < len(series.values) else None
+                if value is not None and value != STALE:
+                    yield SeriesValue(series.labels, value, None)
+                continue
+            for number in range(min(last, len(series.values) - 1), -1, -1):
+                if at_s - number * self._interval_s > request.max_age_s:
+                    break
+                value = series.values[number]
+                if value is not None and value != STALE:
+                    yield SeriesValue(series.labels, value, START + number * self._interval_s)
+                    break
+
+    def _is_active(self, series: InputSeries, at_s: float) -> bool:
+        """Whether Prometheus does not regard the series as ended: its newest sample is no older than the lookback."""
+        for number in range(min(int(at_s // self._interval_s), len(series.values) - 1), -1, -1):
+            if series.values[number] is not None:
+                is_recent = at_s - number * self._interval_s <= _LOOKBACK_S
+                return is_recent and series.values[number] != STALE
+        return False
+
+
+def _answers(series: InputSeries, request: MetricRequest) -> bool:
+    """Whether a series is a result of the request."""
+    if request.query or series.query:
+        return series.query == request.query
+    return series.labels.get("__name__") == request.metric
