@@ -14,10 +14,8 @@ from nodewise.configure import certificate_manifests
 from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.kube.resource_kinds import Resource
+from nodewise.kube.resource_kinds import CONFIG_MAPS, SECRETS, Resource
 
-SECRETS: Final = Resource("", "v1", "secrets", "Secret")
-_CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 _SIGNING_REQUESTS: Final = Resource(
     "certificates.k8s.io",
     "v1",
@@ -128,7 +126,7 @@ async def read_signer_authorities(api: Api, signer: str) -> bytes:
     if signer != API_CLIENT:
         problem = Problem("--signer-ca", f"not given, and the CA of {signer} is unknown", "a PEM file")
         raise BadInput("signer", [problem])
-    path = _CONFIG_MAPS.path("kube-system", "extension-apiserver-authentication")
+    path = CONFIG_MAPS.path("kube-system", "extension-apiserver-authentication")
     config_map = msgspec.json.decode(await api.get(path))
     return str((config_map.get("data") or {}).get("client-ca-file", "")).encode()
 

@@ -236,7 +236,8 @@ def _missing_manifest_hint(request: HostRequest) -> list[str]:
     if os.path.lexists(request.manifest):
         return []
     text = "Is this a host of the control plane, set up by kubeadm? Elsewhere name the manifest with -m. "
-    return [text + "Clusters without one have --mode second-scheduler, or --mode with their distribution."]
+    modes = "--mode native from Kubernetes 1.36, --mode second-scheduler before, or --mode with their distribution"
+    return [text + f"Clusters without one have {modes}."]
 
 
 def _client_certificate_paths(request: HostRequest) -> list[str]:

@@ -69,10 +69,10 @@ class RenderedConfiguration(NamedTuple):
 
 
 def render_template(data: bytes, name: str, context: RenderContext) -> RenderedConfiguration:
-    """A template with the API version for this kube-scheduler and with defaults for missing fields. `BadInput` if it is
-    invalid.
+    """A template with the API version for this kube-scheduler, with defaults for missing fields and with LF line ends.
+    `BadInput` if it is invalid.
     """
-    document = _parse_configuration(data, name)
+    document = _parse_configuration(data.replace(b"\r\n", b"\n"), name)
     configuration = copy.deepcopy(document.value)
     written = str(configuration.get("apiVersion"))
     warnings = []

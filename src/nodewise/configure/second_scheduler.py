@@ -66,6 +66,7 @@ class SecondSchedulerOptions(NamedTuple):
     """The image of kube-scheduler, with the minor version of the cluster."""
     image: str
     configuration: Mapping[str, Any]
+    prometheus_urls: Sequence[str] = ()
 
 
 def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict[str, Any]]:
@@ -130,6 +131,13 @@ def _role_binding(
     }
 
 
+_EXTENDER_LABELS: Final = {
+    "app.kubernetes.io/name": "nodewise",
+    "app.kubernetes.io/component": "extender",
+}
+"""The labels by which commands find the replicas, as in the chart (`nodewise.replicas`)."""
+
+
 def _deployment(options: SecondSchedulerOptions) -> dict[str, Any]:
     labels = {"app": options.name}
     pod = {
@@ -149,7 +157,7 @@ def _deployment(options: SecondSchedulerOptions) -> dict[str, Any]:
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": {"metadata": {"labels": labels | _EXTENDER_LABELS}, "spec": pod},
         },
     }
 
@@ -172,10 +180,18 @@ def _scheduler_container(options: SecondSchedulerOptions) -> dict[str, Any]:
 
 def _nodewise_container(options: SecondSchedulerOptions) -> dict[str, Any]:
     agents = ",".join(role.agent for role in options.agents)
+    urls = [f"--prometheus-url={url}" for url in options.prometheus_urls]
     return {
         "name": "nodewise",
         "image": options.image,
-        "command": ["nodewise", "extender", f"--agents={agents}", "--unsafe", "--health-address=0.0.0.0"],
+        "command": [
+            "nodewise",
+            "extender",
+            f"--agents={agents}",
+            "--unsafe",
+            "--health-address=0.0.0.0",
+            *urls,
+        ],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": _restricted_security_context(),
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}, "periodSeconds": 2},

@@ -52,7 +52,8 @@ def run(command_line: CommandLine) -> None:
     is kept. Run it on each control-plane host, one after another, and again after `kubeadm upgrade`. The flags of the
     older configurator are accepted, also with one dash.
 
-    If you cannot edit the control plane of the cluster, --mode prints objects or files instead.
+    From Kubernetes 1.36, --mode native enforces policies without such calls, and needs none of this. If you
+    cannot edit the control plane of an older cluster, another --mode prints objects or files.
 
     \b
     Examples:
@@ -60,6 +61,7 @@ def run(command_line: CommandLine) -> None:
       nodewise configure -cert client.crt -key client.key
       nodewise configure -cert client.crt -key client.key --print-plan
       nodewise configure --restore
+      nodewise configure --mode native | kubectl apply --server-side -f -
       nodewise configure --mode second-scheduler | kubectl apply -f -
 
     \b
@@ -118,6 +120,11 @@ def _check_object_names(options: ConfigureOptions) -> None:
     """`BadSettings` for names that are not valid in objects and addresses."""
     names = {"namespace": options.namespace, "scheduler_name": options.scheduler_name, "image": options.image}
     problems = [
+        Problem("--prometheus-url", repr(url), "an address such as http://prometheus.monitoring:9090")
+        for url in options.prometheus_url
+        if not re.fullmatch(r"https?://[!-~]+", url)
+    ]
+    problems += [
         Problem(f"--{field.replace('_', '-')}", repr(name), _NAMES[field][1])
         for field, name in names.items()
         if name and not re.fullmatch(_NAMES[field][0], name, re.ASCII)

@@ -13,8 +13,9 @@ DEFAULT_TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
 NEWEST: Final = "newest"
 NO_BACKUP_DIR: Final = "/dev/null"
 HOST: Final = "host"
+NATIVE: Final = "native"
 SECOND: Final = "second-scheduler"
-MODES: Final = (HOST, SECOND, *PLATFORMS)
+MODES: Final = (HOST, NATIVE, SECOND, *PLATFORMS)
 SECOND_SCHEDULER_NAME: Final = "nodewise-scheduler"
 _HOST_SECTION: Final = "Files of this host"
 _ENTRY_SECTION: Final = "Entries of kube-scheduler, without a template"
@@ -137,9 +138,17 @@ class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
     namespace: Annotated[str, Option(metavar="NAMESPACE", section=_ENTRY_SECTION)] = ""
     """Namespace of nodewise's Service. Default: nodewise."""
 
-    mode: Annotated[str, Option(section=_MODE_SECTION, choices=MODES)] = HOST
-    """host: change this host. second-scheduler: print a second scheduler with nodewise in the same pod, for any
-    cluster. Others: files for clusters of that kind."""
+    mode: Annotated[
+        str,
+        Option(
+            metavar="MODE",
+            section=_MODE_SECTION,
+            choices=MODES,
+            help="host: change this host. native: print the objects of native mode, in which kube-scheduler does not "
+            "call nodewise, for clusters from Kubernetes 1.36. second-scheduler: print a second scheduler with "
+            f"nodewise in the same pod, for any cluster. {', '.join(PLATFORMS)}: print files for such clusters.",
+        ),
+    ] = HOST
 
     scheduler_name: Annotated[
         str,
@@ -151,7 +160,11 @@ class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
     ] = ""
 
     image: Annotated[str, Option(metavar="IMAGE", section=_MODE_SECTION)] = ""
-    """Image of nodewise for the second scheduler."""
+    """Image of nodewise for native mode or the second scheduler."""
+
+    prometheus_url: Annotated[tuple[str, ...], Option(metavar="URL", section=_MODE_SECTION)] = ()
+    """URL of Prometheus, for native mode or the second scheduler; repeat the option for several. Default: the custom
+    metrics API and metrics-server."""
 
     into: Annotated[str, Option(metavar="DIR", section=_MODE_SECTION)] = ""
     """Folder to write the files of a mode to, instead of printing them."""
@@ -177,7 +190,19 @@ _OF_THIS_RUN: Final = frozenset(
     {"print_plan", "dry_run", "check", "output", "no_color", "template", "restore"}
 )
 """Options that are not repeated on the other hosts. The template is passed with its absolute path."""
-_OF_MODES: Final = ("scheduler_name", "image", "into")
+_OF_MODES: Final = ("scheduler_name", "image", "prometheus_url", "into")
+_NOT_OF_NATIVE: Final = (
+    "agents",
+    "extender",
+    "one_entry_per_agent",
+    "entry_weights",
+    "filter_all_pods",
+    "whole_nodes",
+    "extender_url",
+    "scheduler_name",
+    "into",
+)
+"""Options about kube-scheduler, which needs no configuration in native mode, and about files."""
 _OF_HOSTS: Final = (
     "check",
     "print_plan",
@@ -223,9 +248,12 @@ def check_options_of_mode(options: ConfigureOptions) -> None:
             if getattr(options, field)
         ]
     else:
+        unknown = list(_OF_HOSTS)
+        unknown += _NOT_OF_NATIVE if options.mode == NATIVE else ()
+        unknown += ["prometheus_url"] if options.mode in PLATFORMS else ()
         problems = [
             Problem(_SETTINGS[field].flag, f"given with --mode {options.mode}", "no such flag there")
-            for field in _OF_HOSTS
+            for field in unknown
             if getattr(options, field)
         ]
     if problems:

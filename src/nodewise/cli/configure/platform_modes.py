@@ -10,9 +10,10 @@ import click
 import msgspec
 
 import nodewise
-from nodewise.cli.configure.options import SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
+from nodewise.cli.configure.options import NATIVE, SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
 from nodewise.configure import (
     kubernetes_distribution_files,
+    native_mode,
     scheduler_configuration,
     scheduler_versions,
     second_scheduler,
@@ -22,6 +23,7 @@ from nodewise.configure.kubernetes_distribution_files import PLATFORMS, Platform
 from nodewise.configure.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
+from nodewise.kube import yaml_json_documents
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -29,10 +31,40 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: Mapping[str, int]) -> None:
     """Print the objects or files of a mode, or write them into a folder."""
-    if options.mode == SECOND:
+    if options.mode == NATIVE:
+        _print_native_mode(options)
+    elif options.mode == SECOND:
         _print_second_scheduler(options, roles, weights)
     else:
         _print_platform_files(options, PLATFORMS[options.mode], roles, weights)
+
+
+def _print_native_mode(options: ConfigureOptions) -> None:
+    note = ""
+    if options.kubernetes_version:
+        native_mode.check_version(scheduler_versions.parse_version(options.kubernetes_version))
+    else:
+        try:
+            server_version = asyncio.run(_cluster_kubernetes_version())
+        except NodewiseError as error:
+            note = f" The version of the cluster could not be read: {error}."
+        else:
+            tag = server_version.partition("+")[0].partition("-")[0]
+            native_mode.check_version(scheduler_versions.parse_version(tag))
+    text = native_mode.build_manifest(
+        native_mode.read_files(), options.service_namespace, _image(options), options.prometheus_url
+    )
+    if options.output == "json":
+        documents = yaml_json_documents.split_documents(text.encode(), "deploy")
+        items = [msgspec.Raw(document) for _, document in documents]
+        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items}))
+    else:
+        click.echo(text, nl=False)
+    click.echo(f"Native mode needs Kubernetes {native_mode.OLDEST} or later.{note}", err=True)
+
+
+def _image(options: ConfigureOptions) -> str:
+    return options.image or f"nodewise:{nodewise.__version__}"
 
 
 def _print_second_scheduler(
@@ -56,8 +88,9 @@ def _print_second_scheduler(
             options.service_namespace,
             roles,
             f"registry.k8s.io/kube-scheduler:{tag}",
-            options.image or f"nodewise:{nodewise.__version__}",
+            _image(options),
             configuration,
+            options.prometheus_url,
         )
     )
     if options.output == "json":
