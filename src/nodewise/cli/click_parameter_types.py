@@ -1,8 +1,10 @@
 """Types of parameters: durations, sizes, and the type for the declaration of a setting."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from nodewise import clock, quantity
 from nodewise.cli.setting_declarations import Setting
@@ -43,6 +45,27 @@ class Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class FilePath(click.ParamType[str]):
+    """The path of a file or folder as it was typed, which the shell completes."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        return str(value)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's interface
+        param: click.Parameter,  # noqa: ARG002 - click's interface
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+_PATHS: Final = re.compile(r"\[?(FILE|DIR|FOLDER|OLD|NEW)\b")
+"""Placeholders of values that are paths."""
+
+
 def click_type_of_setting(setting: Setting) -> Any:
     """The type with which click reads the setting. The bounds of numbers are those of the struct."""
     if setting.field.endswith("_s"):
@@ -51,6 +74,8 @@ def click_type_of_setting(setting: Setting) -> Any:
         return Size()
     if setting.words:
         return click.Choice(setting.words)
+    if _PATHS.match(setting.option.metavar or ""):
+        return FilePath()
     plain = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
     return plain.get(setting.inner, click.STRING)
 

@@ -18,19 +18,19 @@ from nodewise.cli.leader_wiring import InputPaths, LeaderContext
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, Readiness, ServerConfig, WiredServer
 from nodewise.clock import SystemClock
+from nodewise.extender.request_recorder import ReplaySettings
+from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.api_client_creation import connect
+from nodewise.kube.leader_election_rules import CONTROLLER_LEASE
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin_port import admin_routes, admin_server
+from nodewise.serve.admin_port import admin_routes, admin_server, restrict_to_loopback
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
 
-LEASE: Final = "nodewise-controller"
-"""The Lease of the leader election among replicas. An extender has another one, because its other agents have work of
-their own for a leader."""
 TELEMETRY: Final = agents.load("telemetry")
 
 
@@ -85,17 +85,18 @@ def run(command_line: CommandLine) -> None:
 
 def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
     """The controller of a configuration: the tasks of an extender's leader, and the admin server."""
-    api = connect(config.settings[KubeOptions], tools.registry)
+    api = connect(config.settings[KubeOptions], tools.registry, small_receive_buffer=True)
     config = server_components.set_namespace_of_agents(config, api.namespace)
     needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
     paths = InputPaths(config.settings[InputAndLogOptions].metrics)
     snapshots = leader_wiring.create_snapshot_components(config, api, paths, needs, tools)
-    context = LeaderContext(config, api, snapshots, LEASE, "nodewise.io/controller", tools)
+    context = LeaderContext(config, api, snapshots, CONTROLLER_LEASE, "nodewise.io/controller", tools)
     leader = leader_wiring.create_leader_tasks(context)
     readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
-    app = Application(
-        admin_routes(readiness.waiting_for, tools.registry), tools.registry, max_body_bytes=2**16
-    )
+    general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, ChainOptions())
+    values = leader_wiring.create_metric_values_route(config, snapshots, general, tools)
+    routes = [*admin_routes(readiness.waiting_for, tools.registry), restrict_to_loopback(values)]
+    app = Application(routes, tools.registry, max_body_bytes=2**16)
     admin = admin_server(app, config.settings[AdminOptions], tools.registry)
     tasks = [*snapshots.tasks(), server_components.create_event_loop_lag_task(tools), *leader.tasks]
     return WiredServer([admin], tasks, [*leader.closing, *snapshots.closing()], readiness)

@@ -2,31 +2,40 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import click
 
-from nodewise import clock
+from nodewise import replicas
 from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
 from nodewise.cli import (
     agent_selection,
     decide_inputs,
     decide_report,
     exit_codes,
+    native_coverage,
     options_from_settings,
+    running_configuration,
     setting_declarations,
+    terminal_output,
+    watching,
 )
 from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics
 from nodewise.cli.decide_report import PodDecisions
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
+from nodewise.cli.name_completion import AgentNames, NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.progress import Progress
+from nodewise.cli.running_configuration import RunningConfiguration
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadInput, BadSettings, Problem
+from nodewise.clock import SystemClock
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
 from nodewise.extender import agent_state_rebuilds
 from nodewise.extender.agent_chain import AgentChain, assign_weights
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
+from nodewise.kube.http_client import HttpApi
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
@@ -55,14 +64,20 @@ class DecideOptions(CommandOptions, frozen=True, kw_only=True):
     policies: Annotated[tuple[str, ...], Option("--policy", metavar="FILE")] = ()
     """Files with policies to try; they override all others."""
 
-    only_namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE")] = ""
+    only_namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE", type=NamespaceName())] = ""
     """Only pods and policies of this namespace; default: all."""
 
-    agent_names: Annotated[str, Option("--agents", metavar="NAMES")] = ""
+    agent_names: Annotated[str, Option("--agents", metavar="NAMES", type=AgentNames())] = ""
     """Agents to call, separated by commas; default: all agents with input."""
+
+    nodewise_namespace: Annotated[str, Option(metavar="NAMESPACE", type=NamespaceName())] = replicas.NAMESPACE
+    """Namespace of the running nodewise."""
 
     now: Annotated[str, Option(metavar="TIME")] = ""
     """Time of the decision, RFC 3339; default: that of the newest sample in files."""
+
+    watch: Annotated[bool, Option("-w --watch")] = False
+    """Print again whenever a row of the table changes, until Ctrl-C; with -o json one document per line."""
 
     output: Annotated[Literal["table", "wide", "json", "yaml"], Option("-o --output")] = "table"
     """Output format."""
@@ -83,6 +98,10 @@ class DecisionInputs(NamedTuple):
     objects: ObjectsAndMetrics
     states: Mapping[str, StateBuilder[Any]]
     snapshot: Snapshot
+    selection: InputSelection
+    chain_options: ChainOptions
+    running_source: str
+    """Which settings and values of a running nodewise were used; empty for none."""
 
 
 def run(command_line: CommandLine) -> None:
@@ -90,10 +109,12 @@ def run(command_line: CommandLine) -> None:
 
     FILE is any mix of files, folders or - (standard input) in Kubernetes YAML or JSON: Nodes, Pods, Namespaces,
     policies, MetricValueLists, NodeMetricsLists, and Lists of them; and CSV files of metrics. With --cluster, nodes,
-    pods, policies and metrics are read once from the cluster, and nothing is written. Files override objects of the
-    cluster. Waiting pods are decided. With --running, pods on nodes are decided, too: the output shows which of them a
-    policy rejects on their node, and where they would go. Only nodewise's agents decide: requests, taints and affinity
-    are checked by kube-scheduler.
+    pods and policies are read once from the cluster, and settings and metric values from a replica of the running
+    nodewise; options override its settings, and --metrics or --prometheus-url its values. Without a replica that you
+    may reach, metrics are read with your rights. Nothing is written. Files override objects of the cluster. Waiting
+    pods are decided. With --running, pods on nodes are decided, too: the output shows which of them a policy rejects
+    on their node, and where they would go. Only nodewise's agents decide: requests, taints and affinity are checked
+    by kube-scheduler.
 
     \b
     Examples:
@@ -113,11 +134,67 @@ def run(command_line: CommandLine) -> None:
     own = command_line.settings(DecideOptions)
     if not own.paths and not own.cluster:
         raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
+    if own.watch and not own.cluster:
+        raise BadSettings("settings", [Problem("--watch", "files only", "--cluster, as files are read once")])
+    _select_inputs(command_line)
+    if own.watch:
+        asyncio.run(_watch_cluster(command_line))
+    inputs = asyncio.run(_read_inputs(command_line))
+    if not _print_decisions(inputs, own):
+        click.get_current_context().exit(exit_codes.NO)
+
+
+def _print_decisions(inputs: DecisionInputs, own: DecideOptions) -> bool:
+    """Print the decisions, and return whether every pod may stay on its node or fits on one."""
+    is_acceptable = decide_report.PRINTERS[own.output](_decide_pods(inputs, live=own.cluster))
+    telemetry = inputs.snapshot.agent_states.get("telemetry")
+    if own.cluster and telemetry is not None:
+        pods = _pods_to_decide(inputs.objects, inputs.selection)
+        native_coverage.print_uncovered_pods(pods, telemetry, inputs.objects.objects)
+    return is_acceptable
+
+
+def _decide_pods(inputs: DecisionInputs, *, live: bool) -> PodDecisions:
+    """The decisions of all pods, computed lazily."""
+    selection = inputs.selection
+    pods = _pods_to_decide(inputs.objects, selection)
+    _check_nodes_and_pods_exist(selection, inputs.objects, pods, live=live)
+    chain = _create_agent_chain(inputs)
+    names = inputs.objects.node_names
+    decisions = (decide_report.decide_pod(chain, pod, names, inputs.snapshot) for pod in pods)
+    return PodDecisions(decisions, selection.running, inputs.running_source)
+
+
+async def _watch_cluster(command_line: CommandLine) -> NoReturn:
+    """Print the decisions again whenever a row of their table changes."""
+    own = command_line.settings(DecideOptions)
+
+    def show(inputs: DecisionInputs) -> None:
+        _print_decisions(inputs, own)
+        if own.output != "json":
+            click.echo("---" if own.output == "yaml" else "")
+
+    api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry())
+    printed: set[str] = set()
+    try:
+        await watching.show_changes(
+            lambda: _read_cluster(command_line, api, printed),
+            lambda inputs: decide_report.comparable_rows(_decide_pods(inputs, live=True)),
+            show,
+            command_line.settings(RefreshOptions).sync_period_s,
+            SystemClock(),
+        )
+    finally:
+        await api.close()
+
+
+def _select_inputs(command_line: CommandLine) -> InputSelection:
+    """What to read. `BadSettings` if an agent or an option cannot be used."""
+    own = command_line.settings(DecideOptions)
     names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
-    agents = agent_selection.load_agents_by_name(names, *GROUPS) or agent_selection.agents_without_conflicts(
-        *GROUPS
-    )
-    selection = InputSelection(
+    agents = agent_selection.load_agents_by_name(names or command_line.running_agents, *GROUPS)
+    agents = agents or agent_selection.agents_without_conflicts(*GROUPS)
+    return InputSelection(
         own.paths,
         own.policies,
         names,
@@ -126,30 +203,49 @@ def run(command_line: CommandLine) -> None:
         own.running,
         command_line.settings(MetricOptions).metrics,
     )
-    inputs = asyncio.run(_read_inputs(selection, command_line))
-    pods = _pods_to_decide(inputs.objects, selection)
-    _check_nodes_and_pods_exist(selection, inputs.objects, pods, live=own.cluster)
-    chain = _create_agent_chain(inputs, selection, command_line.settings(ChainOptions))
-    names = inputs.objects.node_names
-    decisions = (decide_report.decide_pod(chain, pod, names, inputs.snapshot) for pod in pods)
-    pods_decided = PodDecisions(decisions, selection.running)
-    if not decide_report.PRINTERS[own.output](pods_decided):
-        click.get_current_context().exit(exit_codes.NO)
 
 
-async def _read_inputs(selection: InputSelection, command_line: CommandLine) -> DecisionInputs:
-    is_live = command_line.settings(DecideOptions).cluster
-    api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry()) if is_live else None
+async def _read_inputs(command_line: CommandLine) -> DecisionInputs:
+    if not command_line.settings(DecideOptions).cluster:
+        return await _read_and_evaluate(command_line, None, None)
+    api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry())
     try:
-        return await _read_and_evaluate(selection, command_line, api)
+        return await _read_cluster(command_line, api, set())
     finally:
-        if api is not None:
-            await api.close()
+        await api.close()
+
+
+async def _read_cluster(command_line: CommandLine, api: HttpApi, printed: set[str]) -> DecisionInputs:
+    """The inputs of a decision now. Messages in `printed` are not printed again."""
+    running = await _read_running_configuration(command_line, api, printed)
+    if running is not None:
+        command_line = running_configuration.apply_to_command_line(running, command_line)
+    return await _read_and_evaluate(command_line, api, running)
+
+
+async def _read_running_configuration(
+    command_line: CommandLine, api: HttpApi, printed: set[str]
+) -> RunningConfiguration | None:
+    """The settings and values of the running nodewise; None, with a message, if they cannot be read."""
+    namespace = command_line.settings(DecideOptions).nodewise_namespace
+    try:
+        with Progress() as progress:
+            progress.say("reading settings and metrics of the running nodewise")
+            return await running_configuration.read_running_configuration(api, namespace)
+    except BadSettings:
+        raise
+    except NodewiseError as error:
+        message = f"settings and metrics are those of this command, not of a running nodewise: {error}"
+        if message not in printed:
+            terminal_output.print_message(message)
+        printed.add(message)
+        return None
 
 
 async def _read_and_evaluate(
-    selection: InputSelection, command_line: CommandLine, api: Api | None
+    command_line: CommandLine, api: Api | None, running: RunningConfiguration | None
 ) -> DecisionInputs:
+    selection = _select_inputs(command_line)
     inputs = await decide_inputs.read_objects(selection, api)
     refresh = command_line.settings(RefreshOptions)
     states = {
@@ -161,9 +257,20 @@ async def _read_and_evaluate(
         for metric_request in state.metric_requests(inputs.objects)
     )
     how = MetricSettings(selection.metrics, refresh, command_line.settings(PrometheusOptions))
-    metrics_snapshot = await decide_inputs.fetch_metrics(inputs, metric_requests, how, api)
-    at = _decision_time(command_line.settings(DecideOptions).now, inputs.snapshot if api is None else None)
-    return DecisionInputs(inputs, states, _build_snapshot(states, inputs, metrics_snapshot, at))
+    uses_values = running is not None and not running_configuration.selects_other_sources(command_line)
+    known = running.metrics if running is not None and uses_values else MetricsSnapshot()
+    metrics_snapshot = await decide_inputs.fetch_metrics(inputs, metric_requests, how, api, known)
+    if running is not None and uses_values:
+        at = running.at
+        source = f"settings and metric values of {running.source_text()}"
+    else:
+        at = decide_inputs.decision_time("", inputs.snapshot if api is None else None)
+        source = f"settings of {running.source_text()}" if running is not None else ""
+    now = command_line.settings(DecideOptions).now
+    at = decide_inputs.decision_time(now, None) if now else at
+    snapshot = _build_snapshot(states, inputs, metrics_snapshot, at)
+    chain_options = command_line.settings(ChainOptions)
+    return DecisionInputs(inputs, states, snapshot, selection, chain_options, source)
 
 
 def _build_snapshot(
@@ -178,18 +285,6 @@ def _build_snapshot(
     return Snapshot(
         cluster_state.nodes, agent_state_rebuilds.build_all_agent_states(states, cluster_state), at, 1
     )
-
-
-def _decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
-    """The time of the decision: `text`, else the newest timestamp of files, else now."""
-    if text:
-        try:
-            return clock.parse_rfc3339(text)
-        except ValueError as error:
-            raise BadSettings("settings", [Problem("--now", repr(text), "2026-11-21T00:43:47Z")]) from error
-    series = metrics.series.values() if metrics else ()
-    times = [sample.at for node_series in series for sample in node_series.samples.values()]
-    return max((at for at in times if at is not None), default=clock.SystemClock().now())
 
 
 def _pods_to_decide(inputs: ObjectsAndMetrics, selection: InputSelection) -> list[Any]:
@@ -219,11 +314,9 @@ def _check_nodes_and_pods_exist(
         raise BadInput("decide", problems)
 
 
-def _create_agent_chain(
-    inputs: DecisionInputs, selection: InputSelection, options: ChainOptions
-) -> AgentChain:
-    made = [kind.agent(selection.options[kind.name]) for kind in inputs.objects.kinds]
-    return AgentChain(made, assign_weights(made, options), inputs.states)
+def _create_agent_chain(inputs: DecisionInputs) -> AgentChain:
+    made = [kind.agent(inputs.selection.options[kind.name]) for kind in inputs.objects.kinds]
+    return AgentChain(made, assign_weights(made, inputs.chain_options), inputs.states)
 
 
 command = options_from_settings.create_click_command(

@@ -15,10 +15,10 @@ import msgspec
 
 from nodewise import agents, clock, cooperative_scheduling
 from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
-from nodewise.cli import object_and_metric_sources, terminal_output
+from nodewise.cli import native_coverage, object_and_metric_sources, terminal_output
 from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.progress import Progress
-from nodewise.errors import NodewiseError
+from nodewise.errors import BadSettings, NodewiseError, Problem
 from nodewise.kube import object_files, object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.object_files import FileObjects
@@ -28,12 +28,13 @@ from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_files
 from nodewise.metrics import node_attributes as node_facts
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricCatalog, MetricNotFound, MetricsSource
+from nodewise.metrics.metrics_source import MetricCatalog, MetricsSource, merge_requests
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Series
+from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 _NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -168,7 +169,9 @@ async def _read_bound_pods(
 def _node_and_pod_queries(
     kinds: Sequence[AgentKind], selection: InputSelection
 ) -> tuple[_ObjectQuery, _ObjectQuery]:
-    pod_type = merge("Pod", PodPlacement, *(kind.pod_fields for kind in kinds))
+    pod_type = merge(
+        "Pod", PodPlacement, native_coverage.NativePodFields, *(kind.pod_fields for kind in kinds)
+    )
     return (
         _ObjectQuery(Watched("nodes", NODES, object_and_metric_sources.merge_node_types(kinds))),
         _ObjectQuery(
@@ -269,7 +272,7 @@ class LoadedMetrics:
     async def fetch(self, request: MetricRequest, now: float) -> Series:  # noqa: ARG002 - the contract of a source
         series = metric_files.select_series(self._snapshot, request)
         if series is None:
-            raise MetricNotFound(f"metric {request.metric} is not in these files")
+            raise metric_files.missing_from_files(request.metric, "these files")
         return series
 
 
@@ -287,28 +290,45 @@ async def fetch_metrics(
     metric_requests: Iterable[MetricRequest],
     settings: MetricSettings,
     api: Api | None,
+    running: MetricsSnapshot = MetricsSnapshot(),  # noqa: B008 - it is immutable
 ) -> MetricsSnapshot:
-    """The requested metrics, fetched once: from the files, then from the sources in their order."""
+    """The requested metrics: from the files, then those of a running nodewise, then fetched once from the sources in
+    their order.
+    """
+    requests = merge_requests(metric_requests)
+    in_files = {
+        request.key
+        for request in requests
+        if metric_files.select_series(inputs.snapshot, request) is not None
+    }
+    known = running.only(frozenset(request.key for request in requests) - in_files)
+    for key in known.failures.keys() - known.series.keys():
+        logs.emit("metric_failed", metric=key, error=known.failures[key])
+    rest = frozenset(request for request in requests if not known.was_fetched(request.key))
+    return known.with_older(await _fetch_from_sources(inputs, rest, settings, api)) if rest else known
+
+
+async def _fetch_from_sources(
+    inputs: ObjectsAndMetrics, requests: frozenset[MetricRequest], settings: MetricSettings, api: Api | None
+) -> MetricsSnapshot:
     registry = MetricsRegistry()
     async with _open_sources(inputs, settings, api, registry) as sources:
         refresher = MetricsRefresher(sources, settings.refresh, clock.SystemClock(), registry)
         with Progress() as progress:
             progress.say("requesting metrics")
-            refresher.set_requests(frozenset(metric_requests))
+            refresher.set_requests(requests)
             await refresher.settle()
         return refresher.snapshot
 
 
-async def metric_names(
-    like: str, inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None
-) -> list[str]:
+async def metric_names(inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None) -> list[str]:
     """The names of metrics that the sources have, for messages about a misspelt one. Errors of sources are ignored."""
     names = dict.fromkeys(series.metric for series in inputs.snapshot.series.values())
     async with _open_sources(inputs, settings, api, MetricsRegistry()) as sources:
         for source in sources:
             if isinstance(source, MetricCatalog):
                 with contextlib.suppress(NodewiseError):
-                    names |= dict.fromkeys(await source.metric_names(like))
+                    names |= dict.fromkeys(await source.metric_names())
     return list(names)
 
 
@@ -340,3 +360,15 @@ async def _open_sources(
         for source in live:
             if isinstance(source, PrometheusSource):
                 await source.close()
+
+
+def decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
+    """The time of the decision: `text`, else the newest timestamp of files, else now."""
+    if text:
+        try:
+            return clock.parse_rfc3339(text)
+        except ValueError as error:
+            raise BadSettings("settings", [Problem("--now", repr(text), "2026-11-21T00:43:47Z")]) from error
+    series = metrics.series.values() if metrics else ()
+    times = [sample.at for node_series in series for sample in node_series.samples.values()]
+    return max((at for at in times if at is not None), default=clock.SystemClock().now())

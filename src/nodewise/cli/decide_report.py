@@ -11,7 +11,7 @@ import yaml
 from msgspec.structs import replace
 
 from nodewise.agent import Snapshot
-from nodewise.cli import agent_value_format, tables
+from nodewise.cli import agent_value_format, tables, terminal_output
 from nodewise.cli.progress import Progress
 from nodewise.extender import decision_document
 from nodewise.extender.agent_chain import AgentChain
@@ -59,10 +59,13 @@ class PodDecision(NamedTuple):
 
 
 class PodDecisions(NamedTuple):
-    """The decisions of all pods, computed lazily; `running` if pods on a node are among them."""
+    """The decisions of all pods, computed lazily."""
 
     pods: Iterable[PodDecision]
     running: bool
+    """Whether pods on a node are among them."""
+    inputs: str = ""
+    """Whose settings and metric values decided; empty: those of the command."""
 
 
 def decide_pod(chain: AgentChain, pod: Any, names: list[str], snapshot: Snapshot) -> PodDecision:
@@ -115,14 +118,16 @@ def _print_json(decisions: PodDecisions) -> bool:
             nl=False,
         )
         is_acceptable, between = is_acceptable and pod_decision.is_acceptable, b","
-    click.echo(b"]}")
+    inputs = b',"inputs":' + msgspec.json.encode(decisions.inputs) if decisions.inputs else b""
+    click.echo(b"]" + inputs + b"}")
     return is_acceptable
 
 
 def _print_yaml(decisions: PodDecisions) -> bool:
     listed = list(_reported_pods(decisions))
     documents = [pod_document(pod_decision, running=decisions.running) for pod_decision in listed]
-    plain = msgspec.json.decode(decision_document.encode({"decisions": documents}))
+    rest = {"inputs": decisions.inputs} if decisions.inputs else {}
+    plain = msgspec.json.decode(decision_document.encode({"decisions": documents} | rest))
     click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
     return all(pod_decision.is_acceptable for pod_decision in listed)
 
@@ -146,6 +151,12 @@ def _print_table(decisions: PodDecisions) -> bool:
         table.show(("POD", "FITS", "BEST", _GETS, "WHY NOT ELSEWHERE"))
     _print_summary(decisions, table.counts)
     return table.is_acceptable
+
+
+def comparable_rows(decisions: PodDecisions) -> list[list[str]]:
+    """The rows of the table, which `--watch` compares: they have no values and ages, which change all the time."""
+    row = _running_pod_row if decisions.running else _waiting_pod_row
+    return _collect_rows(decisions, lambda pod_decision: [row(pod_decision)]).rows
 
 
 class _PodTable(NamedTuple):
@@ -183,12 +194,15 @@ def _pod_decision_category(pod_decision: PodDecision) -> str:
 
 
 def _print_summary(decisions: PodDecisions, counts: Counter[str]) -> None:
-    if not decisions.running:
-        if not counts["waits"]:
-            click.echo("no pod waits")
-        return
-    where = f"{counts['goes']:,} running where a policy rejects them, {counts['stays']:,} where they may stay"
-    click.echo(f"pods: {counts['waits']:,} waiting, {where}, {counts['free']:,} that no policy judges")
+    if decisions.running:
+        where = (
+            f"{counts['goes']:,} running where a policy rejects them, {counts['stays']:,} where they may stay"
+        )
+        click.echo(f"pods: {counts['waits']:,} waiting, {where}, {counts['free']:,} that no policy judges")
+    elif not counts["waits"]:
+        click.echo("no pod waits")
+    if decisions.inputs:
+        terminal_output.print_line(f"with {decisions.inputs}")
 
 
 def _waiting_pod_row(pod_decision: PodDecision) -> list[str]:
@@ -261,13 +275,17 @@ def _format_rejections(pod_decision: PodDecision) -> str:
                 shortfall = verdict.details.text(nearest)
                 closest[text] = f" ({pod_decision.filtered.names[nearest]}: {shortfall})" if shortfall else ""
     texts = [f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()]
-    ignored = (
-        f"{policy.policy} is not enforced ({policy.not_enforced})"
-        for _, verdict in pod_decision.filtered.verdicts
-        for policy in verdict.policies
-        if policy.not_enforced
-    )
-    return "; ".join([*texts, *ignored]) or "-"
+    return "; ".join([*texts, *_policies_without_effect(pod_decision)]) or "-"
+
+
+def _policies_without_effect(pod_decision: PodDecision) -> Iterator[str]:
+    """The policies that select the pod and reject no node, because they are not enforced or only observe."""
+    for _, verdict in pod_decision.filtered.verdicts:
+        for policy in verdict.policies:
+            if policy.not_enforced:
+                yield f"{policy.policy} is not enforced ({policy.not_enforced})"
+            if policy.would_reject is not None:
+                yield f"{int(policy.would_reject.sum())} would be rejected by {policy.policy}, which only observes"
 
 
 def _print_wide(decisions: PodDecisions) -> bool:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nodewise.cli import exit_codes, options_from_settings
+from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
@@ -55,7 +56,9 @@ class DoctorOptions(CommandOptions, frozen=True, kw_only=True):
     """A running kube-scheduler whose configuration is read, such as https://127.0.0.1:10259, with the credentials for
     the API server; a token is sent to a loopback address only."""
 
-    namespaces: Annotated[tuple[str, ...], Option("-n --namespace", metavar="NAMESPACE")] = ("nodewise",)
+    namespaces: Annotated[
+        tuple[str, ...], Option("-n --namespace", metavar="NAMESPACE", type=NamespaceName())
+    ] = ("nodewise",)
     """Namespaces of nodewise and its parts, besides kube-system; repeat it for several. Schedulers of other
     namespaces are listed and not examined, because a tenant can use any name."""
 

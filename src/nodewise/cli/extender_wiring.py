@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from nodewise.agent import StateBuilder
 from nodewise.agent_controller_interface import Controller, Handle
@@ -25,13 +25,14 @@ from nodewise.extender.decision import DecisionRing
 from nodewise.extender.pod_events import PodEventRecorder
 from nodewise.extender.pod_requeueing import Requeuer
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.request_recorder import FileRecorder
+from nodewise.extender.request_recorder import FileRecorder, ReplaySettings
 from nodewise.extender.reservation_writer import BindContext
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
+from nodewise.kube.leader_election_rules import EXTENDER_LEASE
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.refresher import RefreshOptions
@@ -42,9 +43,6 @@ from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import HttpServer
 from nodewise.statistics.prometheus_load_queries import WindowOptions
 
-LEASE: Final = "nodewise-extender"
-"""The Lease of the leader election among replicas."""
-
 
 class ExtenderComponents(NamedTuple):
     """The snapshots, and the extender that serves from them."""
@@ -53,6 +51,15 @@ class ExtenderComponents(NamedTuple):
     recorder: request_recorder.RequestRecorder
     request_handler: RequestHandler
     extender: Extender
+
+
+class ExtenderRoutes(NamedTuple):
+    """The routes of the extender."""
+
+    public: Sequence[Route]
+    """The verbs, for kube-scheduler."""
+    private: Sequence[Route]
+    """Over mutual TLS or on loopback only: they show the pods and metric values of all tenants."""
 
 
 class BindComponents(NamedTuple):
@@ -100,7 +107,8 @@ def _wire_clusterless(config: ServerConfig, tools: ClockAndMetrics) -> WiredServ
     ]
     readiness = Readiness(tuple, tools.registry)
     tools.registry.set("ready", 1.0)
-    servers = create_servers(config, extender, extender.bind_refusal_routes(), readiness, tools)
+    routes = ExtenderRoutes([*extender.routes(), *extender.bind_refusal_routes()], extender.private_routes())
+    servers = create_servers(config, routes, readiness, tools)
     return WiredServer(servers, tasks, [agent_memory.close for agent_memory in memory], readiness)
 
 
@@ -110,7 +118,11 @@ def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredS
         raise BadSettings(
             "settings", [Problem("--annotate", "--objects-from beside it", "a cluster to write to")]
         )
-    api = None if own.objects_from else connect(config.settings[KubeOptions], tools.registry)
+    api = (
+        None
+        if own.objects_from
+        else connect(config.settings[KubeOptions], tools.registry, small_receive_buffer=True)
+    )
     config = server_components.set_namespace_of_agents(config, api.namespace if api else "")
     paths, needs = InputPaths(own.metrics, own.objects_from), _data_requirements(config)
     snapshots = leader_wiring.create_snapshot_components(config, api, paths, needs, tools)
@@ -160,7 +172,10 @@ def _assemble_extender(
         closing.append(recorder.close)
     readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
     binds = BindRoutes(*binding, extender).routes() if binding else extender.bind_refusal_routes()
-    servers = create_servers(config, extender, binds, readiness, tools)
+    general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, config.settings[ChainOptions])
+    values = leader_wiring.create_metric_values_route(config, snapshots, general, tools)
+    routes = ExtenderRoutes([*extender.routes(), *binds], [*extender.private_routes(), values])
+    servers = create_servers(config, routes, readiness, tools)
     return WiredServer(servers, tasks, closing, readiness)
 
 
@@ -222,7 +237,7 @@ def _create_leader_tasks(
         return [_create_annotation_controller(config, snapshots.sources, handle), requeuer]
 
     leader = leader_wiring.create_leader_tasks(
-        LeaderContext(config, api, snapshots, LEASE, "nodewise.io/extender", tools),
+        LeaderContext(config, api, snapshots, EXTENDER_LEASE, "nodewise.io/extender", tools),
         binding.bindings if binding else None,
         create_more_controllers,
     )
@@ -247,7 +262,7 @@ def _create_request_recorder(
     if not own.record:
         return request_recorder.NullRecorder()
     period_s = config.settings[RefreshOptions].sync_period_s
-    general = request_recorder.ReplaySettings(period_s, config.settings[ChainOptions])
+    general = ReplaySettings(period_s, config.settings[ChainOptions])
     header = request_recorder.build_header(config.agents, config.agent_options, general, tools.clock.now())
     recorder = FileRecorder(
         request_recorder.create_file(Path(own.record)), header, own.record_max_bytes, *tools
@@ -289,21 +304,16 @@ def create_agent_memory(
 
 
 def create_servers(
-    config: ServerConfig,
-    extender: Extender,
-    binds: Sequence[Route],
-    readiness: Readiness,
-    tools: ClockAndMetrics,
+    config: ServerConfig, routes: ExtenderRoutes, readiness: Readiness, tools: ClockAndMetrics
 ) -> tuple[HttpServer, HttpServer]:
-    """The server for kube-scheduler, and the admin server.
-
-    Decisions show every tenant's pods, so they are served over mutual TLS or on loopback only.
-    """
+    """The server for kube-scheduler, and the admin server."""
     serve: ServeOptions = config.settings[ServeOptions]
     admin: AdminOptions = config.settings[AdminOptions]
-    private = extender.private_routes()
-    main_routes: list[Route] = [*extender.routes(), *binds, *([] if serve.unsafe else private)]
-    admin_shows = [*admin_routes(readiness.waiting_for, tools.registry), *map(restrict_to_loopback, private)]
+    main_routes = [*routes.public, *([] if serve.unsafe else routes.private)]
+    admin_shows = [
+        *admin_routes(readiness.waiting_for, tools.registry),
+        *map(restrict_to_loopback, routes.private),
+    ]
     app = Application(main_routes, tools.registry, max_body_bytes=serve.max_body_bytes)
     admin_app = Application(admin_shows, tools.registry, max_body_bytes=2**16)
     return HttpServer(app, serve, tools.registry), admin_server(admin_app, admin, tools.registry)

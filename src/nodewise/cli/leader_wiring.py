@@ -1,4 +1,6 @@
-"""Creates what the extender and the controller have in common: inputs of snapshots, and the tasks of the leader."""
+"""Creates what the extender and the controller have in common: inputs of snapshots, the tasks of the leader, and the
+route with metric values.
+"""
 
 import os
 import random
@@ -18,13 +20,17 @@ from nodewise.agent_controller_interface import (
 from nodewise.cli import object_and_metric_sources, server_components
 from nodewise.cli.object_and_metric_sources import DataRequirements, ObjectFeed, SourceDependencies
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, Task
+from nodewise.clock import format_rfc3339
+from nodewise.extender import metric_values_endpoint
 from nodewise.extender.leader_controller_loop import LeaderLoop
+from nodewise.extender.metric_values_endpoint import MetricValuesEndpoint
+from nodewise.extender.request_recorder import ReplaySettings
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api_server_liveness import ApiServerLiveness
 from nodewise.kube.elector import Elector
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.leader_election_rules import LeaseLock
+from nodewise.kube.leader_election_rules import EVALUATION_ANNOTATION, LeaseLock
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.store import Store
 from nodewise.metrics.metrics_source import MetricsSource
@@ -32,6 +38,8 @@ from nodewise.metrics.node_attributes import NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve.application import Route
 
 
 class InputPaths(NamedTuple):
@@ -51,6 +59,8 @@ class SnapshotComponents(NamedTuple):
     states: Mapping[str, StateBuilder[Any]]
     """By agent."""
     cache: SnapshotCache
+    source_names: Sequence[str] = ()
+    """The sources as `--metrics` names them."""
 
     def tasks(self) -> list[Task]:
         """The tasks that keep the snapshots up to date."""
@@ -78,6 +88,25 @@ class SnapshotRelister:
     def begin(self) -> None:
         self._stores.begin()
         self._cache.rebuild()
+
+
+class EvaluationTime:
+    """The time of the newest snapshot that the leader has applied to the cluster: labels, statuses and annotations.
+
+    Its place is the Lease, which the leader writes all the time, so that no other object has to be written at rest.
+    """
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._registry = registry
+        self._time = ""
+
+    def set(self, at: float) -> None:
+        self._registry.set("evaluation_timestamp_seconds", at)
+        self._time = format_rfc3339(at)
+
+    def annotations(self) -> dict[str, str]:
+        """The annotations of the Lease."""
+        return {EVALUATION_ANNOTATION: self._time} if self._time else {}
 
 
 class LeaderTasks(NamedTuple):
@@ -121,7 +150,17 @@ def create_snapshot_components(
     cache = SnapshotCache(states, feed.stores, refresher, *tools, refresh.sync_period_s)
     refresher.subscribe(cache.touch)
     cache.touch()
-    return SnapshotComponents(feed, sources, refresher, states, cache)
+    return SnapshotComponents(feed, sources, refresher, states, cache, paths.metrics)
+
+
+def create_metric_values_route(
+    config: ServerConfig, snapshots: SnapshotComponents, general: ReplaySettings, tools: ClockAndMetrics
+) -> Route:
+    """The route with the settings in effect and the newest metric values."""
+    header = metric_values_endpoint.build_header(
+        config.agents, config.agent_options, general, snapshots.source_names, tools.clock.now()
+    )
+    return MetricValuesEndpoint(header, snapshots.refresher, tools.clock).route()
 
 
 def _metric_source_dependencies(
@@ -151,7 +190,8 @@ def create_leader_tasks(
     liveness = ApiServerLiveness(clock, registry)
     limited = api.with_rate_limit(5.0, 10, liveness.record_response)
     lock = LeaseLock(api.namespace, lease, identity)
-    elector = Elector(limited, lock, clock, registry, random.random, lambda _: leading.notify())
+    evaluation = EvaluationTime(registry)
+    elector = Elector(limited, lock, clock, registry, random.random, evaluation.annotations)
     relister = SnapshotRelister(snapshots)
     own = (api.namespace, lambda: snapshots.cache.snapshot, relister, reservations, api.with_metadata_only())
     feed = snapshots.feed
@@ -163,7 +203,10 @@ def create_leader_tasks(
     ]
     controllers += create_more_controllers(handle)
     following = [task for controller in controllers for task in controller.tasks()]
-    leading = LeaderLoop(controllers, lambda: snapshots.cache.snapshot, lambda: elector.leading, clock)
+    leading = LeaderLoop(
+        controllers, lambda: snapshots.cache.snapshot, lambda: elector.leading, clock, evaluation.set
+    )
+    elector.on_change(lambda _: leading.notify())
     snapshots.cache.on_publish(leading.notify)
     period_s = config.settings[RefreshOptions].sync_period_s
 

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "controller": ("nodewise.cli.controller", "Label nodes and write the status of policies."),
     "decide": ("nodewise.cli.decide", "Decide which nodes pods may go to, offline or for a cluster."),
     "explain": ("nodewise.cli.explain", "Explain why a pod is on its node, or still waits."),
+    "metrics": ("nodewise.cli.metrics", "List the metrics of nodes, and the policies that use them."),
     "simulate": ("nodewise.cli.simulate", "Replay recordings, and place GPU traces and bursty pods."),
     "demo": ("nodewise.cli.demo", "See nodewise work on this machine, with nothing installed."),
     "annotate": (
@@ -33,6 +34,7 @@ COMMANDS: Final = {
     "doctor": ("nodewise.cli.doctor", "Find problems of an installation, each with its remedy."),
     "policy": ("nodewise.cli.policy", "Write, check and convert policies."),
     "agents": ("nodewise.cli.agents", "List agents, show their options, and create new ones."),
+    "completion": ("nodewise.cli.completion", "Print the script with which a shell completes command lines."),
 }
 
 
@@ -87,7 +89,7 @@ class CommandTable(click.Group):
     cls=CommandTable,
     commands_of=COMMANDS,
     context_settings=CONTEXT,
-    epilog='Shell completion: eval "$(_NODEWISE_COMPLETE=bash_source nodewise)" (or zsh_source, fish_source).',
+    epilog="Shell completion: source <(nodewise completion bash) (or zsh, fish).",
 )
 @click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
 def command() -> None:
@@ -134,6 +136,11 @@ def run(
         sys.stderr.close()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def run_as_kubectl_plugin() -> NoReturn:
+    """The program `kubectl-nodewise`: the same commands as `kubectl nodewise COMMAND`."""
+    run(name="kubectl nodewise")
 
 
 def print_error(error: NodewiseError, code: int) -> int:

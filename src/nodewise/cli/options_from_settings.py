@@ -8,10 +8,12 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Protocol, TypeVar
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from nodewise.cli import older_program_flags, setting_declarations, settings_file
 from nodewise.cli.click_parameter_types import click_type_of_setting, click_type_with_bounds
@@ -39,6 +41,24 @@ class CommandLine(NamedTuple):
     """The values of a command's parameters, by field."""
 
     values: Mapping[str, Any]
+    running_agents: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """Options by agent of a running nodewise; what the user gives overrides them."""
+
+    def is_given(self, field: str) -> bool:
+        """Whether the command line, a variable or the settings file gives this parameter."""
+        source = click.get_current_context().get_parameter_source(field)
+        return source not in {None, ParameterSource.DEFAULT}
+
+    def with_running_settings(
+        self, values: Mapping[str, Any], running_agents: Mapping[str, Mapping[str, Any]]
+    ) -> "CommandLine":
+        """The same with the settings of a running nodewise, by field, where the user gives none."""
+        known = {
+            field: value
+            for field, value in values.items()
+            if field in self.values and not self.is_given(field)
+        }
+        return CommandLine({**self.values, **known}, running_agents)
 
     def settings(self, group: type[T]) -> T:
         """A group of settings. `BadSettings` if a value is out of its bounds."""
@@ -46,12 +66,18 @@ class CommandLine(NamedTuple):
 
     def agent_options(self, kind: "AgentKind") -> Any:
         """An agent's options. `BadSettings` if a value is out of its bounds."""
+        declared = {setting.field for setting in setting_declarations.list_settings(kind.options)}
+        running = {
+            field: value
+            for field, value in self.running_agents.get(kind.name, {}).items()
+            if field in declared and not self.is_given(field)
+        }
         sections: AgentSections | None = self.values.get(settings_file.SECTIONS)
         if sections is None:
-            return build_group(kind.options, self.values)
+            return build_group(kind.options, {**self.values, **running})
         section = sections.of(kind.name)
         places = {field: f"{sections.path}: {kind.name}: {field.removesuffix('_s')}" for field in section}
-        return build_group(kind.options, {**self.values, **section}, places)
+        return build_group(kind.options, {**self.values, **running, **section}, places)
 
 
 class ClusterOptions(CommandOptions, frozen=True, kw_only=True):
@@ -188,7 +214,7 @@ def _create_click_parameter(setting: Setting) -> click.Parameter:
     if isinstance(declaration, Argument):
         return click.Argument(
             [setting.field],
-            type=click_type_of_setting(setting),
+            type=declaration.type or click_type_of_setting(setting),
             metavar=declaration.metavar,
             nargs=-1 if setting.is_list else 1,
             required=declaration.is_required,

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import click
 from rich.console import Console
@@ -11,10 +11,14 @@ from rich.text import Text
 
 from nodewise.terminal_escaping import visible
 
+MAX_LISTED_NODES: Final = 20
+"""If there are more nodes, only the most relevant ones are listed."""
 _PIPE_WIDTH: Final = 10_000
 """Width of a table in a pipe, where lines must not be folded."""
 _MIN_LAST_COLUMN: Final = 30
 """Minimum width of the last column; a narrower terminal breaks the lines."""
+
+T = TypeVar("T")
 
 
 class TableData(NamedTuple):
@@ -22,6 +26,12 @@ class TableData(NamedTuple):
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+def select_nodes_to_list(passing: Sequence[T], rejected: Sequence[T]) -> list[T]:
+    """At most `MAX_LISTED_NODES` nodes, half of them rejected if there are so many. The first are the most relevant."""
+    kept = passing[: max(MAX_LISTED_NODES // 2, MAX_LISTED_NODES - len(rejected))]
+    return [*kept, *rejected[: MAX_LISTED_NODES - len(kept)]]
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

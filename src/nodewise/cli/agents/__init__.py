@@ -13,6 +13,7 @@ from nodewise import agents
 from nodewise.cli import agent_selection
 from nodewise.cli.agents import agent_package_scaffold
 from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.name_completion import AgentNames
 from nodewise.cli.options_from_settings import output_option
 from nodewise.cli.setting_declarations import list_settings
 from nodewise.terminal_escaping import visible
@@ -69,7 +70,7 @@ def _agent_row(agent: agents.InstalledAgent) -> dict[str, str]:
 
 
 @command.command("show", params=[output_option(["table", "json"])])
-@click.argument("name")
+@click.argument("name", type=AgentNames())
 def show_agent(name: str, output: str) -> None:
     """Show an agent: its options, and the objects that it reads.
 

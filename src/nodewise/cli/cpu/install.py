@@ -104,9 +104,10 @@ def bundled_modules() -> list[str]:
 
 
 def _existing_bundle() -> Path | None:
-    """The existing bundle: the image's, or the one that this program runs from."""
+    """The existing bundle: the image's, or the one that this program runs from, unless it is the kubectl plugin."""
     own = Path(sys.executable).resolve().parent
-    return own if getattr(sys, "frozen", False) else _READY if _READY.is_dir() else None
+    is_bundle = getattr(sys, "frozen", False) and (own / installation.PROGRAM).is_file()
+    return own if is_bundle else _READY if _READY.is_dir() else None
 
 
 def _host_proc_path(proc_fs: str) -> Path | None:

@@ -21,7 +21,15 @@ from rich.console import Console
 
 import nodewise
 from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.cluster import LABEL, NAMESPACE, DemoCluster, create_example_pod, demo_cluster, example
+from nodewise.cli.demo.cluster import (
+    NAMESPACE,
+    RESOURCE,
+    DemoCluster,
+    create_example_pod,
+    create_unselected_pod,
+    demo_cluster,
+    example,
+)
 from nodewise.cli.demo.extender_process import ExtenderProcess
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.api_client_creation import connect
@@ -84,16 +92,8 @@ def entry(served: ExtenderProcess, **fields: Any) -> dict[str, Any]:
         "weight": 5,
         "nodeCacheCapable": True,
         "httpTimeout": "1s",
-        "managedResources": [{"name": "telemetry/scheduling", "ignoredByScheduler": True}],
+        "managedResources": [{"name": RESOURCE, "ignoredByScheduler": True}],
     } | fields
-
-
-def pod_without_opt_in(pod: dict[str, Any]) -> dict[str, Any]:
-    """The pod without its opt-in to nodewise: it requests CPU and memory, and names no policy."""
-    requests = {"cpu": "1", "memory": "2Gi"}
-    spec = {"containers": [{"name": "main", "image": "none", "resources": {"requests": requests}}]}
-    metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
-    return pod | {"metadata": metadata, "spec": spec}
 
 
 def rejected_nodes(served: ExtenderProcess, nodes: list[str]) -> dict[str, str]:
@@ -124,7 +124,7 @@ def place(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, list[str]]:
 def show_placements(stage: DemoCluster, served: ExtenderProcess) -> None:
     """Show where the same pods go by requests alone and with nodewise."""
     with Cluster(stage.nodes) as alone, Cluster(stage.nodes, [entry(served)]) as aware:
-        by_requests = place(alone, [pod_without_opt_in(pod) for pod in stage.pods])
+        by_requests = place(alone, [create_unselected_pod(pod["metadata"]["name"]) for pod in stage.pods])
         by_us = place(aware, stage.pods)
     bad = rejected_nodes(served, stage.names)
     print_demo_text(f"[bold]{'NODE':9} {'health_metric':15} {'BY REQUESTS ALONE':20} BY NODEWISE[/]")
@@ -137,7 +137,8 @@ def show_placements(stage: DemoCluster, served: ExtenderProcess) -> None:
     wait_until(lambda: bool(stage.labels().get("rack1-b")))
     for node, why in bad.items():
         print_demo_text(
-            f"[red]{node}[/] rejected: {why}; labelled {LABEL}=violating, so a descheduler drains it"
+            f"[red]{node}[/] rejected: {why}; labelled {stage.label}={stage.label_value},"
+            " so a descheduler drains it"
         )
 
 
@@ -187,6 +188,7 @@ def _node_of_bound_pod(cluster: Cluster, pod: str) -> str:
 def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
     """Kill the extender and show how kube-scheduler reacts."""
     port = served.url.rpartition(":")[2]
+    wait_until(lambda: bool(stage.labels().get("rack1-b")))
     labels = stage.count_label_changes()
     served.kill()
     print_demo_text("\n[bold]The extender is killed.[/] What kube-scheduler does then:")
@@ -194,8 +196,8 @@ def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
     with Cluster(stage.nodes, [strict_entry]) as strict, Cluster(stage.nodes, [lax_entry]) as lax:
         strict.submit(create_example_pod("demo-app-6"))
         print_demo_text("  ignorable: false  demo-app-6 waits until the extender runs again")
-        other_node = strict.submit(pod_without_opt_in(create_example_pod("plain"))).node
-        print_demo_text(f"  without opt-in    {other_node}: not affected")
+        other_node = strict.submit(create_unselected_pod("plain")).node
+        print_demo_text(f"  no policy         {other_node}: a pod that no policy selects is not affected")
         unfiltered_node = lax.submit(create_example_pod("demo-app-6")).node
         print_demo_text(f"  ignorable: true   {unfiltered_node}: placed without nodewise - not recommended")
         began = time.monotonic()

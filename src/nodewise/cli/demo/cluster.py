@@ -19,7 +19,8 @@ from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.simulate.in_memory_api_http_server import ApiServer
 
 NAMESPACE: Final = "health-metric-demo"
-LABEL: Final = "demo-policy"
+RESOURCE: Final = "telemetry/scheduling"
+"""The resource by which kube-scheduler sends pods to the extender."""
 METRIC: Final = "health_metric"
 _METRICS: Final = "/apis/custom.metrics.k8s.io"
 _VERSION: Final = {"groupVersion": "custom.metrics.k8s.io/v1beta2", "version": "v1beta2"}
@@ -44,9 +45,25 @@ def objects(group: str, kind: str) -> list[Object]:
 
 
 def create_example_pod(name: str) -> Object:
-    """A pod like those of the example, with another name."""
-    pod = objects("", PODS.kind)[0]
+    """A pod like those of the example, with another name, as the API server stores it."""
+    pod = _with_resource(objects("", PODS.kind)[0])
     return pod | {"metadata": pod["metadata"] | {"name": name}}
+
+
+def create_unselected_pod(name: str) -> Object:
+    """A pod with the resources of the example's pods that no policy selects."""
+    pod = objects("", PODS.kind)[0]
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return pod | {"metadata": metadata, "spec": {"containers": pod["spec"]["containers"]}}
+
+
+def _with_resource(pod: Object) -> Object:
+    """A selected pod as `deploy/extender-pods.yaml` changes it when it is created."""
+    container, *others = pod["spec"]["containers"]
+    marked = {
+        part: {**container["resources"].get(part, {}), RESOURCE: "1"} for part in ("requests", "limits")
+    }
+    return pod | {"spec": pod["spec"] | {"containers": [container | {"resources": marked}, *others]}}
 
 
 class DemoCluster:
@@ -56,13 +73,13 @@ class DemoCluster:
         self._server = server
         self.kubeconfig = server.kubeconfig(folder)
         self.nodes = objects("", NODES.kind)
-        self.pods = objects("", PODS.kind)
+        self.pods = [_with_resource(pod) for pod in objects("", PODS.kind)]
         self.names: list[str] = [node["metadata"]["name"] for node in self.nodes]
+        [cluster_policy] = objects("nodewise.io", "ClusterPlacementPolicy")
+        [(self.label, self.label_value)] = cluster_policy["spec"]["nodeLabels"][0]["labels"].items()
         self.values: Mapping[str, int] = {}
         for node in self.nodes:
             server.call(lambda api, node=node: api.put(NODES, node))  # type: ignore[misc]
-        for namespace in objects("", NAMESPACES.kind):
-            server.call(lambda api, item=namespace: api.put(NAMESPACES, item))  # type: ignore[misc]
         for kind in _POLICY_KINDS:
             for policy in objects(kind.group, kind.kind):
                 server.call(lambda api, kind=kind, policy=policy: api.put(kind, policy))  # type: ignore[misc]
@@ -80,11 +97,11 @@ class DemoCluster:
         }
         self._server.call(lambda api: api.raw.update(answers))
 
-    def put_unschedulable_pod(self, pod: Object, message: str) -> None:
-        """Store a pod with the status of an unschedulable one."""
+    def put_unschedulable_pod(self, pod: Object, message: str) -> Object:
+        """Store a pod with the status of an unschedulable one. Returns it as stored."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         waiting = pod | {"status": {"phase": "Pending", "conditions": [condition]}}
-        self._server.call(lambda api: api.put(PODS, waiting))
+        return self._server.call(lambda api: api.put(PODS, waiting))
 
     def remove_pod(self, name: str) -> None:
         self._server.call(lambda api: api.remove(PODS, name, NAMESPACE))
@@ -101,9 +118,9 @@ class DemoCluster:
         return None
 
     def labels(self) -> dict[str, str]:
-        """Values of nodewise's label by node."""
+        """Values of the label of the cluster policy by node."""
         values = {
-            name: node["metadata"].get("labels", {}).get(LABEL)
+            name: node["metadata"].get("labels", {}).get(self.label)
             for name, node in self._nodes_by_name().items()
         }
         return {name: value for name, value in values.items() if value}

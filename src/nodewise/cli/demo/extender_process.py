@@ -64,7 +64,8 @@ def extender(arguments: Sequence[str]) -> Iterator[ExtenderProcess]:
 
 def _start_process(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
     plain = ["--unsafe", "--log-format=json", "--shutdown-delay=0s"]
-    command = [sys.executable, "-m", "nodewise", "extender", *plain, *arguments]
+    program = [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-m", "nodewise"]
+    command = [*program, "extender", *plain, *arguments]
     ports = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]
     return subprocess.Popen([*command, *ports, "--health-port=0"], stdout=out, stderr=out)  # noqa: S603
 

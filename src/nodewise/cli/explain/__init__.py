@@ -1,26 +1,29 @@
 """`nodewise explain`: explains the placement of a pod by the decisions of all replicas."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal, NamedTuple
 
 import click
 
-from nodewise import clock
-from nodewise.cli import exit_codes, options_from_settings, terminal_output
-from nodewise.cli.explain import pod_state, rendering, replica_queries
+from nodewise import clock, replicas
+from nodewise.cli import exit_codes, options_from_settings, terminal_output, watching
+from nodewise.cli.explain import (
+    explanation,
+    missing_decision,
+    pod_state,
+    rendering,
+    replica_queries,
+    visible_state,
+)
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.cli.explain.replica_queries import (
-    ClientCertificate,
-    ReplicaEndpoint,
-    ReplicaResponse,
-    ReplicaService,
-)
+from nodewise.cli.explain.replica_queries import ReplicaResponse
+from nodewise.cli.name_completion import NamespaceName, PodName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadSettings, Problem, Unavailable
+from nodewise.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable
 from nodewise.extender import scheduling_attempt_explanation
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
@@ -28,14 +31,33 @@ from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.option import Argument, Option
+from nodewise.replicas import Replica
+
+_WATCH_PERIOD_S: Final = 2.0
+_POD_WORDS: Final = frozenset({"pod", "pods", "po"})
+_OWNER_WORDS: Final = frozenset(
+    word
+    for kind, short in {
+        "deployment": "deploy",
+        "replicaset": "rs",
+        "statefulset": "sts",
+        "daemonset": "ds",
+        "replicationcontroller": "rc",
+        "job": "",
+        "cronjob": "cj",
+    }.items()
+    for word in (kind, f"{kind}s", short)
+    if word
+)
+"""What kubectl accepts before the name of an object that creates pods."""
 
 
 class ExplainOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise explain`."""
 
-    pod: Annotated[str, Argument(metavar="POD")]
+    pod: Annotated[str, Argument(metavar="POD", type=PodName())]
 
-    namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE")] = ""
+    namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE", type=NamespaceName())] = ""
     """Namespace of the pod; default: that of the context."""
 
     output: Annotated[Literal["text", "wide", "json"], Option("-o --output")] = "text"
@@ -44,26 +66,14 @@ class ExplainOptions(CommandOptions, frozen=True, kw_only=True):
     every_node: Annotated[bool, Option("--nodes")] = False
     """Show all nodes, even if there are many."""
 
+    watch: Annotated[bool, Option("-w --watch")] = False
+    """Print again whenever the answer changes, until Ctrl-C; with -o json one document per line."""
+
+    nodewise_namespace: Annotated[str, Option(metavar="NAMESPACE", type=NamespaceName())] = replicas.NAMESPACE
+    """Namespace of the running nodewise."""
+
     servers: Annotated[tuple[str, ...], Option("--server", metavar="URL")] = ()
-    """URL of a replica; repeat it for several."""
-
-    cert: Annotated[str, Option(metavar="FILE")] = ""
-    """Client certificate for mutual TLS, PEM."""
-
-    key: Annotated[str, Option(metavar="FILE")] = ""
-    """Private key of the client certificate, PEM."""
-
-    ca: Annotated[str, Option(metavar="FILE")] = ""
-    """CA of the replicas' certificate; default: the system's."""
-
-    server_name: Annotated[str, Option(metavar="NAME")] = ""
-    """Name in the replicas' certificate."""
-
-    service: Annotated[str, Option(metavar="NAME")] = "nodewise"
-    """Service of the replicas."""
-
-    service_namespace: Annotated[str, Option(metavar="NAMESPACE")] = "nodewise"
-    """Namespace of the Service."""
+    """Admin port of a replica that is no pod, such as http://127.0.0.1:9002; repeat it for several."""
 
 
 class TimeoutOptions(CommandOptions, frozen=True, kw_only=True):
@@ -79,9 +89,7 @@ class ExplainRequest(NamedTuple):
     pod: str
     namespace: str
     servers: Sequence[str]
-    server_name: str
-    certificate: ClientCertificate
-    service: ReplicaService
+    nodewise_namespace: str
     kube: KubeOptions
     timeout_s: float
 
@@ -89,139 +97,244 @@ class ExplainRequest(NamedTuple):
 def run(command_line: CommandLine) -> None:
     """Explain why a pod is on its node or still waits: its last scheduling attempt, node by node.
 
-    POD is a name, or NAMESPACE/NAME. Every ready replica of the extender is queried for its decisions: the replicas of
-    --server, or those of the Service, which are found through the API server and queried over mutual TLS with --cert,
-    --key and --ca. To query a replica without a certificate, forward its admin port. A replica keeps as many decisions
-    as fit into its --decisions-bytes. Nothing is written.
+    POD is NAME, pod/NAME or NAMESPACE/NAME. Every replica of the extender is asked for its decisions: the API server
+    forwards the request to the pods of nodewise, as kubectl port-forward does. This needs rights in nodewise's
+    namespace: to list pods, and to get and create pods/portforward. A replica keeps as many decisions as fit into its
+    --decisions-bytes. Nothing is written.
+
+    Without these rights, the pod's events and the status of the policies that select it explain it, as far as you may
+    read them, and the output names the rights that would show more.
+
+    In native mode no replica decides about the pod: the labels that it requires are compared with those of the nodes.
 
     \b
     Examples:
-      kubectl -n nodewise port-forward deploy/nodewise 9002 &
-      nodewise explain web/shop-7 --server http://127.0.0.1:9002
-      nodewise explain shop-7 -n web --cert tls.crt --key tls.key --ca ca.crt
+      nodewise explain pod/shop-7 -n web
+      nodewise explain web/shop-7 --watch
+      nodewise explain shop-7 --server http://127.0.0.1:9002
 
     \b
     Exit codes:
       0  explained
-      1  no replica could be queried
+      1  no replica could be asked
       2  the command line or a setting is invalid
       3  no decision about the pod is known
     """
     logs.configure("error")
     own = command_line.settings(ExplainOptions)
-    pod_explanation = asyncio.run(_run_explain_query(_build_request(own, command_line)))
-    rendering.PRINTERS[own.output](pod_explanation, every_node=own.every_node)
-    if pod_explanation.explanation is None:
+    request = _build_request(own, command_line)
+
+    def show(pod_explanation: PodExplanation) -> None:
+        for message in _messages(pod_explanation):
+            terminal_output.print_message(message)
+        rendering.PRINTERS[own.output](pod_explanation, every_node=own.every_node)
+        if own.watch and own.output != "json":
+            terminal_output.print_line("")
+
+    pod_explanation = asyncio.run(_explain(request, show if own.watch else None))
+    show(pod_explanation)
+    visible = pod_explanation.visible
+    is_explained = (
+        pod_explanation.explanation is not None
+        or pod_explanation.lookup.native is not None
+        or (visible is not None and bool(visible.events))
+    )
+    if not is_explained:
         click.get_current_context().exit(exit_codes.NO)
 
 
 def _build_request(own: ExplainOptions, command_line: CommandLine) -> ExplainRequest:
     """The request of the command line. `BadSettings` if pod and namespace contradict each other."""
-    namespace, slash, name = own.pod.rpartition("/")
-    if not name or (slash and own.namespace not in {"", namespace}):
-        raise BadSettings(
-            "settings", [Problem("POD", repr(own.pod), "a name, or NAMESPACE/NAME, and one namespace")]
-        )
+    namespace, name = parse_pod_argument(own.pod, own.namespace)
+    for server in own.servers:
+        if not server.startswith("http://"):
+            raise BadSettings("settings", [Problem("--server", repr(server), "http://127.0.0.1:9002")])
     return ExplainRequest(
         name,
-        namespace or own.namespace,
+        namespace,
         own.servers,
-        own.server_name,
-        ClientCertificate(own.cert, own.key, own.ca),
-        ReplicaService(own.service_namespace, own.service),
+        own.nodewise_namespace,
         command_line.settings(ClusterOptions).kube,
         command_line.settings(TimeoutOptions).timeout_s,
     )
 
 
-async def _run_explain_query(query: ExplainRequest) -> PodExplanation:
-    api = _open_api_client(query)
+def parse_pod_argument(text: str, namespace: str) -> tuple[str, str]:
+    """Namespace and name of a pod. An empty namespace is that of the context.
+
+    The text is `NAME`, `pod/NAME` as in kubectl, or `NAMESPACE/NAME`. `BadSettings` for anything else, and for another
+    namespace than that of `--namespace`.
+    """
+    before, slash, name = text.rpartition("/")
+    word = before.lower()
+    if slash and name and word in _OWNER_WORDS:
+        raise BadSettings(
+            "settings",
+            [Problem("POD", repr(text), "a pod")],
+            remedy=f"kubectl describe {text} shows its selector, and kubectl get pods --selector its pods",
+        )
+    if slash and word in _POD_WORDS:
+        before, slash = "", ""
+    if not name or "/" in before or (slash and (not before or namespace not in {"", before})):
+        raise BadSettings(
+            "settings", [Problem("POD", repr(text), "NAME, pod/NAME or NAMESPACE/NAME, and one namespace")]
+        )
+    return before or namespace, name
+
+
+async def _explain(request: ExplainRequest, show: watching.Show[PodExplanation] | None) -> PodExplanation:
+    """The explanation. With `show`, pass it each time that it changes, and do not return."""
+    api = _open_api_client(request)
+
+    async def explain() -> PodExplanation:
+        with Progress() as progress:
+            return await _query_and_explain(request, api, progress)
+
     try:
-        return await _query_and_explain(query, api)
+        if show is None:
+            return await explain()
+        return await watching.show_changes(
+            explain, explanation.comparable_answer, show, _WATCH_PERIOD_S, clock.SystemClock()
+        )
     finally:
         if api is not None:
             await api.close()
 
 
-def _open_api_client(query: ExplainRequest) -> HttpApi | None:
+def _open_api_client(request: ExplainRequest) -> HttpApi | None:
     """The API server's client; None if none is configured and --server names the replicas."""
     try:
-        return connect(query.kube, MetricsRegistry())
+        return connect(request.kube, MetricsRegistry())
     except BadSettings as error:
-        if query.servers and not query.kube.kubeconfig and not query.kube.context:
+        if request.servers and not request.kube.kubeconfig and not request.kube.context:
             return None
         remedy = f"{error.remedy}; or name a replica's admin port with --server".lstrip("; ")
         raise BadSettings(error.what, error.problems, remedy=remedy) from error
 
 
-async def _query_and_explain(query: ExplainRequest, api: HttpApi | None) -> PodExplanation:
-    namespace = query.namespace or (api.namespace if api else "default")
-    with Progress() as progress:
-        progress.say("looking for replicas of nodewise")
-        targets = await _find_replicas(query, api)
-        progress.say(f"asking {len(targets)} of them about pod {namespace}/{query.pod}")
-        responses, lookup = await asyncio.gather(
-            replica_queries.query_replicas(targets, query.certificate, namespace, query.pod, query.timeout_s),
-            _read_pod_state(api, namespace, query),
+async def _query_and_explain(
+    request: ExplainRequest, api: HttpApi | None, progress: Progress
+) -> PodExplanation:
+    namespace = request.namespace or (api.namespace if api else "default")
+    query = replica_queries.build_query(namespace, request.pod)
+    if api is not None and not request.servers:
+        return await _explain_through_api_server(request, api, namespace, query, progress)
+    progress.say(f"asking {len(request.servers)} replicas about pod {namespace}/{request.pod}")
+    responses, lookup = await asyncio.gather(
+        replica_queries.query_servers(request.servers, query, request.timeout_s),
+        _read_pod_state(api, namespace, request, request.nodewise_namespace),
+    )
+    if lookup.native is None:
+        _check_any_response(responses)
+    return _build_explanation(f"{namespace}/{request.pod}", lookup, responses)
+
+
+async def _explain_through_api_server(
+    request: ExplainRequest, api: HttpApi, namespace: str, query: Mapping[str, str], progress: Progress
+) -> PodExplanation:
+    """The explanation by the replicas, or by what the user may read in the pod's namespace."""
+    progress.say("looking for replicas of nodewise")
+    running = await _find_replicas(api, request)
+    own_namespace = running[0].namespace if isinstance(running, list) else request.nodewise_namespace
+    lookup = await _read_pod_state(api, namespace, request, own_namespace)
+    responses: list[ReplicaResponse] = []
+    refusal = running if isinstance(running, Refused) else None
+    extenders = _replicas_to_ask(running, lookup) if refusal is None else []
+    if extenders:
+        progress.say(f"asking replicas about pod {namespace}/{request.pod}")
+        try:
+            responses = await replica_queries.query_replicas(api, extenders, query, request.timeout_s)
+        except Refused as error:
+            refusal = error
+        else:
+            _check_any_response(responses)
+    explained = _build_explanation(f"{namespace}/{request.pod}", lookup, responses)
+    if refusal is None:
+        return explained
+    if lookup.state is None and not lookup.gone:
+        raise Refused("explain", [Problem("the pod", lookup.error, ""), *refusal.problems])
+    uid = lookup.state.uid if lookup.state else ""
+    hidden = _describe_refusal(refusal)
+    visible = await visible_state.read_visible_state(
+        api, namespace, request.pod, uid, request.timeout_s, hidden
+    )
+    return explained._replace(visible=visible)
+
+
+def _describe_refusal(refusal: Refused) -> str:
+    return refusal.remedy or "; ".join(map(str, refusal.problems)) or refusal.what
+
+
+async def _find_replicas(api: HttpApi, request: ExplainRequest) -> list[Replica] | NodewiseError:
+    """The replicas, or why they are not known: a pod of native mode is explained without them."""
+    try:
+        return await replicas.find_replicas(api, request.nodewise_namespace, request.timeout_s)
+    except NodewiseError as error:
+        return error
+
+
+def _replicas_to_ask(running: list[Replica] | NodewiseError, lookup: PodReadResult) -> list[Replica]:
+    """The extenders; none if native mode places the pod, or if there are none and the API server's answer suffices."""
+    try:
+        return [] if lookup.native is not None else _select_extenders(running)
+    except NodewiseError:
+        if missing_decision.is_never_decided(lookup):
+            return []
+        raise
+
+
+def _select_extenders(running: list[Replica] | NodewiseError) -> list[Replica]:
+    if isinstance(running, NodewiseError):
+        raise running
+    extenders = [replica for replica in running if replica.component == replicas.EXTENDER]
+    if not extenders:
+        actual = f"only the controller runs in namespace {running[0].namespace}"
+        raise Unavailable(
+            "looking for replicas", [Problem("", actual, "an extender, or a pod of native mode")]
         )
-    _print_replica_failures(responses, lookup)
+    return extenders
+
+
+async def _read_pod_state(
+    api: HttpApi | None, namespace: str, request: ExplainRequest, own_namespace: str
+) -> PodReadResult:
+    """The pod's state in the cluster, if there is a cluster and it responds."""
+    if api is None:
+        return PodReadResult(None)
+    return await pod_state.read_pod(
+        api, namespace, request.pod, request.timeout_s, own_namespace=own_namespace or replicas.NAMESPACE
+    )
+
+
+def _check_any_response(responses: Sequence[ReplicaResponse]) -> None:
+    """Raises `Unavailable` if no replica responded."""
+    if all(response.page is None for response in responses):
+        problems = [Problem(response.replica, response.error, "") for response in responses]
+        raise Unavailable("no replica of nodewise answers", problems)
+
+
+def _build_explanation(
+    pod: str, lookup: PodReadResult, responses: Sequence[ReplicaResponse]
+) -> PodExplanation:
     known = [decision for response in responses for decision in response.decisions]
     uid = lookup.state.uid if lookup.state else ""
     attempt = scheduling_attempt_explanation.last_attempt(
         known, uid
     ) or scheduling_attempt_explanation.last_attempt(known)
-    explanation = scheduling_attempt_explanation.explain(attempt) if attempt else None
-    return PodExplanation(
-        f"{namespace}/{query.pod}", lookup, responses, explanation, clock.SystemClock().now()
-    )
+    explained = scheduling_attempt_explanation.explain(attempt) if attempt else None
+    return PodExplanation(pod, lookup, responses, explained, clock.SystemClock().now())
 
 
-async def _find_replicas(query: ExplainRequest, api: HttpApi | None) -> list[ReplicaEndpoint]:
-    if query.servers:
-        return [ReplicaEndpoint(_check_replica_url(server), query.server_name) for server in query.servers]
-    assert api is not None, "without --server there is an API server, or an error was raised"
-    if not query.certificate.cert:
-        remedy = (
-            f"or forward a replica's admin port, kubectl -n {query.service.namespace} port-forward "
-            f"deploy/{query.service.name} 9002, and name it: --server http://127.0.0.1:9002"
-        )
-        expected = "the certificate and key of a client that the extender accepts, and its --ca"
-        raise BadSettings("settings", [Problem("--cert, --key", "not given", expected)], remedy=remedy)
-    endpoints = await replica_queries.find_replicas(api, query.service)
-    return [ReplicaEndpoint(endpoint.url, query.server_name or endpoint.host) for endpoint in endpoints]
-
-
-def _check_replica_url(server: str) -> str:
-    if server.startswith(("http://", "https://")):
-        return server
-    raise BadSettings(
-        "settings", [Problem("--server", repr(server), "http://127.0.0.1:9002 or https://HOST:9001")]
-    )
-
-
-async def _read_pod_state(api: HttpApi | None, namespace: str, query: ExplainRequest) -> PodReadResult:
-    """The pod's state in the cluster, if there is a cluster and it responds."""
-    if api is None:
-        return PodReadResult(None)
-    return await pod_state.read_pod(
-        api, namespace, query.pod, query.timeout_s, own_namespace=query.service.namespace
-    )
-
-
-def _print_replica_failures(responses: Sequence[ReplicaResponse], lookup: PodReadResult) -> None:
-    """Print failures to stderr. Raises `Unavailable` if no replica responded."""
-    silent = [response for response in responses if response.page is None]
-    if len(silent) == len(responses):
-        problems = [Problem(response.replica.url, response.error, "") for response in silent]
-        raise Unavailable("no replica of nodewise answers", problems)
-    for response in silent:
-        terminal_output.print_message(f"{response.replica.url} is left out: {response.error}")
+def _messages(pod_explanation: PodExplanation) -> list[str]:
+    """What is not known, one sentence each, for stderr."""
+    lookup = pod_explanation.lookup
+    failed = [response for response in pod_explanation.responses if response.page is None]
+    messages = [f"{response.replica} is left out: {response.error}" for response in failed]
     if lookup.error:
-        terminal_output.print_message(f"the pod's own state is not known: {lookup.error}")
-    if lookup.policies_error:
-        terminal_output.print_message(
-            f"the policies that select the pod now are not known: {lookup.policies_error}"
-        )
+        messages.append(f"the pod's own state is not known: {lookup.error}")
+    if lookup.policies_error and pod_explanation.visible is None:
+        messages.append(f"not all policies that select the pod now are known: {lookup.policies_error}")
+    return messages
 
 
 command = options_from_settings.create_click_command(

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 from nodewise import clock, quantity
 from nodewise.cli.explain import missing_decision
+from nodewise.cli.explain.native_labels import NativeState
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.cli.explain.replica_queries import ReplicaResponse
+from nodewise.cli.explain.visible_state import VisibleState
 from nodewise.extender import decision_document
 from nodewise.extender.counterfactuals import PolicyRemoval, RuleChange
 from nodewise.extender.decision import Decision
@@ -28,6 +30,8 @@ class PodExplanation(NamedTuple):
     responses: Sequence[ReplicaResponse]
     explanation: Explanation | None
     now: float
+    visible: VisibleState | None = None
+    """What a user sees who may not ask the replicas; None for other users."""
 
     @property
     def tries(self) -> int:
@@ -47,27 +51,63 @@ def policy_warning(pod_explanation: PodExplanation) -> str:
     If the decision considers the pod's policies, the pod needs no request.
     """
     state, explanation = pod_explanation.lookup.state, pod_explanation.explanation
-    if state is None:
+    if state is None or pod_explanation.lookup.native:
         return ""
-    is_considered = explanation is not None and state.policy is not None
+    lookup = pod_explanation.lookup
+    is_considered = explanation is not None and state.policy is not None and not lookup.missing_policy
     considered = (
         {*(policy.policy for policy in explanation.policies), *explanation.ranking_only}
         if explanation
         else ()
     )
     return (
-        "" if is_considered else missing_decision.policy_label_problem(state)
-    ) or missing_decision.selection_problem(pod_explanation.lookup, considered)
+        "" if is_considered else missing_decision.policy_label_problem(lookup)
+    ) or missing_decision.selection_problem(lookup, considered)
+
+
+def comparable_answer(pod_explanation: PodExplanation) -> object:
+    """What `--watch` compares: the result, without times, ages and values, which change all the time."""
+    lookup, explained = pod_explanation.lookup, pod_explanation.explanation
+    failed = {response.replica: response.error for response in pod_explanation.responses if response.error}
+    return (
+        lookup._replace(native=None),
+        failed,
+        lookup.native and _comparable_native_state(lookup.native),
+        explained and _comparable_attempt(explained),
+        pod_explanation.visible
+        and [(event.reason, event.message) for event in pod_explanation.visible.events],
+    )
+
+
+def _comparable_native_state(native: NativeState) -> object:
+    return (
+        native._replace(nodes=(), controller=None),
+        native.controller and native.controller.leader,
+        {node.node: (node.passes, node.labels) for node in native.nodes},
+    )
+
+
+def _comparable_attempt(explained: Explanation) -> object:
+    bound = explained.attempt.bound
+    return (
+        explained.held,
+        bound and _bind_result_document(bound),
+        {
+            node.node: (node.score, [reason.text() for _, reason in node.reasons], dict(node.details))
+            for node in explained.findings
+        },
+    )
 
 
 def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
     """The explanation as a JSON document."""
-    state = pod_explanation.lookup.state
-    selected_by = [policy._asdict() for policy in pod_explanation.lookup.policies]
+    lookup = pod_explanation.lookup
+    state = lookup.state
+    selected_by = [policy._asdict() for policy in lookup.policies]
     return {
         "pod": pod_explanation.pod,
         "state": state._asdict() if state else None,
-        "gone": pod_explanation.lookup.gone,
+        "gone": lookup.gone,
         "replicas": [_replica_document(response) for response in pod_explanation.responses],
         "tries": pod_explanation.tries,
         "since": pod_explanation.since,
@@ -75,15 +115,30 @@ def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
         "warning": policy_warning(pod_explanation) or None,
         "why_none": None
         if pod_explanation.explanation
-        else missing_decision.find_missing_decision_causes(pod_explanation.lookup, pod_explanation.responses),
+        else missing_decision.find_missing_decision_causes(lookup, pod_explanation.responses),
         **({"selected_by": selected_by} if selected_by else {}),
+        **({"visible": _visible_document(pod_explanation.visible)} if pod_explanation.visible else {}),
+        **({"native": _native_document(lookup.native)} if lookup.native else {}),
+    }
+
+
+def _visible_document(visible: VisibleState) -> dict[str, Any]:
+    return {**visible._asdict(), "events": [event._asdict() for event in visible.events]}
+
+
+def _native_document(native: NativeState) -> dict[str, Any]:
+    return {
+        **native._asdict(),
+        "requirements": [requirement._asdict() for requirement in native.requirements],
+        "nodes": [node._asdict() for node in native.nodes],
+        "controller": native.controller._asdict() if native.controller else None,
     }
 
 
 def _replica_document(response: ReplicaResponse) -> dict[str, Any]:
     page = response.page
     return {
-        "url": response.replica.url,
+        "replica": response.replica,
         "error": response.error or None,
         "found": page.found if page else None,
         "kept": page.kept if page else None,
@@ -127,6 +182,7 @@ def _policy_document(policy: PolicyRemoval) -> dict[str, Any]:
         "rejected": policy.rejected,
         "more_without": policy.more,
         "not_enforced": policy.not_enforced or None,
+        **({} if policy.would_reject is None else {"would_reject": policy.would_reject}),
     }
 
 

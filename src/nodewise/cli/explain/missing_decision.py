@@ -21,8 +21,32 @@ def find_missing_decision_causes(lookup: PodReadResult, responses: Sequence[Repl
     return causes or ["kube-scheduler has not asked about it yet"]
 
 
-def policy_label_problem(state: PodState) -> str:
+def has_no_policy(lookup: PodReadResult) -> bool:
+    """Whether no policy selects the pod now and its label names none. False if that is unknown."""
+    state = lookup.state
+    is_known = state is not None and not lookup.policies_error
+    return is_known and state is not None and state.policy is None and not lookup.policies
+
+
+def is_never_decided(lookup: PodReadResult) -> bool:
+    """Whether no replica decides about the pod: it does not exist, native mode places it, or it has no policy and
+    requests no resource.
+    """
+    state = lookup.state
+    return (
+        lookup.gone
+        or lookup.native is not None
+        or (has_no_policy(lookup) and state is not None and not state.asks and not state.misspelt)
+    )
+
+
+def policy_label_problem(lookup: PodReadResult) -> str:
     """Why the pod's policy has no effect, with or without a decision; empty if it may have one."""
+    state = lookup.state
+    if state is None:
+        return ""
+    if lookup.missing_policy:
+        return f"its label {POLICY_LABEL} names a policy that does not exist: {lookup.missing_policy}"
     if state.misspelt:
         return (
             f"it has the label {state.misspelt} and no label {POLICY_LABEL}, so no TASPolicy applies: rename the label "
@@ -79,7 +103,7 @@ def not_enforced_policies(lookup: PodReadResult) -> list[str]:
 
 def _causes_without_pod_state(lookup: PodReadResult) -> Iterator[str]:
     if lookup.gone:
-        yield "there is no such pod now"
+        yield f"there is no such pod now: {lookup.missing}"
         return
     yield (
         f"kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as "
@@ -91,9 +115,14 @@ def _causes_in_pod_state(state: PodState, lookup: PodReadResult) -> Iterator[str
     if state.gates:
         gates = ", ".join(state.gates)
         yield f"it has scheduling gates ({gates}): no scheduler tries to place it until they are removed"
-    problems = list(filter(None, (policy_label_problem(state), selection_problem(lookup))))
+    problems = list(filter(None, (policy_label_problem(lookup), selection_problem(lookup))))
     yield from problems
     yield from not_enforced_policies(lookup)
+    if not problems and has_no_policy(lookup):
+        yield (
+            "this pod references no policy: no policy of its namespace and no ClusterPlacementPolicy selects it, and "
+            f"it has no label {POLICY_LABEL}, so policies have no effect on it"
+        )
     if not problems and not state.asks:
         yield (
             "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
@@ -124,7 +153,7 @@ def _causes_in_replicas(state: PodState | None, responses: Sequence[ReplicaRespo
 
 def _cause_in_replica(response: ReplicaResponse, created: float | None) -> Iterator[str]:
     """Whether a replica may have dropped the decision about a pod of this creation time."""
-    url, page = response.replica.url, response.page
+    url, page = response.replica, response.page
     if page is None:
         yield f"{url} did not respond: its decisions are unknown"
     elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):

@@ -6,7 +6,8 @@ import msgspec
 
 from nodewise.agents.telemetry.agent import find_misspelt_policy_label
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
-from nodewise.cli.explain import pod_policies
+from nodewise.cli.explain import native_labels, pod_policies, similar_names
+from nodewise.cli.explain.native_labels import NativeState
 from nodewise.cli.explain.pod_policies import SelectingPolicy
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem
 from nodewise.kube.api_server_interface import Api, NotFound
@@ -42,11 +43,17 @@ class PodReadResult(NamedTuple):
 
     state: PodState | None
     gone: bool = False
+    missing: str = ""
+    """What does not exist, with similar names, if the pod is gone."""
     error: str = ""
     policies: tuple[SelectingPolicy, ...] = ()
     """The policies that select the pod now."""
     policies_error: str = ""
     """Why these are not known."""
+    missing_policy: str = ""
+    """That the TASPolicy that the pod's label names does not exist, with a similar name; empty if it exists."""
+    native: NativeState | None = None
+    """What places the pod in native mode; None if that does not concern the pod."""
 
 
 class _Resources(msgspec.Struct, frozen=True):
@@ -102,12 +109,19 @@ async def read_pod(
         body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
         state = parse_pod_state(body)
     except NotFound:
-        return PodReadResult(None, gone=True)
+        missing = await similar_names.describe_missing_pod(api, namespace, name, timeout_s)
+        return PodReadResult(None, gone=True, missing=missing)
     except NodewiseError as error:
         return PodReadResult(None, error=str(error))
     try:
+        policies = await pod_policies.read_pod_policies(api, body, own_namespace)
+        native = await native_labels.read_native_state(api, body, policies.by_label, own_namespace)
         return PodReadResult(
-            state, policies=await pod_policies.read_selecting_policies(api, body, own_namespace)
+            state,
+            policies=policies.selecting,
+            policies_error=policies.unreadable,
+            missing_policy=policies.missing,
+            native=native,
         )
     except NodewiseError as error:
         return PodReadResult(state, policies_error=str(error))

@@ -7,16 +7,14 @@ import click
 
 from nodewise import clock, quantity
 from nodewise.cli import agent_value_format, tables, terminal_output
+from nodewise.cli.explain import counterfactual_rendering, missing_decision, native_rendering, visible_state
 from nodewise.cli.explain import explanation as explanations
-from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.explanation import PodExplanation
+from nodewise.cli.explain.native_labels import NativeState
 from nodewise.extender import decision_document
-from nodewise.extender.counterfactuals import PolicyRemoval
 from nodewise.extender.decision import Decision
 from nodewise.extender.scheduling_attempt_explanation import Explanation, MeasuredRule, NodeExplanation
 
-MAX_LISTED: Final = 20
-"""If there are more nodes, only the most relevant ones are shown."""
 _CLOSEST: Final = 3
 _DETAILS: Final = "DETAILS"
 _MADE_OF: Final = "MADE OF"
@@ -26,21 +24,17 @@ _OPTIONAL_COLUMNS: Final = (_DETAILS, _MADE_OF)
 
 def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print the result, the nodes or groups of nodes, and what would have changed the result."""
+    native = pod_explanation.lookup.native
+    if native is not None:
+        _print_native_state(pod_explanation, native, every_node=every_node)
     if pod_explanation.explanation is None:
-        replicas = _format_count(len(pod_explanation.responses), "replica")
-        terminal_output.print_line(f"{pod_explanation.pod}: {replicas} asked, none has a decision")
-        _print_lines(
-            f"  {reason}"
-            for reason in missing_decision.find_missing_decision_causes(
-                pod_explanation.lookup, pod_explanation.responses
-            )
-        )
+        _print_without_attempt(pod_explanation)
         return
     findings = pod_explanation.explanation.findings
     _print_lines(_scheduling_result_lines(pod_explanation))
     _print_warning(pod_explanation)
     if every_node or (
-        len(findings) <= MAX_LISTED and not _is_failure_of_all_nodes(pod_explanation.explanation)
+        len(findings) <= tables.MAX_LISTED_NODES and not _is_failure_of_all_nodes(pod_explanation.explanation)
     ):
         rows = [
             [
@@ -60,6 +54,32 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     _print_lines(_bind_result_and_remedy_lines(pod_explanation.explanation))
 
 
+def _print_without_attempt(pod_explanation: PodExplanation) -> None:
+    """Print what is known without an attempt of kube-scheduler; the state of native mode is printed before."""
+    lookup, visible = pod_explanation.lookup, pod_explanation.visible
+    if visible is not None:
+        if lookup.native is not None:
+            terminal_output.print_line("")
+        visible_state.print_visible_state(pod_explanation.pod, lookup, visible, pod_explanation.now)
+    elif lookup.native is None:
+        replicas = counterfactual_rendering.format_count(len(pod_explanation.responses), "replica")
+        terminal_output.print_line(f"{pod_explanation.pod}: {replicas} asked, none has a decision")
+        causes = missing_decision.find_missing_decision_causes(lookup, pod_explanation.responses)
+        _print_lines(f"  {cause}" for cause in causes)
+
+
+def _print_native_state(pod_explanation: PodExplanation, native: NativeState, *, every_node: bool) -> None:
+    state = pod_explanation.lookup.state
+    node, message = (state.node, state.message) if state else ("", "")
+    if message and pod_explanation.explanation is None:  # otherwise printed with the result
+        terminal_output.print_line(f"kube-scheduler: {message}")
+    native_rendering.print_native_state(
+        pod_explanation.pod, native, pod_explanation.now, node=node, every_node=every_node
+    )
+    if pod_explanation.explanation is not None:
+        terminal_output.print_line("")
+
+
 def print_rows_by_node_and_rule(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print a row for each node and rule: value, age, threshold. Of many nodes, only the most relevant."""
     if pod_explanation.explanation is None or (
@@ -68,7 +88,7 @@ def print_rows_by_node_and_rule(pod_explanation: PodExplanation, *, every_node: 
         print_text(pod_explanation, every_node=every_node)
         return
     findings = pod_explanation.explanation.findings
-    shown = findings if every_node or len(findings) <= MAX_LISTED else _select_nodes_to_list(findings)
+    shown = findings if every_node else _select_nodes_to_list(findings)
     _print_lines(_scheduling_result_lines(pod_explanation))
     _print_warning(pod_explanation)
     rows = (row for node in shown for row in _node_rows(node))
@@ -108,7 +128,7 @@ def _scheduling_result_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     ago = format_age(max(pod_explanation.now - judged.at, 0.0))
     yield f"last attempt {clock.format_rfc3339(judged.at)}, {ago} ago{known}"
     yield from _explanation_remark_lines(pod_explanation, judged)
-    yield from _policy_lines(pod_explanation.explanation)
+    yield from counterfactual_rendering.policy_lines(pod_explanation.explanation)
     yield ""
 
 
@@ -138,28 +158,8 @@ def _explanation_remark_lines(pod_explanation: PodExplanation, judged: Decision)
     preempted = pod_explanation.explanation.attempt.preempted if pod_explanation.explanation else None
     if preempted is not None:
         left, total = int(preempted.feasible().sum()), len(preempted.names)
-        yield f"of {_format_count(total, 'node')} where pods could be evicted for it, {left} would pass then"
-
-
-def _policy_lines(explanation: Explanation) -> Iterator[str]:
-    """What each policy rejects, and whether only all of them together leave no node."""
-    total = len(explanation.findings)
-    yield from (_format_policy(policy, total) for policy in explanation.policies)
-    yield from (f"{policy} ranks the nodes and rejects none" for policy in explanation.ranking_only)
-    is_one_enough = any(policy.rejected == total for policy in explanation.policies)
-    passes_none = not any(not node.reasons for node in explanation.findings)
-    if explanation.is_rejected_by_several_policies and passes_none and not is_one_enough:
-        yield "no policy alone rejects every node"
-
-
-def _format_policy(policy: PolicyRemoval, total: int) -> str:
-    """How many of `total` nodes a policy rejects, or why it rejects none."""
-    if policy.not_enforced:
-        return f"{policy.policy} selects the pod and is not enforced: {policy.not_enforced}"
-    if total == 1:
-        return f"{policy.policy} {'rejects' if policy.rejected else 'does not reject'} it"
-    many = "all" if policy.rejected == total else f"{policy.rejected:,}" if policy.rejected else "none"
-    return f"{policy.policy} rejects {many} of the {total:,} nodes"
+        nodes = counterfactual_rendering.format_count(total, "node")
+        yield f"of {nodes} where pods could be evicted for it, {left} would pass then"
 
 
 def _format_bind(bound: Decision) -> str:
@@ -220,10 +220,9 @@ def _format_first_nodes(nodes: Sequence[NodeExplanation], *, rejecting: bool) ->
 
 
 def _select_nodes_to_list(findings: Sequence[NodeExplanation]) -> Sequence[NodeExplanation]:
-    """At most `MAX_LISTED` nodes: half of them pass, the others are closest to passing."""
-    passing = [node for node in findings if not node.reasons]
-    best = passing[: max(MAX_LISTED // 2, MAX_LISTED - (len(findings) - len(passing)))]
-    return [*best, *findings[len(passing) : len(passing) + MAX_LISTED - len(best)]]
+    """The nodes that are listed if there are many: the best, and those that are closest to passing."""
+    passing = sum(not node.reasons for node in findings)
+    return tables.select_nodes_to_list(findings[:passing], findings[passing:])
 
 
 def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
@@ -307,70 +306,16 @@ def format_age(seconds: float) -> str:
     return clock.format_duration(round(seconds, 1) if seconds < 10 else round(seconds))  # noqa: PLR2004
 
 
-def _format_count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def _bind_result_and_remedy_lines(explanation: Explanation) -> Iterator[str]:
     """The result of the bind call, then what would have changed the result, and remedies."""
     if explanation.attempt.bound is not None:
         yield ""
         yield _format_bind(explanation.attempt.bound)
-    lines = [
-        *_needed_change_lines(explanation),
-        *_removable_policy_lines(explanation),
-        *_remedy_lines(explanation),
-    ]
+    lines = list(counterfactual_rendering.change_lines(explanation))
     if lines:
         yield ""
         yield "What would have changed it:"
-        yield from (f"  {line}" for line in dict.fromkeys(lines))
-
-
-def _needed_change_lines(explanation: Explanation) -> Iterator[str]:
-    for change in explanation.changes:
-        rule = change.rule
-        target = quantity.nano_to_text(rule.target or 0)
-        where = f" in {rule.policy}" if explanation.is_rejected_by_several_policies and rule.policy else ""
-        if change.relaxed:
-            first, *rest = change.relaxed
-            more = "".join(
-                f", {relaxed.more:,} at {quantity.nano_to_text(relaxed.target)}" for relaxed in rest
-            )
-            yield (
-                f"{rule.metric} {rule.operator}{where}: {_format_passing(first.more)} at "
-                f"{quantity.nano_to_text(first.target)} instead of {target}{more}"
-            )
-        elif change.alone:
-            yield f"without the rule {rule.metric} {rule.operator} {target}{where}: {_format_passing(change.alone)}"
-        if change.unmeasured:
-            setting = "when_missing: pass" if rule.operator in _TASPOLICY_OPERATORS else "whenMissing: Allow"
-            yield f"{rule.metric}: {_format_passing(change.unmeasured)} with {setting} in the rule{where}"
-
-
-def _removable_policy_lines(explanation: Explanation) -> Iterator[str]:
-    """What would pass without one of several policies. Without the only one, all that it rejects would."""
-    for policy in explanation.policies if explanation.is_rejected_by_several_policies else ():
-        if policy.more:
-            yield f"without {policy.policy}: {_format_passing(policy.more)}"
-
-
-_TASPOLICY_OPERATORS: Final = frozenset({"LessThan", "GreaterThan", "Equals"})
-"""They tell the rules of a TASPolicy, whose fields have other names, from those of other kinds."""
-
-
-def _format_passing(more: int) -> str:
-    return f"{_format_count(more, 'more node')} {'passes' if more == 1 else 'pass'}"
-
-
-def _remedy_lines(explanation: Explanation) -> Iterator[str]:
-    for group in explanation.groups:
-        if remedy := group.reason.remedy():
-            yield f"{remedy} ({_format_count(len(group.nodes), 'node')})"
-    if explanation.held:
-        yield "a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"
-    if explanation.stuck:
-        yield f"{_format_count(explanation.stuck, 'node')} would need more than one of these changes"
+        yield from (f"  {line}" for line in lines)
 
 
 def _print_json(pod_explanation: PodExplanation, *, every_node: bool) -> None:  # noqa: ARG001 - always all

@@ -35,10 +35,10 @@ _FROM_PCT: Final = 80
 """Below this share every placement allocates all requested GPUs."""
 
 
-def check_matplotlib_installed() -> None:
-    """Raise BadSettings if matplotlib is not installed."""
+def check_matplotlib_installed(flag: str = "--svg") -> None:
+    """Raise BadSettings if matplotlib, which `flag` needs, is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise BadSettings("--svg", [Problem("matplotlib", "not installed", "pip install 'nodewise[plots]'")])
+        raise BadSettings(flag, [Problem("matplotlib", "not installed", "pip install 'nodewise[plots]'")])
 
 
 def plot_gpu_allocation_curves(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) -> None:

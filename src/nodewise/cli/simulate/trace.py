@@ -38,7 +38,7 @@ class TraceOptions(CommandOptions, frozen=True, kw_only=True):
     """CSV: sn,cpu_milli,memory_mib,gpu,model"""
 
     pods_file: Annotated[str, Option("--pods", metavar="FILE")]
-    """CSV: cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"""
+    """CSV: cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]"""
 
     placements: Annotated[tuple[Placement, ...], Option("--placement")] = ("first-fit",)
     """Value of --gpu-placement; may be repeated."""

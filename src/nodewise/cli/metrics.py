@@ -1,0 +1,305 @@
+"""`nodewise metrics`: lists the metrics of nodes, on how many nodes they have values, and which policies use them."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import click
+import msgspec
+
+from nodewise import clock, replicas
+from nodewise.agent import ObjectKey, Watched
+from nodewise.agents.telemetry import KIND
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.cli import (
+    decide_inputs,
+    exit_codes,
+    options_from_settings,
+    running_configuration,
+    tables,
+    terminal_output,
+)
+from nodewise.cli.decide import MetricOptions
+from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.name_completion import NamespaceName
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.progress import Progress
+from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.errors import NodewiseError, Refused, closest_names
+from nodewise.kube import object_listing
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.reflector import ReflectorTarget
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.refresher import RefreshOptions
+from nodewise.metrics.series import Series
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.option import Argument, Option
+
+_MOST_SIMILAR: Final = 5
+_MOST_NAMES: Final = 100
+"""Names of metrics that nodewise does not request, in a table."""
+
+
+class MetricsOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise metrics`."""
+
+    name: Annotated[str, Argument(metavar="[NAME]", is_required=False)] = ""
+
+    nodewise_namespace: Annotated[str, Option(metavar="NAMESPACE", type=NamespaceName())] = replicas.NAMESPACE
+    """Namespace of the running nodewise."""
+
+    output: Annotated[Literal["table", "json"], Option("-o --output")] = "table"
+    """Output format."""
+
+
+class MetricRow(NamedTuple):
+    """A metric. `-o json` prints it under these names."""
+
+    metric: str
+    """`MetricRequest.key`: with its aggregation and query."""
+    source: str | None
+    """None if no source has given values."""
+    nodes: int | None
+    """How many nodes have a value; None for a metric that is not requested, so that its values are unknown."""
+    age_s: float | None
+    """The age of the oldest value, or of the request if the source gives no times."""
+    policies: list[str]
+    """The policies that use it, among those that the user may list."""
+    cause: str
+    """Why no node has a value, or some have none."""
+
+
+class MetricList(NamedTuple):
+    """The metrics, and where they were read."""
+
+    rows: list[MetricRow]
+    inputs: str
+    """Which replica's values they are; empty: read with the rights of the user."""
+    similar: list[str]
+    """Names that are similar to the requested one, if that is unknown."""
+
+
+def run(command_line: CommandLine) -> None:
+    """List the metrics of nodes: on how many nodes they have a value, how old it is, and which policies use them.
+
+    Metrics that nodewise requests come with the values of a replica of the running nodewise. The other metrics of the
+    metrics APIs are listed by name. NAME selects one metric; one that nodewise does not request is read once, with your
+    rights, from the metrics APIs, or from Prometheus with --prometheus-url. Without a replica that you may reach, the
+    metrics of the policies that you may list are read in this way, too. Nothing is written.
+
+    \b
+    Examples:
+      nodewise metrics
+      nodewise metrics node_load1 -o json
+      nodewise metrics node_load1 --prometheus-url http://localhost:9090
+
+    \b
+    Exit codes:
+      0  listed
+      1  the cluster cannot be read
+      2  the command line or a setting is invalid
+      3  no source has the metric NAME, or no node has a value of it
+    """
+    logs.configure("error")
+    own = command_line.settings(MetricsOptions)
+    listed = asyncio.run(_list_metrics(command_line))
+    if own.output == "json":
+        rows = [row._asdict() for row in listed.rows]
+        document = {"metrics": rows, "inputs": listed.inputs, "similar": listed.similar}
+        click.echo(msgspec.json.encode(document))
+    else:
+        _print_table(listed, own.name)
+    if own.name and not any(row.nodes for row in listed.rows):
+        click.get_current_context().exit(exit_codes.NO)
+
+
+async def _list_metrics(command_line: CommandLine) -> MetricList:
+    own = command_line.settings(MetricsOptions)
+    api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry())
+    try:
+        running, at, inputs = MetricsSnapshot(), clock.SystemClock().now(), ""
+        try:
+            with Progress() as progress:
+                progress.say("reading metrics of the running nodewise")
+                configuration = await running_configuration.read_running_configuration(
+                    api, own.nodewise_namespace
+                )
+        except NodewiseError as error:
+            terminal_output.print_message(f"metrics are read with your own rights: {error}")
+        else:
+            command_line = running_configuration.apply_to_command_line(configuration, command_line)
+            if not running_configuration.selects_other_sources(command_line):
+                running, at, inputs = configuration.metrics, configuration.at, configuration.source_text()
+        return await _read_metrics(command_line, api, running, at, inputs)
+    finally:
+        await api.close()
+
+
+async def _read_metrics(
+    command_line: CommandLine, api: HttpApi, running: MetricsSnapshot, at: float, inputs: str
+) -> MetricList:
+    name = command_line.settings(MetricsOptions).name
+    how = MetricSettings(
+        command_line.settings(MetricOptions).metrics,
+        command_line.settings(RefreshOptions),
+        command_line.settings(PrometheusOptions),
+    )
+    users, by_key = await _policies_by_metric(api)
+    nodes = await _read_nodes(api)
+    keys, requests = _select(name, {*running.series, *running.failures}, by_key)
+    rest = [request for key, request in requests.items() if not running.was_fetched(key)]
+    fetched = await decide_inputs.fetch_metrics(nodes, rest, how, api)
+    metrics = running.only(frozenset(keys)).with_older(fetched)
+    now = clock.SystemClock().now()
+    rows = [
+        _metric_row(key, metrics, nodes, users.get(key, []), at if key in keys else now)
+        for key in sorted({*keys, *requests})
+    ]
+    catalog = {*await decide_inputs.metric_names(nodes, how, api)}
+    if name:
+        known_names = sorted({*catalog, *map(_plain_name, (*running.series, *users))} - {name})
+        has_values = any(row.nodes for row in rows)
+        return MetricList(rows, inputs, [] if has_values else closest_names(name, known_names, _MOST_SIMILAR))
+    others = sorted(catalog - {_plain_name(row.metric) for row in rows})
+    return MetricList([*rows, *(MetricRow(other, None, None, None, [], "") for other in others)], inputs, [])
+
+
+def _select(
+    name: str, keys: set[str], requests: Mapping[str, MetricRequest]
+) -> tuple[set[str], Mapping[str, MetricRequest]]:
+    """The keys of the replica and the requests of policies for one metric; for an empty name, all of them."""
+    if not name:
+        return keys, requests
+    own_keys = {key for key in keys if name in {key, _plain_name(key)}}
+    own_requests = {key: request for key, request in requests.items() if request.metric == name}
+    if not own_keys and not own_requests:
+        own_requests = {name: MetricRequest(name)}
+    return own_keys, own_requests
+
+
+def _plain_name(key: str) -> str:
+    """The name of a metric in a key such as `max(temp) by query`."""
+    name = key.partition(" ")[0]
+    return name.rpartition("(")[2].rstrip(")")
+
+
+async def _read_nodes(api: HttpApi) -> ObjectsAndMetrics:
+    """The nodes; none, with a message, without the right to list them: metrics then count under all names."""
+    try:
+        return await decide_inputs.read_nodes((), api)
+    except Refused as error:
+        terminal_output.print_message(f"nodes are not known: {error}")
+        return ObjectsAndMetrics((), {}, {}, {}, MetricsSnapshot())
+
+
+async def _policies_by_metric(api: HttpApi) -> tuple[dict[str, list[str]], dict[str, MetricRequest]]:
+    """The policies that the user may list, and their requests, by `MetricRequest.key`."""
+    options = TelemetryOptions(trust_all_namespaces=True)
+    watched = KIND.watched(options)
+    objects = dict(
+        zip(
+            (kind.name for kind in watched),
+            await asyncio.gather(*(_list_objects(api, kind) for kind in watched)),
+            strict=True,
+        )
+    )
+    users: dict[str, list[str]] = {}
+    requests: dict[str, MetricRequest] = {}
+    for key, policy in KIND.state(options, RefreshOptions().sync_period_s).policies(objects).items():
+        for rule in policy.usable_comparisons():
+            request = rule.metric_request()
+            requests[request.key] = request
+            names = users.setdefault(request.key, [])
+            names += [] if key.text() in names else [key.text()]
+    return users, requests
+
+
+async def _list_objects(api: HttpApi, watched: Watched) -> Mapping[ObjectKey, Any]:
+    """The objects of all namespaces, or of that of the context, as far as the user may list them."""
+    for namespace in dict.fromkeys(("", api.namespace if watched.resource.namespaced else "")):
+        target = ReflectorTarget[Any](watched.resource, watched.type, namespace, {}, watched.keep)
+        try:
+            store = await object_listing.list_objects(api, target, MetricsRegistry(), lambda _: None)
+        except (NotFound, Refused):
+            continue
+        return store.snapshot()
+    return {}
+
+
+def _metric_row(
+    key: str, metrics: MetricsSnapshot, nodes: ObjectsAndMetrics, users: Iterable[str], at: float
+) -> MetricRow:
+    series = metrics.series.get(key)
+    cause = str(metrics.causes.get(key) or metrics.failures.get(key, ""))
+    if series is None:
+        return MetricRow(key, None, 0, None, list(users), cause or "no source has responded yet")
+    names = [name for name in series.samples if not nodes.nodes or ("", name) in nodes.nodes]
+    times = [sample.at for sample in map(series.samples.__getitem__, names) if sample.at is not None]
+    age_s = round(max(at - min(times, default=series.fetched_at), 0.0), 1)
+    cause = cause or _invalid_values(series) or ("" if names else "no value is of a node")
+    return MetricRow(key, series.source, len(names), age_s, list(users), cause)
+
+
+def _invalid_values(series: Series) -> str:
+    """Which nodes have no valid value; empty if all have one."""
+    if not series.invalid:
+        return ""
+    count = len(series.invalid)
+    node, why = min(series.invalid.items())
+    return (
+        f"1 node has no valid value: {node}: {why}"
+        if count == 1
+        else f"{count:,} nodes have no valid value, such as {node}: {why}"
+    )
+
+
+def _shown_rows(listed: MetricList) -> list[MetricRow]:
+    """All metrics with values or causes, and some of the other names."""
+    requested = [row for row in listed.rows if row.nodes is not None]
+    return [*requested, *[row for row in listed.rows if row.nodes is None][:_MOST_NAMES]]
+
+
+def _print_table(listed: MetricList, name: str) -> None:
+    rows = [
+        [
+            row.metric,
+            row.source or "-",
+            "-" if row.nodes is None else f"{row.nodes:,}",
+            "-" if row.age_s is None else clock.format_duration(row.age_s),
+            ", ".join(row.policies) or "-",
+            row.cause or "-",
+        ]
+        for row in _shown_rows(listed)
+    ]
+    head = ("METRIC", "SOURCE", "NODES", "OLDEST", "USED BY", "WHY VALUES ARE MISSING")
+    if rows:
+        tables.print_table(*tables.drop_empty_columns(head[-1], head, rows))
+    else:
+        terminal_output.print_line("no policy uses a metric, and the metrics APIs have none of nodes")
+    if len(rows) < len(listed.rows):
+        terminal_output.print_line(f"{len(listed.rows) - len(rows):,} more names: -o json lists all")
+    if listed.similar:
+        terminal_output.print_line(f"similar to {name}: {', '.join(listed.similar)}")
+    if listed.inputs:
+        terminal_output.print_line(f"with the metric values of {listed.inputs}")
+
+
+command = options_from_settings.create_click_command(
+    "metrics",
+    run,
+    options_from_settings.click_parameters(
+        MetricsOptions,
+        ClusterOptions,
+        MetricOptions,
+        RefreshOptions,
+        PrometheusOptions,
+        known=GROUPS,
+    ),
+    short_help="List the metrics of nodes, and the policies that use them.",
+)
