@@ -27,7 +27,8 @@ class Check(NamedTuple):
     @property
     def fields(self) -> frozenset[str]:
         """The fields of `Facts` that have to be collected for it."""
-        return frozenset(DERIVED.get(name, name) for name in self.needs | self.uses)
+        names = self.needs | self.uses
+        return frozenset().union(*(DERIVED.get(name, frozenset({name})) for name in names))
 
     def run(self, facts: Facts) -> Iterator[Result]:
         """Findings, and what could not be checked."""
@@ -46,11 +47,11 @@ class Check(NamedTuple):
 def _unavailable_facts(value: Any) -> list[UnavailableFact]:
     if isinstance(value, UnavailableFact):
         return [value]
-    return [part for part in value if isinstance(part, UnavailableFact)] if isinstance(value, tuple) else []
+    return [part for part in value if isinstance(part, UnavailableFact)] if type(value) is tuple else []
 
 
 def _remove_unavailable_facts(value: Any) -> Any:
-    if not isinstance(value, tuple):
+    if type(value) is not tuple:  # a NamedTuple is one fact
         return value
     return tuple(part for part in value if not isinstance(part, UnavailableFact))
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import CHECKS
-from nodewise.doctor.facts import Facts, PolicyEvaluation, UnavailableFact
+from nodewise.doctor.facts import Facts, UnavailableFact
 from nodewise.doctor.findings import (
     CATALOGUE,
     NOT_CHECKED,
@@ -20,6 +20,7 @@ from nodewise.doctor.findings import (
     finding,
 )
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
+from nodewise.doctor.policy_facts import PolicyEvaluation
 from nodewise.terminal_escaping import short
 
 _MAX_LISTED: Final = 3
@@ -114,7 +115,8 @@ def _describe_examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
         names = f" ({', '.join(where[:_MAX_LISTED])})" if where else ""
         yield f"{_format_count(len(where), 'configuration')} of kube-scheduler{names}"
     if "extenders" in read:
-        replicas = sum(extender.workload.replicas for extender in read["extenders"])
+        listed = (*read["extenders"], *read.get("controllers", ()))
+        replicas = sum(workload.workload.replicas for workload in listed)
         yield f"{_format_count(replicas, 'replica')} of nodewise"
     if "node_count" in read:
         yield _format_count(read["node_count"], "node")

@@ -11,6 +11,13 @@ from typing import Final, NamedTuple
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Profile, SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
+from nodewise.doctor.policy_facts import (
+    MetricCoverage,
+    MetricsApiStatus,
+    PodAdmission,
+    Pods,
+    PolicyEvaluation,
+)
 
 
 class UnavailableFact(NamedTuple):
@@ -130,8 +137,8 @@ class ReplicaMetrics(NamedTuple):
     """Series whose name is no node, by metric."""
 
 
-class ExtenderWorkload(NamedTuple):
-    """A workload that runs `nodewise extender`."""
+class NodewiseWorkload(NamedTuple):
+    """A workload that runs `nodewise extender` or `nodewise controller`."""
 
     workload: Workload
     settings: Mapping[str, str]
@@ -142,9 +149,12 @@ class ExtenderWorkload(NamedTuple):
     """The CA whose client certificates it accepts, as far as that is known."""
     serving: Chain | UnavailableFact = ()
     """Its serving certificate, likewise."""
+    is_controller: bool = False
 
     @property
     def agents(self) -> tuple[str, ...]:
+        if self.is_controller:  # it may read a settings file of the extender, with other agents
+            return ("telemetry",)
         return tuple(self.values("agents") or ["telemetry"])
 
     def is_set(self, setting: str) -> bool:
@@ -155,7 +165,13 @@ class ExtenderWorkload(NamedTuple):
         return [value.strip() for value in self.settings.get(setting, "").split(",") if value.strip()]
 
 
-Extenders = tuple[ExtenderWorkload, ...]
+Extenders = tuple[NodewiseWorkload, ...]
+Controllers = tuple[NodewiseWorkload, ...]
+
+
+def native_mode_workloads(*listed: tuple[NodewiseWorkload, ...]) -> list[NodewiseWorkload]:
+    """The workloads that label nodes with the verdicts of policies."""
+    return [workload for workloads in listed for workload in workloads if workload.is_set("native_mode")]
 
 
 class AccessRight(NamedTuple):
@@ -179,102 +195,6 @@ class MissingRights(NamedTuple):
     account: str
     """`ServiceAccount/nodewise/nodewise`."""
     rights: tuple[AccessRight, ...] = ()
-
-
-class PodInfo(NamedTuple):
-    """A pod that a policy selects, that names a policy or nearly names one, or that waits for a node."""
-
-    name: str
-    namespace: str
-    policy: str = ""
-    """The TASPolicy that it names, unless another policy replaces that one."""
-    scheduler_name: str = "default-scheduler"
-    node: str = ""
-    age_s: float = 0.0
-    resources: tuple[str, ...] = ()
-    """The extended resources that it requests."""
-    message: str = ""
-    """Why kube-scheduler did not place it."""
-    avoids_violating: bool = False
-    """Whether its required node affinity excludes the nodes that its policy labels."""
-    is_gated: bool = False
-    misspelled_label: str = ""
-    """A label key that is nearly the one that names a policy."""
-    selected_by: tuple[str, ...] = ()
-    """The policies whose selectors select it, as in `PolicyEvaluation.where`."""
-
-    @property
-    def where(self) -> str:
-        return f"Pod/{self.namespace}/{self.name}"
-
-    @property
-    def policies(self) -> tuple[str, ...]:
-        """The policies that apply to it, as in `PolicyEvaluation.where`: by its label, and by their selectors."""
-        named = (f"TASPolicy/{self.namespace}/{self.policy}",) if self.policy else ()
-        return (*named, *self.selected_by)
-
-
-Pods = tuple[PodInfo, ...]
-
-
-class PolicyEvaluation(NamedTuple):
-    """A policy as the telemetry agent reads and evaluates it."""
-
-    namespace: str
-    """Empty for a ClusterPlacementPolicy."""
-    name: str
-    strategies: tuple[str, ...] = ()
-    """The parts of its spec that have rules: `dontschedule`, or `avoid`."""
-    metrics: tuple[str, ...] = ()
-    """The metrics of its rules, without those of a query."""
-    problems: tuple[str, ...] = ()
-    missing_metrics: tuple[str, ...] = ()
-    """Metrics that were never fetched, from the status that replicas wrote."""
-    unavailable_metrics: str = ""
-    """The message of its condition MetricsFetched, if that is False."""
-    rejected_nodes: int | None = None
-    """How many nodes it rejects now; None if that is unknown."""
-    source: str = ""
-    """Where `rejected_nodes` comes from."""
-    not_trusted: str = ""
-    """The message of its condition NotTrusted, if that is True."""
-    over_budget: str = ""
-    """The message of its condition BudgetExceeded, if that is True."""
-    kind: str = "TASPolicy"
-    not_enforced: str = ""
-    """Why the whole policy has no effect; empty if it has."""
-    age_s: float = 0.0
-
-    @property
-    def where(self) -> str:
-        return "/".join(filter(None, (self.kind, self.namespace, self.name)))
-
-    @property
-    def rejecting_part(self) -> str:
-        """The part of its spec that rejects nodes; empty if it has none."""
-        return next((part for part in ("dontschedule", "avoid") if part in self.strategies), "")
-
-
-Policies = tuple[PolicyEvaluation, ...]
-
-
-class MetricCoverage(NamedTuple):
-    """Which nodes have a value of a metric."""
-
-    nodes: int
-    other_names: tuple[str, ...] = ()
-    """Some of the names that are no nodes."""
-    error: str = ""
-    """Why no node has a value."""
-
-
-class MetricsApiStatus(NamedTuple):
-    """An API group of metrics, as its APIService describes it."""
-
-    name: str
-    exists: bool
-    available: bool
-    message: str = ""
 
 
 class Descheduler(NamedTuple):
@@ -315,12 +235,39 @@ class AdmissionPolicy(NamedTuple):
     """The CEL expressions of its match conditions."""
 
 
+_MAX_EVALUATION_AGE_S: Final = 300.0
+"""Like the alert NodewiseNoEvaluation."""
+
+
+class LeaderLease(NamedTuple):
+    """The Lease of a leader election of nodewise."""
+
+    where: str
+    holder: str
+    renewed: datetime | None
+    duration_s: float
+    evaluated: datetime | None = None
+    """When the leader evaluated all policies and wrote the results the last time; None if that is not known."""
+
+    def is_held(self, now: datetime) -> bool:
+        """Whether a replica leads. The clocks of two hosts may differ by the duration of the Lease."""
+        if not self.holder or self.renewed is None:
+            return False
+        return (now - self.renewed).total_seconds() < 2 * self.duration_s
+
+    def is_evaluating(self, now: datetime) -> bool:
+        """Whether the leader writes results."""
+        return self.evaluated is None or (now - self.evaluated).total_seconds() < _MAX_EVALUATION_AGE_S
+
+
 class Facts(NamedTuple):
     """All facts. A fact that no check needs keeps its default."""
 
     now: datetime
     schedulers: Schedulers | UnavailableFact = ()
     extenders: Extenders | UnavailableFact = ()
+    controllers: Controllers | UnavailableFact = ()
+    """The workloads that run `nodewise controller`."""
     replica_metrics: tuple[ReplicaMetrics, ...] | UnavailableFact = ()
     missing_rights: tuple[MissingRights | UnavailableFact, ...] | UnavailableFact = ()
     pods: Pods | UnavailableFact = ()
@@ -341,6 +288,9 @@ class Facts(NamedTuple):
     cluster_ca: Chain | UnavailableFact = ()
     """The CA of the cluster's clients."""
     admission_policies: tuple[AdmissionPolicy, ...] | UnavailableFact = ()
+    pod_admission: PodAdmission | UnavailableFact = PodAdmission()
+    leases: tuple[LeaderLease, ...] | UnavailableFact = ()
+    """Of nodewise's leader elections."""
     namespaces: tuple[str, ...] = ()
     """The namespaces whose workloads are examined."""
     programs_elsewhere: tuple[str, ...] | UnavailableFact = ()
@@ -363,17 +313,22 @@ class Facts(NamedTuple):
                     for entry in configuration.entries
                     if entry.is_nodewise
                 ]
-        if registrations:  # the hidden configurations need not have an entry, too
+        # the hidden configurations need not have an entry, too; in native mode none needs one
+        is_native = bool(self.controllers) and not self.extenders
+        if registrations or is_native:
             hidden = [unavailable._replace(is_minor=True) for unavailable in hidden]
         return (*registrations, *hidden)
 
 
-DERIVED: Final[Mapping[str, str]] = {"registrations": "schedulers"}
-"""Facts that are computed from another one."""
+DERIVED: Final[Mapping[str, frozenset[str]]] = {
+    "registrations": frozenset({"schedulers", "extenders", "controllers"})
+}
+"""Facts that are computed from others."""
 
 _NO_SCHEDULER: Final = UnavailableFact(
     "kube-scheduler's configuration",
     "the cluster shows no kube-scheduler; managed control planes do not",
-    remedy="--scheduler-config FILE with a copy of it, or --scheduler-url; on a managed cluster"
-    " nodewise configure --mode second-scheduler, and -n with its namespace",
+    remedy="on a managed control plane, native mode needs no configuration of it: nodewise configure --mode native,"
+    " from Kubernetes 1.36; otherwise nodewise configure --mode second-scheduler, and -n with its namespace."
+    " If nodewise is registered: --scheduler-config FILE with a copy of the configuration, or --scheduler-url",
 )

@@ -100,7 +100,9 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "No scheduler calls nodewise",
         "kube-scheduler calls only the extenders of its own configuration. Without an entry for nodewise, pods are"
         " scheduled without it, and pods that request its resources may wait forever.",
-        "run nodewise configure on each host of the control plane, or nodewise configure --mode second-scheduler",
+        "run nodewise configure on each host of the control plane. On a managed control plane, install native mode for"
+        " policies (nodewise configure --mode native, from Kubernetes 1.36), otherwise a second scheduler"
+        " (--mode second-scheduler)",
     ),
     "extender-not-reached": FindingKind(
         "error",
@@ -229,15 +231,16 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "error",
         "A policy names a metric that no node has",
         "A rule rejects every node if its metric was never fetched, so pods of the policy wait.",
-        "name a metric that exists, or have it exported: kubectl get --raw"
-        " /apis/custom.metrics.k8s.io/v1beta1/nodes/*/METRIC shows its values",
+        "correct the metric's name in the policy, or have its source export it: the condition MetricsAvailable of the"
+        " policy (MetricsFetched of a TASPolicy) has the cause",
     ),
     "metric-names-mismatch": FindingKind(
         "error",
         "A metric's values have names that are no nodes",
         "nodewise finds values by the node's name. If they have an address or a pod's name instead, no node has a"
         " value, and rules with this metric have none either.",
-        "relabel instance to the node's name in Prometheus, as deploy/metrics does",
+        "with Prometheus as the source, set --prometheus-node-label; with prometheus-adapter, relabel instance to the"
+        " node's name, as deploy/metrics does",
     ),
     "metrics-api-unavailable": FindingKind(
         "error",
@@ -253,6 +256,29 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "No agent reads the policy, no call uses it, it is beyond the limits, a pod that it selects is not sent to"
         " nodewise, or a part of it cannot be read. A rule that cannot be read passes no node.",
         "nodewise policy lint reports which parts of a policy can be read",
+    ),
+    "all-nodes-rejected": FindingKind(
+        "error",
+        "Policies leave no node for the pods that they select",
+        "A policy, or several that select the same pods, reject every node of the cluster, so these pods wait. Often a"
+        " threshold is too strict, or a metric has no values and whenMissing is Reject.",
+        "relax a rule of one of the policies: nodewise explain shows for a waiting pod which change suffices",
+    ),
+    "pod-admission-missing": FindingKind(
+        "error",
+        "Selected pods are not changed when they are created",
+        "Admission policies add to the pods that a policy selects what the policy needs: the request by which"
+        " kube-scheduler sends them to nodewise (deploy/extender-pods.yaml), or the requirement for a node label"
+        " (deploy/native.yaml). Without them the policy has no effect on these pods.",
+        "kubectl apply -f deploy/extender-pods.yaml, in native mode -f deploy/native.yaml; both need Kubernetes 1.36",
+    ),
+    "labels-frozen": FindingKind(
+        "error",
+        "No controller updates the node labels of native mode",
+        "In native mode kube-scheduler reads the verdicts of policies from node labels. While no replica leads, the"
+        " labels keep their last values, and pods of new policies wait for their first labels.",
+        "kubectl -n nodewise get lease nodewise-controller and kubectl -n nodewise logs deploy/nodewise-controller show"
+        " why no replica leads",
     ),
     "kind-not-served": FindingKind(
         "warning",
@@ -340,15 +366,16 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "error",
         "nodewise lacks a right",
         "The account of nodewise's pods may not do what its agents need; docs/rights.md says what works without it.",
-        "apply deploy/rbac.yaml, with the gpu agent deploy/gpu.yaml, with pigeon and learned"
-        " deploy/memory.yaml",
+        "apply deploy/rbac.yaml, with the controller deploy/controller.yaml, with the gpu agent deploy/gpu.yaml, with"
+        " pigeon and learned deploy/memory.yaml",
     ),
     "admission-policy-missing": FindingKind(
         "warning",
         "No admission policy limits nodewise's writes",
         "RBAC grants writes of whole objects. Without the policies, a stolen token of nodewise's account can change"
         " taints, images and every label, and anyone who may write namespaces can trust one.",
-        "apply deploy/rbac.yaml, deploy/trust.yaml, with the gpu agent deploy/gpu.yaml, with the account's name in"
+        "apply deploy/rbac.yaml, deploy/trust.yaml, with the gpu agent deploy/gpu.yaml, in native mode"
+        " deploy/controller.yaml, with the account's name in"
         " matchConditions; or set admissionPolicies.enabled=true in the chart",
     ),
     "replicas-not-ready": FindingKind(

@@ -5,10 +5,13 @@ from typing import Final
 from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import (
     certificates,
+    deschedulers,
     extender_entries,
     extender_reachability,
-    extender_workloads,
+    metric_coverage,
+    native_mode,
     nodes,
+    nodewise_workloads,
     policy_namespaces,
     telemetry_policies,
 )
@@ -18,7 +21,10 @@ CHECKS: Final[tuple[Check, ...]] = (
     *extender_entries.CHECKS,
     *certificates.CHECKS,
     *telemetry_policies.CHECKS,
+    *metric_coverage.CHECKS,
+    *deschedulers.CHECKS,
+    *native_mode.CHECKS,
     *policy_namespaces.CHECKS,
     *nodes.CHECKS,
-    *extender_workloads.CHECKS,
+    *nodewise_workloads.CHECKS,
 )

@@ -9,8 +9,7 @@ from nodewise.doctor.checks.extender_entries import create_entry_finding
 from nodewise.doctor.facts import (
     EntryCertificates,
     Extenders,
-    ExtenderWorkload,
-    Pods,
+    NodewiseWorkload,
     ProbedServer,
     Registration,
     Registrations,
@@ -22,6 +21,7 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.certificates import Chain, ParsedCertificate, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
+from nodewise.doctor.policy_facts import Pods
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER, is_loopback
 from nodewise.terminal_escaping import short
 
@@ -127,7 +127,7 @@ def _check_client_name(
         yield create_entry_finding("client-certificate-wrong", registration, actual, expected, remedy)
 
 
-def _extender_accepts_any_client(extender: ExtenderWorkload) -> bool:
+def _extender_accepts_any_client(extender: NodewiseWorkload) -> bool:
     """Whether it is started with --any-client, or with flags of TAS or GAS, which imply it."""
     is_implied = not OLDER_FLAGS.isdisjoint(extender.settings) and "client_name" not in extender.settings
     return extender.is_set("any_client") or is_implied

@@ -9,8 +9,7 @@ from nodewise.agents import find_agent_kind as find_agent
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Extenders,
-    ExtenderWorkload,
-    Policies,
+    NodewiseWorkload,
     Registration,
     Registrations,
     SchedulerInfo,
@@ -18,6 +17,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import Finding, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
+from nodewise.doctor.policy_facts import Policies
 
 _LOAD_AWARE_PLUGINS: Final = {
     "TargetLoadPacking": "Trimaran",
@@ -61,7 +61,7 @@ def _extenders_behind_entry(registration: Registration, extenders: Extenders) ->
     return near or extenders
 
 
-def extender_in_scheduler_pod(scheduler: SchedulerInfo, extenders: Extenders) -> ExtenderWorkload | None:
+def extender_in_scheduler_pod(scheduler: SchedulerInfo, extenders: Extenders) -> NodewiseWorkload | None:
     """The extender in the scheduler's own pod."""
     where = scheduler.workload.where if scheduler.workload else ""
     return next((extender for extender in extenders if where and extender.workload.where == where), None)

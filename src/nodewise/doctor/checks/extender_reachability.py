@@ -6,9 +6,8 @@ from typing import Final, cast
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.extender_entries import extender_in_scheduler_pod
 from nodewise.doctor.facts import (
+    Controllers,
     Extenders,
-    PodInfo,
-    Pods,
     Registration,
     Registrations,
     ReplicaMetrics,
@@ -18,6 +17,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import split_url
+from nodewise.doctor.policy_facts import PodInfo, Pods
 from nodewise.serve.options import is_loopback
 from nodewise.terminal_escaping import short
 
@@ -44,9 +44,13 @@ def check_extender_registered(
     schedulers: Schedulers = (),
     pods: Pods = (),
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
+    extenders: Extenders = (),
+    controllers: Controllers = (),
 ) -> Iterator[Result]:
     """Whether an entry leads to nodewise. Calls of a scheduler whose configuration is hidden prove that one does."""
     id_ = "extender-not-registered"
+    if controllers and not extenders:  # a stock kube-scheduler enforces policies in native mode
+        return
     if any(isinstance(registration, Registration) for registration in registrations):
         yield from _check_static_pods(registrations, schedulers)
         return

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from nodewise.doctor.check_declaration import check
-from nodewise.doctor.facts import Extenders, Policies
+from nodewise.doctor.facts import Controllers, Extenders
 from nodewise.doctor.findings import Finding, finding
+from nodewise.doctor.policy_facts import Policies
 
 
 @check("namespace-not-trusted")
@@ -29,11 +30,11 @@ def check_namespace_budgets(policies: Policies) -> Iterator[Finding]:
 
 
 @check("all-namespaces-trusted")
-def check_trust_of_all_namespaces(extenders: Extenders) -> Iterator[Finding]:
-    for extender in extenders:
-        if extender.is_set("trust_all_namespaces"):
+def check_trust_of_all_namespaces(extenders: Extenders, controllers: Controllers) -> Iterator[Finding]:
+    for listed in (*extenders, *controllers):
+        if listed.is_set("trust_all_namespaces"):
             expected = "trust for single namespaces"
-            where = extender.workload.where
+            where = listed.workload.where
             yield finding("all-namespaces-trusted", where, "--trust-all-namespaces", expected)
 
 

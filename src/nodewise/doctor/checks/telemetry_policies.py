@@ -1,32 +1,23 @@
-"""Checks of policies, of the pods that name them, and of what policies need in the cluster."""
+"""Checks of policies and of the pods that they apply to: whether policies have an effect."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
-    Descheduler,
+    Controllers,
     Extenders,
-    MetricCoverage,
-    MetricsApiStatus,
-    PodInfo,
-    Pods,
-    Policies,
-    PolicyEvaluation,
     Registrations,
-    ReplicaMetrics,
     Schedulers,
     UnavailableFact,
+    native_mode_workloads,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
-from nodewise.terminal_escaping import short
+from nodewise.doctor.policy_facts import PodInfo, Pods, Policies, PolicyEvaluation
 
-_AFFINITY_PLUGIN: Final = "RemovePodsViolatingNodeAffinity"
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-_DESCHEDULER: Final = f"a descheduler with {_AFFINITY_PLUGIN} for {_REQUIRED}, here or in a namespace of -n"
 _MIN_NODES_TO_FIND: Final = 100
 _MIN_PERCENTAGE: Final = 5
 _MAX_LISTED: Final = 3
@@ -35,6 +26,10 @@ _NEWER_POLICY_REMEDY: Final = "the policy is newer than the pod: create the pod 
 _NO_REQUEST_REMEDY: Final = (
     "apply deploy/extender-pods.yaml, which adds the request to new pods that a policy selects, and create the pod"
     " again; or remove managedResources from nodewise's entry"
+)
+_NO_REQUIREMENT_REMEDY: Final = (
+    "native mode selects pods when they are created: create the pod again, also if the policy or the pod's labels have"
+    " changed since"
 )
 _STATUS_REMEDY: Final = (
     "the policy's status says so once nodewise runs; or grant doctor the right to get metrics"
@@ -49,7 +44,8 @@ def feasible_nodes_to_find(nodes: int, percentage: int) -> int:
     return min(max(nodes * share // 100, _MIN_NODES_TO_FIND), nodes)
 
 
-def _format_names(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
+    """The first names of a list, for a message."""
     return ", ".join(names[:_MAX_LISTED]) + (" …" if len(names) > _MAX_LISTED else "")
 
 
@@ -64,7 +60,7 @@ def check_pods_of_missing_policies(pods: Pods, policies: Policies) -> Iterator[F
         elsewhere = sorted(other for other, same in existing if same == name)
         hint = f"; one exists in {', '.join(elsewhere[:_MAX_LISTED])}" if elsewhere else ""
         actual = (
-            f"{len(names)} {'pods name' if len(names) > 1 else 'pod names'} it ({_format_names(names)}){hint}"
+            f"{len(names)} {'pods name' if len(names) > 1 else 'pod names'} it ({format_names(names)}){hint}"
         )
         where = f"TASPolicy/{namespace}/{name}"
         yield finding("policy-unknown", where, actual, f"a TASPolicy in namespace {namespace}")
@@ -79,7 +75,7 @@ def check_misspelled_labels(pods: Pods) -> Iterator[Finding]:
             by_key.setdefault((pod.namespace, pod.misspelled_label), []).append(pod.name)
     for (namespace, key), names in sorted(by_key.items()):
         count = f"{len(names)} pods have" if len(names) > 1 else "1 pod has"
-        actual = f"{count} the label {key} ({_format_names(names)})"
+        actual = f"{count} the label {key} ({format_names(names)})"
         where = f"Pod/{namespace}/{names[0]}"
         yield finding("policy-label-misspelt", where, actual, f"the label {POLICY_LABEL}")
 
@@ -111,21 +107,44 @@ def check_policies_beyond_limit(policies: Policies) -> Iterator[Finding]:
             )
 
 
+@check("all-nodes-rejected")
+def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]:
+    """The verdict of the replicas, from the status of policies; one finding for policies that do so together."""
+    together: dict[str, list[str]] = {}
+    for policy in policies:
+        if policy.all_rejected:
+            own = policy.where if ", " not in policy.all_rejected else ""
+            together.setdefault(f"{own}\n{policy.all_rejected}", []).append(policy.where)
+    for message, names in together.items():
+        actual = message.partition("\n")[2]
+        yield finding("all-nodes-rejected", format_names(names), actual, "a node that passes all policies")
+
+
 @check("policy-without-effect")
-def check_policies_without_agent(policies: Policies, extenders: Extenders) -> Iterator[Finding]:
-    if policies and extenders and not any("telemetry" in extender.agents for extender in extenders):
+def check_policies_without_agent(
+    policies: Policies, extenders: Extenders, controllers: Controllers = ()
+) -> Iterator[Finding]:
+    listed = (*extenders, *controllers)
+    if policies and extenders and not any("telemetry" in workload.agents for workload in listed):
         where = ", ".join(extender.workload.where for extender in extenders)
         actual = f"{len(policies)} policies, and --agents is {', '.join(extenders[0].agents)}"
         yield finding("policy-without-effect", where, actual, "the agent telemetry among --agents")
 
 
 @check("policy-without-effect")
-def check_policies_without_filter(policies: Policies, registrations: Registrations) -> Iterator[Finding]:
+def check_policies_without_filter(
+    policies: Policies,
+    registrations: Registrations,
+    extenders: Extenders = (),
+    controllers: Controllers = (),
+) -> Iterator[Finding]:
     """Policies that filter, without an entry that filters."""
+    if native_mode_workloads(extenders, controllers):
+        return
     entries = [
         registration.entry
         for registration in registrations
-        if _entry_calls_telemetry_agent(registration.entry)
+        if entry_calls_telemetry_agent(registration.entry)
     ]
     policy = next((candidate for candidate in policies if candidate.rejecting_part), None)
     if policy and entries and not any(entry.filter_verb for entry in entries):
@@ -133,15 +152,23 @@ def check_policies_without_filter(policies: Policies, registrations: Registratio
         yield finding("policy-without-effect", policy.where, actual, "filterVerb: filter")
 
 
-def _entry_calls_telemetry_agent(entry: ExtenderEntry) -> bool:
+def entry_calls_telemetry_agent(entry: ExtenderEntry) -> bool:
+    """Whether kube-scheduler calls the agent that evaluates policies by this entry."""
     return entry.agent in ("", "telemetry")
 
 
 @check("policy-without-effect")
 def check_pods_without_extender(
-    policies: Policies, pods: Pods, schedulers: Schedulers = ()
+    policies: Policies,
+    pods: Pods,
+    schedulers: Schedulers = (),
+    extenders: Extenders = (),
+    controllers: Controllers = (),
 ) -> Iterator[Finding]:
     """Pods of policies which reject nodes, that no scheduler sends to nodewise; one for each policy."""
+    if native_mode_workloads(extenders, controllers):
+        yield from _check_pods_have_requirements(policies, pods)
+        return
     not_sent = _first_pods_not_sent(pods, schedulers)
     for policy in policies:
         if not policy.rejecting_part or policy.not_enforced or policy.where not in not_sent:
@@ -155,6 +182,23 @@ def check_pods_without_extender(
             actual = f"is selected by {policy.where}, {why}"
             remedy = _NEWER_POLICY_REMEDY if pod.age_s > policy.age_s else _NO_REQUEST_REMEDY
             yield finding("policy-without-effect", pod.where, actual, _SELECTED_POD, remedy=remedy)
+
+
+def _check_pods_have_requirements(policies: Policies, pods: Pods) -> Iterator[Finding]:
+    """Pods of native mode whose node affinity does not name a policy that selects them; one for each policy."""
+    for policy in policies:
+        if not policy.avoids_nodes or policy.not_enforced or not policy.node_label:
+            continue
+        own = (
+            pod for pod in pods if policy.where in pod.policies and policy.node_label not in pod.verdict_keys
+        )
+        if pod := next(own, None):
+            actual = (
+                f"is selected by {policy.where}, and its node affinity does not name the policy's node label"
+            )
+            remedy = _NEWER_POLICY_REMEDY if pod.age_s > policy.age_s else _NO_REQUIREMENT_REMEDY
+            expected = "a requirement for the node label"
+            yield finding("policy-without-effect", pod.where, actual, expected, remedy=remedy)
 
 
 def _first_pods_not_sent(pods: Pods, schedulers: Schedulers) -> dict[str, tuple[PodInfo, str]]:
@@ -196,7 +240,7 @@ def _configuration_has_nodewise(configuration: SchedulerConfiguration) -> bool:
 
 
 def _entry_filters_by_policy(entry: ExtenderEntry) -> bool:
-    return entry.is_nodewise and bool(entry.filter_verb) and _entry_calls_telemetry_agent(entry)
+    return entry.is_nodewise and bool(entry.filter_verb) and entry_calls_telemetry_agent(entry)
 
 
 def _format_missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
@@ -214,7 +258,7 @@ def check_policies_against_node_sample(
     """Whether a policy may reject all nodes of kube-scheduler's sample, by its verdicts as they are now."""
     filtering = [policy for policy in policies if policy.rejecting_part]
     for registration in registrations:
-        if not registration.entry.filter_verb or not _entry_calls_telemetry_agent(registration.entry):
+        if not registration.entry.filter_verb or not entry_calls_telemetry_agent(registration.entry):
             continue
         configuration = registration.configuration
         for profile in configuration.profiles:
@@ -246,183 +290,15 @@ def _check_node_sample_of_policy(
         yield finding("sample-too-small", policy.where, actual, expected)
 
 
-@check("descheduler-missing")
-def check_descheduler(
-    policies: Policies, deschedulers: tuple[Descheduler, ...], namespaces: tuple[str, ...]
-) -> Iterator[Result]:
-    """The strategy deschedule needs a descheduler that evicts pods from the labelled nodes."""
-    id_ = "descheduler-missing"
-    policy = next((candidate for candidate in policies if "deschedule" in candidate.strategies), None)
-    if policy is None:
-        return
-    if not deschedulers:
-        places = " or ".join(namespaces) or "this cluster"
-        actual = f"has the strategy deschedule, and no descheduler runs in {places}"
-        yield finding(id_, policy.where, actual, _DESCHEDULER)
-    unavailable = next(
-        (
-            descheduler.plugins
-            for descheduler in deschedulers
-            if isinstance(descheduler.plugins, UnavailableFact)
-        ),
-        None,
-    )
-    if any(map(_descheduler_evicts, deschedulers)):
-        return
-    if unavailable is not None:
-        yield NotChecked(id_, unavailable)
-        return
-    for where, plugins, _ in deschedulers:
-        names = ", ".join(map(str, plugins)) or "no plugin"
-        actual = f"has {names}, and {policy.where} has the strategy deschedule"
-        yield finding(id_, where, actual, _DESCHEDULER)
-
-
-@check("native-mode-evictions")
-def check_native_mode_evictions(
-    deschedulers: tuple[Descheduler, ...], nodes_with_verdicts: int
-) -> Iterator[Finding]:
-    """Deschedulers that evict the running pods of native mode."""
-    for descheduler in deschedulers:
-        if nodes_with_verdicts and _descheduler_evicts(descheduler):
-            count = "1 node has" if nodes_with_verdicts == 1 else f"{nodes_with_verdicts:,} nodes have"
-            actual = f"enables {_AFFINITY_PLUGIN}, and {count} labels of native mode"
-            yield finding("native-mode-evictions", descheduler.where, actual, f"no {_AFFINITY_PLUGIN}")
-
-
-def _descheduler_evicts(descheduler: Descheduler) -> bool:
-    """Whether it evicts pods from the nodes that a policy labels."""
-    has_plugin = (
-        not isinstance(descheduler.plugins, UnavailableFact) and _AFFINITY_PLUGIN in descheduler.plugins
-    )
-    return has_plugin and (not descheduler.affinity_types or _REQUIRED in descheduler.affinity_types)
-
-
-@check("metrics-api-unavailable")
-def check_metrics_apis(metrics_apis: tuple[MetricsApiStatus, ...]) -> Iterator[Finding]:
-    for api in metrics_apis:
-        where = f"APIService/{api.name}"
-        if not api.exists:
-            actual = "does not exist, and policies name its metrics"
-            yield finding("metrics-api-unavailable", where, actual, "one that is Available")
-        elif not api.available:
-            actual = f"is not Available: {short(api.message)}"
-            yield finding("metrics-api-unavailable", where, actual, "Available: True")
-
-
-_METRICS_API_UNAVAILABLE: Final = UnavailableFact(
-    "metrics", "the metrics API does not respond", is_minor=True
-)
-
-
-@check("metric-missing", "metric-names-mismatch")
-def check_metrics_have_values(
-    policies: Policies,
-    metrics: Mapping[str, MetricCoverage | UnavailableFact] | None = None,
-    metrics_apis: tuple[MetricsApiStatus, ...] | None = None,
-    replica_metrics: tuple[ReplicaMetrics, ...] = (),
-) -> Iterator[Result]:
-    """Metrics without values. The replicas' own counts decide; without them, the values that doctor reads."""
-    without_finding = dict.fromkeys(policies)
-    for metric, users in _policies_by_metric(policies):
-        coverage = _metric_coverage(metric, users, metrics or {}, replica_metrics)
-        if isinstance(coverage, UnavailableFact):
-            missing = coverage if _are_metrics_apis_available(metrics_apis) else _METRICS_API_UNAVAILABLE
-            yield from (NotChecked(id_, missing) for id_ in check_metrics_have_values.ids)
-        elif coverage is not None:
-            yield from _check_metric_coverage(metric, users, coverage)
-            for policy in () if coverage.nodes else users:
-                without_finding.pop(policy, None)
-    yield from _check_policy_status(without_finding)
-
-
-def _check_policy_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Finding]:
-    """Doctor cannot request the metrics of queries, so only the status says whether they are available."""
-    for policy in policies:
-        if policy.unavailable_metrics:
-            actual = short(policy.unavailable_metrics)
-            yield finding("metric-missing", policy.where, actual, "MetricsFetched: True")
-
-
-def _are_metrics_apis_available(metrics_apis: tuple[MetricsApiStatus, ...] | None) -> bool:
-    """Whether the metrics APIs are available; if not, metrics-api-unavailable reports it."""
-    return metrics_apis is not None and all(api.available for api in metrics_apis)
-
-
-def _policies_by_metric(policies: Policies) -> list[tuple[str, list[PolicyEvaluation]]]:
-    """All metrics with the policies that name them."""
-    users: dict[str, list[PolicyEvaluation]] = {}
-    for policy in policies:
-        for metric in policy.metrics:
-            users.setdefault(metric, []).append(policy)
-    return sorted(users.items())
-
-
-def _metric_coverage(
-    metric: str,
-    policies: list[PolicyEvaluation],
-    metrics: Mapping[str, MetricCoverage | UnavailableFact],
-    replica_metrics: tuple[ReplicaMetrics, ...],
-) -> MetricCoverage | UnavailableFact | None:
-    """The coverage of a metric by the replicas' counts, its source or a policy's status; None if it is unknown."""
-    known = [replica for replica in replica_metrics if metric in replica.metric_nodes]
-    if known:
-        return _metric_coverage_of_replicas(metric, policies, known)
-    if metric in metrics:
-        return metrics[metric]
-    if any(metric in policy.missing_metrics for policy in policies):
-        return MetricCoverage(0, (), "it was never fetched, according to the policy's status")
-    return None
-
-
-def _metric_coverage_of_replicas(
-    metric: str, policies: list[PolicyEvaluation], replica_metrics: list[ReplicaMetrics]
-) -> MetricCoverage:
-    nodes = max(replica.metric_nodes[metric] for replica in replica_metrics)
-    unmatched = max(replica.unmatched.get(metric, 0) for replica in replica_metrics)
-    message = next((policy.unavailable_metrics for policy in policies if policy.unavailable_metrics), "")
-    reason = ("" if nodes else message) or f"from {replica_metrics[0].pod}"
-    return MetricCoverage(nodes, (f"{unmatched} series",) if unmatched else (), reason)
-
-
-def _check_metric_coverage(
-    metric: str, policies: list[PolicyEvaluation], coverage: MetricCoverage
-) -> Iterator[Finding]:
-    users = _format_names([policy.where for policy in policies])
-    reason = f" ({short(coverage.error)})" if coverage.error else ""
-    others = ", ".join(coverage.other_names[:_MAX_LISTED])
-    if others and not coverage.nodes:
-        actual = f"metric {metric} has values under names that are no nodes: {others}{reason}"
-        yield finding("metric-names-mismatch", users, actual, "names of nodes")
-    elif not coverage.nodes:
-        actual = f"no node has a value of {metric}{reason}"
-        remedy = (
-            f"export {metric}, or name a metric that exists: kubectl get --raw"
-            f" /apis/custom.metrics.k8s.io/v1beta1/nodes/*/{metric}"
-        )
-        if "aggregate" in coverage.error:
-            remedy = "set aggregate in the rule, or have the source give each node one value"
-        yield finding("metric-missing", users, actual, "a value of each node", remedy=remedy)
-    elif others:
-        actual = (
-            f"metric {metric} has values of {coverage.nodes} nodes, and under other names: {others}{reason}"
-        )
-        expected = "names of nodes only"
-        yield finding("metric-names-mismatch", users, actual, expected, severity="note")
-
-
 CHECKS: Final = (
     check_kinds_are_served,
     check_pods_of_missing_policies,
     check_misspelled_labels,
     check_policy_problems,
     check_policies_beyond_limit,
+    check_policies_rejecting_every_node,
     check_policies_without_agent,
     check_policies_without_filter,
     check_pods_without_extender,
     check_policies_against_node_sample,
-    check_descheduler,
-    check_native_mode_evictions,
-    check_metrics_apis,
-    check_metrics_have_values,
 )

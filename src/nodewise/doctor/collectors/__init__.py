@@ -8,33 +8,38 @@ from typing import Any, Final
 from nodewise.clock import SystemClock
 from nodewise.doctor.collectors import (
     deschedulers,
-    extender_workloads,
+    metric_coverage,
     nodes,
+    nodewise_workloads,
+    pod_admission,
+    policy_evaluation,
     rights_and_admission_policies,
     schedulers,
     scheduling_program_workloads,
-    telemetry_policies,
 )
 from nodewise.doctor.collectors.collection_session import Collector, Session
 from nodewise.doctor.facts import Facts
 
 COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "schedulers": schedulers.collect_schedulers,
-    "extenders": extender_workloads.collect_extenders,
-    "replica_metrics": extender_workloads.collect_replica_metrics,
+    "extenders": nodewise_workloads.collect_extenders,
+    "controllers": nodewise_workloads.collect_controllers,
+    "replica_metrics": nodewise_workloads.collect_replica_metrics,
     "missing_rights": rights_and_admission_policies.collect_missing_rights,
     "pods": scheduling_program_workloads.collect_pending_and_policy_pods,
-    "kinds_not_served": telemetry_policies.collect_kinds_not_served,
-    "policies": telemetry_policies.collect_policies,
+    "kinds_not_served": policy_evaluation.collect_kinds_not_served,
+    "policies": policy_evaluation.collect_policies,
     "node_count": nodes.collect_node_count,
     "node_resources": nodes.collect_node_resources,
     "nodes_with_verdicts": nodes.collect_nodes_with_verdicts,
-    "metrics": telemetry_policies.collect_metrics,
-    "metrics_apis": telemetry_policies.collect_metrics_apis,
+    "metrics": metric_coverage.collect_metrics,
+    "metrics_apis": metric_coverage.collect_metrics_apis,
     "deschedulers": deschedulers.collect_deschedulers,
     "gpu_nodes": nodes.collect_gpu_nodes,
     "kubelets": nodes.collect_kubelets,
     "cluster_ca": rights_and_admission_policies.collect_cluster_ca,
+    "pod_admission": pod_admission.collect_pod_admission,
+    "leases": pod_admission.collect_leases,
     "admission_policies": rights_and_admission_policies.collect_admission_policies,
     "programs_elsewhere": scheduling_program_workloads.collect_programs_elsewhere,
 }

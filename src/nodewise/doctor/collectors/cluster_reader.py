@@ -19,10 +19,7 @@ DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
 DAEMON_SETS: Final = Resource("apps", "v1", "daemonsets", "DaemonSet")
 STATEFUL_SETS: Final = Resource("apps", "v1", "statefulsets", "StatefulSet")
 CRON_JOBS: Final = Resource("batch", "v1", "cronjobs", "CronJob")
-CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
-SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 SERVICES: Final = Resource("", "v1", "services", "Service")
-ENDPOINT_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 ADMISSION_POLICIES: Final = Resource(
     "admissionregistration.k8s.io",
     "v1",
@@ -35,6 +32,20 @@ ADMISSION_BINDINGS: Final = Resource(
     "v1",
     "validatingadmissionpolicybindings",
     "ValidatingAdmissionPolicyBinding",
+    namespaced=False,
+)
+MUTATING_POLICIES: Final = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "mutatingadmissionpolicies",
+    "MutatingAdmissionPolicy",
+    namespaced=False,
+)
+MUTATING_BINDINGS: Final = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "mutatingadmissionpolicybindings",
+    "MutatingAdmissionPolicyBinding",
     namespaced=False,
 )
 API_SERVICES: Final = Resource("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False)

@@ -15,8 +15,8 @@ from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
 from nodewise.cpu.cmk_names import LABEL
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.collectors.extender_workloads import collect_extenders
-from nodewise.doctor.facts import ExtenderWorkload, GpuNodeInfo, KubeletConfiguration, UnavailableFact
+from nodewise.doctor.collectors.nodewise_workloads import collect_extenders
+from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration, NodewiseWorkload, UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_mapping, get_text, get_text_mapping
 from nodewise.errors import UNREADABLE
 from nodewise.kube.resource_kinds import NODES
@@ -69,7 +69,7 @@ async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
     )
 
 
-def _gpu_resource_profiles(listed: Sequence[ExtenderWorkload]) -> list[vendor_resource_names.ResourceProfile]:
+def _gpu_resource_profiles(listed: Sequence[NodewiseWorkload]) -> list[vendor_resource_names.ResourceProfile]:
     """The profiles of the extenders' gpu agents."""
     names = {extender.settings.get("gpu_profile", "intel") for extender in listed if "gpu" in extender.agents}
     return [

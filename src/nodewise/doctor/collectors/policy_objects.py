@@ -8,7 +8,7 @@ import msgspec
 
 from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.agents.telemetry.policy_namespace_trust import (
     NAMESPACES,
     NamespaceObject,
@@ -46,6 +46,11 @@ def policy_objects(
     options = TelemetryOptions(trust_all_namespaces=True, own_namespace=own_namespace)
     policies = TelemetryStateBuilder(options, 0.0).policies(objects)
     return PolicyObjects(objects, policies, tuple(unavailable))
+
+
+def rules_naming_metrics(policy: Policy) -> list[Comparison]:
+    """The usable rules that name a metric and have no query."""
+    return [rule for rule in policy.usable_comparisons() if rule.metric and not rule.query]
 
 
 async def collect_policy_objects(session: Session) -> PolicyObjects | UnavailableFact:

@@ -9,33 +9,46 @@ from nodewise.configure import second_scheduler
 from nodewise.doctor.collectors.cluster_reader import (
     ADMISSION_BINDINGS,
     ADMISSION_POLICIES,
-    CONFIG_MAPS,
     ClusterReader,
     parse_json,
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
-from nodewise.doctor.collectors.extender_workloads import collect_extenders
-from nodewise.doctor.collectors.telemetry_policies import collect_metric_names
+from nodewise.doctor.collectors.metric_coverage import collect_metric_names
+from nodewise.doctor.collectors.nodewise_workloads import collect_nodewise_workloads
 from nodewise.doctor.facts import (
     AccessRight,
     AdmissionPolicy,
-    ExtenderWorkload,
     MissingRights,
+    NodewiseWorkload,
     UnavailableFact,
 )
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_text_list
+from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EXTENDER_LEASE
+from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES
 from nodewise.metrics import custom_metrics_api, resource_metrics_api
 
 _CLUSTER_CA: Final = "extension-apiserver-authentication"
 _REVIEW: Final = "create subjectaccessreviews.authorization.k8s.io"
 _MAX_METRICS: Final = 20
+_NATIVE_CLUSTER_RULES: Final[tuple[second_scheduler.Rule, ...]] = (
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
+)
+_CONTROLLER_RULES: Final[tuple[second_scheduler.Rule, ...]] = (
+    {
+        "apiGroups": [LEASES.group],
+        "resources": ["leases"],
+        "resourceNames": [CONTROLLER_LEASE],
+        "verbs": ["get", "update"],
+    },
+)
+"""The rules of deploy/controller.yaml."""
 
 
 async def collect_missing_rights(session: Session) -> tuple[MissingRights | UnavailableFact, ...]:
     """Of each extender, the rights that its account does not have."""
-    listed = await session.require(collect_extenders)
+    listed = await session.require(collect_nodewise_workloads)
     names = await session.get(collect_metric_names)
     metrics = [] if isinstance(names, UnavailableFact) else names
     session.reader.say("reviewing the rights of nodewise")
@@ -47,7 +60,7 @@ async def collect_missing_rights(session: Session) -> tuple[MissingRights | Unav
 
 
 async def _find_missing_rights(
-    reader: ClusterReader, extender: ExtenderWorkload, metrics: Sequence[str]
+    reader: ClusterReader, extender: NodewiseWorkload, metrics: Sequence[str]
 ) -> MissingRights | UnavailableFact:
     namespace, account = extender.workload.namespace, extender.workload.account
     rights = needed_rights(extender, metrics)
@@ -82,7 +95,7 @@ async def _is_right_granted(reader: ClusterReader, user: str, right: AccessRight
     return response if isinstance(response, UnavailableFact) else get(response, "status", "allowed") is True
 
 
-def needed_rights(extender: ExtenderWorkload, metrics: Sequence[str] = ()) -> list[AccessRight]:
+def needed_rights(extender: NodewiseWorkload, metrics: Sequence[str] = ()) -> list[AccessRight]:
     """The rights that an extender's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
@@ -94,10 +107,14 @@ def needed_rights(extender: ExtenderWorkload, metrics: Sequence[str] = ()) -> li
 
 
 def _parse_deployed_rbac_rules(
-    extender: ExtenderWorkload,
+    extender: NodewiseWorkload,
 ) -> tuple[list[second_scheduler.Rule], list[second_scheduler.Rule]]:
     """The rules for the cluster, and for nodewise's own namespace."""
     cluster_rules, own_rules = list(second_scheduler.CLUSTER_RULES), list(second_scheduler.RULES)
+    if extender.is_set("native_mode"):
+        cluster_rules += _NATIVE_CLUSTER_RULES
+    if extender.is_controller:
+        own_rules += _CONTROLLER_RULES
     if "gpu" in extender.agents:
         cluster_rules += second_scheduler.GPU_CLUSTER_RULES
         own_rules += second_scheduler.GPU_RULES
@@ -115,10 +132,12 @@ def _expand_rbac_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[A
                     yield AccessRight(verb, group, name, namespace, object_name)
 
 
-def _is_right_needed(extender: ExtenderWorkload, right: AccessRight) -> bool:
+def _is_right_needed(extender: NodewiseWorkload, right: AccessRight) -> bool:
     """Whether an extender with these settings needs a right of the rules."""
     if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
         return False  # depends on the policies: `_rights_to_read_custom_metrics`
+    if right.name == EXTENDER_LEASE:
+        return not extender.is_controller
     if right.group in ("telemetry.intel.com", "nodewise.io") or right.resource == "namespaces":
         return "telemetry" in extender.agents
     if right.resource == "nodes/status":
@@ -127,7 +146,7 @@ def _is_right_needed(extender: ExtenderWorkload, right: AccessRight) -> bool:
 
 
 def _rights_to_read_custom_metrics(
-    extender: ExtenderWorkload, metrics: Sequence[str]
+    extender: NodewiseWorkload, metrics: Sequence[str]
 ) -> Iterator[AccessRight]:
     """Each custom metric is a resource of its own, as a rule of RBAC may name it."""
     if "telemetry" not in extender.agents or "prometheus_url" in extender.settings:

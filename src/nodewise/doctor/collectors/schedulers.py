@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import httpx2
 
 from nodewise.doctor.collectors import tls_probe
-from nodewise.doctor.collectors.cluster_reader import ENDPOINT_SLICES, SERVICES, ClusterReader, parse_json
+from nodewise.doctor.collectors.cluster_reader import SERVICES, ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
 from nodewise.doctor.collectors.container_files import (
     host_path_of_container_file,
@@ -39,7 +39,7 @@ from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration, split_url
 from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.errors import BadSettings, Problem
-from nodewise.kube.resource_kinds import selector
+from nodewise.kube.resource_kinds import ENDPOINT_SLICES, selector
 from nodewise.serve.options import is_loopback
 from nodewise.terminal_escaping import short
 

@@ -11,6 +11,7 @@ from nodewise import clock
 from nodewise.agents.telemetry.agent import find_misspelt_policy_label
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields, SelectionIndex
+from nodewise.agents.telemetry.verdict_requirements import Affinity, verdict_requirements
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,
@@ -21,7 +22,7 @@ from nodewise.doctor.collectors.cluster_reader import (
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.collectors.policy_objects import collect_selection
-from nodewise.doctor.facts import PodInfo, UnavailableFact
+from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import (
     get,
@@ -32,6 +33,7 @@ from nodewise.doctor.parsing.object_fields import (
     get_text_mapping,
 )
 from nodewise.doctor.parsing.workloads import Container, Workload
+from nodewise.doctor.policy_facts import PodInfo
 from nodewise.kube.resource_kinds import PODS, selector
 from nodewise.terminal_escaping import short
 
@@ -48,6 +50,7 @@ class ProgramWorkloads(NamedTuple):
     schedulers: tuple[Workload, ...]
     deschedulers: tuple[Workload, ...]
     extenders: tuple[Workload, ...]
+    controllers: tuple[Workload, ...]
     elsewhere: tuple[Workload, ...] = ()
     """Those of other namespaces, which are not examined: a tenant can name any container a scheduler."""
 
@@ -70,7 +73,12 @@ def is_descheduler(container: Container) -> bool:
     return workloads.runs(container, "descheduler")
 
 
-_PROGRAMS: Final = (runs_kube_scheduler, is_descheduler, workloads.runs_nodewise_extender)
+_PROGRAMS: Final = (
+    runs_kube_scheduler,
+    is_descheduler,
+    workloads.runs_nodewise_extender,
+    workloads.runs_nodewise_controller,
+)
 
 
 def find_container(workload: Workload, is_wanted: Callable[[Container], bool]) -> Container:
@@ -93,6 +101,7 @@ async def collect_program_workloads(session: Session) -> ProgramWorkloads | Unav
         _workloads_with_container(examined, runs_kube_scheduler),
         _workloads_with_container(examined, is_descheduler),
         _workloads_with_container(examined, workloads.runs_nodewise_extender),
+        _workloads_with_container(examined, workloads.runs_nodewise_controller),
         tuple(workload for workload in everywhere if workload.namespace not in session.namespaces),
     )
 
@@ -215,6 +224,7 @@ def parse_pod(now: float, selection: SelectionIndex, body: bytes) -> PodInfo | N
         is_gated=bool(get_list(spec, "schedulingGates")),
         misspelled_label=find_misspelt_policy_label(labels),
         selected_by=tuple(f"{key.kind}/{key.path}" for key in keys or () if key.kind != "TASPolicy"),
+        verdict_keys=_verdict_keys(body),
     )
 
 
@@ -224,6 +234,23 @@ def _select_policies(selection: SelectionIndex, body: bytes) -> tuple[PolicyKey,
         return selection.select(msgspec.json.decode(body, type=PodFields))
     except msgspec.MsgspecError:
         return None
+
+
+class _AffinitySpec(msgspec.Struct, frozen=True):
+    affinity: Affinity | None = None
+
+
+class _PodAffinity(msgspec.Struct, frozen=True):
+    spec: _AffinitySpec = _AffinitySpec()
+
+
+def _verdict_keys(body: bytes) -> frozenset[str]:
+    """The keys of labels of native mode in a pod's node affinity."""
+    try:
+        affinity = msgspec.json.decode(body, type=_PodAffinity).spec.affinity
+    except msgspec.MsgspecError:
+        return frozenset()
+    return frozenset(requirement.key for requirement in verdict_requirements(affinity))
 
 
 def _parse_creation_time(value: Any, default: float) -> float:

@@ -211,6 +211,11 @@ def runs_nodewise_extender(container: Container) -> bool:
     return runs(container, "nodewise") and "extender" in container.command
 
 
+def runs_nodewise_controller(container: Container) -> bool:
+    """Whether it runs `nodewise controller`."""
+    return runs(container, "nodewise") and "controller" in container.command
+
+
 def flag(container: Container, name: str) -> str | None:
     """The value of `--name=value` or `--name value`, the last one; empty for a flag alone, None if it is absent."""
     values = flags(container).get(name.replace("-", "_"))

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from nodewise.clock import SystemClock
@@ -14,9 +14,9 @@ from nodewise.doctor.collectors.scheduling_program_workloads import (
     find_container,
     read_replicas,
 )
-from nodewise.doctor.facts import ExtenderWorkload, ReplicaMetrics, UnavailableFact
+from nodewise.doctor.facts import NodewiseWorkload, ReplicaMetrics, UnavailableFact
 from nodewise.doctor.parsing import workloads
-from nodewise.doctor.parsing.workloads import Workload
+from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.errors import shown
 from nodewise.kube.resource_kinds import PODS
 from nodewise.serve.options import is_loopback
@@ -31,25 +31,48 @@ _SCHEDULER_ROUTE: Final = re.compile(r"/(scheduler|agents/[^/]+)/")
 
 
 async def collect_replicas(session: Session) -> dict[str, list[ReplicaPod]]:
-    """The pods of each workload that runs `nodewise extender`, by `Workload.where`."""
-    listed = (await session.require(collect_program_workloads)).extenders
+    """The pods of each workload that runs nodewise, by `Workload.where`."""
+    programs = await session.require(collect_program_workloads)
+    listed = (*programs.extenders, *programs.controllers)
     pods = await asyncio.gather(*(read_replicas(session.reader, workload) for workload in listed))
     return {workload.where: own for workload, own in zip(listed, pods, strict=True)}
 
 
-async def collect_extenders(session: Session) -> tuple[ExtenderWorkload, ...]:
+async def collect_extenders(session: Session) -> tuple[NodewiseWorkload, ...]:
     """All workloads that run `nodewise extender`."""
     listed = (await session.require(collect_program_workloads)).extenders
+    return await _read_workloads(session, listed, workloads.runs_nodewise_extender)
+
+
+async def collect_controllers(session: Session) -> tuple[NodewiseWorkload, ...]:
+    """All workloads that run `nodewise controller`."""
+    listed = (await session.require(collect_program_workloads)).controllers
+    read = await _read_workloads(session, listed, workloads.runs_nodewise_controller)
+    return tuple(workload._replace(is_controller=True) for workload in read)
+
+
+async def collect_nodewise_workloads(session: Session) -> tuple[NodewiseWorkload, ...]:
+    """All workloads that run the extender or the controller."""
+    return (*await session.require(collect_extenders), *await session.require(collect_controllers))
+
+
+async def _read_workloads(
+    session: Session, listed: Sequence[Workload], is_program: Callable[[Container], bool]
+) -> tuple[NodewiseWorkload, ...]:
     pods = await session.require(collect_replicas)
     return tuple(
         await asyncio.gather(
-            *(_read_extender(session, workload, pods[workload.where]) for workload in listed)
+            *(
+                _read_workload(session, workload, find_container(workload, is_program), pods[workload.where])
+                for workload in listed
+            )
         )
     )
 
 
-async def _read_extender(session: Session, workload: Workload, pods: list[ReplicaPod]) -> ExtenderWorkload:
-    container = find_container(workload, workloads.runs_nodewise_extender)
+async def _read_workload(
+    session: Session, workload: Workload, container: Container, pods: list[ReplicaPod]
+) -> NodewiseWorkload:
     path, file, unread = workloads.settings_file_path(container), b"", None
     if path:
         data = await session.files.read(workload, container, path)
@@ -63,7 +86,7 @@ async def _read_extender(session: Session, workload: Workload, pods: list[Replic
         for name in ("client_ca", "cert")
     ]
     with_problems = workload._replace(problems=(*workload.problems, *problems))
-    return ExtenderWorkload(with_problems, settings, unread, client_ca, serving)
+    return NodewiseWorkload(with_problems, settings, unread, client_ca, serving)
 
 
 async def collect_replica_metrics(session: Session) -> tuple[ReplicaMetrics, ...]:
@@ -71,19 +94,19 @@ async def collect_replica_metrics(session: Session) -> tuple[ReplicaMetrics, ...
     pods = await session.require(collect_replicas)
     results = await asyncio.gather(
         *(
-            read_metrics(session.reader, extender, pod)
-            for extender in await session.require(collect_extenders)
-            for pod in pods[extender.workload.where][:_MAX_REPLICAS]
+            read_metrics(session.reader, listed, pod)
+            for listed in await session.require(collect_nodewise_workloads)
+            for pod in pods[listed.workload.where][:_MAX_REPLICAS]
         )
     )
     return tuple(metrics for metrics in results if not isinstance(metrics, UnavailableFact))
 
 
 async def read_metrics(
-    reader: ClusterReader, extender: ExtenderWorkload, replica: ReplicaPod
+    reader: ClusterReader, listed: NodewiseWorkload, replica: ReplicaPod
 ) -> ReplicaMetrics | UnavailableFact:
     """A replica's /metrics, through the API server. An admin port on loopback cannot be reached."""
-    namespace, settings = extender.workload.namespace, extender.settings
+    namespace, settings = listed.workload.namespace, listed.settings
     where = f"Pod/{namespace}/{replica.name}"
     if is_loopback(settings.get("health_address", _DEFAULT_ADDRESS)) or not replica.address:
         return UnavailableFact(where, "its metrics cannot be reached", is_minor=True)

@@ -7,9 +7,10 @@ from nodewise.agents.telemetry.policy_namespace_trust import LABEL
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     AdmissionPolicy,
+    Controllers,
     Extenders,
-    ExtenderWorkload,
     MissingRights,
+    NodewiseWorkload,
     Registration,
     UnavailableFact,
 )
@@ -22,8 +23,9 @@ _MAX_LISTED: Final = 3
 
 
 @check("replicas-not-ready")
-def check_extender_is_installed(
+def check_nodewise_is_installed(
     extenders: Extenders,
+    controllers: Controllers,
     namespaces: tuple[str, ...],
     registrations: tuple[Registration | UnavailableFact, ...] = (),
 ) -> Iterator[Finding]:
@@ -32,19 +34,20 @@ def check_extender_is_installed(
         isinstance(registration, Registration) and registration.server.address
         for registration in registrations
     )
-    if not extenders and not is_reached:  # a server that responds may run outside of this cluster
+    # a server that responds may run outside of this cluster
+    if not extenders and not controllers and not is_reached:
         where = ", ".join(f"Namespace/{name}" for name in namespaces) or "cluster"
         actual, expected = (
-            "no workload runs nodewise extender",
+            "no workload runs nodewise extender or nodewise controller",
             "a Deployment that does, or -n with its namespace",
         )
         yield finding(id_, where, actual, expected, remedy="install it: docs/install.md")
 
 
 @check("replicas-not-ready")
-def check_ready_replicas(extenders: Extenders) -> Iterator[Finding]:
+def check_ready_replicas(extenders: Extenders, controllers: Controllers) -> Iterator[Finding]:
     id_ = "replicas-not-ready"
-    for workload in (extender.workload for extender in extenders):
+    for workload in (listed.workload for listed in (*extenders, *controllers)):
         if not workload.replicas:
             if not workload.where.startswith("Pod/"):
                 yield finding(id_, workload.where, "has 0 replicas", "at least one")
@@ -56,10 +59,12 @@ def check_ready_replicas(extenders: Extenders) -> Iterator[Finding]:
 
 
 @check("rights-missing")
-def check_rights(missing_rights: tuple[MissingRights, ...], extenders: Extenders = ()) -> Iterator[Result]:
-    for extender in extenders:
-        if extender.unread_settings is not None:  # the settings say which agents need rights
-            yield NotChecked("rights-missing", extender.unread_settings)
+def check_rights(
+    missing_rights: tuple[MissingRights, ...], extenders: Extenders = (), controllers: Controllers = ()
+) -> Iterator[Result]:
+    for listed in (*extenders, *controllers):
+        if listed.unread_settings is not None:  # the settings say which agents need rights
+            yield NotChecked("rights-missing", listed.unread_settings)
     for account, missing in missing_rights:
         if missing:
             more = f" and {len(missing) - _MAX_RIGHTS} more" if len(missing) > _MAX_RIGHTS else ""
@@ -69,13 +74,13 @@ def check_rights(missing_rights: tuple[MissingRights, ...], extenders: Extenders
 
 @check("admission-policy-missing")
 def check_missing_admission_policies(
-    extenders: Extenders, admission_policies: tuple[AdmissionPolicy, ...]
+    extenders: Extenders, controllers: Controllers, admission_policies: tuple[AdmissionPolicy, ...]
 ) -> Iterator[Finding]:
     """Accounts whose writes no policy limits, and the namespace label that everybody may set."""
     id_ = "admission-policy-missing"
-    writing = [extender for extender in extenders if _has_own_service_account(extender)]
-    for extender in writing:
-        yield from _check_account_admission_policy(extender, admission_policies)
+    writing = [listed for listed in (*extenders, *controllers) if _has_own_service_account(listed)]
+    for listed in writing:
+        yield from _check_account_admission_policy(listed, admission_policies)
     if writing and not any(
         _admission_policy_matches(policy, "namespaces", LABEL) for policy in admission_policies
     ):
@@ -86,18 +91,20 @@ def check_missing_admission_policies(
         yield finding(id_, where, actual, "the policy of deploy/trust.yaml, with a binding that denies")
 
 
-def _has_own_service_account(extender: ExtenderWorkload) -> bool:
+def _has_own_service_account(listed: NodewiseWorkload) -> bool:
     """Whether it writes to a cluster with an account that it does not share with kube-scheduler."""
-    containers = extender.workload.containers
+    containers = listed.workload.containers
     is_shared = any(workloads.runs(container, "kube-scheduler") for container in containers)
-    return not (is_shared or extender.is_set("no_cluster") or extender.settings.get("objects_from"))
+    return not (is_shared or listed.is_set("no_cluster") or listed.settings.get("objects_from"))
 
 
 def _check_account_admission_policy(
-    extender: ExtenderWorkload, admission_policies: tuple[AdmissionPolicy, ...]
+    listed: NodewiseWorkload, admission_policies: tuple[AdmissionPolicy, ...]
 ) -> Iterator[Finding]:
-    namespace, account = extender.workload.namespace, extender.workload.account
-    files = {"nodes": "deploy/rbac.yaml"} | ({"pods": "deploy/gpu.yaml"} if "gpu" in extender.agents else {})
+    namespace, account = listed.workload.namespace, listed.workload.account
+    files = {"nodes": "deploy/rbac.yaml"}
+    if "gpu" in listed.agents or listed.is_set("native_mode"):
+        files["pods"] = "deploy/gpu.yaml" if "gpu" in listed.agents else "deploy/controller.yaml"
     user = f"'system:serviceaccount:{namespace}:{account}'"
     for resource, file in files.items():
         if not any(_admission_policy_matches(policy, resource, user) for policy in admission_policies):
@@ -130,7 +137,7 @@ def check_unexamined_namespaces(
 
 
 CHECKS: Final = (
-    check_extender_is_installed,
+    check_nodewise_is_installed,
     check_ready_replicas,
     check_rights,
     check_missing_admission_policies,

@@ -1,0 +1,145 @@
+"""Checks of how policies reach the pods that they select, and of the labels of native mode."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+from nodewise.doctor.check_declaration import check
+from nodewise.doctor.checks.telemetry_policies import entry_calls_telemetry_agent
+from nodewise.doctor.facts import Controllers, Extenders, LeaderLease, Registrations, native_mode_workloads
+from nodewise.doctor.findings import Finding, finding
+from nodewise.doctor.policy_facts import PodAdmission, Pods, Policies, PolicyEvaluation
+
+_EXTENDER_FILE, _NATIVE_FILE = "deploy/extender-pods.yaml", "deploy/native.yaml"
+_EXTENDER_POLICIES: Final = {
+    "PlacementPolicy": ("MutatingAdmissionPolicy/nodewise-extender-pods",),
+    "ClusterPlacementPolicy": ("MutatingAdmissionPolicy/nodewise-extender-pods-cluster",),
+}
+"""By kind of policy, the admission policies that have its pods sent to the extender. A pod names its TASPolicy, and has
+the request in its template."""
+_NATIVE_POLICIES: Final = {
+    "PlacementPolicy": ("MutatingAdmissionPolicy/nodewise-native",),
+    "ClusterPlacementPolicy": ("MutatingAdmissionPolicy/nodewise-native-cluster",),
+    "TASPolicy": (
+        "MutatingAdmissionPolicy/nodewise-native-named",
+        "ValidatingAdmissionPolicy/nodewise-native-named",
+    ),
+}
+_OLD_SERVER_REMEDY: Final = (
+    "upgrade to Kubernetes 1.36; or have kube-scheduler send all pods: nodewise configure render-scheduler"
+    " --filter-all-pods"
+)
+
+
+@check("pod-admission-missing")
+def check_native_pod_admission(
+    policies: Policies, extenders: Extenders, controllers: Controllers, pod_admission: PodAdmission
+) -> Iterator[Finding]:
+    """Whether the API server adds the requirements of native mode to pods, for the kinds that have policies."""
+    if native_mode_workloads(extenders, controllers):
+        enforced = [policy for policy in policies if policy.avoids_nodes and not policy.not_enforced]
+        yield from _check_shipped_policies(enforced, _NATIVE_POLICIES, pod_admission, _NATIVE_FILE)
+
+
+@check("pod-admission-missing")
+def check_extender_pod_admission(
+    policies: Policies,
+    registrations: Registrations,
+    pod_admission: PodAdmission,
+    pods: Pods = (),
+    extenders: Extenders = (),
+    controllers: Controllers = (),
+) -> Iterator[Finding]:
+    """Whether selected pods get the request by which kube-scheduler sends them to nodewise."""
+    managed = _managed_resources(registrations)
+    if not managed or native_mode_workloads(extenders, controllers):
+        return
+    selecting = [
+        policy
+        for policy in policies
+        if policy.strategies and not policy.not_enforced and not _all_pods_request(policy, pods, managed)
+    ]
+    yield from _check_shipped_policies(selecting, _EXTENDER_POLICIES, pod_admission, _EXTENDER_FILE)
+
+
+def _managed_resources(registrations: Registrations) -> set[str]:
+    """The resources by which kube-scheduler selects pods for the telemetry agent; none if an entry gets all pods."""
+    entries = [item.entry for item in registrations if entry_calls_telemetry_agent(item.entry)]
+    if not all(entry.managed_resources for entry in entries):
+        return set()
+    return {resource.name for entry in entries for resource in entry.managed_resources}
+
+
+def _all_pods_request(policy: PolicyEvaluation, pods: Pods, managed: set[str]) -> bool:
+    """Whether the policy has pods, and all request a managed resource themselves."""
+    own = [pod for pod in pods if policy.where in pod.policies]
+    return bool(own) and all(managed & {*pod.resources} for pod in own)
+
+
+def _check_shipped_policies(
+    policies: list[PolicyEvaluation],
+    needed_by_kind: Mapping[str, tuple[str, ...]],
+    pod_admission: PodAdmission,
+    file: str,
+) -> Iterator[Finding]:
+    """One finding for each admission policy that is missing or differs, with the first policy that needs it."""
+    id_ = "pod-admission-missing"
+    installed = {policy.shipped: policy for policy in pod_admission.policies}
+    first_of_kind: dict[str, PolicyEvaluation] = {}
+    for policy in policies:
+        first_of_kind.setdefault(policy.kind, policy)
+    for kind, first in first_of_kind.items():
+        for name in needed_by_kind.get(kind, ()):
+            own = installed.get(name)
+            if own is None and not pod_admission.is_served:
+                actual = f"the API server has no MutatingAdmissionPolicy, and {first.where} selects pods"
+                remedy = _OLD_SERVER_REMEDY
+                yield finding(id_, f"the policies of {file}", actual, "Kubernetes 1.36", remedy=remedy)
+            elif own is None:
+                actual = f"does not exist or has no binding, and {first.where} selects pods"
+                remedy = f"kubectl apply -f {file}, then create the selected pods again"
+                yield finding(id_, name, actual, f"that of {file}", remedy=remedy)
+            elif not own.is_current:
+                actual = f"differs from that of {file} of this version"
+                remedy = f"kubectl apply -f {file} of this version of nodewise"
+                yield finding(
+                    id_, own.where, actual, "the same expressions", severity="warning", remedy=remedy
+                )
+
+
+@check("labels-frozen")
+def check_labels_are_updated(
+    extenders: Extenders,
+    controllers: Controllers,
+    nodes_with_verdicts: int,
+    leases: tuple[LeaderLease, ...],
+    now: datetime,
+) -> Iterator[Finding]:
+    """Labels of native mode keep their last values if no replica leads."""
+    writing = native_mode_workloads(extenders, controllers)
+    if not writing and not nodes_with_verdicts:
+        return
+    held = [lease for lease in leases if lease.is_held(now)] if writing else []
+    if any(lease.is_evaluating(now) for lease in held):
+        return
+    count = f"; {nodes_with_verdicts:,} nodes keep their last verdicts" if nodes_with_verdicts else ""
+    where = writing[0].workload.where if writing else "Node labels of native mode"
+    if held:
+        actual = f"{held[0].holder} leads and has not evaluated the policies since {_format_time(held[0].evaluated)}"
+        remedy = "see the log of that replica, and docs/runbooks/NodewiseNoEvaluation.md"
+        yield finding("labels-frozen", where, actual + count, "an evaluation each period", remedy=remedy)
+    else:
+        actual = f"no replica leads{_last_renewal(leases)}" if writing else "nothing updates them"
+        yield finding("labels-frozen", where, actual + count, "a controller that leads")
+
+
+def _last_renewal(leases: tuple[LeaderLease, ...]) -> str:
+    last = max((lease.renewed for lease in leases if lease.renewed), default=None)
+    return f" since {_format_time(last)}" if last else ""
+
+
+def _format_time(at: datetime | None) -> str:
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}" if at else "its start"
+
+
+CHECKS: Final = (check_native_pod_admission, check_extender_pod_admission, check_labels_are_updated)
