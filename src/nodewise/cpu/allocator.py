@@ -132,7 +132,7 @@ def _candidate_sockets(pool: Pool, request: AllocationRequest) -> Sequence[int]:
     if request.socket is None or pool.name == INFRA:
         return sorted(pool.sockets)
     if request.socket not in pool.sockets:
-        wanted = "one of " + ", ".join(map(str, sorted(pool.sockets)))
+        wanted = f"one of {', '.join(map(str, sorted(pool.sockets)))}, the sockets of pool {pool.name}"
         raise BadInput(CANNOT_CHOOSE_CPUS, [Problem("--socket-id", str(request.socket), wanted)])
     return [request.socket]
 
@@ -227,4 +227,5 @@ def _too_few_lists_error(
     seen = f"{available} of {len(cpu_lists)} CPU lists {kind}"
     seen += f", {held} held" if pool.is_exclusive and held else ""
     seen += f", CPUs {cpu_set_formats.format_cpu_ranges(offline)} offline" if offline else ""
-    return Unavailable(CANNOT_CHOOSE_CPUS, [Problem(f"pool {pool.name}", seen, str(wanted))])
+    where = "" if request.socket is None or pool.name == INFRA else f" on socket {request.socket}"
+    return Unavailable(CANNOT_CHOOSE_CPUS, [Problem(f"pool {pool.name}{where}", seen, str(wanted))])

@@ -27,8 +27,9 @@ _PIECE: Final = re.compile(
 def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
     """The cores in a text, in ascending order, each once.
 
-    A number is that of `nodewise cpu topology` and lscpu. If no core has that number, it is the kernel's core id,
-    provided that only one core has that. BadInput names the parts that cannot be parsed, and those not on the machine.
+    A number is the kernel's core id: it selects the core with that id on each socket, as in CMK. If no core has that
+    id, it is the number of `nodewise cpu topology` and lscpu. BadInput names the parts that cannot be parsed, and those
+    not on the machine.
     """
     problems: list[Problem] = []
     missing: dict[str, None] = {}
@@ -57,11 +58,9 @@ def _parse_cores_part(piece: str, topology: Topology, missing: dict[str, None]) 
         return named
     cores: list[Core] = []
     for number in _parse_number_range(match):
-        core = _find_core(number, topology)
-        if core is None:
-            missing[str(number)] = None
-        else:
-            cores.append(core)
+        matches = _find_cores(number, topology)
+        cores += matches
+        missing.update({} if matches else {str(number): None})
     return cores
 
 
@@ -82,12 +81,7 @@ def _matches_core(core: Core, match: re.Match[str]) -> bool:
     return (core.socket, core.core_id) == (int(match["socket"]), int(match["core_id"]))
 
 
-def _find_core(number: int, topology: Topology) -> Core | None:
-    """None if no core has that number or id; ValueError if several have that id."""
-    if number < len(topology.cores):
-        return topology.cores[number]
+def _find_cores(number: int, topology: Topology) -> Sequence[Core]:
+    """The cores with this id, else the core with this number; empty if there is none."""
     same_id = [core for core in topology.cores if core.core_id == number]
-    if len(same_id) > 1:
-        where = ", ".join(f"{core.socket}:{number}" for core in same_id)
-        raise ValueError(f"one of {where}: that core id is on several sockets")
-    return same_id[0] if same_id else None
+    return same_id or topology.cores[number : number + 1]

@@ -8,7 +8,7 @@ import msgspec
 
 from nodewise.cpu.webhook import json_merge_and_patch, pod_mutation
 from nodewise.cpu.webhook.pod_mutation import Mutations
-from nodewise.errors import UNREADABLE, BadInput, Problem, shown
+from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
 PATH: Final = "/mutate"
 """The path to which the API server sends reviews."""
@@ -50,7 +50,8 @@ _REVIEW: Final = msgspec.json.Decoder(_Review)
 def respond_to_review(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
     """The response to a review: with a patch, without one, or a refusal that names what is wrong with the object.
 
-    BadInput if the body is not a review, or has no UID. BadSettings if the mutations do not fit the pod.
+    BadInput if the body is not a review, or has no UID. BadSettings if the pod requests cores while the
+    mutations are invalid.
     """
     review, request = _decode_review(body)
     try:
@@ -111,7 +112,12 @@ def _mutation_as_json_patch(
         whole = msgspec.json.decode(pod)
     except UNREADABLE as error:
         raise pod_mutation.decoding_error(error, "the pod cannot be read") from error
-    return list(json_merge_and_patch.json_patch(whole, pod_mutation.mutate(whole, mutations())))
+    valid_mutations = mutations()
+    try:
+        mutated = pod_mutation.mutate(whole, valid_mutations)
+    except BadSettings as error:  # the same mutations fit other pods
+        raise BadInput("the pod cannot be mutated", error.problems) from error
+    return list(json_merge_and_patch.json_patch(whole, mutated))
 
 
 def _encode_review_response(review: _Review, response: dict[str, Any]) -> bytes:

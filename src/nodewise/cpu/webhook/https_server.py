@@ -1,12 +1,15 @@
 """The webhook's HTTPS server, which has one path."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from nodewise.cpu.webhook import admission_review
 from nodewise.cpu.webhook.admission_review import ReviewResponse
+from nodewise.cpu.webhook.pod_mutation import Mutations
 from nodewise.cpu.webhook.webhook_config_files import LiveMutations
+from nodewise.errors import BadSettings
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, ConcurrencyLimit, Request, Response, Route
@@ -40,15 +43,27 @@ def create_webhook_server(
         """Respond to a review. Large ones are processed in another thread, one at a time, and delay no others."""
         if len(request.body) < _LARGE_BYTES:
             return log_and_render(request, admission_review.respond_to_review(request.body, mutations))
-        held = mutations()
+        try:
+            valid_mutations = mutations()
+        except BadSettings as error:  # an error only if the pod requests cores
+            get_mutations = _raise_when_called(error)
+        else:
+            get_mutations = lambda: valid_mutations  # noqa: E731
         loop = asyncio.get_running_loop()
-        return log_and_render(
-            request,
-            await loop.run_in_executor(aside, admission_review.respond_to_review, request.body, lambda: held),
+        answer = await loop.run_in_executor(
+            aside, admission_review.respond_to_review, request.body, get_mutations
         )
+        return log_and_render(request, answer)
 
     limit = ConcurrencyLimit(_MOST_LARGE, _LARGE_BYTES)
     app = Application(
         [Route("POST", admission_review.PATH, mutate, limit)], metrics_registry, max_body_bytes=LONGEST_BYTES
     )
     return HttpServer(app, options, metrics_registry, verify_clients=not any_client)
+
+
+def _raise_when_called(error: BadSettings) -> Callable[[], Mutations]:
+    def fail() -> Mutations:
+        raise error
+
+    return fail

@@ -148,41 +148,39 @@ def _strings_in_json_value(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[
 
 
 class LiveMutations:
-    """The newest valid mutations. The files are checked for changes at each call.
+    """The mutations in the files, which are checked for changes at each call.
 
-    Invalid files do not replace the mutations in use; they are reported in the log and in a metric.
+    While the files are invalid, each call fails: earlier mutations could lack what new pods need. The log reports
+    the reason once, and a metric the state.
     """
 
     def __init__(self, source: str, metrics_registry: MetricsRegistry) -> None:
         """BadSettings if the files are invalid now."""
         self._source = source
         self._metrics_registry = metrics_registry
-        self._tried: Contents = read_webhook_config_files(source)
-        self._value = parse_mutations(self._tried)
-        self._trouble = ""
+        self._contents: Contents = read_webhook_config_files(source)
+        self._mutations = parse_mutations(self._contents)
+        self._failure = ""
         metrics_registry.set("cpu_mutations_failing", 0)
 
     def __call__(self) -> Mutations:
-        seen: Contents = {}
+        """BadSettings if the files are invalid now."""
         try:
-            seen = read_webhook_config_files(self._source)
-            if seen != self._tried:
-                self._tried = seen
-                self._apply_new_files(parse_mutations(seen))
+            contents = read_webhook_config_files(self._source)
+            if contents != self._contents or self._failure:
+                self._mutations = parse_mutations(contents)
         except BadSettings as error:
-            self._tried = seen
-            self._log_failure(str(error))
-        return self._value
+            self._report_failure(str(error))
+            raise
+        if contents != self._contents or self._failure:
+            self._contents, self._failure = contents, ""
+            self._metrics_registry.set("cpu_mutations_failing", 0)
+            logs.emit("cpu_mutations_read", files=", ".join(contents))
+        return self._mutations
 
-    def _apply_new_files(self, fresh: Mutations) -> None:
-        self._value = fresh
-        self._trouble = ""
-        self._metrics_registry.set("cpu_mutations_failing", 0)
-        logs.emit("cpu_mutations_read", files=", ".join(self._tried))
-
-    def _log_failure(self, trouble: str) -> None:
-        if trouble == self._trouble:
+    def _report_failure(self, failure: str) -> None:
+        if failure == self._failure:
             return
-        self._trouble = trouble
+        self._failure = failure
         self._metrics_registry.set("cpu_mutations_failing", 1)
-        logs.emit("cpu_mutations_failed", error=trouble)
+        logs.emit("cpu_mutations_failed", error=failure)
