@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-cluster test-long laws check format docs site chart image release bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test test-cluster test-long laws check format docs pictures site chart image plugin release bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,11 +40,12 @@ else
 	@$(BIN)/nodewise demo
 endif
 
-# Workers take files from one queue; tests with programs wait for them half of the time, so one more worker has work.
-PYTEST = $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadfile --no-loadscope-reorder --longest-first -rfEs
+# Workers take files from one queue; tests with processes wait for them half of the time, so one more worker has work.
+# Some machines forbid Python to write byte code; every run and process would then compile all modules again.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadfile --no-loadscope-reorder --longest-first -rfEs
 
 test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13: with that one
-	@$(PYTEST) -n $$(nproc) -m 'not (cluster or root or long)' $(ARGS)
+	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not (cluster or root or long)' $(ARGS)
 
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
@@ -76,6 +77,11 @@ format: $(VENV)/.dev ## format, and fix what ruff can fix
 docs: $(VENV)/.dev ## generate the reference pages
 	@$(BIN)/python -m tools.reference
 
+pictures: $(VENV)/.dev ## the pictures of the documentation that show what the program prints or computes
+	@$(BIN)/python -m tools.terminal_picture
+	@$(BIN)/python -m tools.risk_plot
+	@$(BIN)/python -m tools.dashboard_picture
+
 site: $(VENV)/.dev ## the documentation as a site, in build/site; SERVE=1: on loopback, rebuilt at each change
 ifdef SERVE
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --quiet --livereload
@@ -90,7 +96,10 @@ chart: $(VENV)/.dev ## generate the Helm chart's schema and CRDs, and the files 
 image: $(VENV)/.dev ## the container image as an OCI archive, dist/nodewise-VERSION.oci.tar; no daemon, no base image
 	@$(BIN)/python -m tools.image $(ARGS)
 
-release: $(VENV)/.dev ## wheel, sdist, chart, image, release notes and checksums, in dist/VERSION; ARGS="--url URL --sign"
+plugin: $(VENV)/.dev ## the kubectl plugin of this platform with all it needs, dist/kubectl-nodewise-VERSION-PLATFORM.tar.gz
+	@$(BIN)/python -m tools.kubectl_plugin $(ARGS)
+
+release: $(VENV)/.dev ## wheel, sdist, chart, image, plugin, release notes and checksums, in dist/VERSION; ARGS="--url URL --sign"
 	@$(BIN)/python -m tools.release $(ARGS)
 
 bench: $(VENV)/.dev ## measure on this machine: bench/results.json

@@ -25,6 +25,7 @@ from nodewise import agents
 from nodewise.cli import annotate
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.setting_declarations import Setting, list_settings
+from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from tools import native_mode_generator
 
 DEPLOY: Final = Path("deploy")
@@ -35,6 +36,8 @@ KUSTOMIZE: Final = DEPLOY / "kustomize"
 NAMESPACE: Final = "nodewise"
 KUBERNETES: Final = "1.30.0"
 """The Kubernetes version of the rendered kustomize files: the oldest whose tokens contain the node of a pod."""
+NATIVE_KUBERNETES: Final = "1.36.0"
+"""That of native mode: the oldest with MutatingAdmissionPolicies."""
 _CHARTS_OWN: Final = frozenset(
     {
         "agents",
@@ -58,8 +61,7 @@ _CHARTS_OWN: Final = frozenset(
         "own_namespace",
         "identity",
     }
-    | {"once", "dry_run", "output"}
-    | {"native_mode"}
+    | {"once", "dry_run", "output", "native_mode"}
 )
 """What the chart says itself, or does not support."""
 _BOUNDS: Final = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
@@ -174,9 +176,10 @@ def _kustomization(source: str, resources: Sequence[str]) -> str:
 
 def rendered(helm: Path, values: Path, *more: str) -> str:
     """Render a values file with Helm, without Helm's labels."""
+    version = NATIVE_KUBERNETES if "nativeMode" in values.read_text() else KUBERNETES
     command = [helm, "template", "nodewise", CHART, "--namespace", NAMESPACE, "--values", values]
     completed = subprocess.run(
-        [*map(str, command), "--kube-version", KUBERNETES, "--no-hooks", *more],
+        [*map(str, command), "--kube-version", version, "--no-hooks", *more],
         check=True,
         capture_output=True,
         text=True,
@@ -198,7 +201,10 @@ def parts() -> dict[Path, str]:
             for definition in _definitions()
             for folder in _PLACES
         },
-        DEPLOY / "native.yaml": native_mode_generator.native_manifest(),
+        **dict.fromkeys(_NATIVE_MODE, native_mode_generator.native_manifest()),
+        SHIPPED_POLICIES: _shipped_policies(
+            native_mode_generator.native_manifest(), (DEPLOY / "extender-pods.yaml").read_text()
+        ),
         PACKAGED: (DEPLOY / "crds" / PACKAGED.name).read_text(),
         **{CHART / "files" / Path(name).name: (DEPLOY / name).read_text() for name in _INCLUDED},
         PROMETHEUS_RULE: _prometheus_rule(ALERT_RULES.read_text()),
@@ -238,6 +244,12 @@ nodewise certs --namespace nodewise --apply
 helm test nodewise --namespace nodewise
 ```
 
+From Kubernetes 1.36, native mode needs no certificates and no configuration of kube-scheduler:
+
+```sh
+helm install nodewise . --namespace nodewise --create-namespace --values values/values-native.yaml
+```
+
 The folder `values/` contains common combinations. The notes of the release print the next steps: certificates, and the
 configuration of kube-scheduler. Helm does not upgrade the definitions in `crds/`; apply them before an upgrade.
 
@@ -256,6 +268,35 @@ _PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
 
 PACKAGED: Final = Path("src/nodewise/agents/telemetry/taspolicies.yaml")
 """The definition that `nodewise policy lint` reads."""
+_NATIVE_MODE: Final = (DEPLOY / "native.yaml", CHART / "files/native.yaml")
+SHIPPED_POLICIES: Final = Path("src/nodewise/doctor/parsing/shipped_admission_policies.py")
+_SHIPPED_POLICIES_HEAD: Final = '''"""Digests of the admission policies that nodewise ships for pods.
+
+Made by `make chart`; do not edit.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+SHIPPED_POLICIES: Final[Mapping[str, str]] = {
+'''
+
+
+def _shipped_policies(*manifests: str) -> str:
+    """A module with the digest of each admission policy, by its kind and name."""
+    policies = [
+        document
+        for manifest in manifests
+        for document in yaml.safe_load_all(manifest)
+        if document["kind"].endswith("AdmissionPolicy")
+    ]
+    rows = (
+        f'    "{policy["kind"]}/{policy["metadata"]["name"]}": "{expressions_digest(policy)}",\n'
+        for policy in policies
+    )
+    return f"{_SHIPPED_POLICIES_HEAD}{''.join(rows)}}}\n"
+
+
 _INCLUDED: Final = (
     "policy-fields.yaml",
     "policy-roles.yaml",

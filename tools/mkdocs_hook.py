@@ -24,8 +24,8 @@ COPIES: Final = "repository"
 _FENCE: Final = re.compile(r" *(```+|~~~+)")
 _LINK: Final = re.compile(r"`[^`\n]*`|(?<=\]\()[^)\s]+(?=[)\s])")
 _ITEM: Final = re.compile(r"( *)(?:[-*+]|\d+[.)]) +")
-_BOOSTS: Final = {"reference": 2, "adr": 0.5, COPIES: 0.5}
-"""Search boosts by folder."""
+_BOOSTS: Final = {"learn": 2, "how-to": 2, "reference": 0.5, "runbooks": 0.5, "adr": 0.25, COPIES: 0.25}
+"""Search boosts by folder: pages with the steps of a task come before those that list all options."""
 _LANGUAGES: Final = {
     ".yaml": "yaml",
     ".yml": "yaml",

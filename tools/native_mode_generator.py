@@ -6,10 +6,9 @@ they do to a pod. `make chart` writes the file, and a test compares it.
 
 from typing import Final
 
-LABEL_PREFIX: Final = "policy.nodewise.node-restriction.kubernetes.io/"
-"""The prefix of the keys of node labels; the uid of a policy follows."""
-GATE: Final = "nodewise.io/policy-not-active"
-"""The scheduling gate of pods that were created before all nodes had the label of their policy."""
+from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.agents.telemetry.unscheduled_pods import GATE
+
 POLICY_ANNOTATION: Final = "nodewise.io/telemetry-policy"
 """The annotation with the uid of the TASPolicy that a pod named when it was created."""
 
@@ -40,10 +39,11 @@ _SCHEDULED_PODS: Final = """\
   - name: pod-is-not-of-a-daemonset
     expression: "!object.metadata.?ownerReferences.orValue([]).exists(owner, owner.kind == 'DaemonSet')"
 """
-_MODE: Final = "params.?status.?mode.orValue('Enforce') == 'Enforce'"
+_IS_ENFORCED: Final = "params.?status.?mode.orValue('Enforce') != 'NotEnforced'"
+_MODE: Final = "params.spec.?mode.orValue('Enforce') == 'Enforce'"
 _HAS_LABEL: Final = "params.?status.?nodeLabel.orValue('not known yet') != ''"
 """False once nodewise has found that the policy needs no label, or that it is beyond the budget of labels."""
-_KEY: Final = f"'{LABEL_PREFIX}' + params.metadata.uid"
+_KEY: Final = f"'{VERDICT_LABEL_PREFIX}' + params.metadata.uid"
 
 
 def native_manifest() -> str:
@@ -76,7 +76,14 @@ def _placement_policy(kind: str) -> str:
     is_cluster = kind == "ClusterPlacementPolicy"
     name = "nodewise-native-cluster" if is_cluster else "nodewise-native"
     conditions = (
-        f'  - {{name: policy-is-enforced, expression: "{_MODE}"}}\n'
+        f'  - {{name: policy-is-enforced, expression: "{_IS_ENFORCED}"}}\n'
+        "  - name: policy-has-not-stepped-back\n"
+        "    expression: params.?status.?steppedBack.?generation.orValue(0) != params.metadata.generation\n"
+        "  - name: policy-mode-enforces\n    expression: >-\n"
+        f"      {_MODE} || (params.spec.mode == 'Canary'\n"
+        "      && has(params.spec.canary) && has(params.spec.canary.podSelector) &&\n"
+        + _selector("params.spec.canary.podSelector", "object.metadata.?labels.orValue({})").rstrip("\n")
+        + ")\n"
         "  - {name: policy-avoids-nodes, expression: has(params.spec.avoid)}\n"
         f'  - {{name: policy-has-a-node-label, expression: "{_HAS_LABEL}"}}\n'
         "  - name: policy-selects-the-pod\n"
@@ -94,7 +101,11 @@ def _placement_policy(kind: str) -> str:
       params.spec.avoid.exists(rule, has(rule.all) ? rule.all.all(part, part.?whenMissing.orValue('Allow') == 'Reject')
       : rule.?whenMissing.orValue('Allow') == 'Reject')
 """
-    patches = f"!variables.isSelected ? [] : {_PATCHES}" if is_cluster else _PATCHES
+    patches = (
+        f"params.spec.?enforcement.orValue('Required') == 'Preferred' ? {_PREFERENCE}\n        : {_PATCHES}"
+    )
+    if is_cluster:
+        patches = f"!variables.isSelected ? [] : {patches}"
     return _mutation(
         name,
         f"{{apiVersion: nodewise.io/v1alpha1, kind: {kind}}}",
@@ -181,6 +192,21 @@ _PATCHES: Final = f"""\
         : [JSONPatch{{op: 'add', path: '/spec/schedulingGates/-', value: {{'name': '{GATE}'}}}}])"""
 """The list of JSON patches that add the requirement to each term, and the gate. A pod without required affinity gets a
 term with the requirement. Values are plain maps: a list of objects with a type would stop the pod."""
+
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED_TERMS: Final = f"object.spec.?affinity.?nodeAffinity.?{_PREFERRED}"
+_PREFERENCE: Final = f"""\
+({_PREFERRED_TERMS}.orValue([])
+        .exists(term, term.preference.?matchExpressions.orValue([]).exists(e, e.key == variables.requirement.key)) ? []
+        : (has(object.spec.affinity) ? [] : [JSONPatch{{op: 'add', path: '/spec/affinity', value: {{}}}}])
+        + (has(object.spec.affinity) && has(object.spec.affinity.nodeAffinity) ? []
+        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity', value: {{}}}}])
+        + ({_PREFERRED_TERMS}.hasValue() ? []
+        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{_PREFERRED}', value: []}}])
+        + [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{_PREFERRED}/-', value: {{'weight': dyn(100),
+        'preference': dyn({{'matchExpressions': [{{'key': variables.requirement.key, 'operator': dyn('NotIn'),
+        'values': dyn(['violating'])}}]}})}}}}])"""
+"""The list of JSON patches that add a preference for nodes that are not `violating`, without a gate."""
 
 
 def _mutation(

@@ -1,11 +1,13 @@
 """`make release`: writes the files of a release into dist/VERSION.
 
-The folder contains the wheel, the source distribution, the Helm chart, the image with its SBOM, the release notes, and
-SHA256SUMS. Where cosign is installed, it signs each file (SIGN=1). `docs/how-to/release.md` describes the steps.
+The folder contains the wheel, the source distribution, the Helm chart, the image with its SBOM, the kubectl plugin with
+its manifest for krew, the release notes, a provenance statement and SHA256SUMS. Where cosign is installed, it signs
+each file (SIGN=1). `docs/how-to/release.md` describes the steps.
 """
 
 import argparse
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -20,10 +22,13 @@ from tests.cluster import program_cache
 from tests.cluster.go_toolchain import MissingError
 
 import nodewise
+from nodewise.errors import NodewiseError
+from tools import kubectl_plugin
 from tools.helm_chart_generator import CHART
 
 CHANGELOG: Final = Path("CHANGELOG.md")
 CHECKSUMS: Final = "SHA256SUMS"
+PROVENANCE: Final = "provenance.intoto.json"
 _ICON: Final = "docs/site/mark.svg"
 
 
@@ -54,6 +59,40 @@ def write_checksums(folder: Path) -> None:
     (folder / CHECKSUMS).write_text("".join(lines))
 
 
+def write_provenance(folder: Path, url: str, revision: str, parameters: dict[str, Any]) -> None:
+    """The statement of how the files were built, in the form of in-toto (v1) with the predicate of SLSA (v1).
+
+    Each file of the folder is a subject. `url` and `revision` name the source; the URL of the build type is that of the
+    page that describes the build.
+    """
+    files = sorted(path for path in folder.iterdir() if path.name not in {CHECKSUMS, PROVENANCE})
+    source = {"uri": f"git+{url}" if url else "git+file:.", "digest": {"gitCommit": revision}}
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [
+            {"name": path.name, "digest": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}}
+            for path in files
+        ],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": f"{url or 'file:.'}/docs/how-to/release.md",
+                "externalParameters": parameters,
+                "resolvedDependencies": [source],
+            },
+            "runDetails": {"builder": {"id": f"{url or 'file:.'}/tools/release.py"}},
+        },
+    }
+    (folder / PROVENANCE).write_text(json.dumps(statement, indent=2) + "\n")
+
+
+def source_revision() -> str:
+    """The commit that is checked out. ReleaseError if files differ from it: no commit describes such a build."""
+    if changed := _output("git", "status", "--porcelain", "--untracked-files=no"):
+        raise ReleaseError(f"found changed files, expected those of a commit:\n{changed}")
+    return _output("git", "rev-parse", "HEAD")
+
+
 def sign(cosign: str, files: Iterable[Path]) -> None:
     """Sign each file with cosign; the bundle FILE.sigstore.json contains signature and certificate."""
     for file in files:
@@ -69,12 +108,32 @@ def package_chart(folder: Path, url: str) -> None:
         _run(program_cache.helm(), "package", copy, "--destination", folder)
 
 
+def package_plugin(folder: Path, url: str, archives: Path | None) -> None:
+    """Write the plugin's archive for this platform, those of other platforms in `archives`, and the manifest of all.
+
+    The manifest needs addresses, so there is none without `url`.
+    """
+    file = kubectl_plugin.build(folder)
+    kubectl_plugin.check(file)
+    for other in kubectl_plugin.find_archives(archives) if archives else ():
+        if other.name != file.name:
+            shutil.copy(other, folder)
+    if url:
+        text = kubectl_plugin.manifest(kubectl_plugin.find_archives(folder), url)
+        (folder / kubectl_plugin.TEMPLATE.name).write_text(text)
+
+
 def _run(*command: str | Path) -> None:
     subprocess.run([*map(str, command)], check=True, stdout=sys.stderr)
 
 
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def _make(folder: Path, arguments: argparse.Namespace) -> None:
     notes = release_notes(CHANGELOG.read_text(), nodewise.__version__)
+    revision = source_revision()
     cosign = shutil.which("cosign")
     if arguments.sign and not cosign:
         raise ReleaseError("SIGN=1: found no cosign on the PATH")
@@ -82,9 +141,19 @@ def _make(folder: Path, arguments: argparse.Namespace) -> None:
     folder.mkdir(parents=True)
     (folder / "RELEASE_NOTES.md").write_text(notes)
     _run(sys.executable, "-m", "hatchling", "build", "--directory", folder)
-    package_chart(folder, arguments.url.rstrip("/"))
+    url = arguments.url.rstrip("/")
+    package_chart(folder, url)
     if not arguments.no_image:
         _run(sys.executable, "-m", "tools.image", "--into", folder)
+    if not arguments.no_plugin:
+        package_plugin(folder, url, arguments.plugins)
+    parameters = {
+        "version": nodewise.__version__,
+        "url": url,
+        "image": not arguments.no_image,
+        "plugin": not arguments.no_plugin,
+    }
+    write_provenance(folder, url, revision, parameters)
     write_checksums(folder)
     if arguments.sign and cosign:
         sign(cosign, sorted(folder.iterdir()))
@@ -93,13 +162,15 @@ def _make(folder: Path, arguments: argparse.Namespace) -> None:
 def main() -> int:
     """The exit code: 0, or 1 with an error message."""
     parser = argparse.ArgumentParser(prog="make release")
-    parser.add_argument("--url", default="", help="address of the repository, for the metadata of the chart")
+    parser.add_argument("--url", default="", help="address of the repository, for the chart and the plugin")
     parser.add_argument("--sign", action="store_true", help="sign with cosign")
     parser.add_argument("--no-image", action="store_true", help="without the image")
+    parser.add_argument("--no-plugin", action="store_true", help="without the kubectl plugin")
+    parser.add_argument("--plugins", type=Path, help="folder with archives that `make plugin` made elsewhere")
     folder = Path("dist") / nodewise.__version__
     try:
         _make(folder, parser.parse_args())
-    except (ReleaseError, MissingError, subprocess.CalledProcessError) as error:
+    except (ReleaseError, MissingError, NodewiseError, subprocess.CalledProcessError) as error:
         print(f"no release: {error}", file=sys.stderr)
         return 1
     print(folder)

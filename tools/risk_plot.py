@@ -1,6 +1,6 @@
 """Draws docs/pictures/safe-tail.svg: the risk of overload and the score by the usage of a node.
 
-python -m tools.risk_plot
+`make pictures` runs it.
 """
 
 from pathlib import Path

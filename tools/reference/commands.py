@@ -144,11 +144,16 @@ def commands_page() -> str:
             "\n`nodewise cpu isolate` ends with the exit code of the command that it runs.\n\n",
             "## Shell completion\n\n",
             "```sh\n",
-            'eval "$(_NODEWISE_COMPLETE=bash_source nodewise)"    # in ~/.bashrc, bash 4.4 or later\n',
-            'eval "$(_NODEWISE_COMPLETE=zsh_source nodewise)"     # in ~/.zshrc\n',
-            "_NODEWISE_COMPLETE=fish_source nodewise | source     # in ~/.config/fish/config.fish\n",
+            "source <(nodewise completion bash)            # in ~/.bashrc, bash 4.4 or later\n",
+            "source <(nodewise completion zsh)             # in ~/.zshrc\n",
+            "nodewise completion fish | source             # in ~/.config/fish/config.fish\n",
             "```\n\n",
-            "It completes commands, options and the values of options. For `cmk` the variable is `_CMK_COMPLETE`.\n",
+            "It completes commands, options, values of options, files, agents, and namespaces and pods of the\n",
+            'cluster. For `cmk`, use `eval "$(_CMK_COMPLETE=bash_source cmk)"`.\n\n',
+            "## kubectl plugin\n\n",
+            "`kubectl nodewise COMMAND` is `nodewise COMMAND`. The package installs `kubectl-nodewise` and\n",
+            "`kubectl_complete-nodewise`, with which kubectl 1.26 or later completes it; both must be in the PATH.\n",
+            "[Install the kubectl plugin](../../how-to/kubectl-plugin.md) describes the installation without Python.\n",
         ]
     )
 

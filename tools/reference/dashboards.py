@@ -20,7 +20,12 @@ def dashboards_page() -> str:
             MADE,
             "# Dashboards\n\n",
             "The Helm chart contains these dashboards for Grafana. `dashboards.enabled` creates ConfigMaps that\n",
-            "the sidecar of Grafana loads. [Metrics](observability.md#metrics) describes the metrics.\n",
+            "the sidecar of Grafana loads. [Metrics](observability.md#metrics) describes the metrics.\n\n",
+            "The figure shows the panels of `decisions.json` while the demo runs: one node fails, then all nodes,\n",
+            "then all recover. matplotlib draws the plots from the responses of Prometheus to the queries of the\n",
+            "panels, over seconds. It is not a screenshot of Grafana, which draws them otherwise. The machine was\n",
+            "busy with other work; the [measurements](../../bench/README.md) have response times of a quiet one.\n\n",
+            "![The ten panels of the dashboard decisions, drawn with matplotlib](../pictures/dashboard.svg)\n",
             *(_dashboard(path, dashboard) for path, dashboard in dashboards),
         ]
     )

@@ -122,6 +122,11 @@ def _shown(request_handler: RequestHandler) -> Iterator[tuple[str, str, str]]:
             private,
             f"the state of the agent{parameters.get(agent.name, '')}",
         )
+    yield (
+        "`GET /metric-values`",
+        private,
+        "the settings that decisions depend on, and metric values; those of later metrics with `?after=`",
+    )
     yield "`GET /version`", "the port", "the version"
 
 
@@ -132,7 +137,7 @@ _STATUSES = (
         "`403`",
         (
             "the client's certificate lacks a name of `--client-name` or the usage clientAuth, or is a CA's with"
-            " `--refuse-ca-client`; with `--any-client` for bind, `/decisions` and `/state` only"
+            " `--refuse-ca-client`; with `--any-client` for bind, `/decisions`, `/metric-values` and `/state` only"
         ),
     ),
     ("`404`", "no such path; or a bind that was refused, with `--bind-errors status`"),

@@ -18,23 +18,71 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .part }}
 {{- end }}
 
-{{/* The agents that are on, separated by commas, in the order in which they are asked. */}}
+{{/* Constraints that spread the replicas of a part over nodes and zones. Call with (dict "root" $ "part" "extender"). */}}
+{{- define "nodewise.topologySpread" -}}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- maxSkew: 1
+  topologyKey: {{ . }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{- include "nodewise.selector" $ | nindent 6 }}
+{{- end }}
+{{- end }}
+
+{{/* The agents of the extender, separated by commas, in the order in which they are asked. */}}
 {{- define "nodewise.agents" -}}
 {{- $on := list -}}
 {{- range list "telemetry" "gpu" "safe" "congestion" "pigeon" "learned" -}}
-{{- if (index $.Values.agents .).enabled }}{{ $on = append $on . }}{{ end -}}
+{{- if and (index $.Values.agents .).enabled (not (and (eq . "telemetry") (include "nodewise.controller" $))) -}}
+{{- $on = append $on . }}{{ end -}}
 {{- end -}}
 {{ join "," $on }}
 {{- end }}
 
-{{/* The file of --config. */}}
+{{/* Not empty in native mode. The API server changes pods with MutatingAdmissionPolicies since Kubernetes 1.36. */}}
+{{- define "nodewise.nativeMode" -}}
+{{- if .Values.nativeMode.enabled -}}
+{{- if semverCompare "<1.36-0" .Capabilities.KubeVersion.Version -}}
+{{- fail (printf "found nativeMode.enabled: true on Kubernetes %s, expected 1.36 or later" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if not .Values.agents.telemetry.enabled -}}
+{{- fail "found nativeMode.enabled: true and agents.telemetry.enabled: false, expected the agent whose policies native mode enforces" -}}
+{{- end -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/* Not empty if the agent telemetry runs in `nodewise controller` instead of the extender. */}}
+{{- define "nodewise.controller" -}}
+{{- if and (include "nodewise.nativeMode" .) (not .Values.nativeMode.keepExtender) }}true{{ end -}}
+{{- end }}
+
+{{/* Not empty if the release has the account of the extender and the controller. */}}
+{{- define "nodewise.hasAccount" -}}
+{{ include "nodewise.agents" . }}{{ include "nodewise.controller" . }}
+{{- end }}
+
+{{/* The settings of the agent telemetry, as YAML. */}}
+{{- define "nodewise.telemetrySettings" -}}
+{{- $own := deepCopy .Values.agents.telemetry.settings -}}
+{{- if include "nodewise.nativeMode" . }}{{ $_ := set $own "native_mode" true }}{{ end -}}
+{{ toYaml $own }}
+{{- end }}
+
+{{/* The file of --config of the extender. */}}
 {{- define "nodewise.config" -}}
 {{- $config := merge (dict "agents" (include "nodewise.agents" .)) (deepCopy .Values.settings) -}}
 {{- range splitList "," (include "nodewise.agents" .) -}}
 {{- $own := "" }}{{ if . }}{{ $own = (index $.Values.agents .).settings }}{{ end -}}
+{{- if eq . "telemetry" }}{{ $own = fromYaml (include "nodewise.telemetrySettings" $) }}{{ end -}}
 {{- if $own }}{{ $_ := set $config . $own }}{{ end -}}
 {{- end -}}
 {{ toYaml $config }}
+{{- end }}
+
+{{/* The file of --config of the controller. */}}
+{{- define "nodewise.controllerConfig" -}}
+{{ toYaml (merge (dict "telemetry" (fromYaml (include "nodewise.telemetrySettings" .))) (deepCopy .Values.settings)) }}
 {{- end }}
 
 {{- define "nodewise.annotatorConfig" -}}
