@@ -12,8 +12,12 @@ Real processes, mutual TLS 1.3, loopback. Each part is measured separately and c
     isolate_times             part `isolate`: the CPU manager
     bursty_pods               part `bursts`: simulated bursty pods
     cluster                   bind rate of a real kube-scheduler: `python -m bench.cluster`, or `make bench-cluster`
+    policy_backtest           time and memory of a backtest: `python -m bench.policy_backtest`
+    policy_mutants            share of mutants that suites detect: `python -m bench.policy_mutants`
     compared_extenders        the extenders that `cluster` compares
     scheduler_bind_rounds     one round of `cluster`
+    native_mode_rounds        native mode in `cluster`
+    native_label_latency      labels of native mode in `cluster`: latency, and writes at rest
     results                   results.json: its keys, their targets, where each part was measured
     report                    results.json as text: the table on stdout, README.md
     plots                     results.json as plots

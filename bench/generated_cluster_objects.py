@@ -18,6 +18,8 @@ TEMPERATURE, ERRORS, POWER = "node_cpu_temp", "node_disk_errors", "node_power_wa
 OTHERS: Final = tuple(f"node_{name}" for name in ("psi_cpu", "psi_io", "psi_mem", "tx", "rx", "fan", "steal"))
 METRICS: Final = (TEMPERATURE, ERRORS, POWER, *OTHERS)
 """Three metrics of the pod's policy and seven of another policy: ten are fetched in every period."""
+HALF_LABEL: Final = "node.example/half"
+"""A label that never changes: whether the policy accepts the node."""
 TIMESTAMP_PLACEHOLDER: Final = b"1970-01-01T00:00:00Z"
 """Placeholder for the time of the request in prepared responses."""
 
@@ -64,8 +66,14 @@ def node(name: str, number: int) -> Object:
     }
 
 
+def is_rejected(number: int) -> bool:
+    """Whether the node with this number violates a rule of the policy, in every response: half of all do."""
+    return _is_hot(number) or _has_errors(number)
+
+
 def _labels(name: str, number: int) -> dict[str, str]:
     return {
+        HALF_LABEL: "rejected" if is_rejected(number) else "accepted",
         "kubernetes.io/hostname": name,
         "kubernetes.io/arch": "amd64",
         "kubernetes.io/os": "linux",

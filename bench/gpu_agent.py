@@ -146,7 +146,7 @@ def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
     place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     pods = [gpu_cluster.pod(f"p-{number}-{count}", 1, millicores=600) for count in range(BIND_PODS)]
     scheduler_bind_rounds.run_concurrently(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
-    config = {"clientConnection": scheduler_bind_rounds.CONNECTION, "extenders": [made.entry()]}
+    config = {"clientConnection": scheduler_bind_rounds.RAISED_LIMITS, "extenders": [made.entry()]}
     with (
         scheduler_bind_rounds.watching(sandbox.plane, place) as watch,
         sandbox.plane.start_scheduler(config, verbosity=0),

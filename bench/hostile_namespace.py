@@ -20,6 +20,8 @@ READ_BYTES: Final = MOST_PENDING_BYTES - 1000
 node; of a larger pod, the gpu agent would store nothing."""
 PENDING_PODS: Final = 1000
 POLICIES: Final = 2
+THRESHOLD: Final = 450_000
+"""Half of the values of a metric exceed it."""
 
 
 def pods() -> Iterator[EtcdEntry]:
@@ -39,17 +41,26 @@ def pods() -> Iterator[EtcdEntry]:
 
 
 def policies() -> list[Object]:
-    """Policies with as many rules and metrics as the budgets permit."""
+    """Policies with as many rules and metrics as the budgets permit.
+
+    Their rules have states of nodes, and reject other nodes after each refresh, so that as many flaps are remembered as
+    possible.
+    """
     rules = [
-        {"metricname": METRICS[number % len(METRICS)], "operator": "GreaterThan", "target": 10**6 + number}
+        {
+            "metric": METRICS[number % len(METRICS)],
+            "above": THRESHOLD + number,
+            "release": THRESHOLD - 1,
+            **({"for": "1s"} if number % 4 == 0 else {}),
+        }
         for number in range(BUDGETS.rules_per_namespace)
     ]
     return [
         {
-            "apiVersion": "telemetry.intel.com/v1alpha1",
-            "kind": "TASPolicy",
+            "apiVersion": "nodewise.io/v1alpha1",
+            "kind": "PlacementPolicy",
             "metadata": {"name": f"policy-{number}", "namespace": NAMESPACE},
-            "spec": {"strategies": {"dontschedule": {"rules": rules[number::POLICIES]}}},
+            "spec": {"podSelector": {}, "avoid": rules[number::POLICIES]},
         }
         for number in range(POLICIES)
     ]

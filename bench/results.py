@@ -56,6 +56,8 @@ class Measurement(NamedTuple):
 
 NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
 SCORING, BURSTS, ISOLATE, CLUSTER, TENANTS = "scoring", "bursts", "isolate", "cluster", "tenants"
+NATIVE, NATIVE_RAISED, NATIVE_LABELS = "native", "native_raised", "native_labels"
+BACKTEST, BACKTEST_REAL, MUTANTS = "backtest", "backtest_real", "mutants"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
@@ -65,8 +67,14 @@ PARTS: Final[Mapping[str, str]] = {
     GROWTH: "growth",
     BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); independent of the machine",
     ISOLATE: "the CPU manager: the installed program in a busybox image, its node agent, one exclusive core",
-    CLUSTER: "a real kube-scheduler (`make bench-cluster`)",
+    CLUSTER: "a real kube-scheduler with raised client limits (`make bench-cluster`)",
+    NATIVE: "native mode, a real kube-scheduler with its default client limits (`make bench-cluster`)",
+    NATIVE_RAISED: "native mode, a real kube-scheduler with raised client limits (`make bench-cluster`)",
+    NATIVE_LABELS: "labels of native mode (`make bench-cluster`)",
     TENANTS: "a tenant beside a hostile one at every limit (`python -m bench.hostile_tenant`)",
+    BACKTEST: "7 days of 1,000 nodes, a step per minute, three rules (`python -m bench.policy_backtest`)",
+    BACKTEST_REAL: "the same with a real Prometheus (`python -m bench.policy_backtest --real`)",
+    MUTANTS: "suites of the shipped policies (`python -m bench.policy_mutants`); independent of the machine",
 }
 
 BURST_AGENTS: Final[Mapping[str, str]] = {
@@ -128,7 +136,11 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "ready_s": Figure(START, "start to ready, 5,000 nodes and 50,000 pods", "s", 20.0),
     "rss_50000_pods_mib": Figure(START, "resident memory when ready or three periods later", "MiB", 400.0),
     "rss_50000_pods_peak_mib": Figure(START, "peak resident memory until then", "MiB"),
-    "rss_gpu_50000_pods_mib": Figure(START, "resident memory with the gpu agent as well", "MiB"),
+    "rss_gpu_50000_pods_mib": Figure(
+        START,
+        "resident memory with the gpu agent and a PlacementPolicy as well, until ten periods later",
+        "MiB",
+    ),
     "rss_hostile_namespace_mib": Figure(START, "the same with a hostile namespace at its limits", "MiB"),
     "rss_hostile_namespace_ratio": Figure(START, "the same, ratio to without", at_most=1.2),
     **{
@@ -147,6 +159,39 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, no-op extender", "1/s"),
     "cluster_bind_rate_5000": Figure(CLUSTER, "the same, nodewise", "1/s"),
     "cluster_bind_ratio_5000": Figure(CLUSTER, "nodewise, ratio to the no-op extender", at_least=0.85),
+    "native_bind_rate_none": Figure(NATIVE, "pods bound per second, no policy", "1/s"),
+    "native_bind_rate_5000": Figure(NATIVE, "the same, native mode rejects half of the nodes", "1/s"),
+    "native_bind_ratio_none_5000": Figure(NATIVE, "native mode, ratio to no policy", at_least=0.95),
+    "native_cpu_none_ms": Figure(NATIVE, "CPU time of kube-scheduler per pod, no policy", "ms"),
+    "native_cpu_5000_ms": Figure(NATIVE, "the same, native mode", "ms"),
+    "native_raised_bind_rate_none": Figure(NATIVE_RAISED, "pods bound per second, no policy", "1/s"),
+    "native_raised_bind_rate_5000": Figure(
+        NATIVE_RAISED, "the same, native mode rejects half of the nodes", "1/s"
+    ),
+    "native_raised_bind_ratio_none_5000": Figure(NATIVE_RAISED, "native mode, ratio to no policy"),
+    "native_raised_bind_ratio_selector_5000": Figure(
+        NATIVE_RAISED, "native mode, ratio to a node selector that rejects the same nodes"
+    ),
+    "native_raised_bind_ratio_admitting_5000": Figure(
+        NATIVE_RAISED, "native mode that rejects no node, ratio to no policy"
+    ),
+    "native_raised_cpu_none_ms": Figure(NATIVE_RAISED, "CPU time of kube-scheduler per pod, no policy", "ms"),
+    "native_raised_cpu_selector_5000_ms": Figure(NATIVE_RAISED, "the same, node selector", "ms"),
+    "native_raised_cpu_5000_ms": Figure(NATIVE_RAISED, "the same, native mode", "ms"),
+    "native_raised_cpu_admitting_5000_ms": Figure(
+        NATIVE_RAISED, "the same, native mode that rejects no node", "ms"
+    ),
+    "native_label_p50_s": Figure(
+        NATIVE_LABELS, "from a change of ten metrics on 100 nodes to a label, period 5 s: median", "s"
+    ),
+    "native_label_p99_s": Figure(NATIVE_LABELS, "the same: 99th percentile", "s", 10.0),
+    "native_label_max_s": Figure(NATIVE_LABELS, "the same: slowest of all", "s"),
+    "native_recovery_max_s": Figure(
+        NATIVE_LABELS, "from that change to the binding of a waiting pod: slowest of all", "s", 8.0
+    ),
+    "native_writes_at_rest": Figure(
+        NATIVE_LABELS, "writes to the API server in 30 s in which no verdict changes", at_most=0.0
+    ),
     "tenant_metric_age_alone_s": Figure(TENANTS, "largest age of a tenant's metric", "s"),
     "tenant_metric_age_s": Figure(TENANTS, "the same beside a hostile tenant", "s", 10.0),
     "tenant_label_alone_s": Figure(TENANTS, "from a metric's change to ten labels, slowest of all", "s"),
@@ -155,6 +200,17 @@ FIGURES: Final[Mapping[str, Figure]] = {
         TENANTS, "from a passing node to the requeue event, slowest of all", "s"
     ),
     "tenant_requeue_s": Figure(TENANTS, "the same beside a hostile tenant", "s", 5.0),
+    "backtest_1000_nodes_7d_s": Figure(BACKTEST, "`policy backtest` with a page, whole command", "s", 60.0),
+    "backtest_1000_nodes_7d_mib": Figure(BACKTEST, "the same: peak resident memory", "MiB", 500.0),
+    "backtest_prometheus_cpu_s": Figure(
+        BACKTEST_REAL, "`policy backtest` of a Prometheus: processor time", "s", 60.0
+    ),
+    "backtest_prometheus_mib": Figure(
+        BACKTEST_REAL, "the same: peak resident memory, without Prometheus", "MiB", 500.0
+    ),
+    "policy_mutants_detected_pct": Figure(
+        MUTANTS, "mutants of the shipped policies that a test detects", "%", at_least=95.0
+    ),
 }
 
 

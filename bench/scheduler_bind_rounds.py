@@ -1,25 +1,43 @@
 """One round on the control plane: pods are pending, a kube-scheduler starts, a watch reports when each pod is bound."""
 
 import contextlib
+import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import httpx2
 import msgspec
-from tests.cluster import kubernetes_objects
 from tests.cluster.api_client import Object
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+
+from bench import generated_cluster_objects
+from bench.progress_lines import report_progress_line
 
 CONCURRENCY: Final = 8
 """Concurrent requests while objects are created."""
 EXCLUDED_SHARE: Final = 0.1
 """Share of the first bindings that the rate excludes: connections are opened, caches fill."""
-CONNECTION: Final = {"qps": 5000, "burst": 5000}
-"""kube-scheduler's client limits, high enough not to limit the rate; the defaults are 50 and 100."""
+DEFAULT_LIMITS: Final[Object] = {}
+"""kube-scheduler's default client limits: 50 requests per second, and 100 at once."""
+RAISED_LIMITS: Final[Object] = {"qps": 5000, "burst": 5000}
+"""Client limits that do not limit the rate."""
+
+
+SLOWEST_RATE: Final = 5.0
+"""Pods per second; a slower round is aborted."""
+
+
+_IDLE_S: Final = 2.0
+"""A watch without events is reopened after this time."""
 
 
 class WatchedPodCondition(msgspec.Struct):
@@ -65,8 +83,28 @@ class BindSummary(NamedTuple):
     """Pods that kube-scheduler reported as unschedulable at least once."""
     nodes: int
     """Number of nodes with a pod."""
+    cpu_ms: float
+    """CPU time of the scheduler per pod, without the first pods."""
     reopened: int
     """Number of times that the watch was reopened, because it was read too slowly: then times are late."""
+
+
+Rounds = dict[str, list[BindSummary]]
+"""Rounds by contender, in order. The n-th rounds of all belong together."""
+
+
+class BindBench(NamedTuple):
+    """Inputs of every round."""
+
+    plane: ControlPlane
+    metrics: FakeCustomMetricsApi
+    """Serves the metrics of `generated_cluster_objects`, which change every two seconds."""
+    folder: Path
+    names: Sequence[str]
+    """Of the nodes."""
+    pods: int
+    limits: Object
+    """`clientConnection` of kube-scheduler: `DEFAULT_LIMITS` or `RAISED_LIMITS`."""
 
 
 class BindWatch:
@@ -78,6 +116,8 @@ class BindWatch:
         self.rejected: set[str] = set()
         self.reopened = 0
         self.ended = ""
+        self.cpu_ms = 0.0
+        """CPU time of the scheduler per pod; 0 if it was not measured."""
 
     def see(self, line: str) -> str:
         """Process one event and return its resource version. RuntimeError for an error event."""
@@ -123,8 +163,43 @@ def summary(watch: BindWatch) -> BindSummary:
         round(max(times) - min(times), 2),
         len(watch.rejected),
         len(set(watch.node_of.values())),
+        round(watch.cpu_ms, 2),
         watch.reopened,
     )
+
+
+def alternate(order: Sequence[str], count: int, measure: Callable[[str], BindSummary]) -> Rounds:
+    """Measure `count` rounds of all contenders; every other round uses the reverse order."""
+    rounds: Rounds = {name: [] for name in order}
+    for number in range(count):
+        for name in order if number % 2 == 0 else order[::-1]:
+            report_progress_line(f"round {number + 1} of {count}, {name}: starting")
+            bound = measure(name)
+            rounds[name].append(bound)
+            report_progress_line(f"round {number + 1} of {count}, {name}: {bound.rate:g} pods a second")
+    return rounds
+
+
+def median_rate(rounds: Rounds, name: str) -> float:
+    """Pods per second of the median round of a contender."""
+    return round(statistics.median(each.rate for each in rounds[name]), 1)
+
+
+def median_cpu_ms(rounds: Rounds, name: str) -> float:
+    """CPU time of the scheduler per pod, in the median round of a contender."""
+    return round(statistics.median(each.cpu_ms for each in rounds[name]), 2)
+
+
+def median_ratio(rounds: Rounds, name: str, to: str) -> float:
+    """The median of the rounds' ratios of two contenders."""
+    pairs = zip(rounds[name], rounds[to], strict=True)
+    return round(statistics.median(own.rate / other.rate for own, other in pairs), 2)
+
+
+def count_rejected_nodes(watch: BindWatch, names: Sequence[str]) -> int:
+    """Number of pods on nodes that a policy rejects, with the rules of `generated_cluster_objects`."""
+    numbers = {name: number for number, name in enumerate(names)}
+    return sum(generated_cluster_objects.is_rejected(numbers[node]) for node in watch.node_of.values())
 
 
 def run_concurrently(do: Callable[[Object], Any], items: Sequence[Object]) -> None:
@@ -133,50 +208,68 @@ def run_concurrently(do: Callable[[Object], Any], items: Sequence[Object]) -> No
         list(pool.map(do, items))
 
 
+@contextlib.contextmanager
+def new_scheduler(bench: BindBench, config: Object) -> Iterator[Process]:
+    """Run a kube-scheduler with these fields of its configuration."""
+    scheduler = bench.plane.start_scheduler({"clientConnection": bench.limits} | config, verbosity=0)
+    try:
+        yield scheduler
+    finally:
+        scheduler.stop()
+
+
 def bind_pods(
-    sandbox: Sandbox, pods: int, policy: str, extenders: Sequence[Object], deadline_s: float
+    sandbox: Sandbox, pods: int, wanted: Callable[[str], Object], scheduler: AbstractContextManager[Process]
 ) -> BindWatch:
-    """Create pods of a policy, let a new kube-scheduler bind them all, and delete them."""
+    """Create pods, let a scheduler bind them all, and delete them.
+
+    `wanted` makes a pod from its name. The scheduler runs while its context is open.
+    """
     plane = sandbox.plane
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
-    labels = {"app": "web", "telemetry-policy": policy}
-    wanted = [kubernetes_objects.pod(f"web-{number:05d}", labels=labels) for number in range(pods)]
-    run_concurrently(lambda pod: plane.api.request("POST", path, json=pod), wanted)
-    with watching(plane, path) as watch:
-        config = {"clientConnection": CONNECTION, "extenders": list(extenders)}
-        scheduler = plane.start_scheduler(config, verbosity=0)
-        try:
-            wait(
-                "all pods are bound",
-                lambda: watch.is_done(pods) or None,
-                deadline_s,
-                watch.progress,
-            )
-        finally:
-            scheduler.stop()
+    made = [wanted(f"web-{number:05d}") for number in range(pods)]
+    run_concurrently(lambda pod: plane.api.request("POST", path, json=pod), made)
+    with watching(plane, path) as watch, scheduler as process:
+        deadline_s = 60 + pods / SLOWEST_RATE
+        first = int(EXCLUDED_SHARE * pods)
+        wait("the first pods are bound", lambda: watch.is_done(first) or None, deadline_s, watch.progress)
+        bound, cpu_s = len(watch.at_s), _cpu_s(process)
+        wait("all pods are bound", lambda: watch.is_done(pods) or None, deadline_s, watch.progress)
+        watch.cpu_ms = 1000 * (_cpu_s(process) - cpu_s) / max(pods - bound, 1)
     plane.api.delete(path)
     wait("all pods are gone", lambda: not plane.api.get(path, limit="1")["items"] or None, 60)
     return watch
 
 
+def _cpu_s(process: Process) -> float:
+    """CPU time of a process so far: utime and stime of proc_pid_stat(5)."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.contextmanager
 def watching(plane: ControlPlane, path: str) -> Iterator[BindWatch]:
     """Watch the pods at a path until the block ends."""
-    watch, opened = BindWatch(), threading.Event()
+    watch, opened, closing = BindWatch(), threading.Event(), threading.Event()
     context = plane.authority.client_context(plane.admin.pair)
     version = plane.api.get(path, limit="1")["metadata"]["resourceVersion"]
-    with httpx2.Client(base_url=plane.url, verify=context, timeout=None, trust_env=False) as client:
+    # the thread ends before its connection is closed: otherwise it would read from the next one with that descriptor
+    timeout = httpx2.Timeout(None, read=_IDLE_S)
+    with httpx2.Client(base_url=plane.url, verify=context, timeout=timeout, trust_env=False) as client:
 
         def follow() -> None:
             since = version
             try:
-                while True:  # the API server ends slow watches; continue at the last version
+                while not closing.is_set():  # the API server ends slow watches; continue at the last version
                     query = {"watch": "1", "resourceVersion": since}
-                    with client.stream("GET", path, params=query) as lines:
+                    with (
+                        contextlib.suppress(httpx2.ReadTimeout),
+                        client.stream("GET", path, params=query) as lines,
+                    ):
                         opened.set()
                         for line in lines.iter_lines():
                             since = watch.see(line)
-                    watch.reopened += 1
+                        watch.reopened += 1
             except (
                 httpx2.HTTPError,
                 httpx2.StreamError,
@@ -184,9 +277,14 @@ def watching(plane: ControlPlane, path: str) -> Iterator[BindWatch]:
                 RuntimeError,
                 OSError,
             ) as error:
-                watch.ended = repr(error)  # also when the block ends
+                watch.ended = repr(error)
 
-        threading.Thread(target=follow, daemon=True).start()
-        if not opened.wait(10):
-            raise RuntimeError("the watch on pods did not open")
-        yield watch
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            if not opened.wait(10):
+                raise RuntimeError("the watch on pods did not open")
+            yield watch
+        finally:
+            closing.set()
+            thread.join()
