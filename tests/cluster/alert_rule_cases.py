@@ -37,7 +37,7 @@ CASES: Final = [
         {f"nodewise_ready{{{A}}}": "1x10 0x40", f"nodewise_ready{{{B}}}": "1x10"},
         {},
         "Prometheus has found no ready replica of nodewise for 5 minutes. kube-scheduler does not place pods that need"
-        " nodewise.",
+        " nodewise, and labels of nodes keep their last values.",
     ),
     AlertCase(
         "NodewiseUnavailable", {f"nodewise_ready{{{A}}}": "1x10 0x40", f"nodewise_ready{{{B}}}": "1x50"}
@@ -57,6 +57,23 @@ CASES: Final = [
         " its decisions.",
     ),
     AlertCase("NodewiseEvaluationOutdated", {f"nodewise_view_timestamp_seconds{{{A}}}": "0+60x50"}),
+    AlertCase(
+        "NodewiseNoEvaluation",
+        {
+            f"nodewise_evaluation_timestamp_seconds{{{A}}}": "0+60x5",
+            f"nodewise_evaluation_timestamp_seconds{{{B}}}": "0+60x10",
+        },
+        _JOB,
+        "The leader last wrote labels and statuses 20m 0s ago. Node labels keep their last values, and in native mode"
+        " kube-scheduler places pods by them.",
+    ),
+    AlertCase(
+        "NodewiseNoEvaluation",
+        {
+            f"nodewise_evaluation_timestamp_seconds{{{A}}}": "0+60x10",
+            f"nodewise_evaluation_timestamp_seconds{{{B}}}": "_x11 660+60x40",
+        },
+    ),
     AlertCase(
         "NodewiseRequestsSlow",
         _buckets(90, 10, "/scheduler/filter"),
@@ -133,6 +150,32 @@ CASES: Final = [
     AlertCase(
         "NodewiseLabelsNotWritten",
         {f"nodewise_nodes_to_label{{{A}}}": "4x24 0 4x20", f"nodewise_leading{{{A}}}": "1x50"},
+    ),
+    AlertCase(
+        "NodewisePolicySteppedBack",
+        {f"nodewise_policies_stepped_back{{{A}}}": "0x29 1x20", f"nodewise_leading{{{A}}}": "1x50"},
+        _JOB,
+        "1 policies exceeded a limit of their guard. They only observe, so that pods are placed without them.",
+    ),
+    AlertCase(
+        "NodewisePolicySteppedBack",
+        {f"nodewise_policies_stepped_back{{{A}}}": "1x50", f"nodewise_leading{{{A}}}": "0x50"},
+    ),
+    AlertCase(
+        "NodewiseLabelConflict",
+        {f"nodewise_label_conflicts{{{A}}}": "2x50", f"nodewise_leading{{{A}}}": "1x50"},
+        _JOB,
+        "2 policies have a node label that another field manager owns, that the API server refuses, or that another"
+        " policy sets to another value. nodewise does not change it.",
+    ),
+    AlertCase(
+        "NodewiseLabelConflict",
+        {
+            f"nodewise_label_conflicts{{{A}}}": "2x50",
+            f"nodewise_leading{{{A}}}": "0x50",
+            f"nodewise_label_conflicts{{{B}}}": "0x50",
+            f"nodewise_leading{{{B}}}": "1x50",
+        },
     ),
     AlertCase(
         "NodewiseAllocationRecordFull",

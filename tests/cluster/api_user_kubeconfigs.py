@@ -89,6 +89,18 @@ def bind(api: ClusterApi, user: str, role: str, namespace: str = "") -> None:
     api.create(binding)
 
 
+def bind_cluster_role(api: ClusterApi, user: str, role: str, namespace: str) -> None:
+    """Grants a user the rights of a ClusterRole in one namespace."""
+    binding = {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": _metadata(f"{role}-{user.replace(':', '-')}", namespace),
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user}],
+    }
+    api.create(binding)
+
+
 def _kind(namespace: str) -> str:
     return "Role" if namespace else "ClusterRole"
 

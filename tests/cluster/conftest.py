@@ -16,11 +16,13 @@ from tests.cluster import (
     health_example_manifests,
     metrics_pipeline,
     namespace_sandboxes,
+    native_mode,
     program_cache,
     prometheus_and_exporters,
     shipped_installation,
     skip_conditions,
 )
+from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -139,6 +141,12 @@ def _pipeline(measuring: MetricsServices, sandbox: Sandbox) -> Iterator[MetricsP
     """The custom metrics API of the control plane, with values from text files. The test creates the nodes."""
     with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
         yield both_ends
+
+
+@pytest.fixture(scope="module")
+def native_account(plane: ControlPlane) -> User:
+    """nodewise's account with the shipped rights, and native mode installed."""
+    return native_mode.install_with_account(plane)
 
 
 @pytest.fixture

@@ -159,9 +159,13 @@ class ControlPlane:
         token = api_user_kubeconfigs.service_account_token(self.api, name, space, pod=pod)
         return self._kept(self._server.bearer(pod["metadata"]["name"], token))
 
+    @property
+    def kubectl_program(self) -> Path:
+        return self._programs / "kubectl"
+
     def kubectl(self, *arguments: str) -> str:
         """Runs kubectl as the administrator and returns its output."""
-        command = [str(self._programs / "kubectl"), f"--kubeconfig={self.admin.kubeconfig}", *arguments]
+        command = [str(self.kubectl_program), f"--kubeconfig={self.admin.kubeconfig}", *arguments]
         completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert completed.returncode == 0, f"kubectl {' '.join(arguments)}: {completed.stderr}"
         return completed.stdout
@@ -187,6 +191,7 @@ class ControlPlane:
 
     def _api_flags(self, etcd: str) -> dict[str, str]:
         serving = self.authority.issue("kube-apiserver", "127.0.0.1", "localhost", SERVICE)
+        to_kubelets = self.authority.issue("kube-apiserver-kubelet-client")
         return {
             "etcd-servers": etcd,
             "bind-address": "127.0.0.1",
@@ -201,6 +206,8 @@ class ControlPlane:
             "disable-admission-plugins": "TaintNodesByCondition,ServiceAccount",
             "allow-privileged": "true",
             "kubelet-preferred-address-types": "InternalIP",
+            "kubelet-client-certificate": str(to_kubelets.cert),
+            "kubelet-client-key": str(to_kubelets.key),
             "service-account-issuer": "https://kubernetes.default.svc",
             "service-account-key-file": str(self._accounts.cert),
             "service-account-signing-key-file": str(self._accounts.key),

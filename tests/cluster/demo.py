@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nodewise.cli.demo import print_demo_text
-from nodewise.cli.demo.cluster import METRIC, example
+from nodewise.cli.demo.cluster import METRIC
 from tests.cluster import (
     controlplane,
     extender_process,
     fake_custom_metrics_server,
+    health_example_manifests,
     kubernetes_objects,
     namespace_sandboxes,
     program_cache,
 )
-from tests.cluster.api_client import Object
+from tests.cluster.admission_policy_waits import DRY_RUN
+from tests.cluster.api_client import Object, folder_of
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -53,23 +53,24 @@ def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
 
 
 def definition(own: Sandbox) -> None:
-    for manifest in extender_process.manifest("crds/taspolicies.yaml"):
-        own.api.ensure(manifest)
-    path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
-    namespace_sandboxes.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
-    policy: Object = yaml.safe_load((example() / "policy.yaml").read_text())
-    own.put({**policy, "metadata": {"name": policy["metadata"]["name"]}})
+    """Creates the policies of the example, and sends the pods that they select to nodewise."""
+    extender_process.define(own.api)
+    health_example_manifests.put_policies(own)
+    for document in extender_process.manifest("extender-pods.yaml"):
+        own.create(document)
+    namespace_sandboxes.wait("selected pods request the resource", lambda: _is_marked(own) or None)
 
 
-def pod(name: str, **more: Any) -> Object:
-    return kubernetes_objects.pod(
-        name,
-        cpu="1",
-        memory="2Gi",
-        labels={"telemetry-policy": "demo-policy"},
-        limits=extender_process.LIMITS,
-        **more,
-    )
+def _is_marked(own: Sandbox) -> bool:
+    """Whether the API server adds the resource to a selected pod."""
+    obj = pod("probe") | {"metadata": pod("probe")["metadata"] | {"namespace": own.namespace}}
+    stored = own.api.request("POST", folder_of(obj), json=obj, params=DRY_RUN).json()
+    return "telemetry/scheduling" in stored["spec"]["containers"][0]["resources"].get("limits", {})
+
+
+def pod(name: str) -> Object:
+    labels = health_example_manifests.POD_LABELS
+    return kubernetes_objects.pod(name, cpu="1", memory="2Gi", labels=labels)
 
 
 def place_by_requests(plane: ControlPlane, own: Sandbox) -> dict[str, str]:
@@ -111,9 +112,7 @@ def waits_and_heals(own: Sandbox, metrics: FakeCustomMetricsApi, nodewise: Exten
     print_demo_text(f"\nevery disk fails; kubectl describe pod app-5:\n  {own.expect_event('app-5')}")
     began = time.monotonic()
     metrics.set(METRIC, BAD | {"rack1-a": 1})
-    namespace_sandboxes.wait(
-        "rack2-a is good", lambda: not nodewise.rejects(own.namespace, "rack2-a", "demo-policy") or None
-    )
+    namespace_sandboxes.wait("rack2-a is good", lambda: not rejects(own, nodewise, "rack2-a") or None)
     own.annotate("rack1-a", "nodewise.io/demo", "woken")
     node = own.expect_bound("app-5")
     print_demo_text(
@@ -123,7 +122,11 @@ def waits_and_heals(own: Sandbox, metrics: FakeCustomMetricsApi, nodewise: Exten
 
 
 def all_rejected(own: Sandbox, nodewise: ExtenderProcess) -> Any:
-    return lambda: all(nodewise.rejects(own.namespace, node, "demo-policy") for node in BAD) or None
+    return lambda: all(rejects(own, nodewise, node) for node in BAD) or None
+
+
+def rejects(own: Sandbox, nodewise: ExtenderProcess, node: str) -> bool:
+    return nodewise.rejects(own.namespace, node, labels=health_example_manifests.POD_LABELS)
 
 
 def survives(own: Sandbox, nodewise: ExtenderProcess) -> None:
@@ -132,7 +135,8 @@ def survives(own: Sandbox, nodewise: ExtenderProcess) -> None:
     print_demo_text("\nnodewise is killed:")
     print_demo_text(f"  app-6 waits: {own.expect_rejected('app-6')[:110]}")
     print_demo_text(
-        f"  a pod without a policy goes to {own.expect_bound('plain')}: kube-scheduler does not call nodewise for it"
+        f"  a pod that no policy selects goes to {own.expect_bound('plain')}:"
+        " kube-scheduler does not call nodewise for it"
     )
 
 

@@ -276,7 +276,7 @@ DOCTOR_CASES: Final = (
         "nobody measures it",
         misconfigurations.measured("lost", "nowhere"),
         "web/lost",
-        ("nowhere",),
+        ("add a rule for it to prometheus-adapter",),
     ),
     DoctorCase(
         "metric-names-mismatch",
@@ -382,6 +382,31 @@ DOCTOR_CASES: Final = (
         misconfigurations.verdict_label,
         "descheduler",
         ("RemovePodsViolatingNodeAffinity",),
+        frozenset({"labels-frozen"}),
+    ),
+    DoctorCase(
+        "labels-frozen",
+        "nothing updates the verdict of a node",
+        misconfigurations.verdict_label,
+        "Node labels",
+        ("lease nodewise-controller",),
+        frozenset({"native-mode-evictions"}),
+    ),
+    DoctorCase(
+        "pod-admission-missing",
+        "nothing adds the request to the pods of a policy",
+        misconfigurations.created(healthy_cluster.placement_policy("new", {"app": "new"}, above=80)),
+        "MutatingAdmissionPolicy/nodewise-extender-pods",
+        ("deploy/extender-pods.yaml",),
+    ),
+    DoctorCase(
+        "all-nodes-rejected",
+        "a policy rejects every node for a pod",
+        misconfigurations.created(
+            healthy_cluster.placement_policy("strict", {"telemetry-policy": "pol"}, above=1)
+        ),
+        "web/strict",
+        ("nodewise explain",),
     ),
     DoctorCase(
         "rights-missing",

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -143,6 +144,18 @@ class ExtenderProcess:
         events = [json.loads(line) for line in lines]
         return [event for event in events if name in {"", event["event"]}]
 
+    def wait_events(self, name: str, count: int = 1) -> list[Object]:
+        """Waits until an event was logged `count` times, and returns all events with this name, oldest first.
+
+        The log line follows the effect: a pod is bound, or an object is written, before the extender logs it.
+        """
+
+        def logged() -> list[Object] | None:
+            events = self.events(name)
+            return events if len(events) >= count else None
+
+        return wait(f"{name} is logged {count} times", logged, show=self.process.tail)
+
     def find_address(self) -> bool:
         """Reads the addresses from the log. Returns whether they are known."""
         for event in self.events("started"):
@@ -163,9 +176,16 @@ class ExtenderProcess:
 
     def fetched(self, metric: str) -> bool:
         """Whether a metric was fetched successfully."""
-        return (
-            f'nodewise_metric_age_seconds{{metric="{metric}"}}' in httpx2.get(f"{self.health}/metrics").text
+        return f'nodewise_metric_age_seconds{{metric="{metric}"}}' in self._metrics()
+
+    def repeats_events(self) -> bool:
+        """Whether the count of an event was written after the event."""
+        return bool(
+            re.search(r'^nodewise_events_total{outcome="repeated"} [1-9]', self._metrics(), re.MULTILINE)
         )
+
+    def _metrics(self) -> str:
+        return httpx2.get(f"{self.health}/metrics").text
 
     def wait_fetched(self, metric: str) -> None:
         """Waits until nodewise is ready and has fetched a metric."""
@@ -173,7 +193,7 @@ class ExtenderProcess:
 
     def wait_leading(self) -> None:
         """Waits until this replica is the leader. If the previous leader was killed, its Lease must expire first."""
-        wait("nodewise leads", lambda: self.events("leading") or None)
+        self.wait_events("leading")
 
     def rejects(
         self, namespace: str, node: str, policy: str = "pol", labels: Mapping[str, str] | None = None
@@ -230,6 +250,22 @@ def started(
         served = ExtenderProcess(process, certificates)
         process.wait_ready(served.find_address)
         yield served
+
+
+@contextlib.contextmanager
+def controller(user: User, folder: Path, *more: str) -> Iterator[Process]:
+    """Runs `nodewise controller` with a short sync period, and yields it before it is ready."""
+    command = [
+        NODEWISE,
+        "controller",
+        "--log-format=json",
+        f"--kubeconfig={user.kubeconfig}",
+        "--health-port=0",
+        "--sync-period=500ms",
+        *more,
+    ]
+    with Process(command, folder / f"controller-{child_processes.number()}.log") as process:
+        yield process
 
 
 def endpoint(name: str, url: str, *, ready: bool = True) -> Object:

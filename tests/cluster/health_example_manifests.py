@@ -1,5 +1,6 @@
 """The manifests of `examples/health-metric`, adapted to the namespace of a test."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ ADAPTER_RULES = CLUSTER / "adapter-rules.yaml"
 DESCHEDULER_POLICY = CLUSTER / "descheduler-policy.yaml"
 
 NODES = ("rack1-a", "rack1-b", "rack2-a")
-POLICY = "demo-policy"
-LABEL = {POLICY: "violating"}
-"""The label that nodewise sets on a node that breaks the policy's deschedule rules."""
+POLICY = "healthy-disks"
+LABEL = {"health.nodewise.io/disk": "failed"}
+"""The label that the ClusterPlacementPolicy sets on a node that is to be drained."""
+POD_LABELS = {"app": "demo-app"}
+"""The labels by which the PlacementPolicy selects pods."""
 
 
 def read(file: Path) -> Any:
@@ -26,22 +29,29 @@ def read(file: Path) -> Any:
     return yaml.safe_load(file.read_text())
 
 
-def policy() -> Object:
-    """The TASPolicy without a namespace; the test adds its own."""
-    return _at_home(read(FOLDER / "policy.yaml"))
+def put_policies(sandbox: Sandbox, metric: str = "health_metric") -> None:
+    """Creates the PlacementPolicy in the sandbox, and the ClusterPlacementPolicy. Their rules use this metric."""
+    text = (FOLDER / "policy.yaml").read_text().replace("health_metric", metric)
+    in_namespace, in_cluster = yaml.safe_load_all(text)
+    sandbox.put(_at_home(in_namespace))
+    sandbox.create(in_cluster)
 
 
-def deployment(replicas: int = 1) -> Object:
-    """The Deployment of the demo application. Its pods have no grace period, since no kubelet ends them."""
+def deployment(limits: Mapping[str, str] | None = None) -> Object:
+    """The Deployment of the demo application. Its pods have these limits, as `deploy/extender-pods.yaml` adds them,
+    and no grace period, since no kubelet ends them.
+    """
     deployment = _at_home(read(CLUSTER / "deployment.yaml"))
-    deployment["spec"]["replicas"] = replicas
-    deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    spec = deployment["spec"]["template"]["spec"]
+    spec["terminationGracePeriodSeconds"] = 0
+    if limits:
+        spec["containers"][0]["resources"]["limits"] = dict(limits)
     return deployment
 
 
-def pod(name: str) -> Object:
+def pod(name: str, limits: Mapping[str, str] | None = None) -> Object:
     """A pod as the demo application's Deployment creates it."""
-    template = deployment()["spec"]["template"]
+    template = deployment(limits)["spec"]["template"]
     metadata = template["metadata"] | {"name": name}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 

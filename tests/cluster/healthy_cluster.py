@@ -206,6 +206,19 @@ def policy(name: str, **strategies: Iterable[Object]) -> Object:
     }
 
 
+def placement_policy(name: str, labels: Mapping[str, str], *, above: int) -> Object:
+    """A PlacementPolicy of the tenant for the pods with these labels."""
+    return {
+        "apiVersion": "nodewise.io/v1alpha1",
+        "kind": "PlacementPolicy",
+        "metadata": {"name": name, "namespace": TENANT},
+        "spec": {
+            "podSelector": {"matchLabels": dict(labels)},
+            "avoid": [{"metric": "heat", "above": above}],
+        },
+    }
+
+
 def node(name: str, kubelet: str = "") -> Object:
     """A node of the cluster. `kubelet` is the URL of its fake kubelet."""
     made = (
@@ -316,7 +329,9 @@ def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
             extender_process.started(cluster.folder, arguments, cluster.certificates)
         )
         cluster.replicas.append(replica)
-        cluster.api.create(shipped_installation.endpoint(f"nodewise-{number}", replica.url))
+        endpoint = extender_process.endpoint(f"nodewise-{number}", replica.url)
+        endpoint["metadata"]["namespace"] = NAMESPACE
+        cluster.api.create(endpoint)
         own = _with_ports_of(template, replica)
         pod = running_pod(f"nodewise-{number}", NAMESPACE, node, own, owner="nodewise")
         put_running(cluster.api, pod, address)

@@ -207,7 +207,7 @@ def configuration(config: Object) -> Callable[[HealthyCluster], AbstractContextM
 HOSTILE: Final = {
     "a tenant's scheduler whose configuration unfolds": scheduler_of_a_tenant("unfolds", BOMB),
     "a tenant's scheduler with 10,000 extenders": scheduler_of_a_tenant(
-        "long", yaml.safe_dump(many_extenders())
+        "long", yaml.dump(many_extenders(), Dumper=yaml.CSafeDumper)
     ),
     "a tenant's pod that says that it is nodewise": extender_of_a_tenant(),
     "pods that talk": talking_pods,

@@ -32,6 +32,10 @@ class MetricValues(NamedTuple):
         """The nodes that the policy rejects."""
         return frozenset(node for node, value in self.heat.items() if value > HOT)
 
+    def labelled(self) -> frozenset[str]:
+        """The nodes that should have a label, which the policy's status counts as violating."""
+        return frozenset(node for node in self.heat if self.labels(node))
+
     def scores(self) -> dict[str, int]:
         """The score of each node; the lowest load gets the highest score."""
         order = sorted(self.load.values())

@@ -276,7 +276,7 @@ def without_trust(cluster: HealthyCluster) -> Iterator[None]:
 def over_budget(cluster: HealthyCluster) -> Iterator[None]:
     """Adds a policy with more metrics than a namespace may have, and waits for its condition."""
     rules = [
-        {"metricname": f"metric-{number}", "operator": "GreaterThan", "target": 1} for number in range(33)
+        {"metricname": f"metric-{number}", "operator": "GreaterThan", "target": 1} for number in range(17)
     ]
     with created(healthy_cluster.policy("wide", scheduleonmetric=rules))(cluster):
         wait(

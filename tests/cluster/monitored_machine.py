@@ -75,13 +75,19 @@ def running(root: Path, exporter: Path, folder: Path) -> Iterator[MonitoredMachi
             virtual_machine.START + _INIT.format(port=_PORT, orders=_ORDERS, cpus=CPUS)
         ),
     }
-    hardware = EmulatedHardware(str(CPUS), MEMORY.removesuffix("i"))
-    with virtual_machine.running(
-        root, folder, files, hardware, ((measured, _PORT), (orders, _ORDERS))
-    ) as process:
-        machine = MonitoredMachine(f"127.0.0.1:{measured}", orders)
-        with httpx2.Client(trust_env=False) as client:
-            process.wait_ready(
-                lambda: prometheus_process.answers(f"http://{machine.exporter}/metrics", client)
-            )
+    # a low priority, so that the load in the machine does not slow down the programs that watch it
+    hardware = EmulatedHardware(str(CPUS), MEMORY.removesuffix("i"), niceness=10)
+    machine = MonitoredMachine(f"127.0.0.1:{measured}", orders)
+    ports = (measured, _PORT), (orders, _ORDERS)
+    with (
+        httpx2.Client(trust_env=False) as client,
+        virtual_machine.running(
+            root,
+            folder,
+            files,
+            hardware,
+            ports,
+            lambda: prometheus_process.answers(f"http://{machine.exporter}/metrics", client),
+        ),
+    ):
         yield machine

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tests.cluster import extender_process, kubernetes_objects
+from tests.cluster import admission_policy_waits, extender_process, kubernetes_objects
 from tests.cluster.admission_policy_waits import DRY_RUN
-from tests.cluster.api_client import ClusterApi, Object, path_of
+from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.cluster.placement_policy_specs import GROUP
+from tests.cluster.placement_policy_specs import HOT, policy
 
 MANIFEST: Final[list[Object]] = extender_process.manifest("native.yaml")
 NAMED: Final = "nodewise-native-named"
@@ -16,13 +18,36 @@ LABEL_PREFIX: Final = "policy.nodewise.node-restriction.kubernetes.io/"
 GATE: Final = {"name": "nodewise.io/policy-not-active"}
 POLICY_ANNOTATION: Final = "nodewise.io/telemetry-policy"
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+NAMESPACE: Final = "nodewise"
+"""The namespace of the installation."""
 
 
 def install(api: ClusterApi) -> None:
     """Creates the definitions, and then the admission policies."""
     extender_process.define(api)
     for document in MANIFEST:
-        api.create(document)
+        api.ensure(document)
+
+
+def install_with_account(plane: ControlPlane) -> User:
+    """Creates everything of native mode except the Deployment, and returns the controller's account."""
+    install(plane.api)
+    for name in ("rbac.yaml", "controller.yaml"):
+        for document in extender_process.manifest(name):
+            if document["kind"] != "Deployment":
+                plane.api.ensure(document)
+    account = plane.service_account("nodewise", NAMESPACE)
+    admission_policy_waits.wait_nodes(plane.api, account.api)
+    admission_policy_waits.wait_pods(plane.api, account.api)
+    return account
+
+
+def labels_of(node: Object) -> dict[str, str]:
+    """The labels with verdicts of a node, by uid of the policy."""
+    labels: dict[str, str] = node["metadata"].get("labels", {})
+    return {
+        key.removeprefix(LABEL_PREFIX): value for key, value in labels.items() if key.startswith(LABEL_PREFIX)
+    }
 
 
 def key_of_active_policy(sandbox: Sandbox, labels: Mapping[str, str], **rule: str) -> str:
@@ -30,11 +55,8 @@ def key_of_active_policy(sandbox: Sandbox, labels: Mapping[str, str], **rule: st
 
     It counts as active, so that pods are not gated, and has an effect on new pods.
     """
-    avoid = {"metric": "temp", "above": 80} | rule
-    spec = {"podSelector": {"matchLabels": dict(labels)}, "avoid": [avoid]}
-    metadata = {"name": "cool", "namespace": sandbox.namespace}
-    policy = {"apiVersion": GROUP, "kind": "PlacementPolicy", "metadata": metadata, "spec": spec}
-    made = sandbox.api.create(policy)
+    spec = {"podSelector": {"matchLabels": dict(labels)}, "avoid": [HOT | rule]}
+    made = sandbox.put(policy(spec, name="cool"))
     sandbox.api.patch(f"{path_of(made)}/status", {"status": {"active": True, "mode": "Enforce"}})
     probe = kubernetes_objects.pod("probe", labels=labels)
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
@@ -45,3 +67,29 @@ def key_of_active_policy(sandbox: Sandbox, labels: Mapping[str, str], **rule: st
 
     wait("the policy applies to new pods", applies)
     return LABEL_PREFIX + str(made["metadata"]["uid"])
+
+
+def wait_gated(sandbox: Sandbox, labels: Mapping[str, str]) -> None:
+    """Waits until new pods with these labels are gated, because their policy is not active.
+
+    The API server learns policies of one kind in the order of their creation.
+    """
+    probe = kubernetes_objects.pod("probe", labels=labels)
+    path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
+
+    def is_gated() -> bool | None:
+        try:
+            admitted = sandbox.api.request("POST", path, json=probe, params=DRY_RUN).json()
+        except ApiError:  # the API server does not know the TASPolicy yet
+            return None
+        return GATE in admitted["spec"].get("schedulingGates", []) or None
+
+    wait("new pods are gated", is_gated)
+
+
+def requires(pod: Object, uid: str) -> bool:
+    """Whether every term of the pod's required node affinity has a requirement for the label of a policy."""
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED, {})
+    terms = affinity.get("nodeSelectorTerms", [])
+    keys = [{item["key"] for item in term.get("matchExpressions", [])} for term in terms]
+    return bool(keys) and all(LABEL_PREFIX + uid in each for each in keys)

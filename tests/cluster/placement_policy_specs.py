@@ -28,6 +28,7 @@ COOL: Final[Object] = {
         },
         {"all": [{"metric": "cpu_usage_share", "above": "0.8"}, {"metric": "load_average", "above": 2}]},
     ],
+    "enforcement": "Preferred",
     "prefer": [
         {"metric": "package_power", "order": "Ascending", "weight": 2},
         {"metric": "cpu_usage_share", "order": "Descending"},
@@ -42,9 +43,11 @@ WIDE: Final[Object] = {
 }
 
 
-def policy(spec: Object, kind: str = "PlacementPolicy", name: str = "pol") -> Object:
-    """A policy with a spec; a PlacementPolicy is in the namespace `default`."""
-    metadata = {"name": name} | ({} if kind.startswith("Cluster") else {"namespace": "default"})
+def policy(
+    spec: Object, kind: str = "PlacementPolicy", name: str = "pol", namespace: str = "default"
+) -> Object:
+    """A policy with a spec. Only a PlacementPolicy has a namespace; `Sandbox.put` replaces it."""
+    metadata = {"name": name} | ({} if kind.startswith("Cluster") else {"namespace": namespace})
     return {"apiVersion": GROUP, "kind": kind, "metadata": metadata, "spec": spec}
 
 
@@ -69,6 +72,28 @@ ACCEPTED: Final[dict[str, Object]] = {
     "all fields": policy(COOL),
     "all fields of the cluster kind": policy(WIDE, "ClusterPlacementPolicy"),
     "avoid only": namespaced(avoid=[HOT]),
+    "a canary by labels": namespaced(
+        avoid=[HOT], mode="Canary", canary={"podSelector": {"matchLabels": {"track": "canary"}}}
+    ),
+    "a canary by percent": namespaced(avoid=[HOT], mode="Canary", canary={"percent": 99}),
+    "a canary of another mode": namespaced(avoid=[HOT], mode="Shadow", canary={"percent": 1}),
+    "a guard": namespaced(
+        avoid=[HOT],
+        guard={"maxRejectedShare": "0.5", "maxWaitingPods": 0, "within": "30s", "resumeAfter": "12h"},
+    ),
+    **{
+        f"share {share}": namespaced(avoid=[HOT], guard={"maxRejectedShare": share})
+        for share in (".5", "0.01")
+    },
+    "mode Shadow": namespaced(avoid=[HOT], mode="Shadow"),
+    "mode Enforce": namespaced(prefer=[RANK], mode="Enforce"),
+    "required": namespaced(avoid=[HOT], enforcement="Required"),
+    "times and release": avoiding(**{"for": "2m", "release": 75}),
+    "release on the other side": avoiding(above=None, atMost="10Gi", release="10241Mi"),
+    "release of another form": avoiding(above=None, atLeast="0.8", release="750m"),
+    "times of a group": namespaced(avoid=[{"all": [HOT, HOT], "for": "1m30s", "keepFor": "500ms"}]),
+    "release in a group": namespaced(avoid=[{"all": [HOT | {"release": -1}, HOT], "for": "1m"}]),
+    "preferred": namespaced(avoid=[HOT], enforcement="Preferred"),
     "prefer only": namespaced(prefer=[RANK]),
     "node labels without selectors": cluster(nodeLabels=[LABEL]),
     **{f"operator {name}": avoiding(**{"above": None, name: "1"}) for name in OPERATORS},
@@ -168,11 +193,71 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
         )
         for field, value in {
             **dict.fromkeys(OPERATORS, 1),
+            "release": 1,
             "whenMissing": "Reject",
             "maxAge": "1m",
             "aggregate": "max",
         }.items()
     },
+    **{
+        f"release {release} of {operator} {target}": (
+            avoiding(**({"above": None, "release": release} | {operator: target})),
+            [
+                "spec.avoid[0]",
+                "found release on the wrong side, expected a value below that of above and atLeast",
+            ],
+        )
+        for operator, target, release in (
+            ("above", 80, 80),
+            ("above", "0.8", "900m"),
+            ("atLeast", 80, "1e3"),
+            ("below", 5, 5),
+            ("atMost", "1Gi", "1G"),
+        )
+    },
+    **{
+        f"release of {operator}": (
+            avoiding(**{"above": None, "release": 1, operator: 5}),
+            [
+                "spec.avoid[0]",
+                "found release without above, atLeast, below or atMost, expected it only together",
+            ],
+        )
+        for operator in ("equals", "notEquals")
+    },
+    "release on the wrong side in a group": (
+        namespaced(avoid=[HOT, {"all": [HOT, HOT | {"release": 81}]}]),
+        ["spec.avoid[1].all[1]", "found release on the wrong side"],
+    ),
+    "release that is no quantity": (
+        avoiding(release="hot"),
+        ['spec.avoid[0].release: Invalid value: "hot"', QUANTITY],
+    ),
+    **{
+        f"release and keepFor {where}": (
+            namespaced(avoid=[rule | {"keepFor": "1m"}]),
+            ["spec.avoid[0]", "found release and keepFor together, expected one of them"],
+        )
+        for where, rule in (
+            ("of one rule", HOT | {"release": 75}),
+            ("of a group", {"all": [HOT, HOT | {"release": 75}]}),
+        )
+    },
+    **{
+        f"{field} {value}": (
+            avoiding(**{field: value}),
+            [
+                f"spec.avoid[0].{field}: Invalid value: {json.dumps(value)}",
+                "expected a duration such as 30s or 5m, of at most a year",
+            ],
+        )
+        for field in ("for", "keepFor")
+        for value in ("", "5", "0s", "1d")
+    },
+    "for beside a group that is no duration": (
+        namespaced(avoid=[{"all": [HOT], "for": "soon"}]),
+        ['spec.avoid[0].for: Invalid value: "soon"'],
+    ),
     "emptyMeans of a metric": (
         cluster(nodeLabels=[LABEL | {"emptyMeans": "Healthy"}]),
         [
@@ -256,6 +341,69 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
         ],
     ),
     "no order": (namespaced(prefer=[{"metric": "temp"}]), ["spec.prefer[0].order: Required value"]),
+    "an unknown mode": (
+        namespaced(avoid=[HOT], mode="shadow"),
+        ['spec.mode: Unsupported value: "shadow"', 'supported values: "Enforce", "Canary", "Shadow"'],
+    ),
+    "no canary": (
+        namespaced(avoid=[HOT], mode="Canary"),
+        ["found the mode Canary without canary, expected podSelector or percent in canary"],
+    ),
+    "two canaries": (
+        namespaced(avoid=[HOT], canary={"percent": 1, "podSelector": {}}),
+        ["spec.canary: Invalid value", "expected exactly one of podSelector, percent"],
+    ),
+    "percent 100": (
+        namespaced(avoid=[HOT], canary={"percent": 100}),
+        ["spec.canary.percent in body should be less than or equal to 99"],
+    ),
+    "a misspelt field of the canary": (
+        namespaced(avoid=[HOT], canary={"percent": 1, "podselector": {}}),
+        ['spec.canary: found field "podselector", expected one of podSelector, percent; did you mean'],
+    ),
+    "a misspelt field of the canary's selector": (
+        namespaced(avoid=[HOT], canary={"podSelector": {"matchlabels": {}}}),
+        ['spec.canary.podSelector: found field "matchlabels"', 'did you mean "matchLabels"?'],
+    ),
+    "a key that no label of a canary has": (
+        namespaced(avoid=[HOT], canary={"podSelector": {"matchLabels": {"the app": "web"}}}),
+        ['spec.canary.podSelector.matchLabels: found "the app: web", expected a key such as app'],
+    ),
+    **{
+        f"share {share}": (
+            namespaced(avoid=[HOT], guard={"maxRejectedShare": share}),
+            ["spec.guard.maxRejectedShare: Invalid value", "should match"],
+        )
+        for share in ("0", "0.0", "1", "1.5", "50%", "0.5\n")
+    },
+    "a guard without a limit": (
+        namespaced(avoid=[HOT], guard={"within": "30s"}),
+        ["spec.guard: Invalid value", "found no limit, expected maxRejectedShare, maxWaitingPods or both"],
+    ),
+    "a guard of nothing": (
+        namespaced(prefer=[RANK], guard={"maxWaitingPods": 1}),
+        ["found guard without avoid, expected it only together with avoid"],
+    ),
+    "a time of a guard": (
+        namespaced(avoid=[HOT], guard={"maxWaitingPods": 1, "within": "1m30s"}),
+        ["spec.guard.within: Invalid value", "should match"],
+    ),
+    "a misspelt field of a guard": (
+        namespaced(avoid=[HOT], guard={"maxRejected": "0.5", "maxWaitingPods": 1}),
+        ['spec.guard: found field "maxRejected"', 'did you mean "maxRejectedShare"?'],
+    ),
+    "mode of node labels": (
+        cluster(nodeLabels=[LABEL], mode="Shadow"),
+        ["found mode with node labels only, expected it only together with avoid or prefer"],
+    ),
+    "an unknown enforcement": (
+        namespaced(avoid=[HOT], enforcement="preferred"),
+        ['spec.enforcement: Unsupported value: "preferred"', 'supported values: "Required", "Preferred"'],
+    ),
+    "enforcement of nothing": (
+        namespaced(prefer=[RANK], enforcement="Preferred"),
+        ["found enforcement without avoid, expected it only together with avoid"],
+    ),
     "weight 0": (
         namespaced(prefer=[RANK | {"weight": 0}]),
         ["spec.prefer[0].weight in body should be greater than or equal to 1"],
@@ -353,12 +501,18 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
         ["spec.nodeLabels[0].labels in body should have at least 1 properties"],
     ),
     "an unknown field of the spec": (
-        namespaced(avoid=[HOT], enforcement="Preferred"),
-        ['spec: found field "enforcement", expected one of podSelector, avoid, prefer'],
+        namespaced(avoid=[HOT], tolerance=1),
+        [
+            'spec: found field "tolerance", expected one of podSelector, mode, canary, avoid, enforcement',
+            ", prefer, guard",
+        ],
     ),
     "a misspelt field of the spec": (
         namespaced(avoid=[HOT], preferred=[RANK]),
-        ['spec: found field "preferred", expected one of podSelector, avoid, prefer; did you mean "prefer"?'],
+        [
+            'spec: found field "preferred", expected one of podSelector, mode, canary, avoid, enforcement',
+            'did you mean "prefer"?',
+        ],
     ),
     "a misspelt field of a selector": (
         namespaced(podSelector={"matchlabels": {"app": "web"}}, avoid=[HOT]),

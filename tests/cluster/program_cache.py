@@ -33,60 +33,45 @@ CONTROL_PLANE = GoModule(
     remedy=f"mend that, or have KUBEBUILDER_ASSETS name a folder with {', '.join(PROGRAMS)}",
 )
 
-DESCHEDULER = GoModule(
-    name="descheduler",
-    what="the descheduler v0.36.0",
-    version="v0.36.0",
-    folder=MODULE / "descheduler",
-    packages={"descheduler": "sigs.k8s.io/descheduler/cmd/descheduler"},
+
+def _module(name: str, what: str, version: str, package: str, ldflags: str = "-s -w") -> GoModule:
+    """A module with one program, in the folder of its name."""
+    return GoModule(name, f"{what} {version}", version, MODULE / name, {name: package}, ldflags)
+
+
+DESCHEDULER = _module(
+    "descheduler",
+    "the descheduler",
+    "v0.36.0",
+    "sigs.k8s.io/descheduler/cmd/descheduler",
     # without this flag the descheduler warns that its version may not match the API server
-    ldflags="-s -w -X sigs.k8s.io/descheduler/pkg/version.version=v0.36.0",
+    "-s -w -X sigs.k8s.io/descheduler/pkg/version.version=v0.36.0",
 )
-
-PROMETHEUS_ADAPTER = GoModule(
-    name="prometheus-adapter",
-    what="prometheus-adapter v0.12.0",
-    version="v0.12.0",
-    folder=MODULE / "prometheus-adapter",
-    packages={"prometheus-adapter": "sigs.k8s.io/prometheus-adapter/cmd/adapter"},
+PROMETHEUS_ADAPTER = _module(
+    "prometheus-adapter", "prometheus-adapter", "v0.12.0", "sigs.k8s.io/prometheus-adapter/cmd/adapter"
 )
-
-KUBELET = GoModule(
-    name="kubelet",
-    what=f"the kubelet {VERSION}",
-    version=VERSION,
-    folder=MODULE / "kubelet",
-    packages={"kubelet": "k8s.io/kubernetes/cmd/kubelet"},
-    ldflags=CONTROL_PLANE.ldflags,
-)
-
-KUBEADM = GoModule(
-    name="kubeadm",
-    what=f"kubeadm {VERSION}",
-    version=VERSION,
-    folder=MODULE / "kubeadm",
-    packages={"kubeadm": "k8s.io/kubernetes/cmd/kubeadm"},
-    ldflags=CONTROL_PLANE.ldflags,
-)
-
-HELM = GoModule(
-    name="helm",
-    what="helm v3.21.3",
-    version="v3.21.3",
-    folder=MODULE / "helm",
-    packages={"helm": "helm.sh/helm/v3/cmd/helm"},
+KUBELET = _module("kubelet", "the kubelet", VERSION, "k8s.io/kubernetes/cmd/kubelet", CONTROL_PLANE.ldflags)
+KUBEADM = _module("kubeadm", "kubeadm", VERSION, "k8s.io/kubernetes/cmd/kubeadm", CONTROL_PLANE.ldflags)
+HELM = _module(
+    "helm",
+    "helm",
+    "v3.21.3",
+    "helm.sh/helm/v3/cmd/helm",
     # without a cluster, charts see this version of Kubernetes, the control plane's, instead of v1.20
-    ldflags="-s -w -X helm.sh/helm/v3/internal/version.version=v3.21.3"
+    "-s -w -X helm.sh/helm/v3/internal/version.version=v3.21.3"
     " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
 )
-
-OTELCOL = GoModule(
-    name="otelcol",
-    what="the OpenTelemetry Collector v0.165.0",
-    version="v0.165.0",
-    folder=MODULE / "otelcol",
-    packages={"otelcol": "."},
+KREW = GoModule(
+    "krew",
+    "krew v0.5.0",
+    "v0.5.0",
+    MODULE / "krew",
+    {
+        "krew": "sigs.k8s.io/krew/cmd/krew",
+        "validate-krew-manifest": "sigs.k8s.io/krew/cmd/validate-krew-manifest",
+    },
 )
+OTELCOL = _module("otelcol", "the OpenTelemetry Collector", "v0.165.0", ".")
 
 SET_UP = "make controlplane"
 """The command that builds the programs."""
@@ -139,6 +124,11 @@ def otelcol() -> Path:
     return OTELCOL.built() / "otelcol"
 
 
+def krew_folder() -> Path:
+    """The folder with krew and its check of manifests, built if necessary, in half a minute. Raises MissingError."""
+    return KREW.built()
+
+
 def prometheus_folder() -> Path:
     """The folder of Prometheus. Raises MissingError."""
     return debian_packages.get().prometheus.parent
@@ -163,6 +153,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: kubeadm().parent,
     lambda: helm().parent,
     lambda: otelcol().parent,
+    krew_folder,
     containers_folder,
     debian_packages.MACHINE.get,
     debian_packages.IMAGE_TOOLS.get,

@@ -28,15 +28,13 @@ def parse_report(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
 
 
 def reader(
-    plane: ControlPlane, rules: list[Object] | None = None, namespace: str = "", service_namespace: str = ""
+    plane: ControlPlane, rules: list[Object] | None = None, namespace: str = "", nodewise_namespace: str = ""
 ) -> User:
-    """A user with the shipped read-only rights or with `rules`. In `service_namespace`, the namespace of the replicas'
-    Service, the user gets the shipped rights for it.
-    """
+    """A user with the shipped read-only rights or with `rules`, and with those for the namespace of the replicas."""
     everywhere, inside = extender_process.manifest("reader.yaml")
     user = plane.user(f"reader-{child_processes.number()}", rules or everywhere["rules"], namespace)
-    if service_namespace:
-        api_user_kubeconfigs.grant(plane.api, user.name, inside["rules"], service_namespace)
+    if nodewise_namespace:
+        api_user_kubeconfigs.grant(plane.api, user.name, inside["rules"], nodewise_namespace)
     return user
 
 

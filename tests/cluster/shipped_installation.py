@@ -15,6 +15,7 @@ from tests.cluster import (
     fake_metrics_server,
     kubernetes_objects,
     namespace_sandboxes,
+    placement_policy_specs,
     rbac_rights_comparison,
 )
 from tests.cluster.api_client import JSON_PATCH, Object, path_of
@@ -113,17 +114,15 @@ def policy(name: str, metric: str, *strategies: str) -> Object:
 def placement_policies(sandbox: Sandbox) -> None:
     """Creates a PlacementPolicy and a ClusterPlacementPolicy, both named after the namespace. No pod matches."""
     rules = {"podSelector": {"matchLabels": {"app": "placed"}}, "avoid": [{"metric": "heat", "above": 80}]}
-    metadata = {"name": sandbox.namespace}
-    own = {"apiVersion": "nodewise.io/v1alpha1", "kind": "PlacementPolicy", "metadata": metadata}
-    sandbox.put(own | {"spec": rules})
+    sandbox.put(placement_policy_specs.policy(rules, name=sandbox.namespace))
     by_name = {"matchLabels": {"kubernetes.io/metadata.name": sandbox.namespace}}
     spec = rules | {"namespaceSelector": by_name}
-    sandbox.create(own | {"kind": "ClusterPlacementPolicy", "spec": spec})
+    sandbox.create(placement_policy_specs.policy(spec, "ClusterPlacementPolicy", sandbox.namespace))
 
 
 def placement_policy_statuses(sandbox: Sandbox) -> list[Object]:
     """The statuses of these policies; empty ones for those that have none."""
-    folder = "/apis/nodewise.io/v1alpha1"
+    folder = f"/apis/{placement_policy_specs.GROUP}"
     own = sandbox.api.get(f"{folder}/namespaces/{sandbox.namespace}/placementpolicies/{sandbox.namespace}")
     wide = sandbox.api.get(f"{folder}/clusterplacementpolicies/{sandbox.namespace}")
     return [own.get("status", {}), wide.get("status", {})]
@@ -131,18 +130,6 @@ def placement_policy_statuses(sandbox: Sandbox) -> list[Object]:
 
 def pod(name: str, policy: str) -> Object:
     return kubernetes_objects.pod(name, labels={"telemetry-policy": policy}, limits=extender_process.LIMITS)
-
-
-def endpoint(name: str, url: str) -> Object:
-    """An EndpointSlice of a replica in the namespace where `nodewise explain` looks for it."""
-    made = extender_process.endpoint(name, url)
-    return made | {"metadata": made["metadata"] | {"namespace": NAMESPACE}}
-
-
-def shown(certificates: CertificateFiles) -> list[str]:
-    """The flags of `nodewise explain` for its client certificate and the CA that it trusts."""
-    client = certificates.client
-    return [f"--cert={client.cert}", f"--key={client.key}", f"--ca={certificates.authority.ca_file}"]
 
 
 @contextlib.contextmanager

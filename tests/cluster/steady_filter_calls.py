@@ -23,7 +23,7 @@ CALL = json.dumps(
             "metadata": {
                 "name": "steady",
                 "namespace": "health-metric-demo",
-                "labels": {"telemetry-policy": "demo-policy"},
+                "labels": {"app": "demo-app"},
             }
         },
         "NodeNames": [GOOD, BAD],

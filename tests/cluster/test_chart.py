@@ -1,7 +1,10 @@
 """The Helm chart with the real helm, on the real API server."""
 
+import contextlib
+import functools
 import json
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from tests.cluster import (
     extender_process,
     kubernetes_objects,
     metrics_pipeline,
+    native_mode,
+    placement_policy_specs,
     program_cache,
     prometheus_and_exporters,
     rbac_rights_comparison,
@@ -22,6 +27,7 @@ from tests.cluster import (
 from tests.cluster.api_client import Object
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 pytestmark = pytest.mark.cluster
@@ -31,6 +37,7 @@ CHART = ROOT / helm_chart_generator.CHART
 COMBINATIONS = [ROOT / path for path in helm_chart_generator.combinations()]
 METRICS = ROOT / "deploy/metrics"
 ALL = CHART / "values/values-all.yaml"
+NATIVE = CHART / "values/values-native.yaml"
 MANIFESTS = [
     "rbac.yaml",
     "gpu.yaml",
@@ -46,13 +53,26 @@ MANIFESTS = [
     "cpu-agent.yaml",
     "certs.yaml",
 ]
+NATIVE_MANIFESTS = [
+    "rbac.yaml",
+    "controller.yaml",
+    "reader.yaml",
+    "trust.yaml",
+    "policy-fields.yaml",
+    "policy-roles.yaml",
+    "pod-admission.yaml",
+    "native.yaml",
+]
+NATIVE_SETTINGS = {"native_mode": True}
+ADVERTISES = "agents.telemetry.settings.advertise_resource=telemetry/scheduling=1000"
 WORKLOADS = {"Deployment", "DaemonSet", "Job", "CronJob"}
 TLS = "tls.certManager.enabled=true"
 
 
 def _agents(values: Path) -> list[str]:
-    """The agents that a values file enables."""
-    agents = {"telemetry": {"enabled": True}, **yaml.safe_load(values.read_text()).get("agents", {})}
+    """The agents of the extender that a values file enables."""
+    chosen = yaml.safe_load(values.read_text())
+    agents = {"telemetry": {"enabled": "nativeMode" not in chosen}, **chosen.get("agents", {})}
     return [name for name, agent in agents.items() if agent["enabled"]]
 
 
@@ -171,10 +191,13 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, sandbox: Sandbox, t
     )
 
 
-def test_rights_are_those_of_the_manifests(helm: Helm) -> None:
+@pytest.mark.parametrize(
+    ("values", "names"), [(ALL, MANIFESTS), (NATIVE, NATIVE_MANIFESTS)], ids=["all", "native"]
+)
+def test_rights_are_those_of_the_manifests(helm: Helm, values: Path, names: list[str]) -> None:
     """The chart has exactly the roles, rules and bindings of the manifests."""
-    made = helm.rendered("nodewise", "--values", ALL)
-    shipped = [manifest for name in MANIFESTS for manifest in extender_process.manifest(name)]
+    made = helm.rendered("nodewise", "--values", values, "--set", ADVERTISES)
+    shipped = [manifest for name in names for manifest in extender_process.manifest(name)]
     assert _roles(made) == _roles(shipped)
     assert _bindings(made) == _bindings(shipped)
 
@@ -202,16 +225,27 @@ def _key(manifest: Object) -> tuple[str, ...]:
 
 NEW = "--kube-version=v1.36.0"
 """The first version with MutatingAdmissionPolicies, which is newer than the one that helm assumes."""
-ADVERTISES = "agents.telemetry.settings.advertise_resource=telemetry/scheduling=1000"
 
 
-def test_admission_policies_are_those_of_the_manifests(helm: Helm) -> None:
+@pytest.mark.parametrize(
+    ("values", "option", "names"),
+    [
+        (ALL, "podAdmission.addResource=true", MANIFESTS),
+        (NATIVE, "podAdmission.mode=warn", NATIVE_MANIFESTS),
+    ],
+    ids=["all", "native"],
+)
+def test_admission_policies_are_those_of_the_manifests(
+    helm: Helm, values: Path, option: str, names: list[str]
+) -> None:
     """The chart has exactly the admission policies and bindings of the manifests."""
-    options = f"{ADVERTISES},podAdmission.addResource=true"
-    made = helm.rendered("nodewise", "--values", ALL, "--set", options, NEW)
-    assert _policies(made) == _policies(
-        [manifest for name in MANIFESTS for manifest in extender_process.manifest(name)]
-    )
+    made = helm.rendered("nodewise", "--values", values, "--set", f"{ADVERTISES},{option}", NEW)
+    shipped = _policies([manifest for name in names for manifest in extender_process.manifest(name)])
+    if values is NATIVE:
+        labels = "ValidatingAdmissionPolicy", "nodewise-pod-labels", ""
+        variables = {variable["name"]: variable for variable in shipped[labels]["variables"]}
+        variables["resource"]["expression"] = "''"  # pods need no request
+    assert _policies(made) == shipped
 
 
 def _policies(manifests: list[Object]) -> dict[tuple[str, ...], Object]:
@@ -288,6 +322,9 @@ def test_the_policies_that_change_pods_use_the_release_and_its_resource(helm: He
     [
         ("v1.35.4", "podAdmission.addResource=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
         ("v1.36.0", "podAdmission.addResource=true,podAdmission.resource=", "expected the resource of"),
+        ("v1.36.0", "podAdmission.addResource=true,nativeMode.enabled=true", "expected one of them"),
+        ("v1.35.4", "nativeMode.enabled=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
+        ("v1.36.0", "nativeMode.enabled=true,agents.telemetry.enabled=false", "expected the agent whose"),
     ],
 )
 def test_pods_are_changed_only_where_that_has_an_effect(
@@ -361,14 +398,14 @@ def test_pods_run_this_image_and_nothing_of_other_services_reaches_their_setting
 ) -> None:
     made = [
         manifest
-        for manifest in helm.rendered("nodewise", "--values", values, "--kube-version=v1.30.0-gke.1")
+        for manifest in helm.rendered("nodewise", "--values", values, "--kube-version=v1.36.0-gke.1")
         if manifest["kind"] in WORKLOADS
     ]
     assert made
     for manifest in made:
         pod = _pod(manifest)
         ours = f"nodewise:{nodewise.__version__}"
-        theirs = "registry.k8s.io/kube-scheduler:v1.30.0"
+        theirs = "registry.k8s.io/kube-scheduler:v1.36.0"
         image = theirs if manifest["metadata"]["name"] == "nodewise-scheduler" else ours
         assert {container["image"] for container in pod["containers"]} == {image}
         assert pod["enableServiceLinks"] is False, (
@@ -573,6 +610,18 @@ def _checksum(deployment: Object) -> str:
     return checksum
 
 
+@contextlib.contextmanager
+def _applied_without_deployments(sandbox: Sandbox, made: Sequence[Object], folder: Path) -> Iterator[None]:
+    """Applies the objects except Deployments, whose programs the test starts itself, and deletes them at the end."""
+    file = folder / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
+    sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
+    try:
+        yield
+    finally:
+        sandbox.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
+
+
 @each_extender
 def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
     helm: Helm, sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path
@@ -580,10 +629,7 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
     """Starts the container's command with its files and service account, as a kubelet does."""
     space = sandbox.namespace
     made = helm.rendered(space, "--values", values, "--set", "cpu.enabled=false,annotator.enabled=false")
-    file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
-    sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
-    try:
+    with _applied_without_deployments(sandbox, made, tmp_path):
         certificates = extender_process.CertificateFiles(tmp_path)
         certificates.client = certificates.authority.issue("nodewise-scheduler-client")
         account = sandbox.plane.service_account("nodewise", space)
@@ -611,8 +657,62 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
             if "telemetry" in _agents(values):
                 assert running.rejects(space, "a", "no-such-policy")
             assert [event for event in running.events() if "cannot" in json.dumps(event)] == []
-    finally:
-        sandbox.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
+
+
+@pytest.mark.parametrize(
+    ("option", "settings"),
+    [
+        ("nativeMode.keepExtender=true", {"nodewise": {"agents": "telemetry", "telemetry": NATIVE_SETTINGS}}),
+        (
+            "agents.gpu.enabled=true",
+            {"nodewise": {"agents": "gpu"}, "nodewise-controller": {"telemetry": NATIVE_SETTINGS}},
+        ),
+    ],
+)
+def test_the_agent_telemetry_of_native_mode_runs_in_one_program(
+    helm: Helm, option: str, settings: Object
+) -> None:
+    made = helm.rendered("nodewise", "--values", NATIVE, "--set", option)
+    data = {
+        manifest["metadata"]["name"]: yaml.safe_load(manifest["data"]["nodewise.yaml"])
+        for manifest in made
+        if manifest["kind"] == "ConfigMap"
+    }
+    assert data == settings
+    assert {manifest["metadata"]["name"] for manifest in made if manifest["kind"] == "Deployment"} == {*data}
+
+
+def test_the_controller_of_native_mode_labels_nodes_with_the_rights_that_it_has(
+    helm: Helm, sandbox: Sandbox, with_definitions: None, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    """Starts the command of the Deployment with its settings and service account, as a kubelet does."""
+    space = sandbox.namespace
+    made = helm.rendered(space, "--values", NATIVE, "--set", "settings.metrics={custom}")
+    with _applied_without_deployments(sandbox, made, tmp_path):
+        objects = {_key(manifest): manifest for manifest in made}
+        config = tmp_path / "nodewise.yaml"
+        config.write_text(objects["ConfigMap", "nodewise-controller", space]["data"]["nodewise.yaml"])
+        container = _main(objects["Deployment", "nodewise-controller", space])
+        assert container["command"] == ["nodewise", "controller"]
+        mounted = {"/etc/nodewise/config/nodewise.yaml": str(config)}
+        arguments = [_at(argument, mounted) for argument in container["args"]]
+        account = sandbox.plane.service_account("nodewise", space)
+        sandbox.nodes(kubernetes_objects.node("hot"))
+        metrics.set("heat", {"hot": 90})
+        spec = {"podSelector": {}, "avoid": [{"metric": "heat", "above": 80}]}
+        # policies of nodewise's own namespace are not enforced
+        policy = sandbox.create(placement_policy_specs.policy(spec, namespace="default"))
+        key = native_mode.LABEL_PREFIX + policy["metadata"]["uid"]
+        with extender_process.controller(
+            account, tmp_path, *arguments, "--health-port=0", f"--namespace={space}"
+        ):
+            labels = functools.partial(_labels, sandbox, "hot")
+            wait("the node is labelled", lambda: labels().get(key) == "violating" or None, show=labels)
+
+
+def _labels(sandbox: Sandbox, node: str) -> dict[str, str]:
+    labels: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+    return labels
 
 
 def _at(argument: str, mounted: dict[str, str]) -> str:
@@ -723,12 +823,9 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
     """kube-scheduler with the chart's configuration and service account acquires its Lease and places a pod."""
     space = sandbox.namespace
     made = helm.rendered(space, "--values", CHART / "values/values-second-scheduler.yaml")
-    file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all([manifest for manifest in made if manifest["kind"] != "Deployment"]))
-    sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
     certificates = extender_process.CertificateFiles(tmp_path)
     certificates.client = certificates.authority.issue("nodewise-scheduler-client")
-    try:
+    with _applied_without_deployments(sandbox, made, tmp_path):
         config = next(
             manifest["data"]["scheduler.yaml"]
             for manifest in made
@@ -758,8 +855,6 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
                 assert "is forbidden" not in process.log.read_text()
             finally:
                 process.stop()
-    finally:
-        sandbox.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
 
 
 def _chosen(name: str, **more: Any) -> Object:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx2
 
+from nodewise import clock
 from tests.cluster import api_user_kubeconfigs, child_processes, extender_process
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.child_processes import Process
@@ -15,8 +16,8 @@ from tests.cluster.extender_process import HOT, OWN_NAMESPACE, heated
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
-LEASE_S = 15 + 4.4
-"""Seconds after which the Lease of a dead leader changes: it lasts 15 s and is checked at least every 4.4 s."""
+LEASE_S = 5 + 2.2
+"""Seconds after which the Lease of a dead leader changes: it lasts 5 s and is checked at least every 2.2 s."""
 SLACK_S = 60
 """Additional seconds for a loaded machine."""
 
@@ -43,16 +44,7 @@ class ControllerReplica:
 @contextlib.contextmanager
 def replica(user: User, folder: Path) -> Iterator[ControllerReplica]:
     """Runs a replica and yields it once it is ready."""
-    command = [
-        extender_process.NODEWISE,
-        "controller",
-        "--log-format=json",
-        f"--kubeconfig={user.kubeconfig}",
-        f"--namespace={OWN_NAMESPACE}",
-        "--health-port=0",
-        "--sync-period=500ms",
-    ]
-    with Process(command, folder / f"controller-{child_processes.number()}.log") as process:
+    with extender_process.controller(user, folder, f"--namespace={OWN_NAMESPACE}") as process:
         running = ControllerReplica(process)
         process.wait_ready(running.is_ready)
         yield running
@@ -106,4 +98,7 @@ def test_the_other_replica_takes_over_when_the_leader_is_killed(
             second.process.stop()
             # a replica that is terminated releases the Lease, so that another one leads at once
             path = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases/nodewise-controller"
-            assert not sandbox.api.get(path)["spec"].get("holderIdentity")
+            lease = sandbox.api.get(path)
+            assert not lease["spec"].get("holderIdentity")
+            evaluated = clock.parse_rfc3339(lease["metadata"]["annotations"]["nodewise.io/last-evaluation"])
+            assert abs(clock.parse_rfc3339(lease["spec"]["renewTime"]) - evaluated) < SLACK_S

@@ -255,18 +255,20 @@ def test_a_pod_of_another_node_gets_nothing(cluster: TwoNodeCluster) -> None:
 
 def test_the_node_and_its_reports_say_what_is_so(cluster: TwoNodeCluster) -> None:
     for place in cluster.places:
-        node = wait(f"{place.node} is labelled", lambda place=place: _labelled(cluster.api, place.node))
-        assert node["status"]["capacity"][EXCLUSIVE_CORES] == "1"
+        node = wait(
+            f"{place.node} is labelled and advertises its core",
+            lambda place=place: _labelled(cluster.api, place.node),
+        )
         assert {"key": "cmk", "value": "true", "effect": "NoSchedule"} in node["spec"]["taints"]
-        report = cluster.api.get(f"{REPORTS}/cmk-nodereports/{place.node.replace('.', '-')}")["spec"][
-            "report"
-        ]
+        path = f"{REPORTS}/cmk-nodereports/{place.node.replace('.', '-')}"
+        report = wait("the report is written", lambda path=path: cluster.api.find(path))["spec"]["report"]
         assert report["checks"]["configDirectory"] == {"ok": True, "errors": []}
 
 
 def _labelled(api: ClusterApi, name: str) -> Object | None:
     node = api.get(f"/api/v1/nodes/{name}")
-    return node if node["metadata"]["labels"].get(LABEL) == "true" and node["spec"].get("taints") else None
+    labelled = node["metadata"]["labels"].get(LABEL) == "true" and node["spec"].get("taints")
+    return node if labelled and node["status"]["capacity"].get(EXCLUSIVE_CORES) == "1" else None
 
 
 def test_a_kubelet_that_takes_the_cores_back_is_put_right(cluster: TwoNodeCluster) -> None:

@@ -1,9 +1,13 @@
 """`nodewise decide --cluster` on a real API server with read-only rights; a real scheduler decides the same."""
 
+import json
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests import forked_commands
 from tests.cluster import api_user_kubeconfigs, extender_process, kubernetes_objects, read_only_commands
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import rule
@@ -53,7 +57,8 @@ def versions(sandbox: Sandbox) -> dict[str, str]:
 
 def test_the_rights_that_ship_are_to_look_only() -> None:
     rules = [rule for role in extender_process.manifest("reader.yaml") for rule in role["rules"]]
-    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list"}
+    others = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
+    assert {verb for rule in others for verb in rule["verbs"]} == {"get", "list"}
 
 
 def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
@@ -108,6 +113,26 @@ def test_nobody_waits(plane: ControlPlane, cluster: Sandbox) -> None:
     done = run(*decide_command(plane, cluster))
     assert (done.returncode, done.stdout) == (0, "no pod waits\n")
     assert parse_report(run(*decide_command(plane, cluster, "-o", "json"))) == {"decisions": []}
+
+
+def test_watch_prints_again_when_a_row_changes_until_it_is_interrupted(
+    plane: ControlPlane, cluster: Sandbox
+) -> None:
+    command = decide_command(plane, cluster, "--watch", "--sync-period=500ms", "-o", "json")
+    with subprocess.Popen(
+        [forked_commands.NODEWISE, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as watching:
+        assert watching.stdout
+        assert watching.stderr
+        before = json.loads(watching.stdout.readline())
+        cluster.pods(pod("web"))
+        after = json.loads(watching.stdout.readline())
+        watching.send_signal(signal.SIGINT)
+        rest, messages = watching.stdout.read(), watching.stderr.read()
+    assert before["decisions"] == []
+    assert [decision["feasible"] for decision in after["decisions"]] == [["b", "c"]]
+    assert (watching.returncode, rest) == (130, b"")
+    assert b"Traceback" not in messages
 
 
 def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(

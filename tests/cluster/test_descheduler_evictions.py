@@ -54,7 +54,7 @@ class TestDemoApplication:
         self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
         sandbox.nodes(*(kubernetes_objects.node(name, extra=ADVERTISED) for name in NODES))
-        sandbox.put(health_example_manifests.deployment())
+        sandbox.put(health_example_manifests.deployment(extender_process.LIMITS))
         first = health_example_manifests.placed(sandbox)
         assert descheduler_run.once(plane, descheduler_program).evicted == 0
         label(sandbox, first)
@@ -66,7 +66,7 @@ class TestDemoApplication:
     ) -> None:
         """The descheduler always checks whether a pod fits on another node, and it does not know extenders."""
         sandbox.nodes(*(kubernetes_objects.node(name) for name in NODES))
-        sandbox.put(health_example_manifests.deployment())
+        sandbox.put(health_example_manifests.deployment(extender_process.LIMITS))
         first = health_example_manifests.placed(sandbox)
         label(sandbox, first)
         report = descheduler_run.once(plane, descheduler_program)
@@ -78,7 +78,7 @@ class TestDemoApplication:
         self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
         sandbox.nodes(*(kubernetes_objects.node(name, extra=ADVERTISED) for name in NODES))
-        sandbox.put(health_example_manifests.deployment())
+        sandbox.put(health_example_manifests.deployment(extender_process.LIMITS))
         first = health_example_manifests.placed(sandbox)
         for node in NODES:
             label(sandbox, node)
@@ -98,7 +98,9 @@ def test_a_resource_that_is_advertised_through_the_status_counts(
         "uid": "0",
         "controller": True,
     }
-    pod = kubernetes_objects.running_on(NODES[0], health_example_manifests.pod("demo"))
+    pod = kubernetes_objects.running_on(
+        NODES[0], health_example_manifests.pod("demo", extender_process.LIMITS)
+    )
     sandbox.pods(pod | {"metadata": pod["metadata"] | {"ownerReferences": [owner]}})
     label(sandbox, NODES[0])
     assert descheduler_run.once(plane, descheduler_program).evicted == 0
@@ -119,7 +121,6 @@ def test_pods_of_native_mode_move_off_a_node_that_violates_their_policy(
     sandbox.nodes(*map(kubernetes_objects.node, NODES))
     deployment = health_example_manifests.deployment()
     template = deployment["spec"]["template"]
-    template["metadata"]["labels"].pop("telemetry-policy")
     template["spec"] = {"containers": [{"name": "main", "image": "none"}], "terminationGracePeriodSeconds": 0}
     with plane.start_scheduler({}):
         sandbox.put(deployment)

@@ -1,4 +1,4 @@
-"""`nodewise explain` on a real API server: several replicas behind a Service, and decisions for a real scheduler."""
+"""`nodewise explain` on a real API server: several replicas, and decisions for a real scheduler."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import child_processes, extender_process, kubernetes_objects, read_only_commands
+from tests.cluster import extender_process, fake_port_forward, kubernetes_objects, read_only_commands
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess, pod
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -21,33 +21,20 @@ def cluster(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> Sandbox:
 
 
 @pytest.fixture
-def certificates(sandbox: Sandbox, tmp_path: Path) -> CertificateFiles:
-    """Certificates for the Service's name, since no certificate contains addresses of pods."""
-    return CertificateFiles(tmp_path, f"{extender_process.SERVICE}.{sandbox.namespace}.svc")
+def certificates(tmp_path: Path) -> CertificateFiles:
+    return CertificateFiles(tmp_path)
 
 
 @contextlib.contextmanager
-def replica(
-    plane: ControlPlane, certificates: CertificateFiles, folder: Path, address: str = "127.0.0.1"
-) -> Iterator[ExtenderProcess]:
+def replica(plane: ControlPlane, certificates: CertificateFiles, folder: Path) -> Iterator[ExtenderProcess]:
     """Runs a replica and yields it once it is ready."""
-    with extender_process.extender(
-        plane, folder, f"--address={address}", certificates=certificates
-    ) as running:
+    with extender_process.extender(plane, folder, certificates=certificates) as running:
         yield running
 
 
-def certificate_options(certificates: CertificateFiles) -> list[str]:
-    return [
-        f"--cert={certificates.client.cert}",
-        f"--key={certificates.client.key}",
-        f"--ca={certificates.authority.ca_file}",
-    ]
-
-
 def through_the_cluster(plane: ControlPlane, sandbox: Sandbox, name: str, *more: str) -> list[str]:
-    user = read_only_commands.reader(plane, service_namespace=sandbox.namespace)
-    place = [f"--kubeconfig={user.kubeconfig}", f"--service-namespace={sandbox.namespace}"]
+    user = read_only_commands.reader(plane, nodewise_namespace=sandbox.namespace)
+    place = [f"--kubeconfig={user.kubeconfig}", f"--nodewise-namespace={sandbox.namespace}"]
     return ["explain", f"{sandbox.namespace}/{name}", *place, *more]
 
 
@@ -55,30 +42,26 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
     plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
     """One replica gets the filter call and another the prioritize call, as can happen behind a Service."""
-    address = child_processes.own_address()
     with (
-        replica(plane, certificates, tmp_path, address) as first,
-        replica(plane, certificates, tmp_path, address) as other,
+        replica(plane, certificates, tmp_path) as first,
+        replica(plane, certificates, tmp_path) as other,
+        fake_port_forward.kubelet_of(
+            plane.api, "d", plane.authority.issue("kubelet", "127.0.0.1")
+        ) as kubelet,
     ):
         for name, running in (("one", first), ("other", other)):
-            cluster.put(extender_process.endpoint(name, running.url))
-        cluster.put(extender_process.endpoint("starting", f"https://{address}:1", ready=False))
-        tls = first.entry()["tlsConfig"] | {
-            "serverName": f"{extender_process.SERVICE}.{cluster.namespace}.svc"
-        }
-        filters = first.entry(prioritizeVerb="", preemptVerb="", httpTimeout="30s", tlsConfig=tls)
-        scores = other.entry(
-            filterVerb="", preemptVerb="", managedResources=[], httpTimeout="30s", tlsConfig=tls
-        )
+            fake_port_forward.add_replica(plane.api, kubelet, "d", cluster.namespace, name, running.health)
+        filters = first.entry(prioritizeVerb="", preemptVerb="")
+        scores = other.entry(filterVerb="", preemptVerb="", managedResources=[])
         with plane.start_scheduler({"extenders": [filters, scores]}):
             cluster.pods(pod("web"))
             assert cluster.expect_bound("web") == "b"
-        command = through_the_cluster(plane, cluster, "web", *certificate_options(certificates))
+        command = through_the_cluster(plane, cluster, "web")
         report = parse_report(run(*command, "-o", "json"))
-        assert {replica_report["url"]: replica_report["found"] for replica_report in report["replicas"]} == {
-            first.url: 1,
-            other.url: 1,
-        }
+        names = [f"Pod/{cluster.namespace}/{name}" for name in ("one", "other")]
+        assert [(answer["replica"], answer["found"]) for answer in report["replicas"]] == [
+            (name, 1) for name in names
+        ]
         assert report["attempt"]["calls"] == ["filter", "prioritize"]
         assert report["state"]["node"] == "b"
         nodes = {node["node"]: (node["passes"], node["score"]) for node in report["attempt"]["nodes"]}
@@ -86,12 +69,12 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
         other.process.kill()
         late = run(*command)
         assert late.returncode == 0
-        assert f"{other.url} is left out" in late.stderr
+        assert f"{names[1]} is left out: port-forward: error forwarding port" in late.stderr
         assert "web is on b: 2 of the 4 nodes asked about pass" in late.stdout
         first.process.kill()
         none = run(*command)
         assert none.returncode == 1
-        assert none.stderr.count(": no answer") == 2
+        assert none.stderr.count("connection refused") == 2
 
 
 def test_a_pod_that_waits_is_told_what_would_have_changed_it(
@@ -107,9 +90,7 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
         with plane.start_scheduler({"extenders": [running.entry(httpTimeout="30s")]}):
             cluster.pods(pod("web"))
             event = cluster.expect_event("web")
-        command = through_the_cluster(
-            plane, cluster, "web", f"--server={running.url}", *certificate_options(certificates)
-        )
+        command = through_the_cluster(plane, cluster, "web", f"--server={running.health}")
         done = run(*command)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
@@ -180,15 +161,12 @@ def test_without_a_cluster_a_replica_alone_explains(
     assert "heat GreaterThan 80" in done.stdout
 
 
-def test_who_has_no_certificate_is_told_another_way(plane: ControlPlane, cluster: Sandbox) -> None:
-    done = run(*through_the_cluster(plane, cluster, "web"))
-    assert done.returncode == 2
-    assert "port-forward" in done.stderr
-
-
-def test_a_service_without_replicas(
-    plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles
-) -> None:
-    done = run(*through_the_cluster(plane, cluster, "web", *certificate_options(certificates)))
+def test_a_namespace_without_replicas(plane: ControlPlane, cluster: Sandbox) -> None:
+    command = through_the_cluster(plane, cluster, "web")
+    missing = run(*command)
+    assert missing.returncode == 3
+    assert f"pod {cluster.namespace}/web does not exist" in missing.stdout
+    cluster.pods(pod("web"))
+    done = run(*command)
     assert done.returncode == 1
-    assert "no ready endpoint" in done.stderr
+    assert f"no running pod of nodewise in namespace {cluster.namespace}" in done.stderr

@@ -64,8 +64,7 @@ def api(plane: ControlPlane) -> Iterator[ClusterApi]:
             labels = {"space": namespace} | (case.labels or {}) if name.endswith("labels") else {}
             labelled["metadata"]["labels"] |= labels
             plane.api.create(labelled)
-        own = policy({"podSelector": case.selector, "avoid": [HOT]})
-        plane.api.create(own | {"metadata": {"name": "pol", "namespace": namespace}})
+        plane.api.create(policy({"podSelector": case.selector, "avoid": [HOT]}, namespace=namespace))
         by_name = {"matchLabels": {"kubernetes.io/metadata.name": f"{namespace}-wide"}}
         plane.api.create(cluster_policy(namespace, by_name, case.selector))
         in_space = {"key": "space", "operator": "In", "values": [namespace]}
@@ -75,7 +74,7 @@ def api(plane: ControlPlane) -> Iterator[ClusterApi]:
     plane.api.create(kubernetes_objects.namespace(ALL_PODS))
     for name, rules in (("a", {"avoid": [HOT]}), ("b", {"prefer": [RANK]})):
         spec = {"podSelector": {"matchLabels": {"policy": name}}} | rules
-        plane.api.create(policy(spec) | {"metadata": {"name": name, "namespace": ALL_PODS}})
+        plane.api.create(policy(spec, name=name, namespace=ALL_PODS))
     last = pod(ALL_PODS, {"policy": "b"})
     wait("the policies have an effect", lambda: is_marked(plane.api, last) or None)
     yield plane.api
@@ -179,10 +178,8 @@ def test_a_policy_that_is_not_enforced_adds_nothing(api: ClusterApi, sandbox: Sa
     name = sandbox.namespace
     selector = {"matchLabels": {"kubernetes.io/metadata.name": name}}
     spec = {"podSelector": {}, "avoid": [HOT]}
-    obj = policy(spec if kind == "PlacementPolicy" else spec | {"namespaceSelector": selector}, kind, name)
-    if kind == "PlacementPolicy":
-        obj["metadata"] |= {"namespace": name}
-    path = path_of(sandbox.create(obj))
+    spec |= {} if kind == "PlacementPolicy" else {"namespaceSelector": selector}
+    path = path_of(sandbox.create(policy(spec, kind, name, name)))
     sandbox.create(policy({"nodeLabels": [LABEL]}, "ClusterPlacementPolicy", f"{name}-labels"))
     example = pod(name)
     wait("the policy has an effect", lambda: is_marked(api, example) or None)
@@ -196,8 +193,7 @@ def test_only_selected_pods_reach_the_extender(
     plane: ControlPlane, api: ClusterApi, sandbox: Sandbox, fake_extender: FakeExtenderServer
 ) -> None:
     sandbox.nodes(*kubernetes_objects.nodes("a b"))
-    own = policy({"podSelector": {"matchLabels": {"app": "web"}}, "avoid": [HOT]})
-    sandbox.create(own | {"metadata": {"name": "pol", "namespace": sandbox.namespace}})
+    sandbox.put(policy({"podSelector": {"matchLabels": {"app": "web"}}, "avoid": [HOT]}))
     example = pod(sandbox.namespace, {"app": "web"})
     wait("the policy has an effect", lambda: is_marked(api, example) or None)
     fake_extender.reject = {"a": "hot"}

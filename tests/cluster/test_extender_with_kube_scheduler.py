@@ -72,7 +72,7 @@ def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
     sandbox.nodes(*kubernetes_objects.nodes("a b"))
     if case == "a metric that was never fetched":
         policy(sandbox, dontschedule=[HOT | {"metricname": "absent"}])
-        wait("the policy is known", lambda: nodewise.events("metric_failed") or None)
+        nodewise.wait_events("metric_failed")
     with schedule(plane, nodewise, ignorable=True):
         sandbox.pods(pod("web"))
         message = sandbox.expect_event("web")
@@ -99,7 +99,7 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
                 assert "nodewise: starting, policies are not read yet" in sandbox.expect_event(name)
                 sandbox.expect_stays_unbound(name, 0.5)
         assert not running.is_ready()
-        assert "taspolicies" in str(running.events("kube_lost"))
+        assert "taspolicies" in str(running.wait_events("kube_lost"))
 
 
 @FORMS
@@ -139,7 +139,7 @@ def test_one_metric_that_hangs_or_lies_delays_no_other(
         dontschedule=[HOT, {"metricname": "dust", "operator": "GreaterThan", "target": 1}],
         scheduleonmetric=[{"metricname": "noise", "operator": "LessThan"}],
     )
-    wait("the bad values are logged", lambda: nodewise.events("metric_values_bad") or None)
+    nodewise.wait_events("metric_values_bad")
     with schedule(plane, nodewise):
         sandbox.pods(pod("web"))
         assert sandbox.expect_bound("web") == "b"
@@ -202,4 +202,4 @@ def test_a_policys_status_says_what_is_wrong_with_it(
     wait(
         "the status is good", lambda: extender_process.condition(sandbox, "Valid")["status"] == "True" or None
     )
-    assert len(nodewise.events("policy_problem")) == 1
+    assert len(nodewise.wait_events("policy_problem")) == 1

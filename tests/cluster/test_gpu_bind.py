@@ -38,7 +38,7 @@ def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running:
     assert "gas-container-tiles" not in annotations
     entry = gpu_cluster.allocation_record(sandbox, "g1")[pod["metadata"]["uid"]]
     assert entry["cards"] == "card0,card1"
-    assert [event["holds"] for event in running.events("bound")] == ["main: card0, card1"]
+    assert [event["holds"] for event in running.wait_events("bound")] == ["main: card0, card1"]
 
 
 def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: ExtenderProcess) -> None:
@@ -94,7 +94,9 @@ def test_an_init_container_and_a_sidecar_get_cards(sandbox: Sandbox, running: Ex
         "cards.nodewise.io/setup": "0",
     }
     assert gpu_cluster.allocation_record(sandbox, "g1")[pod["metadata"]["uid"]]["cards"] == "card0|card1"
-    assert [event["holds"] for event in running.events("bound")] == ["main: card0; log: card1; setup: card0"]
+    assert [event["holds"] for event in running.wait_events("bound")] == [
+        "main: card0; log: card1; setup: card0"
+    ]
     sandbox.pods(gpu_cluster.pod("more", 1, millicores=900))
     assert "no GPU has 900 gpu.intel.com/millicores left" in sandbox.expect_event("more")
     sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/train")

@@ -62,7 +62,7 @@ def test_a_claim_whose_bind_never_came_is_cleared_and_the_bind_refused_when_it_c
     ):
         wait("the entry is taken out", lambda: not gpu_cluster.allocation_record(sandbox, "g1") or None)
         assert RESERVATION_DROPPED_ANNOTATION in (sandbox.pod("waiting") or {})["metadata"]["annotations"]
-        [event] = served.events("claim_dropped")
+        [event] = served.wait_events("claim_dropped")
         assert (event["pod"], event["why"]) == (f"{sandbox.namespace}/waiting", "unbound")
         late = {
             "apiVersion": "v1",
@@ -188,4 +188,4 @@ def test_an_event_that_was_missed_is_found_and_mended(
             return "g1" not in gpu_agent_replicas.held_gpus(served) or None
 
         wait("the allocations are corrected", mended, 180)
-        assert {event["node"] for event in served.events("books_differ")} == {"g1"}
+        assert {event["node"] for event in served.wait_events("books_differ")} == {"g1"}

@@ -20,16 +20,18 @@ from tests.cluster import (
     label_watch,
     metrics_pipeline,
 )
-from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.health_example_manifests import NODES, POLICY
+from tests.cluster.health_example_manifests import LABEL, NODES, POD_LABELS, POLICY
 from tests.cluster.label_watch import NodeLabelChange
 from tests.cluster.metrics_pipeline import MetricsServices
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.prometheus_and_exporters import HEALTH, Monitoring
 
 ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
+METRICS = {ADAPTER: "health_metric", DIRECT: HEALTH}
+"""The name of the metric in the policies, by the source of values."""
+[(KEY, FAILED)] = LABEL.items()
 
 
 @pytest.fixture(params=[ADAPTER, DIRECT])
@@ -48,25 +50,15 @@ def nodes(way: str, measuring: MetricsServices) -> Monitoring:
     return measuring.monitoring
 
 
-def policy(way: str) -> Object:
-    """The policy of the example. Without the adapter, its rules query the series of the metric."""
-    policy = health_example_manifests.policy()
-    if way == DIRECT:
-        for strategy in policy["spec"]["strategies"].values():
-            strategy["rules"] = [rule | {"query": HEALTH} for rule in strategy["rules"]]
-    return policy
-
-
 @contextlib.contextmanager
 def serving(
     plane: ControlPlane, sandbox: Sandbox, way: str, folder: Path, *more: str
 ) -> Iterator[ExtenderProcess]:
-    """Runs nodewise with the policy and the metric, and advertises telemetry/scheduling on every node."""
+    """Runs nodewise with the policies and the metric."""
     extender_process.define(sandbox.api)
-    sandbox.put(policy(way))
-    arguments = ["--advertise-resource=telemetry/scheduling=1000", *more]
-    with extender_process.extender(plane, folder, *arguments) as running:
-        wait("the metric is known", lambda: running.fetched("health_metric") or None)
+    health_example_manifests.put_policies(sandbox, METRICS[way])
+    with extender_process.extender(plane, folder, *more) as running:
+        wait("the metric is known", lambda: running.fetched(METRICS[way]) or None)
         yield running
 
 
@@ -81,10 +73,10 @@ def source(way: str, measuring: MetricsServices) -> list[str]:
 def nodewise(
     plane: ControlPlane, sandbox: Sandbox, way: str, source: list[str], tmp_path: Path
 ) -> Iterator[ExtenderProcess]:
-    """nodewise and a kube-scheduler that calls it."""
+    """nodewise and a kube-scheduler that calls it for every pod."""
     with (
         serving(plane, sandbox, way, tmp_path, *source) as running,
-        plane.start_scheduler({"extenders": [running.entry()]}),
+        plane.start_scheduler({"extenders": [running.entry(managedResources=[])]}),
     ):
         yield running
 
@@ -98,8 +90,8 @@ def application(plane: ControlPlane, sandbox: Sandbox, nodewise: ExtenderProcess
 
 
 def labelled(sandbox: Sandbox) -> set[str]:
-    """The nodes that are labelled as violating."""
-    nodes = sandbox.api.get("/api/v1/nodes", labelSelector=f"{POLICY}=violating")["items"]
+    """The nodes that are labelled as failed."""
+    nodes = sandbox.api.get("/api/v1/nodes", labelSelector=f"{KEY}={FAILED}")["items"]
     return {node["metadata"]["name"] for node in nodes}
 
 
@@ -113,7 +105,7 @@ def until_labelled(sandbox: Sandbox, *wanted: str) -> None:
 
 def suspended(sandbox: Sandbox) -> str:
     """The status of the policy's condition Suspended."""
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{POLICY}"
+    path = f"/apis/nodewise.io/v1alpha1/namespaces/{sandbox.namespace}/placementpolicies/{POLICY}"
     conditions = sandbox.api.get(path).get("status", {}).get("conditions", [])
     return next(
         (str(condition["status"]) for condition in conditions if condition["type"] == "Suspended"), ""
@@ -139,10 +131,8 @@ def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
         assert descheduler_run.once(plane, descheduler_program).evicted == 0
         nodes.set_health(application, 0)
         until_labelled(sandbox)
-        marked, cleared = (None, "violating"), ("violating", None)
-        labels.expect(
-            NodeLabelChange(application, POLICY, *marked), NodeLabelChange(application, POLICY, *cleared)
-        )
+        marked, cleared = (None, FAILED), (FAILED, None)
+        labels.expect(NodeLabelChange(application, KEY, *marked), NodeLabelChange(application, KEY, *cleared))
 
 
 def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(
@@ -150,9 +140,12 @@ def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(
 ) -> None:
     nodes.set(HEALTH, dict.fromkeys(NODES, 1))
     for node in NODES:
-        wait(f"{node} is bad", lambda at=node: nodewise.rejects(sandbox.namespace, at, POLICY) or None)
+        wait(
+            f"{node} is bad",
+            lambda at=node: nodewise.rejects(sandbox.namespace, at, labels=POD_LABELS) or None,
+        )
     sandbox.pods(health_example_manifests.pod("late"))
-    assert "3 telemetry policy" in sandbox.expect_event("late")
+    assert "3 placement policy" in sandbox.expect_event("late")
     nodes.set_health(NODES[1], 0)
     assert sandbox.expect_bound("late") == NODES[1]
 
@@ -168,13 +161,16 @@ def test_without_prometheus_verdicts_and_labels_hold_and_the_policy_says_so(
         until_labelled(sandbox, NODES[1])
         with nodes.without_prometheus():
             until_suspended(sandbox, "True")
-            assert [running.rejects(sandbox.namespace, node, POLICY) for node in NODES] == [
+            assert [running.rejects(sandbox.namespace, node, labels=POD_LABELS) for node in NODES] == [
                 False,
                 True,
                 False,
             ]
-            shown = httpx2.get(f"{running.health}/metrics").text
-            assert re.search(r"(?m)^nodewise_rules_suspended [1-9]", shown)
+            suspended = re.compile(r"(?m)^nodewise_rules_suspended [1-9]")
+            wait(
+                "the gauge is set",
+                lambda: suspended.search(httpx2.get(f"{running.health}/metrics").text),
+            )
             assert "the last verdicts hold" in sandbox.expect_event(POLICY, "LostNodes")
         until_suspended(sandbox, "False")
-    assert labels.changes == [NodeLabelChange(NODES[1], POLICY, None, "violating")]
+    assert labels.changes == [NodeLabelChange(NODES[1], KEY, None, FAILED)]

@@ -9,7 +9,7 @@ from tests.cluster import extender_process, health_example_manifests, kubernetes
 from tests.cluster import metrics_pipeline as way
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
-from tests.cluster.health_example_manifests import NODES, POLICY
+from tests.cluster.health_example_manifests import NODES, POD_LABELS
 from tests.cluster.metrics_pipeline import MetricsPipeline
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
@@ -38,7 +38,7 @@ def nodewise(
 ) -> Iterator[ExtenderProcess]:
     """An extender that has read the example's policy and its metric."""
     extender_process.define(sandbox.api)
-    sandbox.put(health_example_manifests.policy())
+    health_example_manifests.put_policies(sandbox)
     with extender_process.extender(plane, tmp_path) as running:
         wait("the metric is known", lambda: running.fetched("health_metric") or None)
         yield running
@@ -48,7 +48,7 @@ def until(nodewise: ExtenderProcess, sandbox: Sandbox, node: str, *, rejected: b
     """Waits until nodewise rejects a node, or no longer rejects it."""
     wait(
         f"{node} is {'rejected' if rejected else 'let through'}",
-        lambda: nodewise.rejects(sandbox.namespace, node, POLICY) == rejected or None,
+        lambda: nodewise.rejects(sandbox.namespace, node, labels=POD_LABELS) == rejected or None,
     )
 
 
@@ -85,7 +85,7 @@ def test_what_the_adapter_makes_of_a_value(measured: MetricsPipeline, written: s
 def test_nodewise_rejects_the_node_that_falls_ill_and_takes_it_back(
     plane: ControlPlane, sandbox: Sandbox, measured: MetricsPipeline, nodewise: ExtenderProcess
 ) -> None:
-    with plane.start_scheduler({"extenders": [nodewise.entry()]}):
+    with plane.start_scheduler({"extenders": [nodewise.entry(managedResources=[])]}):
         measured.set_health(BAD, 2)
         measured.set_health("rack1-a", 1)
         until(nodewise, sandbox, BAD, rejected=True)
@@ -107,7 +107,7 @@ def test_without_prometheus_there_are_no_answers_and_nodewise_says_so(
     until(nodewise, sandbox, BAD, rejected=True)
     with measured.monitoring.without_prometheus():
         wait("the API has no answer", lambda: True if measured.values("health_metric") is None else None)
-        [event] = wait("the failure is logged", lambda: nodewise.events("metric_failed") or None)
+        [event] = nodewise.wait_events("metric_failed")
         assert event["metric"] == "health_metric"
-        assert nodewise.rejects(sandbox.namespace, BAD, POLICY), "what it knew last still holds"
-    wait("the metric is available again", lambda: nodewise.events("metric_back") or None)
+        assert nodewise.rejects(sandbox.namespace, BAD, labels=POD_LABELS), "what it knew last still holds"
+    nodewise.wait_events("metric_back")

@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.cluster import admission_policy_waits, extender_process, kubernetes_objects, native_mode
+from tests.cluster import admission_policy_waits, kubernetes_objects, native_mode
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import MERGE, ApiError, ClusterApi, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import HOT, tas_policy
 from tests.cluster.namespace_sandboxes import wait
-from tests.cluster.placement_policy_specs import GROUP
+from tests.cluster.placement_policy_specs import RANK, policy
 
 NAMESPACE: Final = "native"
 OTHER_NAMESPACE: Final = "native-other"
@@ -27,23 +27,28 @@ ACTIVE: Final = {"active": True, "mode": "Enforce"}
 
 
 def _policy(selector: Object, *avoid: Object) -> Object:
-    spec: Object = {"podSelector": selector, "avoid": [*avoid]}
-    return {
-        "apiVersion": GROUP,
-        "kind": "PlacementPolicy",
-        "metadata": {"namespace": NAMESPACE},
-        "spec": spec,
-    }
+    return policy({"podSelector": selector, "avoid": [*avoid]}, namespace=NAMESPACE)
+
+
+def _preferred(policy: Object) -> Object:
+    return policy | {"spec": policy["spec"] | {"enforcement": "Preferred"}}
+
+
+def _shadow(policy: Object) -> Object:
+    return policy | {"spec": policy["spec"] | {"mode": "Shadow"}}
+
+
+def _canary(policy: Object, canary: Object) -> Object:
+    return policy | {"spec": policy["spec"] | {"mode": "Canary", "canary": canary}}
 
 
 def _cluster_policy(selector: Object, namespaces: Object, *avoid: Object) -> Object:
     spec = {"namespaceSelector": namespaces, "podSelector": selector, "avoid": [*avoid]}
-    return {"apiVersion": GROUP, "kind": "ClusterPlacementPolicy", "metadata": {}, "spec": spec}
+    return policy(spec, "ClusterPlacementPolicy")
 
 
 def _preference(selector: Object) -> Object:
-    rank = {"metric": "temp", "order": "Ascending"}
-    return _policy(selector) | {"spec": {"podSelector": selector, "prefer": [rank]}}
+    return policy({"podSelector": selector, "prefer": [RANK]}, namespace=NAMESPACE)
 
 
 def _tas(*rules: Object, operator: str = "") -> Object:
@@ -72,6 +77,28 @@ POLICIES: Final[Mapping[str, tuple[Object, Object]]] = {
     "reject": (_policy(_app("reject"), AVOID, REJECT), ACTIVE),
     "all-reject": (_policy(_app("all-reject"), {"all": [REJECT, REJECT]}), ACTIVE),
     "some-reject": (_policy(_app("some-reject"), {"all": [REJECT, AVOID]}), ACTIVE),
+    "shadow": (_shadow(_policy(_app("shadow"), AVOID)), {}),
+    "canary": (
+        _canary(_policy(_app("canary"), AVOID), {"podSelector": _match("track", "In", "canary")}),
+        ACTIVE,
+    ),
+    "percent": (_canary(_policy(_app("canary"), AVOID), {"percent": 99}), ACTIVE),
+    "native-canary": (
+        _canary(_cluster_policy(_app("canary"), {}, AVOID), {"podSelector": _app("canary")}),
+        ACTIVE,
+    ),
+    "stepped-back": (_policy(_app("stepped-back"), AVOID), ACTIVE | {"steppedBack": {"generation": 1}}),
+    "stepped-back-before": (
+        _policy(_app("stepped-back"), AVOID),
+        ACTIVE | {"steppedBack": {"generation": 7}},
+    ),
+    "not-shadow-now": (_policy(_app("not-shadow-now"), AVOID), {"mode": "Shadow"}),
+    "preferred": (_preferred(_policy(_app("preferred"), REJECT)), ACTIVE),
+    "preferred-new": (_preferred(_policy(_app("plain") | _match("preferred", "Exists"), AVOID)), {}),
+    "native-preferred": (
+        _preferred(_cluster_policy(_app("preferred") | _match("wide", "Exists"), {}, AVOID)),
+        ACTIVE,
+    ),
     "prefers": (_preference(_app("prefers")), {}),
     "native-wide": (_cluster_policy(_app("wide"), {}, REJECT), ACTIVE),
     "native-wide-both": (_cluster_policy(_app("plain") | _match("wide", "Exists"), {}, AVOID), ACTIVE),
@@ -101,8 +128,8 @@ class Cluster:
         self.uids: dict[str, str] = {}
 
     def create_policies(self) -> None:
-        for name, (policy, status) in POLICIES.items():
-            made = self.api.create(policy | {"metadata": policy["metadata"] | {"name": name}})
+        for name, (obj, status) in POLICIES.items():
+            made = self.api.create(obj | {"metadata": obj["metadata"] | {"name": name}})
             self.uids[name] = made["metadata"]["uid"]
             if status:
                 self.api.patch(f"{path_of(made)}/status", {"status": status}, MERGE)
@@ -189,12 +216,15 @@ def _all(*expressions: Object) -> Object:
     return {"matchExpressions": [*expressions]}
 
 
+def _preference_for(policy: str) -> Object:
+    return {PREFERS: [{"weight": 100, "preference": _all(_not_in(policy))}]}
+
+
 PLAIN: Final = {"app": "plain"}
 ZONE: Final = {"key": "zone", "operator": "In", "values": ["z"]}
 NAME: Final = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}
-PREFERRED: Final = {
-    "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": _all(ZONE)}]
-}
+PREFERS: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+PREFERRED: Final = {PREFERS: [{"weight": 1, "preference": _all(ZONE)}]}
 SPREAD: Final = {
     "podAntiAffinity": {
         native_mode.REQUIRED: [{"labelSelector": _app("x"), "topologyKey": "kubernetes.io/hostname"}]
@@ -280,11 +310,59 @@ CASES: Final = {
         PLAIN, {"schedulingGates": [OWN_GATE]}, _required(_all(_not_in("plain"))), [OWN_GATE]
     ),
     "not enforced": Case({"app": "beyond"}, {}, None),
+    "part of a canary": Case(
+        {"app": "canary", "track": "canary"}, {}, _required(_all(_not_in("canary"), _not_in("native-canary")))
+    ),
+    "not part of a canary": Case({"app": "canary"}, {}, _required(_all(_not_in("native-canary")))),
+    "stepped back": Case({"app": "stepped-back"}, {}, _required(_all(_not_in("stepped-back-before")))),
+    "mode Shadow": Case({"app": "shadow"}, {}, None),
+    "enforced, with the status of the mode Shadow": Case(
+        {"app": "not-shadow-now"}, {}, _required(_all(_not_in("not-shadow-now"))), [native_mode.GATE]
+    ),
     "beyond the budget of labels": Case({"app": "no-label"}, {}, None),
     "one rule rejects missing values": Case({"app": "reject"}, {}, _required(_all(_in("reject")))),
     "all parts reject missing values": Case({"app": "all-reject"}, {}, _required(_all(_in("all-reject")))),
     "some parts reject missing values": Case(
         {"app": "some-reject"}, {}, _required(_all(_not_in("some-reject")))
+    ),
+    **{
+        f"preferred, {name}": Case(
+            {"app": "preferred"},
+            {} if before is None else {"affinity": before},
+            (before or {})
+            | {"nodeAffinity": (before or {}).get("nodeAffinity", {}) | _preference_for("preferred")},
+        )
+        for name, before in {
+            "no affinity": None,
+            "empty affinity": {},
+            "other affinity": SPREAD,
+            "empty node affinity": {"nodeAffinity": {}},
+            "required node affinity": _required(_all(ZONE), NAME),
+        }.items()
+    },
+    "preferred, with another preference": Case(
+        {"app": "preferred"},
+        {"affinity": {"nodeAffinity": PREFERRED}},
+        {"nodeAffinity": {PREFERS: [*PREFERRED[PREFERS], *_preference_for("preferred")[PREFERS]]}},
+    ),
+    "the preference is there": Case(
+        {"app": "preferred"},
+        {"affinity": {"nodeAffinity": _preference_for("preferred")}},
+        {"nodeAffinity": _preference_for("preferred")},
+    ),
+    "preferred in a cluster policy": Case(
+        {"app": "preferred", "wide": ""},
+        {},
+        {"nodeAffinity": _preference_for("native-preferred")},
+        namespace=OTHER_NAMESPACE,
+    ),
+    "one required, one preferred that is not active": Case(
+        PLAIN | {"preferred": ""},
+        {},
+        {
+            "nodeAffinity": _required(_all(_not_in("plain")))["nodeAffinity"]
+            | _preference_for("preferred-new")
+        },
     ),
     "only preferences": Case({"app": "prefers"}, {}, None),
     "no labels": Case({}, {}, None),
@@ -412,8 +490,3 @@ def test_a_pod_without_the_requirement_of_its_policy_is_denied(cluster: Cluster)
         for document in named:
             cluster.api.create(document)
         admission_policy_waits.wait_allowed(lambda: admit(cool, {}))
-
-
-def test_the_generated_file_has_the_names_that_the_tests_use() -> None:
-    assert len(native_mode.MANIFEST) == 8
-    assert extender_process.manifest("native.yaml") == native_mode.MANIFEST

@@ -38,6 +38,8 @@ def test_it_installs_into_an_empty_environment_and_decides(
     _run(uv, "pip", "install", "--quiet", "--python", python, package, folder=tmp_path)
     _run(uv, "pip", "check", "--python", python, folder=tmp_path)
     program = environment / "bin/nodewise"
+    native = _run(program, "configure", "--mode=native", "--kubernetes-version=1.36", folder=tmp_path)
+    assert "kind: MutatingAdmissionPolicy" in native
     assert _run(program, "--version", folder=tmp_path) == f"nodewise {nodewise.__version__}\n"
     (example,) = environment.glob("lib/python*/site-packages/nodewise/examples/health-metric")
     assert "rack1-a" in _run(program, "decide", example, folder=tmp_path)

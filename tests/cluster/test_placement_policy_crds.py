@@ -104,11 +104,14 @@ def test_the_largest_policy_is_within_the_cost_limits(api: ClusterApi) -> None:
         ],
     }
     labels = {f"{'a' * 200}.nodewise.io/{'k' * 60}{n}": "v" * 63 for n in range(16)}
+    held = rule | {"release": f"-{'9' * 63}"}
+    times = {"for": rule["maxAge"]}
     groups: list[Object] = [{"all": [rule] * 16}] * 6 + [rule] * 4
+    avoided: list[Object] = [{"all": [held] * 16} | times] * 6 + [held | times] * 4
     spec = {
         "namespaceSelector": selector,
         "podSelector": selector,
-        "avoid": groups,
+        "avoid": avoided,
         "prefer": [{"query": "q" * 4096, "order": "Descending", "weight": 100}] * 16,
         "nodeLabels": [group | {"labels": labels} for group in groups],
     }
@@ -252,5 +255,5 @@ def test_the_extender_is_ready_without_a_definition(
     arguments = extender_process.arguments(extender_process.user(plane), certificates)
     with extender_process.started(tmp_path, arguments, certificates) as served:
         served.process.wait_ready(served.is_ready)
-        assert served.events("kube_kind_not_served")
+        served.wait_events("kube_kind_not_served")
         assert served.rejects(sandbox.namespace, "a")

@@ -45,12 +45,19 @@ def test_counts_conditions_columns_and_events(
         wait("the pods are counted", lambda: status("cool").get("selectedPods"), show=lambda: status("cool"))
         together = f"placement policy {space}/cool, cluster placement policy {space} reject every node"
         wait("both are named", lambda: together in condition("cool", "AllNodesRejected")["message"] or None)
-        head, *rows = plane.kubectl("get", "plp", "-n", space).splitlines()
+
+        def table() -> list[str]:
+            lines: list[str] = plane.kubectl("get", "plp", "-n", space).splitlines()
+            return lines
+
+        expected = [["cool", "Enforce", "2", "1", "True"], ["typo", "Enforce", "0", "1", "True"]]
+        wait(
+            "both rows are complete",
+            lambda: [row.split()[:5] for row in table()[1:]] == expected or None,
+            show=table,
+        )
+        head = table()[0]
         assert re.split(" {2,}", head.strip()) == ["NAME", "MODE", "PODS", "NODES REJECTED", "METRICS", "AGE"]
-        assert [row.split()[:5] for row in rows] == [
-            ["cool", "Enforce", "2", "1", "True"],
-            ["typo", "Enforce", "0", "1", "True"],
-        ]
         wait(
             "pods are counted",
             lambda: plane.kubectl("get", "cplp", space).split()[9:11] == ["3", "2"] or None,
@@ -59,9 +66,38 @@ def test_counts_conditions_columns_and_events(
             {"rule": "avoid[0]", "expression": "heat above 80", "nodes": 1, "missing": 0}
         ]
         assert (status("cool")["observedGeneration"], condition("cool", "Ready")["status"]) == (1, "True")
-        assert condition("typo", "NoPodsSelected")["status"] == "True"
+        wait("typo has no pods", lambda: condition("typo", "NoPodsSelected")["status"] == "True" or None)
         wait("the event is recorded", lambda: "NoPods" in plane.kubectl("events", "-n", space) or None)
         for number in (1, 2):
             plane.api.delete(f"/api/v1/namespaces/{space}/pods/web-{number}")
         wait("no pod is left", lambda: condition("cool", "NoPodsSelected")["status"] == "True" or None)
-        assert condition("cool", "AllNodesRejected")["status"] == "False"
+        wait(
+            "no pod has every node rejected",
+            lambda: condition("cool", "AllNodesRejected")["status"] == "False" or None,
+        )
+
+
+def test_a_restart_continues_with_the_states_in_the_status(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    extender_process.define(plane.api)
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
+    sandbox.put(policy({"podSelector": {}, "avoid": [HOT | {"release": 40}]}, name="held"))
+    path = f"/apis/{GROUP}/namespaces/{sandbox.namespace}/placementpolicies/held"
+
+    def counts(status: Any) -> Any:
+        """How many nodes the policy rejects, and how many are above the threshold."""
+        return status.get("rejectedNodes"), [rule["nodes"] for rule in status.get("rules", ())]
+
+    states = []
+    for heat, expected in ((90, (1, [1])), (50, (1, [0]))):
+        metrics.set("heat", {"a": heat, "b": 50})
+        with extender_process.extender(plane, tmp_path):
+            wait(
+                f"a has the heat {heat}",
+                lambda expected=expected: counts(plane.api.get(path).get("status", {})) == expected or None,
+                show=lambda: plane.api.get(path),
+            )
+        states.append(plane.api.get(path)["status"]["rules"][0]["nodeStates"])
+    assert states[0] == states[1]
+    assert [(group["state"], group["nodes"]) for group in states[0]] == [("Rejected", ["a"])]

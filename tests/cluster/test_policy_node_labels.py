@@ -131,9 +131,10 @@ def test_a_label_of_somebody_else_is_left_alone_and_the_policy_says_so(
         until(sandbox, "c", {"pol": "violating", f"{PREFIX}/hot": "yes"})
         wait(
             "the policy says so",
-            lambda: extender_process.condition(sandbox, "LabelConflict")["status"] == "True" or None,
+            lambda: "node a" in extender_process.condition(sandbox, "LabelConflict")["message"] or None,
+            show=lambda: extender_process.status(sandbox),
         )
-        assert "node a" in extender_process.condition(sandbox, "LabelConflict")["message"]
+        assert extender_process.condition(sandbox, "LabelConflict")["status"] == "True"
         metrics.set("heat", {"a": 10, "b": 10, "c": 10})
         until(sandbox, "a", mine)
         until(sandbox, "c", {})
@@ -166,7 +167,7 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
     with extender_process.extender(plane, tmp_path) as running:
         until(sandbox, "a", {"pol": "violating"})
         until(sandbox, "b", {})
-        assert len(running.events("labels_taken_over")) == 2
+        assert len(running.wait_events("labels_taken_over", 2)) == 2
         metrics.set("heat", {"a": 10, "b": 10})
         until(sandbox, "a", {})
     old = "telemetry.aware.scheduling.gone/x"
@@ -190,9 +191,12 @@ def test_a_metric_that_stops_holds_labels_and_verdicts_and_says_so(
         metrics.fail("heat")
         wait(
             "it is suspended",
-            lambda: extender_process.condition(sandbox, "Suspended")["status"] == "True" or None,
+            lambda: (
+                "heat GreaterThan 80" in extender_process.condition(sandbox, "Suspended")["message"] or None
+            ),
+            show=lambda: extender_process.status(sandbox),
         )
-        assert "heat GreaterThan 80" in extender_process.condition(sandbox, "Suspended")["message"]
+        assert extender_process.condition(sandbox, "Suspended")["status"] == "True"
         assert running.rejects(sandbox.namespace, "a")
         assert not running.rejects(sandbox.namespace, "b")
         metrics.set("heat", {"a": 10, "b": 50, "c": 95})

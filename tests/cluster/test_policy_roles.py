@@ -37,14 +37,7 @@ def tenants(plane: ControlPlane) -> Iterator[Tenants]:
     space = Sandbox(plane, trusted=False)
     made = {name: plane.user(f"{name}-{child_processes.number()}") for name in ROLES}
     for role, user in made.items():
-        binding = {
-            "apiVersion": f"{api_user_kubeconfigs.RBAC}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": role, "namespace": space.namespace},
-            "roleRef": {"apiGroup": api_user_kubeconfigs.RBAC, "kind": "ClusterRole", "name": role},
-            "subjects": [{"apiGroup": api_user_kubeconfigs.RBAC, "kind": "User", "name": user.name}],
-        }
-        plane.api.create(binding)
+        api_user_kubeconfigs.bind_cluster_role(plane.api, user.name, role, space.namespace)
     manager = plane.start_controller_manager("clusterrole-aggregation-controller")
     tenants = Tenants(space.namespace, *(made[name].api for name in ROLES))
     wait("the roles are aggregated", lambda: all(api.answers(tenants.folder) for api in tenants[1:]) or None)
@@ -63,8 +56,7 @@ def status_code(api: ClusterApi, method: str, path: str, body: Object | None = N
 
 
 def in_namespace(namespace: str) -> Object:
-    obj = policy(COOL)
-    return obj | {"metadata": {"name": "cool", "namespace": namespace}}
+    return policy(COOL, name="cool", namespace=namespace)
 
 
 @pytest.mark.parametrize("role", ["admin", "edit"])

@@ -236,7 +236,7 @@ class KillTestCluster:
     def _is_status_current(self) -> bool | None:
         status = self._api.get(f"{POLICIES}/{POLICY}")["status"]
         well = {condition["type"]: condition["status"] for condition in status["conditions"]}
-        count = len(self.history.newest.rejected())
+        count = len(self.history.newest.labelled())
         return (well["MetricsFetched"] == "True" and status["violatingNodes"] == count) or None
 
     def _check_log(self) -> None:
@@ -395,7 +395,7 @@ def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
     metrics.set("heat", dict.fromkeys(names, 10))
     extender_process.policy(sandbox, deschedule=[TOO_HOT])
     with extender_process.extender(plane, tmp_path, "--kube-qps=20", "--kube-burst=20") as running:
-        wait("nodewise leads", lambda: running.events("leading") or None)
+        running.wait_leading()
         wait("the metric is known", lambda: running.fetched("heat") or None)
         metrics.set("heat", dict.fromkeys(names, 90))
         seen: list[float] = []

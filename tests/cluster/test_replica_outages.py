@@ -47,8 +47,8 @@ from tests.cluster.scheduler_calls import FailedCall, PodStream, SchedulerCaller
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 BUSY = {"metricname": "load", "operator": "GreaterThan", "target": 5, "query": "node_load"}
 CALLERS = 6
-LEASE_S = 15 + 4.4
-"""Seconds after which the Lease of a dead leader changes: it lasts 15 s and is checked at least every 4.4 s."""
+LEASE_S = 5 + 2.2
+"""Seconds after which the Lease of a dead leader changes: it lasts 5 s and is checked at least every 2.2 s."""
 SLACK_S = 60
 """Additional seconds for a loaded machine."""
 POD_SCHEDULER = {"clientConnection": {"qps": 5000, "burst": 5000}}
@@ -463,8 +463,8 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
     with scheduler_calls.continuous_calls(2, lambda: scene.caller(next(names))) as callers:
         began_s = time.monotonic()
         with scene.stand_still():
-            wait("the outage is logged", lambda: nodewise.events("kube_silent") or None)
-            assert shown(nodewise, "kube_connected") == 0
+            nodewise.wait_events("kube_silent")
+            wait("it is shown", lambda: shown(nodewise, "kube_connected") == 0 or None)
             scene.load("a")
             scene.until_rejected("near", "a")
             time.sleep(max(0.0, began_s + AWAY_S / 2 - time.monotonic()))
@@ -475,7 +475,7 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
         assert scene.rejects("far", "a"), "what was known last holds, as nothing newer can be"
         assert shown(nodewise, "kube_silent_seconds") > AWAY_S / 2
         assert nodewise.is_ready()
-        assert "heat" in {event["metric"] for event in nodewise.events("metric_failed")}
+        assert "heat" in {event["metric"] for event in nodewise.wait_events("metric_failed")}
         assert shown(nodewise, 'metric_age_seconds{metric="heat"}') > MAX_AGE_S
         assert scene.states("heat") == {"stale"}, "and it is told as what it is"
         scene.start_again()
@@ -483,8 +483,8 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
         scene.sandbox.api.patch(path(scene.sandbox, "far"), policy("far", HOT | {"target": 5}))
         scene.until_rejected("far", "abc")
         took_s = time.monotonic() - changed_s
-        wait("the recovery is logged", lambda: nodewise.events("kube_answers") or None)
-        assert shown(nodewise, "kube_connected") == 1
+        nodewise.wait_events("kube_answers")
+        wait("it is shown", lambda: shown(nodewise, "kube_connected") == 1 or None)
     figures = {
         "obeyed after": round(took_s, 1),
         "slowest": [round(caller.slowest_s, 3) for caller in callers],

@@ -162,7 +162,7 @@ def test_a_scheduler_reads_its_ca_file_once(
         sandbox.expect_stays_unbound("late", 1)
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):
         assert sandbox.expect_bound("late") == "b"
-    assert nodewise.events("connection_ended")[0]["reason"] in {"distrusted", "abandoned"}
+    assert nodewise.wait_events("connection_ended")[0]["reason"] in {"distrusted", "abandoned"}
 
 
 # nodewise as a client of the API server

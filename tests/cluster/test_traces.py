@@ -71,7 +71,7 @@ def _filter_once(collector: str, folder: Path) -> list[str]:
     with Process([*arguments, "--log-format=json", "--shutdown-delay=0s"], log, environment) as extender:
         extender.wait_ready(lambda: extender.log_line_has('"ready"'))
         (address,) = re.findall(r'"address": "(http[^"]+)"', log.read_text())
-        pod = kubernetes_objects.pod("demo-app-1", labels={"telemetry-policy": "demo-policy"})
+        pod = kubernetes_objects.pod("demo-app-1", labels={"app": "demo-app"})
         pod["metadata"]["namespace"] = "health-metric-demo"
         body = {"Pod": pod, "NodeNames": ["rack1-a", "rack1-b", "rack2-a"]}
         headers = {"Content-Type": "application/json", "traceparent": f"00-{TRACE}-{CALLER}-01"}

@@ -23,11 +23,18 @@ class ExpectedDecisions(NamedTuple):
 EXPECTED = {
     "health-metric": ExpectedDecisions(
         {"rack1-a": 10, "rack2-a": 10},
-        {"rack1-b": "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2"},
+        {"rack1-b": "placement policy health-metric-demo/healthy-disks: health_metric above 0"},
     ),
     "power": ExpectedDecisions(
         {"node2": 10, "master1": 9},
-        {"node1": "telemetry policy power-demo/power-sensitive: package_power_avg GreaterThan 60"},
+        {"node1": "placement policy power-demo/power-sensitive: package_power_avg above 60"},
+    ),
+    "taspolicy": ExpectedDecisions(
+        {"rack1-a": 10},
+        {
+            "rack1-b": "telemetry policy taspolicy-demo/demo-policy: health_metric Equals 2",
+            "rack2-a": "telemetry policy taspolicy-demo/demo-policy: health_metric Equals 1",
+        },
     ),
     "labeling": ExpectedDecisions({"node1": 0, "node2": 0}, {}),
     "several-rules": ExpectedDecisions(
@@ -147,13 +154,13 @@ def test_running_pods_stay_on_the_cards_that_they_hold() -> None:
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"overload"}))
 def test_the_policy_of_an_example_has_no_problem(name: str) -> None:
     done = forked_commands.run([NODEWISE, "policy", "lint", f"examples/{name}"], cwd=ROOT)
-    count = "2 policies" if name == "several-rules" else "1 policy"
+    count = "2 policies" if name in {"several-rules", "health-metric"} else "1 policy"
     assert (done.returncode, done.stdout) == (0, f"{count}, no problem\n")
 
 
 @pytest.mark.parametrize("folder", ["health-metric", "power"])
 def test_a_deployment_makes_the_pods_that_are_decided(folder: str) -> None:
-    """The label, the limit and the affinity that tie a pod to its policy are the same in both places."""
+    """The labels that a policy selects and the affinity are the same in both places."""
     deployment = yaml.safe_load((EXAMPLES / folder / "cluster" / "deployment.yaml").read_text())
     made = deployment["spec"]["template"]
     manifest = yaml.safe_load((EXAMPLES / folder / "pods.yaml").read_text())
@@ -161,8 +168,13 @@ def test_a_deployment_makes_the_pods_that_are_decided(folder: str) -> None:
     assert made["metadata"]["labels"] == pod["metadata"]["labels"]
     assert deployment["metadata"]["namespace"] == pod["metadata"]["namespace"]
     assert made["spec"].get("affinity") == pod["spec"].get("affinity")
-    limits = [spec["containers"][0]["resources"]["limits"] for spec in (made["spec"], pod["spec"])]
-    assert {limit["telemetry/scheduling"] for limit in limits} == {"1"}
+
+
+def test_the_readme_of_taspolicy_shows_its_conversion() -> None:
+    done = forked_commands.run([NODEWISE, "policy", "convert", "examples/taspolicy"], cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    readme = (EXAMPLES / "taspolicy" / "README.md").read_text()
+    assert f"$ nodewise policy convert examples/taspolicy\n{done.stdout}```\n" in readme
 
 
 @pytest.mark.parametrize("readme", sorted(EXAMPLES.rglob("README.md")), ids=lambda path: path.parent.name)

@@ -1,6 +1,7 @@
 """`nodewise explain` from the command line, with a real extender on files."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from nodewise.cli.demo import extender_process
 from nodewise.cli.demo.extender_process import ExtenderProcess
+from tests import forked_commands
 from tests.conformance.test_command_output_and_exit_codes import EXAMPLE, ROOT, run
 
 Json = dict[str, Any]
@@ -18,9 +20,13 @@ POD = "health-metric-demo/demo-app-1"
 NODES = ["rack1-a", "rack1-b", "rack2-a"]
 
 
-def pod(name: str = "demo-app-1", policy: str = "demo-policy") -> Json:
-    labels = {"telemetry-policy": policy}
-    metadata = {"name": name, "namespace": "health-metric-demo", "uid": f"uid-of-{name}", "labels": labels}
+def pod(name: str = "demo-app-1", **labels: str) -> Json:
+    metadata = {
+        "name": name,
+        "namespace": "health-metric-demo",
+        "uid": f"uid-of-{name}",
+        "labels": {"app": "demo-app"} | labels,
+    }
     return {"metadata": metadata, "spec": {}}
 
 
@@ -37,7 +43,7 @@ def extender() -> Iterator[ExtenderProcess]:
         served.wait_ready()
         left = ask(served, "filter", NODES, pod())["NodeNames"]
         ask(served, "prioritize", left, pod())
-        ask(served, "filter", NODES, pod("lost", "absent"))
+        ask(served, "filter", NODES, pod("lost", app="other", **{"telemetry-policy": "absent"}))
         yield served
 
 
@@ -45,23 +51,23 @@ def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run("explain", *arguments)
 
 
-def test_text_tells_each_node_and_what_would_have_changed_it(extender: ExtenderProcess) -> None:
+def test_the_text_has_each_node_and_changes_of_the_decision(extender: ExtenderProcess) -> None:
     done = explain(POD, "--server", extender.health_url)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert done.stdout.startswith(f"{POD} at its last attempt: 2 of the 3 nodes asked about pass\n")
     assert ["rack1-a", "10", "health_metric", "0", "-"] in lines
     assert ["rack2-a", "10", "health_metric", "0", "-"] in lines
-    assert done.stdout.endswith("  without the rule health_metric Equals 2: 1 more node passes\n")
+    assert done.stdout.endswith("  health_metric above: 1 more node passes at 2 instead of 0\n")
 
 
 def test_namespace_as_an_option(extender: ExtenderProcess) -> None:
     done = explain("demo-app-1", "-n", "health-metric-demo", "--server", extender.health_url, "-o", "wide")
     assert done.returncode == 0
-    assert "health_metric LessThan (ranks)" in done.stdout
+    assert "health_metric Ascending (ranks)" in done.stdout
 
 
-def test_json_holds_the_whole_attempt(extender: ExtenderProcess) -> None:
+def test_json_contains_the_whole_attempt(extender: ExtenderProcess) -> None:
     report = json.loads(explain(POD, "--server", extender.health_url, "-o", "json").stdout)
     assert list(report) == [
         "pod",
@@ -75,7 +81,7 @@ def test_json_holds_the_whole_attempt(extender: ExtenderProcess) -> None:
         "why_none",
     ]
     assert (report["pod"], report["state"], report["tries"], report["why_none"]) == (POD, None, 1, None)
-    assert report["replicas"][0]["url"] == extender.health_url
+    assert report["replicas"][0]["replica"] == extender.health_url
     assert (report["replicas"][0]["found"], report["replicas"][0]["error"]) == (2, None)
     attempt = report["attempt"]
     assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (3, 2, ["filter", "prioritize"])
@@ -86,32 +92,52 @@ def test_json_holds_the_whole_attempt(extender: ExtenderProcess) -> None:
         "reasons": [
             {
                 "agent": "telemetry",
-                "reason": "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2",
+                "reason": "placement policy health-metric-demo/healthy-disks: health_metric above 0",
             }
         ],
         "measured": [
-            measured(1, rejects=False),
-            measured(2, rejects=True),
+            {
+                "metric": "health_metric",
+                "operator": "above",
+                "target": 0,
+                "value": 2,
+                "state": "fresh",
+                "age_s": None,
+                "rejects": True,
+                "policy": "placement policy health-metric-demo/healthy-disks",
+            }
         ],
     }
     (change,) = attempt["changes"]
-    assert (change["operator"], change["target"], change["more"], change["alone"]) == ("Equals", 2, [], 1)
+    assert (change["operator"], change["target"], change["alone"]) == ("above", 0, 1)
+    assert change["more"] == [{"target": 2, "nodes": 1}]
 
 
-def measured(target: int, *, rejects: bool) -> Json:
-    return {
-        "metric": "health_metric",
-        "operator": "Equals",
-        "target": target,
-        "value": 2,
-        "state": "fresh",
-        "age_s": None,
-        "rejects": rejects,
-        "policy": "telemetry policy health-metric-demo/demo-policy",
-    }
+def test_watch_prints_a_document_for_each_change_until_it_is_interrupted(extender: ExtenderProcess) -> None:
+    about = pod("watched")
+    ask(extender, "filter", NODES[:1], about)
+    command = [
+        forked_commands.NODEWISE,
+        "explain",
+        "health-metric-demo/watched",
+        "--server",
+        extender.health_url,
+    ]
+    with subprocess.Popen(
+        [*command, "--watch", "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as watching:
+        assert watching.stdout
+        assert watching.stderr
+        before = json.loads(watching.stdout.readline())
+        ask(extender, "filter", NODES, about)
+        after = json.loads(watching.stdout.readline())
+        watching.send_signal(signal.SIGINT)
+        rest, messages = watching.stdout.read(), watching.stderr.read()
+    assert [report["attempt"]["asked"] for report in (before, after)] == [1, len(NODES)]
+    assert (watching.returncode, rest, messages.strip()) == (130, b"", b"")
 
 
-def test_a_policy_that_does_not_exist_is_told_with_its_remedy(extender: ExtenderProcess) -> None:
+def test_a_missing_policy_is_reported_with_its_remedy(extender: ExtenderProcess) -> None:
     done = explain("health-metric-demo/lost", "--server", extender.health_url)
     assert done.returncode == 0
     assert "3      nodewise: policy health-metric-demo/absent does not exist" in done.stdout
@@ -141,7 +167,7 @@ def test_a_replica_that_is_down_is_named_and_the_others_answer(extender: Extende
     assert "no replica of nodewise answers" in alone.stderr
 
 
-def test_a_port_without_decisions_is_told_from_one_that_is_down(extender: ExtenderProcess) -> None:
+def test_a_port_without_decisions_differs_from_one_that_is_down(extender: ExtenderProcess) -> None:
     done = explain(POD, "--server", extender.url)
     assert done.returncode == 1
     assert "HTTP status 404" in done.stderr
@@ -151,11 +177,10 @@ def test_a_port_without_decisions_is_told_from_one_that_is_down(extender: Extend
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["a", "--server", "127.0.0.1:9002"], 2, "http://127.0.0.1:9002 or https://HOST:9001"),
+        (["a", "--server", "127.0.0.1:9002"], 2, "expected http://127.0.0.1:9002"),
         (["a/b", "-n", "c", "--server", "http://x"], 2, "one namespace"),
-        (["a/", "--server", "http://x"], 2, "a name, or NAMESPACE/NAME"),
+        (["a/", "--server", "http://x"], 2, "NAME, pod/NAME or NAMESPACE/NAME"),
         (["a", "--kubeconfig", "/nowhere"], 2, "or name a replica's admin port with --server"),
-        (["a", "--server", "https://x", "--cert", "/nowhere"], 2, "--cert, --key, --ca"),
         ([], 2, "POD"),
     ],
 )
@@ -200,7 +225,7 @@ def with_cards() -> Iterator[ExtenderProcess]:
         yield served
 
 
-def test_card_resource_and_shortfall_are_told(with_cards: ExtenderProcess) -> None:
+def test_gpu_resource_and_shortage_are_shown(with_cards: ExtenderProcess) -> None:
     done = explain("gpu-demo/model-3", "--server", with_cards.health_url)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line for line in done.stdout.splitlines() if line.startswith(("two-cards", "four-linked"))]

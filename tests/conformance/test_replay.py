@@ -57,7 +57,7 @@ class RecordedCaller:
         whole = {"items": [{"metadata": {"name": name}, "spec": {"x": 1}} for name in NODES]}
         victims = {name: {"Pods": [{"UID": "v"}]} for name in NODES}
         for prefix in ("/scheduler", "/agents/telemetry"):
-            for policy in ("demo-policy", "missing", "", None):
+            for policy in (None, "missing", ""):
                 self.ask(f"{prefix}/filter", body(policy, NodeNames=NODES))
                 self.ask(f"{prefix}/filter", body(policy, Nodes=whole))
                 self.ask(f"{prefix}/prioritize", body(policy, NodeNames=NODES))
@@ -73,9 +73,10 @@ def tries() -> Iterator[int]:
         time.sleep(0.02)
 
 
-def body(policy: str | None = "demo-policy", **more: Any) -> bytes:
-    labels = {} if policy is None else {"telemetry-policy": policy}
-    metadata = {"name": "p", "namespace": "health-metric-demo", "uid": "u", "labels": labels}
+def body(policy: str | None = None, namespace: str = "health-metric-demo", **more: Any) -> bytes:
+    """A request about a pod that the policy of the example selects; `policy` is a TASPolicy that its label names."""
+    labels = {"app": "demo-app"} | ({} if policy is None else {"telemetry-policy": policy})
+    metadata = {"name": "p", "namespace": namespace, "uid": "u", "labels": labels}
     return json.dumps({"Pod": {"metadata": metadata}, **more}).encode()
 
 
@@ -97,7 +98,7 @@ def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path
         caller.everything()
         caller.until(["rack1-a", "rack2-a", "nobody"])
         policy = objects / "policy.yaml"
-        policy.write_text(policy.read_text().replace("target: 2", "target: 0"))
+        policy.write_text(policy.read_text().replace("above: 0", "below: 1"))
         caller.until(["rack1-b", "nobody"])
         caller.everything()
         (objects / "more.csv").write_text("node,metric,value\nrack1-a,health_metric,1\n")
@@ -105,7 +106,7 @@ def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path
         nodes.write_text(nodes.read_text().replace("rack2-a", "rack9-z"))
         caller.everything()
         policy.unlink()
-        caller.until([])
+        caller.until(NODES)
         caller.everything()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     code, report = replay(file)
@@ -116,7 +117,7 @@ def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path
 
 def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> None:
     file, other = tmp_path / "recording.gz", tmp_path / "policy.yaml"
-    other.write_text((objects / "policy.yaml").read_text().replace("target: 2", "target: 0"))
+    other.write_text((objects / "policy.yaml").read_text().replace("above: 0", "below: 1"))
     with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         caller = RecordedCaller(extender.url)
@@ -124,11 +125,11 @@ def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> 
     code, report = replay(file, "--policy", str(other))
     assert (code, report["same"], report["different"]) == (3, 0, 1)
     assert report["pods"] == {"health-metric-demo/p": {"requests": 1, "kept": 1, "rejected": 2, "scored": 0}}
-    text = "telemetry policy health-metric-demo/demo-policy: health_metric Equals"
+    text = "placement policy health-metric-demo/healthy-disks: health_metric"
     assert report["differences"][0]["nodes"] == [
-        {"node": "rack1-a", "recorded": "kept", "replayed": f"{text} 0"},
-        {"node": "rack2-a", "recorded": "kept", "replayed": f"{text} 0"},
-        {"node": "rack1-b", "recorded": f"{text} 2", "replayed": "kept"},
+        {"node": "rack1-a", "recorded": "kept", "replayed": f"{text} below 1"},
+        {"node": "rack2-a", "recorded": "kept", "replayed": f"{text} below 1"},
+        {"node": "rack1-b", "recorded": f"{text} above 0", "replayed": "kept"},
     ]
 
 
@@ -189,19 +190,19 @@ def test_a_file_that_is_no_recording_is_bad_input(
     assert "Traceback" not in done.stderr
 
 
-def test_in_words(objects: Path, tmp_path: Path) -> None:
+def test_in_words(tmp_path: Path) -> None:
+    """`--when-missing` is the default of TASPolicies."""
     file = tmp_path / "recording.gz"
-    with extender_process.extender(arguments(objects, file)) as extender:
+    with extender_process.extender(arguments(ROOT / "examples/taspolicy", file)) as extender:
         extender.wait_ready()
-        RecordedCaller(extender.url).filter()
+        request = body("demo-policy", "taspolicy-demo", NodeNames=NODES)
+        RecordedCaller(extender.url).ask("/scheduler/filter", request)
     same = forked_commands.run([NODEWISE, "simulate", "replay", file])
     assert same.stdout.splitlines()[-1] == "all 1 responses are equal, byte for byte"
     other = forked_commands.run([NODEWISE, "simulate", "replay", file, "--when-missing=reject"])
     assert other.returncode == 3
     assert "changed: --when-missing: pass -> reject" in other.stdout
-    line = (
-        "  nobody: kept -> telemetry policy health-metric-demo/demo-policy: no fresh value of health_metric"
-    )
+    line = "  nobody: kept -> telemetry policy taspolicy-demo/demo-policy: no fresh value of health_metric"
     assert line in other.stdout.splitlines()
 
 

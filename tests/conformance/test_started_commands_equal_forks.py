@@ -22,8 +22,10 @@ STARTS = {
     "configure": ["--mode=second-scheduler", "--kubernetes-version=1.36"],
     "certs": ["--help"],
     "doctor": ["--kubeconfig=nowhere"],
+    "metrics": ["--kubeconfig=nowhere"],
     "policy": ["lint", EXAMPLE],
     "agents": ["list"],
+    "completion": ["bash"],
 }
 
 

@@ -84,13 +84,13 @@ class Tenant:
         self.sandbox.api.patch(path, {"status": {"phase": "Running"}})
         return created
 
-    def put_waiting_pods(self, pods: Sequence[Object]) -> None:
+    def put_waiting_pods(self, pods: Sequence[Object], message: str = "nodewise: no") -> None:
         """Creates pods of no scheduler, with the condition that a scheduler writes if no node is feasible."""
         condition = {
             "type": "PodScheduled",
             "status": "False",
             "reason": "Unschedulable",
-            "message": "nodewise: no",
+            "message": message,
         }
 
         def put(pod: Object) -> None:

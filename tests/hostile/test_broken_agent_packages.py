@@ -137,6 +137,11 @@ def test_the_good_and_our_own_decide_whatever_the_others_do(target: AttackedExte
     assert [priority["Score"] for priority in ask_agents(target, "prioritize", "good")] == [7, 7, 7]
 
 
+def failures(target: AttackedExtender, agent: str) -> list[dict[str, Any]]:
+    """The logged failures of an agent."""
+    return [line for line in target.events("outside_agent_failed") if line["agent"] == agent]
+
+
 def test_a_crash_rejects_the_pods_that_it_concerns(target: AttackedExtender) -> None:
     assert rejected_nodes(target, "crashing", "good") == all_for("crashing failed: OSError")
     assert [priority["Score"] for priority in ask_agents(target, "prioritize", "crashing", "good")] == [
@@ -154,7 +159,7 @@ def test_failures_are_counted_and_logged_once_a_minute(target: AttackedExtender)
         text = line.ask("/metrics", b"", "GET", {}).body.decode()
     [count] = re.findall(r'nodewise_agent_failures_total{agent="crashing",kind="exception"} (\S+)', text)
     assert float(count) >= 20
-    logged = [line for line in target.events("outside_agent_failed") if line["agent"] == "crashing"]
+    logged = target.until("it is logged", lambda: failures(target, "crashing"))
     assert [line["failure"] for line in logged] == ["exception"]
 
 
@@ -166,13 +171,13 @@ def test_an_agent_whose_state_fails_rejects_its_own_pods_only(target: AttackedEx
 
 
 def test_the_option_that_has_no_effect_is_accepted_with_a_warning(target: AttackedExtender) -> None:
-    [event] = target.events("option_deprecated")
+    [event] = target.until("it is logged", lambda: target.events("option_deprecated"))
     assert event["option"] == "--agent-deadline"
 
 
 def test_scores_that_are_none_are_left_out(target: AttackedExtender) -> None:
     assert [priority["Score"] for priority in ask_agents(target, "prioritize", "odd", "good")] == [7, 7, 7]
-    [event] = [line for line in target.events("outside_agent_failed") if line["agent"] == "odd"]
+    [event] = target.until("it is logged", lambda: failures(target, "odd"))
     assert event["why"] == "scores of type float64, expected whole numbers"
     assert (event["package"], event["version"]) == ("nodewise_odd", "1.0")
 

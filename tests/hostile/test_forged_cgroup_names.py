@@ -2,21 +2,26 @@
 
 import contextlib
 import json
+import secrets
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nodewise.cpu.cgroup_owners import CgroupOwner
 from nodewise.cpu.cpusets import container_cpusets
-from tests.laws.test_cpu_kernel_file_laws import OTHER, OWN, SEPARATORS, path_of
+from tests.laws.test_cpu_kernel_file_laws import SEPARATORS, path_of
 from tests.node import temporary_cgroups
 from tests.unit.cpu.agent import agent_process
 from tests.unit.cpu.agent.agent_process import PATIENCE_S, RunningNodeAgent
 
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
 USER = 1000
+# The ids are those of this run: another run on this machine has processes in cgroups of the same form.
+OWN, OTHER = (CgroupOwner(str(uuid.uuid4()), secrets.token_hex(32)) for _ in range(2))
 PROGRAM = """
 import os, socket, sys
 with open(sys.argv[2], "w") as procs:

@@ -221,7 +221,9 @@ def test_one_bad_value_is_named_and_spoils_its_own_node_only(cluster: MalformedC
     before = len(cluster.target.events("metric_values_bad"))
     _answered(cluster, metric_list(metric_item("n1", 90), metric_item("n2", 70), metric_item("n3", value)))
     cluster.target.until("the value is gone", lambda: set(cluster.failed(ODD)) == {"n1"})
-    (event,) = cluster.target.events("metric_values_bad")[before:]
+    (event,) = cluster.target.until(
+        "it is logged", lambda: cluster.target.events("metric_values_bad")[before:]
+    )
     assert (event["metric"], event["nodes"]) == (ODD, 1)
     assert len(event["example"]) < 300
     cluster.check_others()

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.kube.resource_kinds import NAMESPACES
 from nodewise.simulate.in_memory_api import FakeApi
 from tests.cluster import asgi_server_thread
@@ -18,6 +19,7 @@ from tests.hostile.extender_process import AttackedExtender
 
 PERIOD_S = 0.5
 SLOTS = 16
+QUERIES = TelemetryOptions().queries_per_namespace
 
 
 class HangingPrometheus:
@@ -79,7 +81,7 @@ def test_queries_that_never_end_do_not_delay_the_metric_of_another_namespace(tmp
         }
         with AttackedExtender(tmp_path, [part for pair in options.items() for part in pair]) as target:
             for number in range(3):
-                queries = (f"hang_{number}_{rule} > 0" for rule in range(SLOTS))
+                queries = (f"hang_{number}_{rule} > 0" for rule in range(QUERIES))
                 server.call(partial(create_trusted_policy, policy(f"attacker-{number}", *queries)))
             target.until("queries of all attackers hang", lambda: prometheus.hanging >= SLOTS * 3 // 4)
             server.call(partial(create_trusted_policy, policy("d", "good > 0")))

@@ -71,7 +71,7 @@ def test_who_drips_is_left_by_the_deadline_and_keeps_nobody_waiting(
         assert lines
         assert _dripping(lines, what) == 0
     reason = f"{where}_deadline"
-    assert f'reason="{reason}"' in _metrics(short)
+    wait_until("it is counted", lambda: f'reason="{reason}"' in _metrics(short))
     wait_until("all descriptors are back", lambda: short.descriptors() <= descriptors)
 
 

@@ -8,8 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.api_client import ApiError, Object
+from tests.cluster import (
+    api_user_kubeconfigs,
+    extender_process,
+    kubernetes_objects,
+    placement_policy_specs,
+    read_only_commands,
+)
+from tests.cluster.api_client import ApiError, Object, path_of
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import OWN_NAMESPACE
 from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import tenant_cluster
 from tests.hostile.tenant_cluster import HOT, NODES, Tenant, TenantCluster
@@ -141,6 +149,38 @@ def test_pods_of_a_tenant_without_trust_are_placed_by_its_policy(cluster: Tenant
         cluster.metrics.set("heat", dict.fromkeys(NODES, 90))
 
 
+def test_explain_shows_a_tenant_the_rules_for_its_pods_and_nothing_of_others(cluster: TenantCluster) -> None:
+    """The user has Kubernetes' own ClusterRole `edit` in one namespace, and no right in that of nodewise."""
+    own, other = cluster.attacker, cluster.victim
+    user = cluster.plane.user(f"edit-{own.namespace}")
+    api_user_kubeconfigs.bind_cluster_role(cluster.plane.api, user.name, "edit", own.namespace)
+    manager = cluster.plane.start_controller_manager("clusterrole-aggregation-controller")
+    pods = f"/api/v1/namespaces/{own.namespace}/pods"
+    wait("the role is aggregated", lambda: user.api.answers(pods) or None)
+    manager.stop()
+    for tenant, policy, pod in ((own, "hot", "waits"), (other, "victims-policy", "victims-pod")):
+        tenant.policy(policy, dontschedule=[HOT])
+        waiting = kubernetes_objects.pod(
+            pod, labels={tenant_cluster.POLICY_LABEL: policy}, limits=extender_process.LIMITS
+        )
+        tenant.create(waiting)
+    with cluster.plane.start_scheduler({"extenders": [cluster.served.entry()]}):
+        for tenant, pod in ((own, "waits"), (other, "victims-pod")):
+            tenant.sandbox.expect_event(pod, "NoNodePasses")
+    place = [f"--kubeconfig={user.kubeconfig}", f"--nodewise-namespace={OWN_NAMESPACE}"]
+    rule = f"telemetry policy {own.namespace}/hot: heat GreaterThan 80"
+    for form in ("text", "json"):
+        done = read_only_commands.run("explain", f"{own.namespace}/waits", *place, "-o", form)
+        assert done.returncode == 0, done.stderr
+        assert f"none of {len(NODES)} candidates passes: {len(NODES)} {rule}" in done.stdout
+        assert f"to reach the replicas in namespace {OWN_NAMESPACE} you need the rights" in done.stdout
+        for hidden in ("victims-policy", "victims-pod", other.namespace, "heat 90"):
+            assert hidden not in done.stdout + done.stderr
+    denied = read_only_commands.run("explain", f"{other.namespace}/victims-pod", *place)
+    assert (denied.returncode, denied.stdout) == (1, "")
+    assert "victims-policy" not in denied.stderr
+
+
 @pytest.fixture
 def trusted(cluster: TenantCluster) -> Iterator[TenantCluster]:
     """Both tenants may label nodes, each in a namespace of its own."""
@@ -194,3 +234,35 @@ def test_a_namespace_has_64_labels_on_a_node(trusted: TenantCluster) -> None:
     assert count() == 64
     message = trusted.attacker.condition("BudgetExceeded", "p4")["message"]
     assert "request 80 labels, at most 64" in message
+
+
+def test_waiting_pods_of_a_tenant_do_not_end_the_enforcement_of_a_cluster_policy(
+    cluster: TenantCluster,
+) -> None:
+    spec = {
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {"app": "web"}},
+        "avoid": [{"metric": "heat", "above": 80}],
+        "guard": {"maxWaitingPods": 2, "within": "1s"},
+    }
+    made = cluster.plane.api.create(placement_policy_specs.policy(spec, "ClusterPlacementPolicy", "guarded"))
+
+    def create_waiting_pods(tenant: Tenant, count: int) -> None:
+        pods = [kubernetes_objects.pod(f"waits-{number}", labels={"app": "web"}) for number in range(count)]
+        tenant.put_waiting_pods(pods, "0/2 nodes are available: 2 cluster placement policy guarded: no.")
+
+    def message() -> str | None:
+        status = cluster.plane.api.get(path_of(made)).get("status", {})
+        return status.get("steppedBack", {}).get("message")
+
+    try:
+        create_waiting_pods(cluster.attacker, 10)
+        cluster.settle()
+        assert message() is None
+        # pods of others have an effect, and those of the attacker still do not count
+        create_waiting_pods(cluster.victim, 3)
+        expected = "3 pods waited because of it in all namespaces but one, more than 2 for "
+        text = wait("it steps back", message, show=lambda: cluster.plane.api.get(path_of(made)).get("status"))
+        assert text.startswith(expected)
+    finally:
+        cluster.plane.api.delete(path_of(made))

@@ -16,10 +16,9 @@ from nodewise.cpu.kernel_file_reader import read_text, split_lines
 from nodewise.cpu.node import peer_credentials, thread_affinity
 from nodewise.cpu.pool_allocations import Task
 
+CHARACTERS: Final = "".join(map(chr, range(sys.maxunicode)))
 SEPARATORS: Final = [
-    chr(code)
-    for code in range(sys.maxunicode + 1)
-    if len(f"a{chr(code)}b".splitlines()) > 1 and chr(code) != "\n"
+    line[-1] for line in CHARACTERS.splitlines(keepends=True)[:-1] if not line.endswith("\n")
 ]
 OWN: Final = CgroupOwner("01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11", "a" * 64)
 OTHER: Final = CgroupOwner("ffffffff-9d1b-4c55-8a3e-6f0d0c8e4b11", "b" * 64)

@@ -14,23 +14,23 @@ from nodewise.agents.telemetry.state import POLICY_KINDS
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import (
     deschedulers,
-    extender_workloads,
     nodes,
+    nodewise_workloads,
+    policy_evaluation,
     policy_objects,
     rights_and_admission_policies,
     scheduling_program_workloads,
 )
-from nodewise.doctor.collectors import telemetry_policies as policy_collectors
 from nodewise.doctor.facts import (
     Descheduler,
     EntryCertificates,
-    ExtenderWorkload,
     Facts,
-    MetricCoverage,
+    NodewiseWorkload,
     ProbedServer,
     SchedulerInfo,
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
+from nodewise.doctor.policy_facts import MetricCoverage
 from nodewise.terminal_escaping import short
 from tests.unit.doctor.facts_factory import NOW, POLICY, SOUND
 
@@ -88,7 +88,7 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
     if policy := policy_objects.parse_policy(encoded(value)):
         key = policy.metadata.namespace, policy.metadata.name
         objects = {name: {key: policy} for name in POLICY_KINDS}
-        policy_collectors.evaluate_policies(policy_objects.policy_objects(objects), {}, ["a"], [])
+        policy_evaluation.evaluate_policies(policy_objects.policy_objects(objects), {}, ["a"], [])
 
 
 @settings(deadline=None)
@@ -97,7 +97,7 @@ def test_texts_of_any_kind_are_read(text: bytes) -> None:
     scheduler_configuration.parse(text)
     deschedulers.parse_descheduler_policy("d", text)
     workloads.parse_settings(text)
-    extender_workloads.parse_metrics("p", text, 0.0)
+    nodewise_workloads.parse_metrics("p", text, 0.0)
     certificates.parse_pem(text)
     certificates.public_key(text)
     certificates.parse_der([text])
@@ -127,7 +127,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
             ),
             *SOUND.schedulers,
         ),
-        extenders=(ExtenderWorkload(deployment, workloads.parse_settings(encoded(more))),),
+        extenders=(NodewiseWorkload(deployment, workloads.parse_settings(encoded(more))),),
         pods=tuple(filter(None, [scheduling_program_workloads.parse_pod(0.0, SELECTION, encoded(workload))])),
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,

@@ -93,9 +93,8 @@ class ElectionReplica:
     def born(self) -> None:
         self.lives += 1
         lock = LeaseLock("default", "nodewise", f"replica-{self.number}-{self.lives}")
-        self.elector = Elector(
-            self.network, lock, self.clock, METERS, self.chance.random, lambda _: one_at_most(self.replicas)
-        )
+        self.elector = Elector(self.network, lock, self.clock, METERS, self.chance.random)
+        self.elector.on_change(lambda _: one_at_most(self.replicas))
         self.task = asyncio.ensure_future(self.elector.run())
 
     async def misfortune(self) -> None:

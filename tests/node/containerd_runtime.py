@@ -84,6 +84,10 @@ class Containerd:
             return int(next(iter(children.read_text().split()), 0))
         return 0
 
+    def network(self) -> Path:
+        """The file of its network."""
+        return Path(f"/proc/{self.pid}/ns/net")
+
     def inside(self, path: str) -> Path:
         """A path outside of the namespaces to a file in them."""
         return Path(f"/proc/{self.pid}/root{path}")

@@ -10,18 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.cluster import controlplane
+from tests.cluster import child_processes, controlplane
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.debian_packages import ContainerPrograms
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.node import busybox_image, kubelet, loopback_forwarding
+from tests.node import busybox_image, kubelet, loopback_forwarding, network_port_forwarding
 from tests.node.containerd_runtime import Containerd
 from tests.node.kubelet import Kubelet
 from tests.node.loopback_forwarding import Network
 
 NAME: Final = "host"
-ADDRESS: Final = "10.88.1.1"
 KUBERNETES: Final = "/etc/kubernetes"
 MANIFESTS: Final = f"{KUBERNETES}/manifests"
 VERSION: Final = "1.36.3"
@@ -93,6 +92,7 @@ def running(
 ) -> Iterator[KubernetesHost]:
     """A ready host with this name, and controllers. kube-scheduler's image is loaded, but not running."""
     networks: list[Network] = []
+    address = child_processes.own_address()  # here the API server finds the way to the kubelet
 
     @contextlib.contextmanager
     def prepared(runtime: Containerd) -> Iterator[str]:
@@ -101,16 +101,17 @@ def running(
             networks.append(made)
             server = loopback_forwarding.address_of(plane.url)
             outside = loopback_forwarding.out_to(server)
-            for address in (ADDRESS, controlplane.SERVICE):
-                made.add(address)
+            for added in (address, controlplane.SERVICE):
+                made.add(added)
             made.forward(server, outside)
             made.forward((controlplane.SERVICE, 443), outside)
-            yield ADDRESS
+            yield address
 
     with (
         controlplane.running(programs, folder, ADMISSION) as plane,
         plane.start_controller_manager(),
         kubelet.running(plane, kubelet_program, containers, folder, name, SETTINGS, prepared) as node,
+        network_port_forwarding.forwarding(node.runtime.network, node.port, (address, node.port)),
     ):
         archive = folder / "kube-scheduler.tar"
         busybox_image.write_program(archive, programs / "kube-scheduler", SCHEDULER_IMAGE)

@@ -26,9 +26,11 @@ class Kubelet:
     """A running kubelet; `name` is the name of its Node."""
 
     def __init__(
-        self, name: str, plane: ControlPlane, containerd: Containerd, start: Callable[[], Process]
+        self, name: str, plane: ControlPlane, containerd: Containerd, port: int, start: Callable[[], Process]
     ) -> None:
         self.name = name
+        self.port = port
+        """Of its API, on loopback."""
         self.runtime = containerd
         self._api = plane.api
         self._start = start
@@ -98,12 +100,15 @@ def running(
         if prepared
         else contextlib.nullcontext(child_processes.own_address()) as address,
     ):
-        command = _command(plane, program, folder, name, _settings(cgroup) | dict(settings or {}), address)
+        port = child_processes.free_port()
+        own = {**_settings(cgroup), "port": port, **(settings or {})}
+        command = _command(plane, program, folder, name, own, address)
         words = containerd.enter(command, network=prepared is not None)
         kubelet = Kubelet(
             name,
             plane,
             containerd,
+            port,
             lambda: Process(words, folder / "kubelet.log", containerd.environment),
         )
         try:
@@ -135,7 +140,6 @@ def _command(
 def _serving(plane: ControlPlane, serving: CertificatePair) -> dict[str, Any]:
     return {
         "address": "127.0.0.1",
-        "port": child_processes.free_port(),
         "readOnlyPort": 0,
         "healthzPort": 0,
         "tlsCertFile": str(serving.cert),

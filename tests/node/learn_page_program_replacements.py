@@ -3,8 +3,7 @@
 `kind` needs Docker. The replacement uses real programs: a control plane with etcd, the API server, controllers and
 kube-scheduler, and a real kubelet with containerd as `nodewise-worker2`, into which it loads the archive.
 `nodewise-worker` is a Node without a kubelet, too small for pods that request CPU; the control plane's Node is only an
-object. `make` uses the archive in the tests' cache. `kubectl` is real except for `port-forward`, because the API server
-cannot reach the kubelet: `forwarding` replaces it.
+object. `make` uses the archive in the tests' cache. The image has its local name instead of that in a registry.
 """
 
 import contextlib
@@ -16,17 +15,14 @@ from typing import Final
 
 import nodewise
 from tests import docs_page_code_blocks, docs_page_runner
-from tests.cluster import kubernetes_objects
+from tests.cluster import image_archive, kubernetes_objects
 from tests.cluster.extender_process import NODEWISE
 from tests.docs_page_runner import PageReader
 from tests.node import busybox_image
 from tests.node.host_with_kubelet import KubernetesHost
-from tests.node.kubectl_port_forward_replacement import forwarding
 
 REAL: Final = "nodewise-worker2"
 PAUSE: Final = "registry.k8s.io/pause:3.10"
-SCHEDULER: Final = "nodewise-scheduler"
-_ADMIN: Final = "127.0.0.1:9002"
 _ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}.oci.tar"
 
 
@@ -45,7 +41,7 @@ def laptop(
     tools = {
         "kind": _kind(kube_host, programs),
         "make": _make(archive),
-        "kubectl": f'case "$*" in *port-forward*) exec sleep 600;; esac\nexec {programs / "kubectl"} "$@"',
+        "kubectl": f'exec {programs / "kubectl"} "$@"',
     }
     plain = docs_page_runner.plain_environment()
     environment = {
@@ -54,10 +50,10 @@ def laptop(
         "KUBECONFIG": str(folder / "kubeconfig"),
         "HOME": str(folder),
     }
-    with (
-        forwarding(lambda: _network_of_scheduler(kube_host), 9002) as port,
-        docs_page_runner.reading(home, environment, {_ADMIN: f"127.0.0.1:{port}"}) as typing,
-    ):
+    (home / ".venv/bin").mkdir(parents=True)
+    (home / ".venv/bin/nodewise").symlink_to(NODEWISE)
+    local_name = {f"registry.example.org/nodewise:{nodewise.__version__}": image_archive.NAME}
+    with docs_page_runner.reading(home, environment, local_name) as typing:
         yield typing
 
 
@@ -100,14 +96,3 @@ def other_nodes(kube_host: KubernetesHost) -> None:
     control["spec"] = {"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]}
     for node in (small, control):
         kube_host.plane.api.create(node)
-
-
-def _network_of_scheduler(kube_host: KubernetesHost) -> Path:
-    """Of the newest pod of the second scheduler, as a file of the network's namespace."""
-    pods = kube_host.pods("nodewise", app=SCHEDULER)
-    pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"])
-    container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
-    tasks = kube_host.node.runtime.ctr("tasks", "list")
-    tasks.check_returncode()
-    (pid,) = [line.split()[1] for line in tasks.stdout.splitlines() if line.startswith(container)]
-    return kube_host.node.runtime.inside(f"/proc/{pid}/ns/net")

@@ -1,7 +1,7 @@
 """A user who follows a page on a host of the control plane, as root and as the cluster's administrator.
 
 All commands run on the host, among its processes and files. `helm` and `kubectl` are real except for `kubectl
-port-forward`, because the API server cannot reach the kubelet: `forwarding` replaces it. Instead of DNS the host's
+port-forward`, which runs in the background: `forwarding` replaces it. Instead of DNS the host's
 `/etc/hosts` has the names of Services, also for pods in the host's network.
 """
 
@@ -18,8 +18,8 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.docs_page_runner import PageReader
 from tests.node import host_with_kubelet
 from tests.node.host_with_kubelet import KubernetesHost
-from tests.node.kubectl_port_forward_replacement import forwarding
 from tests.node.loopback_forwarding import ForwardingTarget
+from tests.node.network_port_forwarding import forwarding
 
 ADMIN: Final = "127.0.0.1:9002"
 """The address of a replica's admin port in the pages."""

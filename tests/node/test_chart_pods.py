@@ -11,6 +11,8 @@ import pytest
 from cryptography import x509
 
 from nodewise.cpu.cpusets import container_cpusets
+from tests.cluster import kubernetes_objects, read_only_commands
+from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import Object
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -36,6 +38,7 @@ pytestmark = pytest.mark.cluster
 SERVICE = "10.0.0.50"
 NEW_NAME = "nodewise.example"
 EXTENDER = {"app.kubernetes.io/component": "extender"}
+TEST = {"app.kubernetes.io/component": "test"}
 ANNOTATOR = {"app.kubernetes.io/component": "annotator"}
 PAUSE_S = 0.25
 
@@ -65,12 +68,57 @@ class HelmRelease:
     def upgrade(self, *more: str) -> None:
         self._helm.said("upgrade", *self._release, *more)
 
+    def test(self) -> str:
+        """The output of `helm test`. Pods have no DNS here, and find the Service in `/etc/hosts`."""
+        namespace = self.host_sandbox.namespace
+        for document in _names_in_hosts(namespace):
+            self.host_sandbox.create(document)
+        probe = kubernetes_objects.pod("probe", labels=TEST)
+        path = f"/api/v1/namespaces/{namespace}/pods"
+
+        def has_name() -> bool | None:
+            response = self.host_sandbox.api.request("POST", path, json=probe, params=DRY_RUN)
+            return "hostAliases" in response.json()["spec"] or None
+
+        wait("pods have the name of the Service", has_name)
+        return self._helm.said("test", "nodewise", "--namespace", namespace)
+
     def uninstall(self) -> None:
         self._helm.said("uninstall", "nodewise", "--namespace", self.host_sandbox.namespace)
 
     def pods(self, count: int) -> list[Object]:
         """This number of replicas, once they are ready."""
         return self.kube_host.wait_ready(self.host_sandbox.namespace, count, **EXTENDER)
+
+
+def _names_in_hosts(namespace: str) -> list[Object]:
+    """The admission policy by which the test's pods find the Service."""
+    group, kind = "admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy"
+    alias = f"{{'ip': dyn('{SERVICE}'), 'hostnames': dyn(['nodewise.{namespace}.svc'])}}"
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [pods], "objectSelector": {"matchLabels": TEST}},
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [
+            {
+                "patchType": "JSONPatch",
+                "jsonPatch": {
+                    "expression": f"[JSONPatch{{op: 'add', path: '/spec/hostAliases', value: [{alias}]}}]"
+                },
+            }
+        ],
+    }
+    metadata = {"name": "names-in-hosts"}
+    return [
+        {"apiVersion": group, "kind": kind, "metadata": metadata, "spec": spec},
+        {
+            "apiVersion": group,
+            "kind": f"{kind}Binding",
+            "metadata": metadata,
+            "spec": {"policyName": "names-in-hosts"},
+        },
+    ]
 
 
 @contextlib.contextmanager
@@ -202,6 +250,7 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
     release: HelmRelease,
     tmp_path: Path,
 ) -> None:
+    assert "Phase:          Succeeded" in release.test()
     preferred_nodes.policy(host_sandbox, metrics_api, hot=host_with_kubelet.NAME)
     before = scheduler.current_state()
     configure(kube_host, host_sandbox, tmp_path)
@@ -212,6 +261,11 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
     )
     assert host_sandbox.expect_bound("plain") == host_with_kubelet.NAME
     assert host_sandbox.expect_bound("first", 120) == FAR
+    place = (f"--namespace={host_sandbox.namespace}", f"--nodewise-namespace={host_sandbox.namespace}")
+    explained = read_only_commands.run(
+        "explain", "pod/first", *place, f"--kubeconfig={kube_host.plane.admin.kubeconfig}"
+    )
+    assert f"first is on {FAR}: " in explained.stdout, explained.stderr
     old, serial = release.pods(2), served_serial_number(kube_host)
     with stream(kube_host, host_sandbox) as pods:
         renew(kube_host, host_sandbox)

@@ -21,10 +21,11 @@ from nodewise.agents.telemetry import taspolicy_status
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
 from nodewise.annotator import patch_writer
-from nodewise.cli import controller, extender_wiring
 from nodewise.cpu import cmk_names
 from nodewise.extender import agent_memory_storage, pod_events
+from nodewise.kube import event_recorder, leader_election_rules
 from nodewise.kube.event_recorder import Type
+from nodewise.metrics.missing_values import CauseReason
 from nodewise.statistics import load_annotations
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,8 @@ EVENTS = (ROOT / "docs/reference/kubernetes-events.md").read_text()
 KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
 NONE_OF_THESE = {
     "10.0.0.0/24": "a network, of an example",
+    "app.kubernetes.io/component": "a label of the shipped manifests",
+    "app.kubernetes.io/name": "a label of the shipped manifests",
     "config.yaml.d/nodewise.yaml": "a file",
     "example.com/card": "a resource, of an example",
     "example.com/last": "a resource, of an example",
@@ -102,8 +105,8 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         cmk_names.config_map("<node>"),
         patch_writer.FIELD_MANAGER,
         bind_plugin_interface.RESERVATIONS_ANNOTATION,
-        controller.LEASE,
-        extender_wiring.LEASE,
+        leader_election_rules.CONTROLLER_LEASE,
+        leader_election_rules.EXTENDER_LEASE,
         agent_memory_storage.NAME,
         gpu_request_histogram.NAME,
         *(row.key for row in load_annotations.TABLE),
@@ -136,11 +139,19 @@ def test_the_page_of_events_has_every_reason() -> None:
     assert calls == 3, "an Event that the page does not know"
     telemetry = SOURCE / "agents/telemetry"
     of_taspolicies = re.findall(CONDITION, (telemetry / "taspolicy_status.py").read_text())
-    assert len(of_taspolicies) == len(taspolicy_status.GOOD)
+    assert len(of_taspolicies) == len(taspolicy_status.GOOD) - 1, "that of MetricsFetched is a cause"
     text = (telemetry / "placement_policy_status.py").read_text()
     of_others = re.findall(CONDITION, text) + re.findall(r'^ {8}\("(\w+)", ', text, re.MULTILINE)
-    assert len(set(of_others)) == 10
-    reasons = {pod_events.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *of_taspolicies, *of_others}
+    assert len(set(of_others)) == 13
+    reasons = {event_recorder.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *of_taspolicies, *of_others}
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert documented == reasons
     assert set(get_args(Type)) == {"Warning", "Normal"}
+
+
+def test_the_page_of_metrics_has_every_cause() -> None:
+    page = (ROOT / "docs/how-to/metrics.md").read_text()
+    table = page.partition("| reason | cause |")[2].partition("\n\n")[0]
+    first_columns = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    documented = [name for column in first_columns for name in re.findall(r"`(\w+)`", column)]
+    assert sorted(documented) == sorted(get_args(CauseReason))

@@ -91,6 +91,17 @@ def test_the_search_finds_words_of_a_page(site: Path) -> None:
     )
 
 
+def test_the_search_ranks_pages_with_steps_before_the_reference(site: Path) -> None:
+    entries = json.loads((site / "search/search_index.json").read_text())["docs"]
+    boosts: dict[str, set[float]] = {}
+    for entry in entries:
+        folder, slash, _ = entry["location"].partition("/")
+        boosts.setdefault(folder if slash else "", set()).add(entry.get("boost", 1))
+    others = boosts["understand"] | boosts[""]
+    assert min(boosts["how-to"] | boosts["learn"]) > max(others)
+    assert min(others) > max(boosts["reference"] | boosts["runbooks"])
+
+
 @pytest.mark.parametrize(
     ("written", "made"),
     [

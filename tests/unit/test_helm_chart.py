@@ -161,6 +161,12 @@ def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [container for kind in ("initContainers", "containers") for container in pod.get(kind, ())]
 
 
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_each_panel_of_a_dashboard_has_a_description(path: Path) -> None:
+    panels = [panel for panel in json.loads(path.read_text())["panels"] if panel["type"] != "row"]
+    assert [panel["title"] for panel in panels if not panel["description"].endswith(".")] == []
+
+
 def test_dashboards_have_names_of_their_own() -> None:
     boards = [json.loads(path.read_text()) for path in DASHBOARDS]
     assert (
@@ -178,3 +184,11 @@ def test_the_adapter_asks_for_what_exporters_say_of_their_node() -> None:
     assert rule["resources"]["overrides"] == {to["targetLabel"]: {"resource": "node"}}
     direct = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
     assert to["targetLabel"] in direct["prometheus_node_label"]
+
+
+def test_the_picture_of_a_dashboard_has_its_panels() -> None:
+    picture = (ROOT / "docs/pictures/dashboard.svg").read_text()
+    board = json.loads((CHART / "dashboards/decisions.json").read_text())
+    titles = [board["title"], *(panel["title"] for panel in board["panels"])]
+    assert [title for title in titles if f">{title}<" not in picture] == [], "run `make pictures`"
+    assert "not a screenshot of Grafana" in picture

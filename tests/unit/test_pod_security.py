@@ -74,7 +74,7 @@ def containers(source: str, made: Mapping[str, Any]) -> Iterator[ShippedContaine
 def shipped() -> Iterator[ShippedContainer]:
     for file in sorted(DEPLOY.rglob("*.yaml")):
         if "chart" not in file.parts:  # the chart is the source of the kustomize files
-            for made in yaml.safe_load_all(file.read_text()):
+            for made in yaml.load_all(file.read_text(), yaml.CSafeLoader):
                 if made:
                     yield from containers(str(file.relative_to(DEPLOY)), made)
     for made in (

@@ -1,10 +1,15 @@
 """The files of a release."""
 
 import hashlib
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
-from tools import release
+import yaml
+from tools import kubectl_plugin, release
+
+import nodewise
 
 CHANGES = (
     "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0\n\n### Changes\n\n- more\n\n## 0.1.0\n\n- first\n"
@@ -42,6 +47,33 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     assert (tmp_path / "SHA256SUMS").read_text() == f"{of_a}  a\n{of_b}  b\n"
 
 
+def test_the_provenance_names_the_files_and_the_commit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    for _ in range(2):
+        release.write_provenance(tmp_path, "https://example.org/x", "c0ffee", {"image": False})
+        release.write_checksums(tmp_path)
+    statement = json.loads((tmp_path / "provenance.intoto.json").read_text())
+    assert statement["subject"] == [{"name": "a", "digest": {"sha256": hashlib.sha256(b"1").hexdigest()}}]
+    definition = statement["predicate"]["buildDefinition"]
+    assert definition["externalParameters"] == {"image": False}
+    assert definition["resolvedDependencies"] == [
+        {"uri": "git+https://example.org/x", "digest": {"gitCommit": "c0ffee"}}
+    ]
+    assert "provenance.intoto.json" in (tmp_path / "SHA256SUMS").read_text()
+
+
+def test_a_release_is_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    (tmp_path / "a").write_text("1")
+    for command in (["init", "-q"], ["add", "a"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    assert len(release.source_revision()) == 40
+    (tmp_path / "a").write_text("2")
+    with pytest.raises(release.ReleaseError, match="found changed files, expected those of a commit"):
+        release.source_revision()
+
+
 def test_each_file_is_signed_into_a_bundle_of_its_own(tmp_path: Path) -> None:
     cosign = tmp_path / "cosign"
     cosign.write_text('#!/bin/sh\n[ "$1 $2 $3" = "sign-blob --yes --bundle" ] && echo signed "$5" > "$4"\n')
@@ -50,3 +82,26 @@ def test_each_file_is_signed_into_a_bundle_of_its_own(tmp_path: Path) -> None:
     file.write_text("x")
     release.sign(str(cosign), [file])
     assert (tmp_path / "nodewise.whl.sigstore.json").read_text() == f"signed {file}\n"
+
+
+def test_the_release_has_the_plugins_of_all_platforms_and_one_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(folder: Path) -> Path:
+        file = folder / f"kubectl-nodewise-{nodewise.__version__}-linux-amd64.tar.gz"
+        file.write_text("amd64")
+        return file
+
+    monkeypatch.setattr(kubectl_plugin, "build", build)
+    monkeypatch.setattr(kubectl_plugin, "check", lambda _: None)
+    others, folder, unpublished = tmp_path / "others", tmp_path / "release", tmp_path / "unpublished"
+    for path in (others, folder, unpublished):
+        path.mkdir()
+    arm64 = f"kubectl-nodewise-{nodewise.__version__}-linux-arm64.tar.gz"
+    (others / arm64).write_text("arm64")
+    release.package_plugin(folder, "https://example.org/x", others)
+    platforms = yaml.safe_load((folder / "nodewise.yaml").read_text())["spec"]["platforms"]
+    assert [platform["selector"]["matchLabels"]["arch"] for platform in platforms] == ["amd64", "arm64"]
+    assert (folder / arm64).read_text() == "arm64"
+    release.package_plugin(unpublished, "", None)
+    assert not (unpublished / "nodewise.yaml").exists(), "its addresses are unknown"

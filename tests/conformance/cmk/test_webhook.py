@@ -185,6 +185,14 @@ def test_only_new_pods_are_mutated(own: Webhook) -> None:
         assert own.post(body).json()["response"] == {"uid": "u1", "allowed": True}
 
 
+def test_a_pod_that_cannot_be_merged_is_rejected_with_400(own: Webhook) -> None:
+    pod = webhook_process.pod_with_request()
+    pod["spec"] |= {"tolerations": {"key": "a"}}
+    response = own.post(webhook_process.review(pod)).json()["response"]
+    assert (response["allowed"], response["status"]["code"]) == (False, 400)
+    assert "request.object.spec.tolerations" in response["status"]["message"]
+
+
 def test_silent_clients_delay_no_others(own: Webhook) -> None:
     port = int(own.url.rpartition(":")[2])
     silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
@@ -244,17 +252,22 @@ def certificate(folder: Path) -> None:
 
 def bad_mutations(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=True") as running:
-        before = running.operations(webhook_process.pod_with_request())
+        request = webhook_process.review(webhook_process.pod_with_request())
         for text in ("mutations: {perPod: [1]}", "mutations: {", "", "mutations: {perpod: {}}"):
             running.mutations.write_text(text)
-            assert running.operations(webhook_process.pod_with_request()) == before
+            assert running.post(request).status_code == 500
+            assert str(running.mutations) in running.post(request).json()["error"]
+            assert running.operations({"spec": {"containers": [{"name": "c1"}]}}) == []
+            large = webhook_process.pod_with_request()
+            large["spec"]["nodeName"] = "n" * 2**17
+            assert running.post(webhook_process.review(large)).status_code == 500
         assert running.process.log_line_has(
             "warning", "cpu_mutations_failed", "mutations.perPod", "[1]", "a mapping"
         )
         assert running.process.log_line_has("cpu_mutations_failed", "mutations.perpod", "unknown")
         assert "nodewise_cpu_mutations_failing 1.0" in httpx2.get(f"{running.health}/metrics").text
         running.mutations.unlink()
-        assert running.operations(webhook_process.pod_with_request()) == before
+        assert running.post(request).status_code == 500
         assert running.process.log_line_has("cpu_mutations_failed", "No such file")
         running.mutations.write_text("mutations: {perPod: {metadata: {labels: {a: b}}}}")
         assert {"op": "add", "path": "/metadata/labels", "value": {"a": "b"}} in running.operations(

@@ -245,6 +245,15 @@ def test_a_relative_folder(host):
     assert host.container["volumeMounts"][1]["mountPath"] == str(host.config)
 
 
+@case(25, "line ends become LF")
+def test_a_template_with_carriage_returns(host):
+    host.template.write_bytes(scheduler_manifests.TAS_TEMPLATE.encode())
+    assert b"\r\n" in host.template.read_bytes()
+    assert host.run().code == 0
+    assert b"\r" not in host.config.read_bytes()
+    assert host.configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
+
+
 @case(26, "the version that this kube-scheduler reads is written, and it is told")
 def test_a_template_with_a_version_of_its_own(host):
     host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace("XVERSIONX", "v1beta1"))
@@ -257,7 +266,7 @@ def test_a_template_with_a_version_of_its_own(host):
 def test_a_placeholder_in_a_comment(host):
     host.template.write_text("# XVERSIONX is set\r\n" + scheduler_manifests.TAS_TEMPLATE)
     assert host.run().code == 0
-    assert host.config.read_bytes().startswith(b"# XVERSIONX is set\r\n")
+    assert host.config.read_bytes().startswith(b"# XVERSIONX is set\n")
     assert host.configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
 
 
@@ -342,9 +351,9 @@ def test_a_difference_is_shown_by_lines(host):
     host.run()
     host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace("weight: 1", "weight: 7"))
     lines = host.run("-dry-run").out.splitlines()
-    assert "-  weight: 1\\r" in lines
-    assert "+  weight: 7\\r" in lines
-    assert "   prioritizeVerb: scheduler/prioritize\\r" in lines
+    assert "-  weight: 1" in lines
+    assert "+  weight: 7" in lines
+    assert "   prioritizeVerb: scheduler/prioritize" in lines
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,10 @@ def test_a_file_that_is_missing_twice_is_told_once(host):
         ({"cert_dir": "{k}/manifests/certs"}, "{k}/manifests/certs: a folder for static pods"),
         ({"m": "/dev/zero"}, "no regular file"),
         ({"m": "{k}/no/kube-scheduler.yaml"}, "open {k}/no/kube-scheduler.yaml: no such file or directory"),
-        ({"m": "{k}/no/kube-scheduler.yaml"}, "Clusters without one have --mode second-scheduler"),
+        (
+            {"m": "{k}/no/kube-scheduler.yaml"},
+            "Clusters without one have --mode native from Kubernetes 1.36, --mode second-scheduler",
+        ),
     ],
 )
 def test_paths(host, flags, says):

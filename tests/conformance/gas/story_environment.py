@@ -66,6 +66,7 @@ class GasEnvironment:
         self._http = self._open.enter_context(_client(context))
 
     def close(self) -> None:
+        self._http.close()  # a process that stops waits for clients to end their connections
         self._open.close()
 
     def extender(self, flags: Flags = "") -> ExtenderProcess:

@@ -60,7 +60,7 @@ class CaseExtender:
         certificates = self._certificates
         files = {"--objects-from": self.objects, "--cert": certificates.cert, "--key": certificates.key}
         words = {"-cacert": certificates.ca, "--address": "127.0.0.1", "--port": 0, "--health-port": 0}
-        how = {"--sync-period": "300ms", "--log-format": "json"}
+        how = {"--sync-period": "300ms", "--log-format": "json", "--shutdown-delay": "0s"}
         options = [str(part) for pair in {**files, **words, **how}.items() for part in pair]
         self._process = ForkedProcess([NODEWISE, "extender", *options], self._folder / "extender.log")
         try:

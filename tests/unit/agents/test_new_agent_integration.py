@@ -17,7 +17,7 @@ from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.simulate import bursts
 from nodewise.doctor.checks import extender_entries
 from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
-from nodewise.doctor.facts import ExtenderWorkload
+from nodewise.doctor.facts import NodewiseWorkload
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.extender.agent_chain import AgentChain, score_functions
 
@@ -82,7 +82,7 @@ def test_simulations_compare_it(kind: AgentKind) -> None:
 
 
 def test_doctor_examines_it(kind: AgentKind) -> None:
-    extender = ExtenderWorkload(
+    extender = NodewiseWorkload(
         Workload("Deployment/nodewise/nodewise", "nodewise"), {"agents": f"{NAME},safe"}
     )
     [finding] = extender_entries.check_agents_with_similar_scores.function((extender,))

@@ -1,6 +1,7 @@
 """The calculation of the figures about `isolate`."""
 
-import pytest
+import time
+
 from bench import isolate_startup_and_jitter, timed_busy_loop
 from bench.results import ISOLATED, PLAIN
 
@@ -24,5 +25,6 @@ def test_a_tail_is_what_the_slowest_turn_in_a_thousand_takes_longer() -> None:
 
 
 def test_turns_are_all_of_the_time() -> None:
+    began = time.perf_counter()
     micros = timed_busy_loop.main(0.05)
-    assert sum(micros) == pytest.approx(0.05e6, rel=0.5)
+    assert 0.05e6 <= sum(micros) <= 1e6 * (time.perf_counter() - began)

@@ -155,9 +155,10 @@ def test_where_names_were_measured_stands_at_the_top():
     assert list(document)[-2:] == ["parts", "rounds"]
 
 
-def test_the_schedulers_figures_are_those_of_its_own_run():
-    run = json.loads(cluster.PATH.read_text())[str(cluster.MERGED_NODES)]
-    document = results.read()
-    keys = [key for key, figure in results.FIGURES.items() if figure.part == results.CLUSTER]
-    assert {key: document[key] for key in keys} == {key: run[key] for key in keys}
-    assert document["parts"][results.CLUSTER]["machine"] == run["machine"]
+@pytest.mark.parametrize("comparison", [name for name, part in cluster.PARTS.items() if part])
+def test_the_schedulers_figures_are_those_of_its_own_run(comparison):
+    run = json.loads(cluster.PATH.read_text())[f"{comparison} {cluster.MERGED_NODES}"]
+    document, part = results.read(), cluster.PARTS[comparison]
+    keys = [key for key, figure in results.FIGURES.items() if figure.part == part]
+    assert {key: document[key] for key in keys} == {key: run["figures"][key] for key in keys}
+    assert document["parts"][part]["machine"] == run["machine"]

@@ -7,7 +7,7 @@ import pytest
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pod_policies import SelectingPolicy
 from nodewise.cli.explain.pod_state import PodReadResult, PodState
-from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.extender.decision_endpoint import DecisionPage
 
 CREATED = "2026-11-21T10:00:00Z"
@@ -16,12 +16,12 @@ BEFORE, AFTER = "2026-11-21T09:00:00Z", "2026-11-21T11:00:00Z"
 
 def state(**fields: Any) -> PodReadResult:
     base = PodState("u", CREATED, "", "Pending", "default-scheduler", (), ("telemetry/scheduling",))
-    return PodReadResult(base._replace(**fields))
+    return PodReadResult(base._replace(**{"policy": "web"} | fields))
 
 
 def selected(*policies: SelectingPolicy, **fields: Any) -> PodReadResult:
     """A pod that policies select."""
-    return state(**fields)._replace(policies=policies)
+    return state(**{"policy": None} | fields)._replace(policies=policies)
 
 
 COOL = SelectingPolicy("placement policy web/cool", BEFORE)
@@ -31,14 +31,26 @@ LATE = SelectingPolicy("placement policy web/late", BEFORE, "51 policies, at mos
 
 def response(kept: int = 5, since: str | None = BEFORE) -> ReplicaResponse:
     return ReplicaResponse(
-        ReplicaEndpoint("http://one"),
+        "http://one",
         DecisionPage(decisions=[], found=0, tries=0, since=None, kept=kept, kept_since=since),
     )
 
 
 CASES = [
     pytest.param(state(), [response()], ["no scheduler has reported on it"], id="nobody looked yet"),
-    pytest.param(state(asks=()), [response()], ["no extended resource", "no scheduler"], id="no managed resource"),
+    pytest.param(
+        state(asks=(), policy=None), [response()],
+        ["this pod references no policy", "no extended resource", "no scheduler"], id="no policy, no managed resource",
+    ),
+    pytest.param(
+        state(asks=(), policy=None)._replace(policies_error="forbidden"), [response()],
+        ["no extended resource", "no scheduler"], id="policies are not known",
+    ),
+    pytest.param(
+        state(policy="wbe", node="a")._replace(missing_policy='TASPolicy d/wbe does not exist; did you mean "web"?'),
+        [response()], ['names a policy that does not exist: TASPolicy d/wbe does not exist; did you mean "web"?'],
+        id="a policy that does not exist",
+    ),
     pytest.param(
         state(gates=("quota",), message="gated"),
         [response()], ["scheduling gates (quota)"], id="gated, and nothing else"
@@ -55,7 +67,8 @@ CASES = [
         id="a policy and no request",
     ),
     pytest.param(
-        state(misspelt="telemetry-polcy", node="a"), [response()], ["it has the label telemetry-polcy and no label"],
+        state(misspelt="telemetry-polcy", node="a", policy=None), [response()],
+        ["it has the label telemetry-polcy and no label"],
         id="a misspelt label",
     ),
     pytest.param(state(node="a"), [response()], ["has not asked about it"], id="placed without a word"),
@@ -85,11 +98,14 @@ CASES = [
     pytest.param(state(node="a"), [response(0, None)], ["decided nothing at all"], id="nobody ever asks"),
     pytest.param(
         state(node="a"),
-        [response(), ReplicaResponse(ReplicaEndpoint("http://two"), None, (), "down")],
+        [response(), ReplicaResponse("http://two", None, (), "down")],
         ["http://two did not respond"],
         id="the decision may be elsewhere",
     ),
-    pytest.param(PodReadResult(None, gone=True), [response(since=None)], ["no such pod"], id="no such pod"),
+    pytest.param(
+        PodReadResult(None, gone=True, missing="namespace wbe does not exist"), [response(since=None)],
+        ["no such pod now: namespace wbe does not exist"], id="no such pod",
+    ),
     pytest.param(
         PodReadResult(None), [response()], ["kube-scheduler asks only", "http://one keeps"],
         id="nothing is known of the pod",
@@ -102,6 +118,22 @@ def test_causes(lookup: PodReadResult, responses: list[ReplicaResponse], expecte
     causes = missing_decision.find_missing_decision_causes(lookup, responses)
     assert len(causes) == len(expected)
     assert all(words in cause for words, cause in zip(expected, causes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("lookup", "never"),
+    [
+        (PodReadResult(None, gone=True), True),
+        (PodReadResult(None, error="forbidden"), False),
+        (state(policy=None, asks=()), True),
+        (state(policy=None, asks=("gpu.intel.com/i915",)), False),
+        (state(policy=None, asks=())._replace(policies_error="forbidden"), False),
+        (selected(COOL, asks=()), False),
+        (state(asks=()), False),
+    ],
+)
+def test_pods_that_no_replica_decides(lookup: PodReadResult, never: bool) -> None:
+    assert missing_decision.is_never_decided(lookup) == never
 
 
 def test_a_pod_that_was_created_before_the_policy_is_created_again() -> None:

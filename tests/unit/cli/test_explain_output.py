@@ -9,8 +9,9 @@ from nodewise.agent import Scores, Verdict
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import PodExplanation
+from nodewise.cli.explain.native_labels import NativeState
 from nodewise.cli.explain.pod_state import PodReadResult, PodState
-from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.extender import scheduling_attempt_explanation
 from nodewise.extender.decision import Decision
 from nodewise.extender.decision_codec import StaticDetails, StaticReason
@@ -43,7 +44,7 @@ def create_explanation(
         kept=7,
         kept_since="2026-11-21T09:00:00Z",
     )
-    responses = [ReplicaResponse(ReplicaEndpoint("http://one"), page)]
+    responses = [ReplicaResponse("http://one", page)]
     return PodExplanation(
         "d/p", lookup, responses, scheduling_attempt_explanation.explain(Attempt(*calls)), AT + 12.3
     )
@@ -115,6 +116,19 @@ def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
         "What would have changed it:",
         "  heat GreaterThan: 1 more node passes at 81.5 instead of 80, 2 at 95",
     ]
+
+
+def test_the_message_of_kube_scheduler_is_printed_once_for_a_pod_of_native_mode(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    state = PodReadResult(
+        WAITS._replace(message="0/3 nodes are available"),
+        native=NativeState(gated=True, requirements=(), not_covering=()),
+    )
+    decided = printed_lines(capsys, create_explanation(decision(heat="95"), lookup=state))
+    undecided = printed_lines(capsys, PodExplanation("d/p", state, (), None, AT))
+    for lines in (decided, undecided):
+        assert lines.count("kube-scheduler: 0/3 nodes are available") == 1
 
 
 def test_every_rule_in_rows_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,6 +300,23 @@ def test_a_policy_that_is_not_enforced_is_named(capsys: pytest.CaptureFixture[st
     assert output[3] == (
         "placement policy d/late selects the pod and is not enforced: 51 policies in namespace d, at most 50 are "
         "enforced"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [([True, False], "1 node: n1"), ([False, False], "0 nodes")],
+)
+def test_a_policy_that_only_observes_is_named(
+    capsys: pytest.CaptureFixture[str], mask: list[bool], expected: str
+) -> None:
+    trial = policies_verdict(
+        (COOL, [evidence("heat", "85 70", "above 80")]), observing={"placement policy d/trial": mask}
+    )
+    output = printed_lines(capsys, create_explanation(of(("telemetry", trial))))
+    assert (
+        output[3]
+        == f"placement policy d/trial only observes the pod (spec.mode): would have rejected {expected}"
     )
 
 

@@ -102,11 +102,51 @@ def test_policies_that_may_not_be_listed_hide_nothing_else() -> None:
     result = read(api)
     assert result.state is not None
     assert result.state.node == "a"
-    assert "forbidden" in result.policies_error
+    assert result.policies_error == (
+        "no right to list placementpolicies.nodewise.io and clusterplacementpolicies.nodewise.io"
+    )
 
 
 def test_a_pod_that_does_not_exist() -> None:
-    assert read(FakeApi()) == PodReadResult(None, gone=True)
+    missing = "namespace web does not exist"
+    assert read(FakeApi()) == PodReadResult(None, gone=True, missing=missing)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "missing"),
+    [
+        ("web", "shp", 'pod web/shp does not exist; did you mean "shop"?'),
+        ("web", "unlike", "pod web/unlike does not exist"),
+        ("wbe", "shop", 'namespace wbe does not exist; did you mean "web"?'),
+    ],
+)
+def test_similar_names_of_pods_and_namespaces(namespace: str, name: str, missing: str) -> None:
+    result = asyncio.run(pod_state.read_pod(api_with(), namespace, name, 5.0, own_namespace="nodewise"))
+    assert result == PodReadResult(None, gone=True, missing=missing)
+
+
+@pytest.mark.parametrize(
+    ("label", "policies", "missing"),
+    [
+        ("cool", ["cool"], ""),
+        ("col", ["cool"], 'TASPolicy web/col does not exist; did you mean "cool"?'),
+        ("unlike", ["cool"], "TASPolicy web/unlike does not exist"),
+        ("placed", ["cool"], "TASPolicy web/placed does not exist; there is a PlacementPolicy of this name"),
+    ],
+)
+def test_a_label_that_names_a_policy(label: str, policies: list[str], missing: str) -> None:
+    api = api_with(policy("placed", "web", podSelector=WEB), labels={"telemetry-policy": label})
+    for name in policies:
+        rules = {"rules": [{"metricname": "heat", "operator": "GreaterThan", "target": 80}]}
+        item = {
+            "metadata": {"name": name, "namespace": "web"},
+            "spec": {"strategies": {"dontschedule": rules}},
+        }
+        api.put(RESOURCES["TASPolicy"], item)
+    result = read(api)
+    assert result.state is not None
+    assert result.missing_policy.startswith(missing)
+    assert bool(result.missing_policy) == bool(missing)
 
 
 @pytest.mark.parametrize("pod", [b"[]", b'{"metadata": 1}'])

@@ -12,6 +12,7 @@ from nodewise.cli import extender_wiring
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, WiredServer
 from nodewise.clock import SystemClock
+from nodewise.kube.leader_election_rules import EXTENDER_LEASE
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.metrics.refresher import RefreshOptions
@@ -100,5 +101,5 @@ def test_a_pod_is_filtered_and_bound(tmp_path: Path) -> None:
     assert pods["default", "train"]["spec"]["nodeName"] == "n1"
     assert {
         (NAMESPACE, "gpu-n1"),
-        (NAMESPACE, extender_wiring.LEASE),
+        (NAMESPACE, EXTENDER_LEASE),
     } <= leases.keys()

@@ -100,7 +100,7 @@ def test_a_long_help_shows_common_options_and_names_the_topics_of_the_others(typ
     shown = {flag for row in rows for flag in re.findall(r"--[\w-]+", row)}
     every = {opt for option in options(typed) for opt in option.opts if opt.startswith("--")}
     own = {opt for option in options(typed) if not getattr(option, "is_shared", False) for opt in option.opts}
-    assert own - {"-o", "-n"} <= shown
+    assert own - {"-o", "-n", "-w"} <= shown
     assert {"--help-topic", "--help-all"} <= shown < every | {"--help", "--help-topic", "--help-all"}
     assert "More options, by topic:" in text
 
@@ -191,7 +191,7 @@ def test_isolate_tells_the_same_where_it_starts_fast(capsys: pytest.CaptureFixtu
         ("nodewise de", {"decide", "demo"}),
         ("nodewise cpu reco", {"reconcile", "reconfigure", "reconfigure_setup"}),
         ("nodewise decide --output ", {"table", "wide", "json", "yaml"}),
-        ("nodewise explain --serv", {"--server", "--server-name", "--service", "--service-namespace"}),
+        ("nodewise explain --n", {"--namespace", "--nodes", "--nodewise-namespace"}),
     ],
     ids=["a command", "a command below one", "a word", "an option"],
 )

@@ -59,6 +59,23 @@ def test_a_policy_of_flags(folder: str) -> None:
     assert "# 2 of 11 nodes now: n10, n9\n" in result.stdout
 
 
+def test_a_policy_that_pods_prefer(folder: str) -> None:
+    spec = printed(new(folder, "--metric=disk_errors", "--above=0", "--enforcement=Preferred"))["spec"]
+    assert spec["enforcement"] == "Preferred"
+
+
+def test_a_policy_for_values_near_a_threshold_that_only_observes(folder: str) -> None:
+    spec = printed(
+        new(folder, "--metric=disk_errors", "--above=2", "--for=90s", "--release=0.5", "--mode=Shadow")
+    )
+    assert spec["spec"]["mode"] == "Shadow"
+    [rule] = spec["spec"]["avoid"]
+    assert (rule["for"], rule["release"]) == ("1m30s", "0.5")
+    [rule] = printed(new(folder, "--metric=disk_errors", "--above=2", "--keep-for=1h"))["spec"]["avoid"]
+    assert rule["keepFor"] == "1h"
+    assert "for" not in rule
+
+
 def test_a_policy_of_the_whole_cluster(folder: str) -> None:
     document = printed(
         new(folder, "--metric=disk_errors", "--below=0.5", "--cluster-wide", "--name=x", "-n", "shop")
@@ -107,6 +124,10 @@ def test_several_values_of_one_node_need_an_aggregation(folder: str) -> None:
         (["--above=1", "--selector=web"], "--selector: 'web'; expected labels such as app=web"),
         (["--above=1", "--name=No Name"], "metadata.name"),
         (["--above=1", "--selector=app=a b"], "spec.podSelector.matchLabels"),
+        (["--above=1", "--release=cool"], "--release: 'cool'; expected a Kubernetes quantity"),
+        (["--above=1", "--release=2"], "spec.avoid[0].release: 2; expected a value below 1"),
+        (["--above=1", "--release=0", "--keep-for=1m"], "spec.avoid[0]: release and keepFor together"),
+        (["--above=1", "--for=9000d"], "spec.avoid[0].for: '216000h'; expected a duration"),
     ],
 )
 def test_wrong_flags(folder: str, flags: list[str], message: str) -> None:
@@ -123,3 +144,30 @@ def test_names_of_nodes_are_escaped(tmp_path: Path) -> None:
 
 def test_it_is_a_command_of_policy() -> None:
     assert "Print a policy with a threshold" in CliRunner().invoke(main.command, ["policy", "--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("flags", "branches", "mutants"),
+    [
+        (["--metric=disk_errors", "--above=0", "-l", "app=web", "-n", "shop"], 3, 7),
+        (["--metric=disk_errors", "--below=0.5", "--cluster-wide"], 3, 7),
+        (["--metric=temp", "--aggregate=max", "--above=80"], 3, 7),
+        (["--metric=disk_errors", "--above=1", "--enforcement=Preferred"], 3, 7),
+        (["--metric=disk_errors", "--above=1", "--enforcement=Preferred", "--for=2m", "--keep-for=1m"], 5, 9),
+        (["--metric=disk_errors", "--above=1", "--mode=Shadow", "--for=30s"], 4, 8),
+        (["--metric=temp", "--aggregate=max", "--below=50", "--for=150s", "--release=52"], 5, 9),
+        (["--metric=disk_errors", "--above=0", "--release=-3"], 4, 8),
+        (["--metric=disk_errors", "--above=0", "--keep-for=90s"], 4, 8),
+    ],
+)
+def test_a_folder_with_tests_that_pass_and_detect_every_mutant(
+    folder: str, tmp_path: Path, flags: list[str], branches: int, mutants: int
+) -> None:
+    made = tmp_path / "made"
+    result = new(folder, *flags, "--folder", str(made))
+    assert result.stdout.splitlines() == [f"{made}/policy.yaml", f"{made}/tests/suite.yaml"]
+    tested = CliRunner().invoke(main.command, ["policy", "test", str(made), "--mutate", "--coverage"])
+    assert "1 test, none failed" in tested.stdout
+    assert f"coverage: tests reach {branches} of {branches} branches" in tested.stdout
+    assert f"mutants: tests detect {mutants} of {mutants} (100 %)" in tested.stdout
+    assert "File exists; expected a new file" in error(new(folder, *flags, "--folder", str(made)))

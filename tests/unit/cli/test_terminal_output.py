@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from nodewise.cli import agents, explain, policy, tables, terminal_output
 from nodewise.cli.configure import report
 from nodewise.cli.explain import rendering
+from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.cli.explain.replica_queries import ReplicaEndpoint, ReplicaResponse
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.configure import file_diff
 from nodewise.cpu.store import configmap
 from nodewise.cpu.workload import isolate
@@ -21,13 +22,18 @@ from nodewise.extender.decision_endpoint import DecisionPage
 EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
 SHOWN = r"no\x1b[2J\u202e\x9b31m\rKIND all is well"
 HERE = ReplicaResponse(
-    ReplicaEndpoint("https://here"),
+    "https://here",
     DecisionPage(decisions=[], found=0, tries=0, since=None, kept=0, kept_since=None),
 )
 
 
 def failed_response(why: str) -> ReplicaResponse:
-    return ReplicaResponse(ReplicaEndpoint("https://gone"), None, error=why)
+    return ReplicaResponse("https://gone", None, error=why)
+
+
+def print_messages(lookup: PodReadResult, *responses: ReplicaResponse) -> None:
+    for message in explain._messages(PodExplanation("web/shop", lookup, responses, None, 0.0)):
+        terminal_output.print_message(message)
 
 
 OUTPUTS: dict[str, Callable[[str], object]] = {
@@ -35,12 +41,10 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
     "a line on standard error": terminal_output.print_message,
     "a cell": lambda text: tables.print_table(("A", "B"), [("x", text)]),
     "a story": lambda text: rendering._print_lines(iter([text])),
-    "a replica that is left out": lambda text: explain._print_replica_failures(
-        [HERE, failed_response(text)], PodReadResult(None)
+    "a replica that is left out": lambda text: print_messages(
+        PodReadResult(None), HERE, failed_response(text)
     ),
-    "why a pod's state is not known": lambda text: explain._print_replica_failures(
-        [HERE], PodReadResult(None, error=text)
-    ),
+    "why a pod's state is not known": lambda text: print_messages(PodReadResult(None, error=text), HERE),
     "configure": report.print_message,
     "what changes in a file": lambda text: click.echo(
         file_diff.unified_diff("x", b"", text.encode()), nl=False

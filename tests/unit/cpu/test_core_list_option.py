@@ -14,7 +14,9 @@ from tests.conformance.cmk.case_cpu_topologies import texts
         ("T8", "7,0-2", [0, 1, 2, 7]),
         ("T8", " 3 , 3 ", [3]),
         ("T8", "cpu13", [5]),
+        ("D8r", "2", [2, 6]),
         ("D8r", "4", [4]),
+        ("D8r", "0:2", [2]),
         ("D8r", "1:0", [4]),
         ("D8r", "0:3,1:3", [3, 7]),
         ("SP", "9", [4]),
@@ -43,10 +45,3 @@ def test_missing_cores_are_named(text: str, seen: str) -> None:
     with pytest.raises(BadInput, match="--excl-non-isolcpus") as caught:
         core_list_option.parse_cores(text, topology.parse(texts("D8r")))
     assert seen in str(caught.value)
-
-
-def test_a_core_id_of_several_sockets_needs_its_socket() -> None:
-    sysfs = texts("D8r")
-    sysfs |= {path: "9" for path in sysfs if "/cpu0/" in path or "/cpu8/" in path if path.endswith("core_id")}
-    with pytest.raises(BadInput, match="one of 0:9, 1:9"):
-        core_list_option.parse_cores("9", topology.parse(sysfs))

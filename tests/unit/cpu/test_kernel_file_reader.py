@@ -15,7 +15,7 @@ from nodewise.errors import BadInput
 FOLDER: Final = Path(nodewise.cpu.__file__).parent
 OTHER_FILES: Final = {
     "cluster/pod_progress.py": "messages of pods",
-    "install/bundle.py": "what PyInstaller prints",
+    "install/frozen_program.py": "what PyInstaller prints",
     "node/nfd_feature_file.py": "a file that nodewise wrote",
     "workload/service_account_client.py": "the token and namespace of the service account",
 }

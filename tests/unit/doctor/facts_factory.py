@@ -9,19 +9,24 @@ from nodewise.doctor.facts import (
     AdmissionPolicy,
     Descheduler,
     EntryCertificates,
-    ExtenderWorkload,
     Facts,
     KubeletConfiguration,
-    MetricCoverage,
-    MetricsApiStatus,
-    PodInfo,
-    PolicyEvaluation,
+    LeaderLease,
+    NodewiseWorkload,
     ProbedServer,
     SchedulerInfo,
     Service,
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.doctor.parsing.workloads import Container, Workload
+from nodewise.doctor.policy_facts import (
+    MetricCoverage,
+    MetricsApiStatus,
+    PodAdmission,
+    PodAdmissionPolicy,
+    PodInfo,
+    PolicyEvaluation,
+)
 from nodewise.serve.certificate_issuer import CertificateIssuer, SignedCertificate
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -70,11 +75,23 @@ STATIC = Workload(
     node="a",
     ready=1,
 )
-EXTENDER = ExtenderWorkload(
+EXTENDER = NodewiseWorkload(
     Workload(
         "Deployment/nodewise/nodewise", "nodewise", (NODEWISE,), account="nodewise", replicas=2, ready=2
     ),
     {"agents": "telemetry,gpu", "client_name": CLIENT},
+)
+CONTROLLER = NodewiseWorkload(
+    Workload(
+        "Deployment/nodewise/nodewise-controller",
+        "nodewise",
+        (Container("controller", "nodewise:1", ("nodewise", "controller", "--native-mode")),),
+        account="nodewise",
+        replicas=2,
+        ready=2,
+    ),
+    {"native_mode": "true"},
+    is_controller=True,
 )
 POLICY = PolicyEvaluation(
     "web", "pol", ("dontschedule", "scheduleonmetric", "deschedule"), ("heat",), rejected_nodes=1
@@ -118,6 +135,37 @@ def scheduler(configuration: Any = CONFIGURATION, workload: Workload | None = ST
     )
 
 
+LEASE = LeaderLease("Lease/nodewise/nodewise-controller", "controller-0", NOW, 15)
+COOL = PolicyEvaluation(
+    "web",
+    "cool",
+    ("avoid",),
+    ("heat",),
+    rejected_nodes=1,
+    kind="PlacementPolicy",
+    age_s=60.0,
+    node_label="key",
+)
+EXTENDER_POLICY = "MutatingAdmissionPolicy/nodewise-extender-pods"
+NATIVE_POLICY = "MutatingAdmissionPolicy/nodewise-native"
+NATIVE = Facts(
+    NOW,
+    controllers=(CONTROLLER,),
+    pods=(PodInfo("shop", "web", node="a", selected_by=(COOL.where,), verdict_keys=frozenset({"key"})),),
+    policies=(COOL,),
+    node_count=20,
+    nodes_with_verdicts=3,
+    metrics={"heat": MetricCoverage(20)},
+    cluster_ca=certificates.parse_pem(CLUSTER_CA.cert),
+    admission_policies=ADMISSION,
+    pod_admission=PodAdmission(
+        is_served=True, policies=(PodAdmissionPolicy(NATIVE_POLICY, NATIVE_POLICY, True),)
+    ),
+    leases=(LEASE,),
+    namespaces=("nodewise", "kube-system"),
+)
+"""A sound installation of native mode on a control plane that cannot be seen."""
+
 SOUND = Facts(
     NOW,
     schedulers=(scheduler(),),
@@ -131,6 +179,9 @@ SOUND = Facts(
     kubelets=(KubeletConfiguration("c", "none", "none"),),
     cluster_ca=certificates.parse_pem(CLUSTER_CA.cert),
     admission_policies=ADMISSION,
+    pod_admission=PodAdmission(
+        is_served=True, policies=(PodAdmissionPolicy(EXTENDER_POLICY, EXTENDER_POLICY, is_current=True),)
+    ),
     namespaces=("nodewise", "kube-system"),
 )
 

@@ -10,19 +10,18 @@ from nodewise.doctor.facts import (
     AccessRight,
     AdmissionPolicy,
     Descheduler,
-    ExtenderWorkload,
     Facts,
     GpuNodeInfo,
     KubeletConfiguration,
-    MetricCoverage,
-    MetricsApiStatus,
     MissingRights,
+    NodewiseWorkload,
     ReplicaMetrics,
     SchedulerInfo,
     UnavailableFact,
 )
 from nodewise.doctor.findings import CATALOGUE
 from nodewise.doctor.parsing import certificates
+from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, PodAdmission, PodAdmissionPolicy
 from nodewise.serve.certificate_issuer import CertificateIssuer
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
@@ -32,10 +31,15 @@ from tests.unit.doctor.facts_factory import (
     CLIENT,
     CLUSTER_CA,
     CONFIGURATION,
+    CONTROLLER,
+    COOL,
     ENTRY,
     EXTENDER,
     HOST,
     KUBE_SCHEDULER,
+    LEASE,
+    NATIVE,
+    NATIVE_POLICY,
     NODEWISE,
     NOW,
     OWN,
@@ -66,7 +70,9 @@ STRANGE = certificates.parse_pem(STRANGER.server([HOST], "nodewise").cert)
 OTHER_HOST = certificates.parse_pem(AUTHORITY.server(["other.example"], "other").cert)
 OVER = certificates.parse_pem(LONG_AGO.server([HOST], "nodewise").cert)
 CA_CERT = certificates.parse_pem(AUTHORITY.cert)
-DIFFER = "2 values of one node differ: set aggregate: max or give the source one value"
+DIFFER = "the custom metrics API: 2 values of one node differ"
+AGGREGATE = "set aggregate: max or give the source one value"
+UNAVAILABLE = f"no node has a value of heat: {DIFFER}; remedy: {AGGREGATE}. Rules of avoid reject every node"
 METRICS = ReplicaMetrics("Pod/nodewise/nodewise-1", calls=5, uptime_s=3600.0)
 PLAIN = {key: value for key, value in ENTRY.items() if key not in ("enableHTTPS", "tlsConfig")}
 TRIMARAN = {"score": {"enabled": [{"name": "TargetLoadPacking"}]}}
@@ -89,7 +95,6 @@ def with_rejected_nodes(rejected: int | None, nodes: int = 5000, **changed: Any)
     return policy(rejected_nodes=rejected, **changed)._replace(node_count=nodes)
 
 
-COOL = POLICY._replace(name="cool", kind="PlacementPolicy", strategies=("avoid",), age_s=60.0)
 BY_SELECTOR = POD._replace(policy="", selected_by=("PlacementPolicy/web/cool",), age_s=30.0)
 
 
@@ -140,6 +145,37 @@ def with_admission_policies(*admission: AdmissionPolicy, **settings: str) -> Fac
     return SOUND._replace(admission_policies=admission, extenders=(configured,))
 
 
+def native(**changed: Any) -> Facts:
+    """Facts of native mode with other values."""
+    return NATIVE._replace(**changed)
+
+
+def native_pod(**changed: Any) -> Facts:
+    """Facts of native mode with a pod whose node affinity does not name its policy."""
+    return native(pods=(NATIVE.pods[0]._replace(verdict_keys=frozenset(), **changed),))
+
+
+def pod_admission(*, is_served: bool = True, is_current: bool | None = None) -> PodAdmission:
+    """An API server with the policy of native mode, or without it."""
+    policies = () if is_current is None else (PodAdmissionPolicy(NATIVE_POLICY, NATIVE_POLICY, is_current),)
+    return PodAdmission(is_served, policies)
+
+
+def not_sent(**changed: Any) -> Facts:
+    """Facts with a PlacementPolicy, and no admission policy that has its pods sent to the extender."""
+    return SOUND._replace(policies=(POLICY, COOL._replace(**changed)), pod_admission=pod_admission())
+
+
+def with_lease(**changed: Any) -> Facts:
+    return native(leases=(LEASE._replace(**changed),))
+
+
+def with_controller(*, ready: int = 2, **settings: str) -> Facts:
+    """Facts with a controller that has only these settings."""
+    workload = CONTROLLER.workload._replace(ready=ready)
+    return native(controllers=(CONTROLLER._replace(workload=workload, settings=settings),))
+
+
 NODES_LIMITED, PODS_LIMITED, TRUST_LIMITED = ADMISSION
 OTHER_ACCOUNT = NODES_LIMITED._replace(conditions=(ACCOUNT[0].replace(":nodewise'", ":nodewise-annotator'"),))
 SHARED = EXTENDER._replace(workload=EXTENDER.workload._replace(containers=(NODEWISE, KUBE_SCHEDULER)))
@@ -162,6 +198,56 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("an account that kube-scheduler shares", with_admission_policies()._replace(extenders=(SHARED,)), set()),
     ("policies that may not be listed", SOUND._replace(admission_policies=FORBIDDEN), {"not-looked-at"}),
     ("a sound set-up", SOUND, set()),
+    ("native mode", NATIVE, set()),
+    ("a controller without native mode", with_controller(), {"labels-frozen", "policy-without-effect"}),
+    ("a controller that is not ready", with_controller(ready=0, native_mode="true"), {"replicas-not-ready"}),
+    ("no replica leads", native(leases=()), {"labels-frozen"}),
+    ("a Lease without a holder", with_lease(holder=""), {"labels-frozen"}),
+    ("a Lease that has expired", with_lease(renewed=NOW - timedelta(seconds=31)), {"labels-frozen"}),
+    ("a Lease that is renewed late", with_lease(renewed=NOW - timedelta(seconds=29)), set()),
+    ("a leader that evaluates", with_lease(evaluated=NOW - timedelta(seconds=299)), set()),
+    (
+        "a leader that does not evaluate",
+        with_lease(evaluated=NOW - timedelta(seconds=301)),
+        {"labels-frozen"},
+    ),
+    (
+        "a policy that only prefers",
+        native_pod()._replace(policies=(COOL._replace(only_prefers=True),)),
+        {"policy-without-effect"},
+    ),
+    (
+        "labels that nothing updates",
+        policy(strategies=("dontschedule",))._replace(deschedulers=(), nodes_with_verdicts=3),
+        {"labels-frozen"},
+    ),
+    ("a pod without a requirement", native_pod(), {"policy-without-effect"}),
+    (
+        "a pod of a policy without a label",
+        native_pod()._replace(policies=(COOL._replace(node_label=""),)),
+        set(),
+    ),
+    ("native mode without its policies", native(pod_admission=pod_admission()), {"pod-admission-missing"}),
+    (
+        "policies of another version",
+        native(pod_admission=pod_admission(is_current=False)),
+        {"pod-admission-missing"},
+    ),
+    ("an older API server", native(pod_admission=pod_admission(is_served=False)), {"pod-admission-missing"}),
+    ("no policies", native(pod_admission=pod_admission(), policies=(), pods=()), set()),
+    ("native mode without limits", native(admission_policies=(NODES_LIMITED, TRUST_LIMITED)), NOT_LIMITED),
+    ("selected pods that are not sent", not_sent(), {"pod-admission-missing"}),
+    ("a policy without rules", not_sent(strategies=()), set()),
+    (
+        "selected pods with a request",
+        not_sent()._replace(pods=(POD, POD._replace(policy="", selected_by=(COOL.where,)))),
+        set(),
+    ),
+    (
+        "policies that reject every node",
+        policy(all_rejected="no node is left for the selected pods: the policy rejects every node"),
+        {"all-nodes-rejected"},
+    ),
     ("no schedulers and no calls", SOUND._replace(schedulers=()), {"not-looked-at"}),
     ("no schedulers, but calls come", with_replica_metrics()._replace(schedulers=()), {"not-looked-at"}),
     (
@@ -311,7 +397,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     (
         "replicas count none, and the status says why",
-        policy(unavailable_metrics=DIFFER)._replace(
+        policy(unavailable_metrics=UNAVAILABLE)._replace(
             replica_metrics=with_replica_metrics(metric_nodes={"heat": 0}).replica_metrics
         ),
         {"metric-missing"},
@@ -403,12 +489,12 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("nothing to deschedule", policy(strategies=("dontschedule",))._replace(deschedulers=()), set()),
     (
         "evictions in native mode",
-        SOUND._replace(nodes_with_verdicts=3),
+        NATIVE._replace(deschedulers=SOUND.deschedulers),
         {"native-mode-evictions"},
     ),
     (
         "another plugin in native mode",
-        policy(strategies=("dontschedule",))._replace(nodes_with_verdicts=3, deschedulers=(OTHER_PLUGIN,)),
+        NATIVE._replace(deschedulers=(OTHER_PLUGIN,)),
         set(),
     ),
     (
@@ -463,17 +549,65 @@ def test_the_remedy_for_a_selected_pod_without_a_request_depends_on_its_age(
     assert finding.found.startswith("is selected by PlacementPolicy/web/cool, and does not request ")
 
 
+def test_policies_that_reject_every_node_together_are_one_finding() -> None:
+    message = "no node is left: together, placement policy web/cool, TASPolicy web/pol reject every node"
+    alone = COOL._replace(name="alone", all_rejected="no node is left: the policy rejects every node")
+    policies = (POLICY._replace(all_rejected=message), COOL._replace(all_rejected=message), alone)
+    report = check_runner.examine(native(policies=policies))
+    findings = [finding for finding in report.findings if finding.id == "all-nodes-rejected"]
+    assert [finding.object for finding in findings] == [
+        "PlacementPolicy/web/alone",
+        "TASPolicy/web/pol, PlacementPolicy/web/cool",
+    ]
+    assert "together, placement policy web/cool" in findings[1].found
+
+
+@pytest.mark.parametrize(
+    ("age_s", "remedy"), [(90.0, "the policy is newer"), (30.0, "native mode selects pods when")]
+)
+def test_the_remedy_for_a_pod_without_a_requirement_depends_on_its_age(age_s: float, remedy: str) -> None:
+    finding = check_runner.examine(native_pod(age_s=age_s)).findings[0]
+    assert (finding.object, finding.remedy.startswith(remedy)) == ("Pod/web/shop", True)
+
+
+@pytest.mark.parametrize(
+    ("admission", "severity", "remedy"),
+    [
+        (pod_admission(), "error", "kubectl apply -f deploy/native.yaml"),
+        (pod_admission(is_current=False), "warning", "of this version"),
+        (pod_admission(is_served=False), "error", "Kubernetes 1.36"),
+    ],
+)
+def test_the_remedy_for_pods_that_are_not_changed(
+    admission: PodAdmission, severity: str, remedy: str
+) -> None:
+    finding = check_runner.examine(native(pod_admission=admission)).findings[0]
+    assert (finding.severity, remedy in finding.remedy) == (severity, True)
+
+
 def test_policies_are_counted_by_kind() -> None:
     assert "1 PlacementPolicy" in check_runner.examine(selected_pod()).examined
     assert "1 TASPolicy" in check_runner.examine(selected_pod()).examined
     assert "0 policies" in check_runner.examine(SOUND._replace(policies=())).examined
 
 
-def test_the_remedy_for_values_that_differ_is_an_aggregation() -> None:
-    report = check_runner.examine(SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER)}))
+BY_STATUS = policy(unavailable_metrics=UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER, AGGREGATE)}),
+        BY_STATUS._replace(replica_metrics=with_replica_metrics(metric_nodes={"heat": 0}).replica_metrics),
+        policy(unavailable_metrics=UNAVAILABLE, metrics=())._replace(metrics={}),
+    ],
+    ids=["read by doctor", "counted by replicas", "in the status"],
+)
+def test_the_remedy_fits_the_cause(facts: Facts) -> None:
+    report = check_runner.examine(facts)
     (finding,) = (finding for finding in report.findings if finding.id == "metric-missing")
     assert DIFFER in finding.found
-    assert finding.remedy.startswith("set aggregate in the rule")
+    assert finding.remedy == AGGREGATE
 
 
 def test_every_finding_has_a_case() -> None:
@@ -534,7 +668,7 @@ def test_of_very_many_only_some_are_told() -> None:
 def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler", "bindVerb": ""}
-    clusterless = ExtenderWorkload(beside, {"agents": "safe", "no_cluster": "true"})
+    clusterless = NodewiseWorkload(beside, {"agents": "safe", "no_cluster": "true"})
     for names, expected in ((True, {"names-not-used"}), (False, set())):
         local = scheduler({**CONFIGURATION, "extenders": [{**fields, "nodeCacheCapable": names}]}, beside)
         facts = SOUND._replace(
@@ -572,7 +706,7 @@ def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
     }
     profiles = [{"schedulerName": "mine"}]
     mine = scheduler({**CONFIGURATION, "profiles": profiles, "extenders": [fields]}, beside)
-    clusterless = ExtenderWorkload(beside, {"agents": "safe", "no_cluster": "true"})
+    clusterless = NodewiseWorkload(beside, {"agents": "safe", "no_cluster": "true"})
     facts = SOUND._replace(
         schedulers=(scheduler(), mine._replace(services={})), extenders=(*SOUND.extenders, clusterless)
     )

@@ -16,16 +16,17 @@ from nodewise import errors
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table
 from nodewise.clock import SystemClock
 from nodewise.doctor import check_runner
-from nodewise.doctor.collectors import COLLECTORS, collect_facts, policy_objects, telemetry_policies
+from nodewise.doctor.collectors import COLLECTORS, collect_facts, policy_evaluation, policy_objects
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
-from nodewise.doctor.collectors.extender_workloads import read_metrics
+from nodewise.doctor.collectors.nodewise_workloads import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
-from nodewise.doctor.facts import ExtenderWorkload, Facts, PolicyEvaluation, UnavailableFact
+from nodewise.doctor.facts import Facts, NodewiseWorkload, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
+from nodewise.doctor.policy_facts import PolicyEvaluation
 from nodewise.errors import BadSettings, Problem, Refused
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.resource_kinds import NODES
@@ -204,7 +205,7 @@ def test_a_volume_whose_name_is_a_path_is_not_looked_up(name: str) -> None:
 def test_a_port_that_is_a_path_is_not_asked_by_the_proxy() -> None:
     api: Any = ScriptedApi({})
     settings = {"health_address": "0.0.0.0", "health_port": "9002/../../../../nodes"}
-    extender = ExtenderWorkload(Workload("Deployment/nodewise/nodewise", "nodewise"), settings)
+    extender = NodewiseWorkload(Workload("Deployment/nodewise/nodewise", "nodewise"), settings)
     metrics = asyncio.run(read_metrics(reader(api), extender, ReplicaPod("p", "10.0.0.1", ())))
     assert isinstance(metrics, UnavailableFact)
     assert "expected a port number" in metrics.reason
@@ -477,8 +478,8 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     read = policy_objects.policy_objects({"taspolicies": {("", "p"): policy}})
     now = SystemClock().now()
     samples = {"a": Sample(90 * 10**9, now - age_s), "b": Sample(10 * 10**9, now)}
-    extender = ExtenderWorkload(Workload("Deployment/nodewise/nodewise"), settings)
-    (slot,) = telemetry_policies.evaluate_policies(
+    extender = NodewiseWorkload(Workload("Deployment/nodewise/nodewise"), settings)
+    (slot,) = policy_evaluation.evaluate_policies(
         read, {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
     ).values()
     assert slot.verdict is not None

@@ -8,7 +8,7 @@ import yaml
 
 from nodewise.doctor.checks.telemetry_policies import feasible_nodes_to_find
 from nodewise.doctor.collectors.deschedulers import parse_descheduler_policy
-from nodewise.doctor.collectors.extender_workloads import parse_metrics
+from nodewise.doctor.collectors.nodewise_workloads import parse_metrics
 from nodewise.doctor.collectors.rights_and_admission_policies import (
     enforced_admission_policies,
     needed_rights,

@@ -13,10 +13,11 @@ from click.testing import CliRunner
 from nodewise.cli.configure import command as configure
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import tls_probe
-from nodewise.doctor.facts import ProbedServer
+from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
+from nodewise.doctor.facts import AccessRight, ProbedServer
 from nodewise.doctor.findings import Finding
 from nodewise.serve.certificate_issuer import CertificateIssuer
-from tests.unit.doctor.facts_factory import CLIENT, HOST, YEAR
+from tests.unit.doctor.facts_factory import CLIENT, CONTROLLER, HOST, YEAR
 from tests.unit.doctor.test_collectors import facts
 
 AUTHORITY = CertificateIssuer("nodewise-ca", datetime.now(UTC), YEAR)
@@ -29,6 +30,11 @@ COLLECTIONS = {
     "DaemonSet": "apps/v1/daemonsets",
     "ValidatingAdmissionPolicy": "admissionregistration.k8s.io/v1/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": "admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "MutatingAdmissionPolicy": "admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
+    "MutatingAdmissionPolicyBinding": "admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings",
+    "PlacementPolicy": "nodewise.io/v1alpha1/placementpolicies",
+    "ClusterPlacementPolicy": "nodewise.io/v1alpha1/clusterplacementpolicies",
+    "TASPolicy": "telemetry.intel.com/v1alpha1/taspolicies",
 }
 OBJECTS = {"ConfigMap": "configmaps", "Service": "services"}
 
@@ -110,6 +116,101 @@ def test_rendered_set_ups(
     file = tmp_path / "scheduler.yaml"
     file.write_text(run_configure("render-scheduler", f"--agents={agents}", *entries, *certificate_flags))
     assert find_problems(text, str(file)) == []
+
+
+NATIVE_POLICIES = """
+{apiVersion: nodewise.io/v1alpha1, kind: PlacementPolicy, metadata: {name: cool, namespace: web, uid: a},
+ spec: {podSelector: {}, avoid: [{metric: heat, above: 80}]}}
+---
+{apiVersion: nodewise.io/v1alpha1, kind: ClusterPlacementPolicy, metadata: {name: wide, uid: b},
+ spec: {namespaceSelector: {}, podSelector: {}, avoid: [{metric: heat, above: 80}]}}
+---
+{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy, metadata: {name: old, namespace: web, uid: c},
+ spec: {strategies: {dontschedule: {rules: [{metricname: heat, operator: GreaterThan, target: 80}]}}}}
+"""
+
+
+def native_installation() -> dict[str, Any]:
+    """The objects of docs/native.md with a controller that leads."""
+    files = ("rbac.yaml", "trust.yaml", "controller.yaml", "native.yaml")
+    objects = parse_manifest(
+        "---\n".join([*((DEPLOY / file).read_text() for file in files), NATIVE_POLICIES])
+    )
+    spec = {"holderIdentity": "a", "renewTime": "2999-01-01T00:00:00.000000Z", "leaseDurationSeconds": 15}
+    objects["/apis/coordination.k8s.io/v1/namespaces/nodewise/leases/nodewise-controller"] = {"spec": spec}
+    values = [{"describedObject": {"name": "a"}, "metricName": "heat", "value": "20"}]
+    objects["/api/v1/nodes"] = [{"metadata": {"name": "a"}}]
+    objects["/apis/custom.metrics.k8s.io"] = {"preferredVersion": {"version": "v1beta1"}, "versions": []}
+    objects["/apis/custom.metrics.k8s.io/v1beta1/nodes/*/heat"] = {"items": values}
+    services = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.custom.metrics.k8s.io"
+    objects[services] = {"status": {"conditions": [{"type": "Available", "status": "True"}]}}
+    resources = [{"name": "mutatingadmissionpolicies"}]
+    objects["/apis/admissionregistration.k8s.io/v1"] = {"kind": "APIResourceList", "resources": resources}
+    groups = ("admissionregistration.k8s.io/v1", "nodewise.io/v1alpha1", "telemetry.intel.com/v1alpha1")
+    listed = [{"versions": [{"groupVersion": group}]} for group in groups]
+    objects["/apis"] = {"kind": "APIGroupList", "groups": listed}
+    return objects
+
+
+def native_problems(objects: dict[str, Any]) -> list[tuple[str, str, str]]:
+    report = check_runner.examine(facts(objects))
+    return [(item.id, item.object, item.severity) for item in report.findings if item.severity != "note"]
+
+
+def test_native_mode() -> None:
+    assert native_problems(native_installation()) == []
+
+
+@pytest.mark.parametrize("name", ["nodewise-native", "nodewise-native-cluster", "nodewise-native-named"])
+def test_a_missing_binding_of_native_mode(name: str) -> None:
+    objects = native_installation()
+    bindings = objects["/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings"]
+    bindings[:] = [binding for binding in bindings if binding["spec"]["policyName"] != name]
+    assert native_problems(objects) == [("pod-admission-missing", f"MutatingAdmissionPolicy/{name}", "error")]
+
+
+def test_native_mode_under_another_name_and_of_another_version() -> None:
+    objects = native_installation()
+    for kind in ("policies", "policybindings"):
+        for item in objects[f"/apis/admissionregistration.k8s.io/v1/mutatingadmission{kind}"]:
+            item["metadata"]["name"] = item["metadata"]["name"].replace("nodewise", "sun")
+            if "policyName" in item["spec"]:
+                item["spec"]["policyName"] = item["spec"]["policyName"].replace("nodewise", "sun")
+    assert native_problems(objects) == []
+    old = objects["/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies"][0]
+    old["spec"]["variables"][0]["expression"] = "false"
+    assert native_problems(objects) == [
+        ("pod-admission-missing", "MutatingAdmissionPolicy/sun-native", "warning")
+    ]
+
+
+def test_the_rights_of_the_controller_are_those_of_its_manifest() -> None:
+    """What the account of rbac.yaml may do beside is the extender's."""
+    rights = {str(right) for right in needed_rights(CONTROLLER)}
+    rules = [
+        (rule, manifest["metadata"].get("namespace", ""))
+        for manifest in yaml.safe_load_all((DEPLOY / "controller.yaml").read_text())
+        if manifest["kind"] in {"ClusterRole", "Role"}
+        for rule in manifest["rules"]
+    ]
+    own = {
+        str(AccessRight(verb, rule["apiGroups"][0], resource, namespace, name))
+        for rule, namespace in rules
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+    }
+    assert own <= rights
+    assert not any("nodewise-extender" in right for right in rights)
+
+
+def test_native_mode_needs_its_limits() -> None:
+    objects = native_installation()
+    bindings = objects["/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"]
+    bindings[:] = [binding for binding in bindings if binding["spec"]["policyName"] != "nodewise-pods"]
+    assert native_problems(objects) == [
+        ("admission-policy-missing", "ServiceAccount/nodewise/nodewise", "warning")
+    ]
 
 
 def test_a_scheduler_of_ones_own() -> None:

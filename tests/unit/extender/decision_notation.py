@@ -73,17 +73,22 @@ def breaks_group(rules: Sequence[Evidence]) -> Any:
 
 
 def policies_verdict(
-    *policies: tuple[str, Sequence[Evidence]], not_enforced: Mapping[str, str] = {}
+    *policies: tuple[str, Sequence[Evidence]],
+    not_enforced: Mapping[str, str] = {},
+    observing: Mapping[str, Sequence[bool]] = {},
 ) -> Verdict:
     """A verdict of several policies with their rules. The reason names the first policy that rejects the node.
 
-    `not_enforced`: by policy, why it has no effect.
+    `not_enforced`: by policy, why it has no effect. `observing`: by policy, what it would reject.
     """
     evidence_ = tuple(replace(rule, policy=name) for name, rules in policies for rule in rules)
     parts = [PolicyRejections(name, breaks_group(rules), "any") for name, rules in policies]
     codes = np.select([part.rejected for part in parts], range(1, len(parts) + 1), 0)
     nothing = np.zeros(len(codes), bool)
     parts += [PolicyRejections(name, nothing, "any", why) for name, why in not_enforced.items()]
+    parts += [
+        PolicyRejections(name, nothing, would_reject=np.array(mask)) for name, mask in observing.items()
+    ]
     reasons = tuple(StaticReason(f"{name} rejects it") for name, _ in policies)
     return Verdict(codes.astype(np.int16), reasons, evidence_, "any", policies=tuple(parts))
 

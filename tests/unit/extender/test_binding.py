@@ -68,7 +68,7 @@ def after(
 
 
 class TestWell:
-    def test_the_entry_stands_in_the_ledger_before_the_pod_is_bound(self) -> None:
+    def test_the_reservation_is_written_before_the_pod_is_bound(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             seen = pod(api, "p")["metadata"]["resourceVersion"]
             assert await replica.bind(pod(api, "p")) == BindOutcome("bound", description="a")
@@ -84,14 +84,14 @@ class TestWell:
 
         play(test)
 
-    def test_the_ledger_stays_when_its_node_is_made_anew(self) -> None:
+    def test_the_allocation_record_remains_when_its_node_is_recreated(self) -> None:
         """A Node may be deleted and register again while its pods keep running."""
         api = play(after(lambda api, replica: replica.bind(pod(api, "p"))))
         meta = api.objects(LEASES)[OURS, "t-n1"]["metadata"]
         assert "ownerReferences" not in meta
         assert meta["labels"] == {"nodewise.io/ledger": "t"}
 
-    def test_a_pod_that_asks_for_no_card_is_bound_by_one_write(self) -> None:
+    def test_a_pod_without_gpus_is_bound_by_one_write(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             assert await replica.bind(put_pod(api, "plain")) == BindOutcome("bound")
             assert api.writes() == ["bind"]
@@ -99,7 +99,7 @@ class TestWell:
 
         play(test)
 
-    def test_a_pod_that_we_have_not_heard_of_is_read(self) -> None:
+    def test_a_pod_that_is_not_in_the_store_is_read(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             api._wake_watchers = lambda: None  # type: ignore[method-assign]
             assert (await replica.bind(put_pod(api, "new"))).result == "bound"
@@ -115,7 +115,7 @@ class TestWell:
 
         play(test, keep=lambda pod: replace(pod, metadata=replace(pod.metadata, oversized_bytes=9000)))
 
-    def test_the_next_filter_call_sees_the_card_taken_before_anything_is_written(self) -> None:
+    def test_the_next_filter_request_respects_the_gpu_before_it_is_written(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             task = asyncio.create_task(replica.bind(pod(api, "p")))
             for _ in range(10):  # this is shorter than any call
@@ -156,7 +156,7 @@ class TestAgain:
 
         play(test)
 
-    def test_a_call_to_another_replica_meanwhile_gets_the_same_card(self) -> None:
+    def test_a_concurrent_bind_of_another_replica_gets_the_same_gpu(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             async with start_replica(api) as other:
                 outcomes = await asyncio.gather(replica.bind(pod(api, "p")), other.bind(pod(api, "p")))
@@ -213,7 +213,7 @@ class TestWrong:
 
         play(test)
 
-    def test_what_the_agent_refuses_is_told_and_nothing_is_written(self) -> None:
+    def test_a_refusal_of_the_agent_is_reported_and_nothing_is_written(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             for name in ("a", "b", "c"):
                 await replica.bind(put_pod(api, name))
@@ -224,7 +224,7 @@ class TestWrong:
 
         play(test)
 
-    def test_a_binding_that_is_refused_leaves_no_entry(self) -> None:
+    def test_a_refused_binding_leaves_no_reservation(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             api.before = lambda verb, path: raising(FORBIDDEN)() if path.endswith("/binding") else None
             assert await replica.bind(pod(api, "p")) == BindOutcome("failed", "pods/binding is forbidden")
@@ -239,7 +239,7 @@ class TestWrong:
 
 
 class TestChanged:
-    def test_a_pod_that_somebody_changes_is_bound_as_it_is_then(self) -> None:
+    def test_a_pod_that_changes_is_bound_in_its_new_state(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             def touch() -> None:
                 api.put(
@@ -255,7 +255,7 @@ class TestChanged:
 
         play(test)
 
-    def test_a_ledger_that_another_replica_wrote_is_planned_upon(self) -> None:
+    def test_a_plan_respects_the_record_that_another_replica_wrote(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             async with start_replica(api) as other:
                 outcomes = await asyncio.gather(replica.bind(pod(api, "p")), other.bind(put_pod(api, "q")))
@@ -264,7 +264,7 @@ class TestChanged:
 
         play(test)
 
-    def test_a_defect_in_planning_again_is_told_at_once(self) -> None:
+    def test_an_exception_in_the_second_plan_is_reported_at_once(self) -> None:
         class Defect(OneDeviceAgent):
             plans = 0
 
@@ -289,7 +289,7 @@ class TestChanged:
 
         virtual_time.run(main())
 
-    def test_who_loses_the_last_card_is_refused(self) -> None:
+    def test_the_pod_that_loses_the_last_gpu_is_refused(self) -> None:
         async def main() -> None:
             api = LossyApi()
             api.put(NODES, {"metadata": {"name": "n1"}})
@@ -304,7 +304,7 @@ class TestChanged:
 
         virtual_time.run(main())
 
-    def test_a_ledger_that_was_deleted_is_made_anew(self) -> None:
+    def test_a_deleted_allocation_record_is_created_again(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             await replica.bind(put_pod(api, "q"))
             api.before = once("replace", "leases", lambda: api.remove(LEASES, "t-n1", OURS))
@@ -322,7 +322,7 @@ class TestChanged:
         virtual_time.run(main())
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"u":1}', "null", '{"u":{"seen":1}}'])
-    def test_a_ledger_that_nobody_can_read_does_not_stop_anybody(self, text: str) -> None:
+    def test_an_unreadable_allocation_record_stops_no_bind(self, text: str) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             meta = {"name": "t-n1", "namespace": OURS, "labels": {"nodewise.io/ledger": "t"}}
             api.put(LEASES, {"metadata": meta | {"annotations": {"other": text}}})
@@ -347,7 +347,7 @@ class TestLost:
 
         play(test)
 
-    def test_bindings_that_never_come_through_end_in_time_and_leave_no_entry(self) -> None:
+    def test_bindings_without_a_response_end_in_time_and_leave_no_reservation(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             api.before = lambda verb, path: raising(lost_call())() if path.endswith("/binding") else None
             began_s = asyncio.get_running_loop().time()
@@ -360,7 +360,7 @@ class TestLost:
 
         play(test)
 
-    def test_a_binding_that_comes_late_after_all_finds_the_pod_changed(self) -> None:
+    def test_a_late_binding_conflicts_with_the_changed_pod(self) -> None:
         """The reservation is removed only after that. Otherwise another pod could already have the device."""
 
         async def test(api: LossyApi, replica: Replica) -> None:
@@ -382,7 +382,7 @@ class TestLost:
 
         play(test)
 
-    def test_one_that_comes_late_while_we_look_keeps_its_entry(self) -> None:
+    def test_a_binding_that_arrives_during_the_check_keeps_its_reservation(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             late: list[Any] = []
             real = api._bind_pod
@@ -404,7 +404,7 @@ class TestLost:
 
         play(test)
 
-    def test_a_server_that_answers_nothing_is_told_in_time(self) -> None:
+    def test_a_server_without_a_response_is_reported_in_time(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             api.before = lambda verb, path: raising(lost_call())()
             outcome = await replica.bind(pod(api, "p"))
@@ -435,7 +435,7 @@ class TestLost:
 
         play(test)
 
-    def test_an_entry_that_is_written_while_nobody_waits_for_it_any_more_counts(self) -> None:
+    def test_a_reservation_that_is_written_after_its_request_ended_counts(self) -> None:
         """The write succeeds after the bind ended with an error. The next bind of the pod uses the reservation."""
 
         async def test(api: LossyApi, replica: Replica) -> None:
@@ -456,7 +456,7 @@ class TestLost:
         play(test)
 
     @pytest.mark.parametrize("seed", range(8))
-    def test_what_waits_is_shown_however_many_nodes_are_bound_to_meanwhile(self, seed: int) -> None:
+    def test_plans_in_progress_are_in_every_snapshot(self, seed: int) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             others = [(put_pod(api, "q"), "n2"), (put_pod(api, "r"), "n1")]
             await asyncio.sleep(0.1)
@@ -495,7 +495,7 @@ class TestLost:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("part", ["leases", "/binding"])
-def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, moment: str) -> None:
+def test_another_replica_binds_the_pod_of_a_killed_one(part: str, moment: str) -> None:
     async def main() -> None:
         api = LossyApi()
         api.put(NODES, {"metadata": {"name": "n1"}})
@@ -532,7 +532,7 @@ def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, mom
 
 
 class TestMany:
-    def test_many_binds_to_one_node_are_few_writes_of_its_ledger(self) -> None:
+    def test_many_binds_to_one_node_are_few_writes_of_its_record(self) -> None:
         async def main() -> None:
             api = LossyApi()
             api.put(NODES, {"metadata": {"name": "n1"}})
@@ -547,7 +547,7 @@ class TestMany:
         virtual_time.run(main())
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_every_view_is_what_the_world_that_was_told_for_it_gives(self, seed: int) -> None:
+    def test_every_state_follows_from_the_objects_of_its_snapshot(self, seed: int) -> None:
         """This includes unwritten reservations, so that a replay gives the recorded responses."""
         cluster_states: dict[int, ClusterState] = {}
         seen: list[int] = []
@@ -577,7 +577,7 @@ class TestMany:
         play(test, seed=seed)
 
     @pytest.mark.parametrize("seed", range(20))
-    def test_two_replicas_with_bad_luck_never_give_a_card_twice(self, seed: int) -> None:
+    def test_two_replicas_with_faults_never_allocate_a_gpu_twice(self, seed: int) -> None:
         """Calls are lost, and pods are changed and deleted; every reported success is a bound pod."""
 
         async def main() -> None:
@@ -616,7 +616,7 @@ class TestMany:
         virtual_time.run(main())
 
 
-def test_errors_are_told_in_the_servers_words() -> None:
+def test_errors_contain_the_message_of_the_server() -> None:
     async def test(api: LossyApi, replica: Replica) -> None:
         error = NodewiseError("x", [Problem("", "the server's words", "")])
         api.before = once("create", "leases", raising(error))
@@ -628,7 +628,7 @@ def test_errors_are_told_in_the_servers_words() -> None:
 class TestWhatAnotherProcessLeft:
     """The leader cleans up after a process that ended (`controllers.ReservationCleaner`)."""
 
-    def test_a_pod_that_waits_is_changed_before_its_entry_goes(self) -> None:
+    def test_a_waiting_pod_is_changed_before_its_reservation_is_removed(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             late = pod(api, "p")
@@ -643,7 +643,7 @@ class TestWhatAnotherProcessLeft:
 
         play(test)
 
-    def test_the_entry_of_a_pod_on_the_node_stays(self) -> None:
+    def test_the_reservation_of_a_bound_pod_remains(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             await replica.bind(pod(api, "p"))
             [(uid, reservation)] = reservations(api).items()
@@ -653,7 +653,7 @@ class TestWhatAnotherProcessLeft:
         play(test)
 
     @pytest.mark.parametrize("comes_again", [False, True])
-    def test_a_pod_that_is_gone_has_its_entry_taken_out(self, comes_again: bool) -> None:
+    def test_the_reservation_of_a_deleted_pod_is_removed(self, comes_again: bool) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             [(uid, reservation)] = reservations(api).items()
@@ -667,7 +667,7 @@ class TestWhatAnotherProcessLeft:
 
         play(test)
 
-    def test_an_entry_that_was_made_anew_meanwhile_stays(self) -> None:
+    def test_a_reservation_that_was_replaced_meanwhile_remains(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             [(uid, reservation)] = reservations(api).items()
@@ -676,7 +676,7 @@ class TestWhatAnotherProcessLeft:
 
         play(test)
 
-    def test_an_api_server_that_does_not_answer_is_told(self) -> None:
+    def test_an_api_server_without_a_response_is_reported(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             await stopped_before_its_binding(api)
             [(uid, reservation)] = reservations(api).items()
@@ -687,7 +687,7 @@ class TestWhatAnotherProcessLeft:
 
         play(test)
 
-    def test_what_does_not_count_any_more_goes_in_one_write(self) -> None:
+    def test_reservations_that_no_longer_count_are_removed_in_one_write(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             for name in ("x", "y"):
                 await replica.bind(put_pod(api, name))

@@ -70,6 +70,7 @@ POLICIES = decision_notation.of(
             ("placement policy d/cool", [decision_notation.evidence("heat", "81 70", "above 80", group=0)]),
             ("cluster placement policy wide", [decision_notation.evidence("dust", "1 2", "atLeast 2")]),
             not_enforced={"placement policy d/late": "51 policies, at most 50 are enforced"},
+            observing={"placement policy d/trial": [False, True]},
         ),
     )
 )

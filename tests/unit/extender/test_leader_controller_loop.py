@@ -48,12 +48,20 @@ def failing(error: Exception, until: int = 10**6) -> Callable[[int], None]:
     return behave
 
 
+def _snapshot(generation: int) -> Any:
+    """A snapshot whose time is a hundred times its generation."""
+    return SimpleNamespace(generation=generation, at=100.0 * generation)
+
+
 class LeaderProcess:
     def __init__(self, controllers: Sequence[Any]) -> None:
-        self.snapshot = SimpleNamespace(generation=1)
+        self.snapshot = _snapshot(1)
         self.leads = True
         self.defect: Exception | None = None
-        self.leading = LeaderLoop(controllers, self._see, lambda: self.leads, VirtualClock())
+        self.applied: list[float] = []
+        self.leading = LeaderLoop(
+            controllers, self._see, lambda: self.leads, VirtualClock(), self.applied.append
+        )
 
     def _see(self) -> Any:
         if self.defect:
@@ -76,7 +84,7 @@ class LeaderProcess:
 
     def publish(self) -> None:
         """Publish a new snapshot."""
-        self.snapshot = SimpleNamespace(generation=self.snapshot.generation + 1)
+        self.snapshot = _snapshot(self.snapshot.generation + 1)
         self.leading.notify()
 
     def elect(self, *, leads: bool) -> None:
@@ -106,6 +114,37 @@ def test_a_step_that_hangs_stops_no_other_and_is_reported_once(events: list[tupl
     assert good.generations == list(range(1, 21))
     assert (hanging.generations, hanging.most) == ([1], 1)
     assert [(event, fields["controller"]) for event, fields in events] == [("controller_slow", "Steps")]
+
+
+def test_the_time_of_the_newest_snapshot_that_all_controllers_have_applied_is_reported() -> None:
+    slow, good = Steps(lambda number: asyncio.sleep(1.5 * PERIOD_S)), Steps()
+    leader = LeaderProcess([slow, good])
+    virtual_time.run(leader.play(6))
+    assert (slow.generations, good.generations) == ([1, 2, 4, 6], [1, 2, 3, 4, 5, 6])
+    assert leader.applied[0] == 100.0
+    assert sorted(set(leader.applied)) == [100.0, 200.0, 400.0]
+
+
+def test_a_controller_that_fails_keeps_the_reported_time() -> None:
+    bad = Steps(lambda number: failing(Refused("no right"))(number) if number > 2 else None)
+    leader = LeaderProcess([bad, Steps()])
+    virtual_time.run(leader.play(6))
+    assert set(leader.applied) == {100.0, 200.0}
+
+
+def test_a_new_leader_reports_no_time_of_its_earlier_lead() -> None:
+    leader = LeaderProcess([Steps(), Steps(lambda number: asyncio.Event().wait() if number > 1 else None)])
+
+    async def main() -> None:
+        async with leader.running():
+            await asyncio.sleep(PERIOD_S)
+            assert set(leader.applied) == {100.0}
+            for leads in (False, True):
+                leader.elect(leads=leads)
+                await asyncio.sleep(PERIOD_S)
+
+    virtual_time.run(main())
+    assert set(leader.applied) == {100.0}
 
 
 def test_a_step_that_takes_several_periods_does_not_overlap_and_then_takes_the_newest_view() -> None:

@@ -430,6 +430,30 @@ def test_an_update_computes_the_key_of_a_pod_once(cluster: RequeueingCluster) ->
     assert virtual_time.run(main()) == [3, 0, 3]
 
 
+def test_keys_of_pods_are_computed_again_only_in_namespaces_whose_version_changed(
+    cluster: RequeueingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.put(*(pod(name, namespace, VICTIM) for namespace in ("shop", "hostile") for name in "abc"))
+    chain, versions = CountingChain([cluster.agent]), {"shop": object(), "hostile": object()}
+    monkeypatch.setattr(
+        cluster.agent, "namespace_equivalence_version", lambda _, namespace: versions[namespace]
+    )
+
+    async def main() -> list[int]:
+        counts = []
+        async with cluster.watching():
+            waiting = WaitingPods(cluster.pods.store, chain)
+            for _ in range(3):
+                chain.keys = 0
+                snapshot = msgspec.structs.replace(cluster.snapshot, agent_states={"demands": set[str]()})
+                cooperative_scheduling.run_without_pauses(waiting.update(snapshot))
+                counts.append(chain.keys)
+                versions["hostile"] = object()
+        return counts
+
+    assert virtual_time.run(main()) == [6, 3, 3]
+
+
 def test_pods_that_are_bound_or_deleted_or_have_another_demand_are_forgotten(
     cluster: RequeueingCluster,
 ) -> None:

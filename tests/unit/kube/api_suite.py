@@ -137,6 +137,20 @@ class ApiSuite:
             with pytest.raises(NotFound, match='"none" not found'):
                 await call
 
+    async def test_only_the_body_of_a_successful_response_waits(self, api: Api, space: str) -> None:
+        bodies: list[str] = []
+
+        async def before_body() -> None:
+            bodies.append("begins")
+
+        path = CONFIGMAPS.path(space, "a")
+        with pytest.raises(NotFound):
+            await api.get(path, before_body=before_body)
+        assert bodies == []
+        await api.create(CONFIGMAPS.path(space), item("a"))
+        await api.get(path, before_body=before_body)
+        assert bodies == ["begins"]
+
     async def test_a_kind_that_does_not_exist_is_not_found(self, api: Api) -> None:
         with pytest.raises(NotFound, match="could not find the requested resource"):
             await api.get("/api/v1/things")

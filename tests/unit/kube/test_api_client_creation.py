@@ -1,7 +1,9 @@
 """Connections from a kubeconfig: trust, authentication, and all kinds of errors."""
 
+import asyncio
 import base64
 import datetime as dt
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from structlog.testing import capture_logs
 from nodewise.clock import ManualClock
 from nodewise.errors import BadSettings, Refused
 from nodewise.kube import client_tls, credentials
-from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER, connect
 from nodewise.kube.credentials import BearerTokenFile
 from nodewise.kube.exec_credential_plugin import ExecPlugin
 from nodewise.kube.kubeconfig import KubeconfigContext
@@ -462,6 +464,33 @@ def test_an_api_knows_its_server_and_our_namespace(tmp_path: Path) -> None:
     assert (api.server, api.namespace) == ("https://host:6443", "ns")
     ours = KubeOptions(kubeconfig=options.kubeconfig, namespace="ours")
     assert connect(ours, MetricsRegistry()).namespace == "ours"
+
+
+@pytest.mark.parametrize("small", [False, True])
+async def test_a_program_of_many_metrics_receives_little_of_a_response_before_its_turn(
+    tmp_path: Path, *, small: bool
+) -> None:
+    async def respond(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    api = connect(
+        written(tmp_path, {"server": f"http://127.0.0.1:{port}"}),
+        MetricsRegistry(),
+        small_receive_buffer=small,
+    )
+    transport = api._http._transport
+    async with server:
+        response = await transport.handle_async_request(httpx2.Request("GET", api.server))
+        connection = response.extensions["network_stream"].get_extra_info("socket")
+        _, option, size = SMALL_RECEIVE_BUFFER
+        # Linux doubles the size, for its own bookkeeping
+        assert (connection.getsockopt(socket.SOL_SOCKET, option) == 2 * size) is small
+        await response.aclose()
+        await api.close()
 
 
 WRONG_SERVER = [

@@ -26,7 +26,7 @@ THEIRS = LeaseSpec("them", 15, acquire_time="then", renew_time="then", lease_tra
         pytest.param(ObservedLease(THEIRS, 100.0), 15.0, id="another's is left alone from when it was seen"),
         pytest.param(ObservedLease(THEIRS, 90.0), 5.0, id="for what is left of its time"),
         pytest.param(ObservedLease(THEIRS, 85.0), 0.0, id="and may then be taken"),
-        pytest.param(ObservedLease(LeaseSpec("them"), 90.0), 5.0, id="one without a duration has ours"),
+        pytest.param(ObservedLease(LeaseSpec("them"), 97.0), 2.0, id="one without a duration has ours"),
         pytest.param(
             ObservedLease(LeaseSpec("them", 60), 90.0), 50.0, id="the duration is the one its holder wrote"
         ),
@@ -48,13 +48,13 @@ NOW = "2023-11-14T22:13:20.500000Z"
 @pytest.mark.parametrize(
     ("seen", "claimed"),
     [
-        pytest.param(None, LeaseSpec("us", 15, NOW, NOW, 0), id="the first"),
+        pytest.param(None, LeaseSpec("us", 5, NOW, NOW, 0), id="the first"),
         pytest.param(
-            ObservedLease(OURS, 0), LeaseSpec("us", 15, "then", NOW, 4), id="renewing keeps when it began"
+            ObservedLease(OURS, 0), LeaseSpec("us", 5, "then", NOW, 4), id="renewing keeps when it began"
         ),
-        pytest.param(ObservedLease(THEIRS, 0), LeaseSpec("us", 15, NOW, NOW, 5), id="taking is a transition"),
+        pytest.param(ObservedLease(THEIRS, 0), LeaseSpec("us", 5, NOW, NOW, 5), id="taking is a transition"),
         pytest.param(
-            ObservedLease(LeaseSpec(), 0), LeaseSpec("us", 15, NOW, NOW, 1), id="taking an empty one"
+            ObservedLease(LeaseSpec(), 0), LeaseSpec("us", 5, NOW, NOW, 1), id="taking an empty one"
         ),
     ],
 )
@@ -75,9 +75,16 @@ class ElectorFixture:
         self.api = FakeApi()
         self.clock = ManualClock(1000.0)
         self.transitions: list[bool] = []
+        self.annotations: dict[str, str] = {}
         self.elector = Elector(
-            self.api, LOCK, self.clock, MetricsRegistry(), lambda: 0.0, self.transitions.append
+            self.api,
+            LOCK,
+            self.clock,
+            MetricsRegistry(),
+            lambda: 0.0,
+            lambda: self.annotations,
         )
+        self.elector.on_change(self.transitions.append)
 
     async def look(self) -> None:
         await self.elector._try_to_lead()
@@ -116,14 +123,26 @@ async def test_a_leader_renews_with_one_write(candidate: ElectorFixture) -> None
     assert candidate.spec()["leaseTransitions"] == 0
 
 
+async def test_annotations_of_the_leader_cost_no_write_of_their_own(candidate: ElectorFixture) -> None:
+    await candidate.look()
+    assert "annotations" not in candidate.api.objects(LEASES)["ns", "nodewise"]["metadata"]
+    for expected in ({"a": "1"}, {"a": "2"}, {"b": "3", "a": "2"}):
+        candidate.annotations = dict([*expected.items()][:1])
+        candidate.clock.advance(2.0)
+        candidate.api.calls.clear()
+        await candidate.look()
+        assert [verb for verb, _ in candidate.api.calls] == ["replace"]
+        assert candidate.api.objects(LEASES)["ns", "nodewise"]["metadata"]["annotations"] == expected
+
+
 async def test_a_leader_that_cannot_renew_stops_at_its_deadline(candidate: ElectorFixture) -> None:
     await candidate.look()
     candidate.api.fail(Unavailable("down"), 100)
-    for _ in range(4):
-        candidate.clock.advance(2.0)
+    for _ in range(3):
+        candidate.clock.advance(1.0)
         await candidate.look()
         assert candidate.elector.leading
-    candidate.clock.advance(2.0)
+    candidate.clock.advance(0.5)
     assert not candidate.elector.leading
     await candidate.look()
     assert candidate.transitions == [True, False]

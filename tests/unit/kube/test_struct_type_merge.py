@@ -243,6 +243,21 @@ def test_a_default_for_what_every_object_has_does_not_matter() -> None:
     assert (node.metadata.name, node.metadata.generation) == ("a", 3)
 
 
+class OtherMeta(msgspec.Struct, frozen=True):
+    labels: dict[str, str] | None = None
+    name: str = ""
+
+
+class WithOtherMeta(msgspec.Struct, frozen=True):
+    metadata: OtherMeta = OtherMeta()
+
+
+def test_a_default_for_the_name_does_not_matter_in_any_order() -> None:
+    for declared in ((WithOwnMeta, WithOtherMeta), (WithOtherMeta, WithOwnMeta)):
+        node = read(struct_type_merge.merge("Node", *declared), '{"metadata": {"name": "a"}}')
+        assert node.metadata.name == "a"
+
+
 @pytest.mark.parametrize(
     ("declared", "keys"),
     [

@@ -78,6 +78,12 @@ class PrometheusDouble:
         error = f'invalid parameter "query": 1:1: parse error: unexpected {query!r}'
         return 400, {"status": "error", "errorType": "bad_data", "error": error}
 
+    def names(self) -> tuple[int, Any]:
+        return 200, {
+            "status": "success",
+            "data": sorted({labels["__name__"] for labels, _, _ in self.series}),
+        }
+
     def _highest(self, match: re.Match[str]) -> Iterator[tuple[dict[str, str], str]]:
         by = re.split(r", *", match["by"])
         groups: dict[tuple[str, ...], list[float]] = {}
@@ -137,7 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.prometheus.faults:
             self._say(*self.prometheus.faults[0])
         else:
-            status, answer = self.prometheus.answer(form["query"])
+            names = urlsplit(self.path).path.endswith("/label/__name__/values")
+            status, answer = self.prometheus.names() if names else self.prometheus.answer(form["query"])
             self._say(status, json.dumps(answer, separators=(",", ":")).encode(), {})
 
     def _say(self, status: int, body: bytes, headers: dict[str, str]) -> None:

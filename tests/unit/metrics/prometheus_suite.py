@@ -179,9 +179,9 @@ class PrometheusSuite:
         query = 'temp{instance="b"} * 1'
         with pytest.raises(NoValues) as caught:
             fetch(url, query=query)
-        assert caught.value.cause == (
-            "the query gives no series: set empty_means: healthy if that is how a healthy cluster looks"
-        )
+        assert caught.value.cause.reason == "NoSeries"
+        assert caught.value.cause.text == "Prometheus gives no series for the query"
+        assert "emptyMeans: Healthy" in caught.value.cause.remedy
         series = fetch(url, query=query, empty_is_healthy=True)
         assert (series.samples, series.invalid) == ({}, {})
 
@@ -189,7 +189,7 @@ class PrometheusSuite:
         url = prometheus({'temp{instance="x:1"}': "1"})
         with pytest.raises(NoValues) as caught:
             fetch(url, query="temp * 1", empty_is_healthy=True)
-        assert caught.value.cause == "no series is of a node"
+        assert caught.value.cause.reason == "NoSeriesOfNodes"
 
     def test_series_that_disagree_at_one_time_spoil_their_own_node_only(self, prometheus: Holding) -> None:
         url = prometheus(
@@ -226,6 +226,24 @@ class PrometheusSuite:
             Unavailable, match=r'1 series, none of a node, such as instance="x:1".*node-label'
         ):
             fetch(prometheus({'temp{instance="x:1"}': "1"}))
+
+    def test_it_lists_the_names_of_metrics(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{instance="a"}': "1", 'temp{instance="b"}': "1", "load": "1"})
+
+        async def once() -> list[str]:
+            metric_source = source(url)
+            try:
+                return await metric_source.metric_names()
+            finally:
+                await metric_source.close()
+
+        assert asyncio.run(once()) == ["load", "temp"]
+
+    def test_a_label_that_names_nodes_is_suggested(self, prometheus: Holding) -> None:
+        with pytest.raises(NoValues) as caught:
+            fetch(prometheus({'temp{instance="x:1",host="a"}': "1"}))
+        assert "has a node's name or address in label node or " in caught.value.cause.text
+        assert caught.value.cause.remedy == "give --prometheus-node-label host"
 
     def test_a_query_that_cannot_be_read_is_named_with_what_prometheus_says(
         self, prometheus: Holding

@@ -4,17 +4,23 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import structlog
 
 from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
+from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import SEARCH_PERIOD_S, FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time
 
 M = MetricRequest("m")
+
+
+EMPTY = Cause("NoSeries", "b gives no series for the query")
+ABSENT = Cause("SourceNotInstalled", "a is not installed")
 
 
 class QuerySource:
@@ -33,12 +39,12 @@ class QuerySource:
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         self.requests.append(request.metric)
         if self.absent:
-            raise MetricNotFound(f"{self.name} is not registered")
+            raise MetricNotFound(f"{self.name} is not registered", cause=ABSENT)
         if "hang" in self.has:
             await asyncio.sleep(60)
         if "nothing" in self.has:
             if not request.empty_is_healthy:
-                raise NoValues("query", cause="the query gives no series")
+                raise NoValues("query", cause=EMPTY)
             return Series(request.metric, self.name, now, {})
         if request.metric not in self.has:
             raise Unavailable(f"no {request.metric}")
@@ -98,7 +104,7 @@ def test_a_source_without_the_metric_is_asked_once_a_minute_only() -> None:
     assert logged_duplicates(play, first, second) == []
 
 
-def test_one_that_has_the_metric_later_takes_over_and_the_other_is_named() -> None:
+def test_an_earlier_source_that_gets_the_metric_takes_over() -> None:
     first, second = QuerySource("first"), QuerySource("second", "m")
 
     async def play(stage: SelectorFixture) -> None:
@@ -126,7 +132,7 @@ def test_while_the_first_fails_the_next_one_serves() -> None:
     assert logged_duplicates(play, first, second) == [("m", "first", "second")]
 
 
-def test_one_that_hangs_delays_a_metric_once_a_minute_only() -> None:
+def test_a_source_that_hangs_delays_a_metric_once_a_minute_only() -> None:
     first, second = QuerySource("first", "hang"), QuerySource("second", "m")
 
     async def play(stage: SelectorFixture) -> None:
@@ -136,7 +142,7 @@ def test_one_that_hangs_delays_a_metric_once_a_minute_only() -> None:
     logged_duplicates(play, first, second)
 
 
-def test_every_failure_is_told_in_order_and_all_are_asked_again() -> None:
+def test_every_failure_is_reported_in_order_and_all_sources_are_asked_again() -> None:
     first, second = QuerySource("first", "hang"), QuerySource("second")
 
     async def play(stage: SelectorFixture) -> None:
@@ -147,7 +153,7 @@ def test_every_failure_is_told_in_order_and_all_are_asked_again() -> None:
     assert len(second.requests) == 2
 
 
-def test_what_is_not_installed_is_told_only_if_there_is_nothing_else_to_say() -> None:
+def test_a_missing_source_is_reported_only_without_other_failures() -> None:
     custom, prometheus = QuerySource("custom", absent=True), QuerySource("prometheus")
 
     async def play(stage: SelectorFixture) -> None:
@@ -162,7 +168,7 @@ def test_what_is_not_installed_is_told_only_if_there_is_nothing_else_to_say() ->
     logged_duplicates(play, custom, prometheus)
 
 
-def test_a_query_goes_to_those_who_understand_one() -> None:
+def test_a_query_is_sent_to_sources_that_support_queries() -> None:
     custom, prometheus = QuerySource("custom", "m"), QuerySource("prometheus", "m", queries=True)
 
     async def play(stage: SelectorFixture) -> None:
@@ -172,7 +178,7 @@ def test_a_query_goes_to_those_who_understand_one() -> None:
     assert custom.requests == []
 
 
-def test_a_query_that_nobody_understands_says_what_is_missing() -> None:
+def test_a_query_without_a_source_for_it_names_the_missing_option() -> None:
     async def play(stage: SelectorFixture) -> None:
         assert "answered by Prometheus only" in await stage.ask(MetricRequest("m", "sum(m)"))
         assert "give --prometheus-url" in await stage.ask(MetricRequest("m", "sum(m)"))
@@ -196,24 +202,31 @@ class TestEmptyAnswers:
             assert isinstance(outcome, Series)
             assert outcome.source == "b"
 
-    def test_one_counts_beside_sources_that_are_not_there(self) -> None:
+    def test_an_empty_answer_counts_beside_sources_that_are_not_there(self) -> None:
         absent, empty = QuerySource("a", absent=True, queries=True), QuerySource("b", "nothing", queries=True)
         outcome = self.fetch(self.HEALTHY, absent, empty)
         assert isinstance(outcome, Series)
         assert outcome.samples == {}
 
-    def test_it_does_not_beside_one_that_failed(self) -> None:
+    def test_an_empty_answer_does_not_count_beside_a_source_that_failed(self) -> None:
         """The failed source could have had values."""
         broken, empty = QuerySource("a", queries=True), QuerySource("b", "nothing", queries=True)
-        assert self.fetch(self.HEALTHY, broken, empty) == FetchFailure("a: no m")
+        outcome = self.fetch(self.HEALTHY, broken, empty)
+        assert isinstance(outcome, FetchFailure)
+        assert (outcome.why, outcome.cause.reason) == ("a: no m", "ResponseUnreadable")
 
-    def test_the_cause_is_that_of_a_source_that_answered(self) -> None:
-        broken, empty = QuerySource("a", queries=True), QuerySource("b", "nothing", queries=True)
-        outcome = self.fetch(self.HEALTHY._replace(empty_is_healthy=False), broken, empty)
-        assert outcome == FetchFailure("a: no m; b: query", "the query gives no series")
+    @pytest.mark.parametrize(("first", "reason"), [("broken", "ResponseUnreadable"), ("absent", "NoSeries")])
+    def test_the_cause_is_that_of_the_source_that_may_have_it(self, first: str, reason: str) -> None:
+        """A source that failed could have had values; one that is not installed could not."""
+        source = QuerySource("a", absent=first == "absent", queries=True)
+        empty = QuerySource("b", "nothing", queries=True)
+        for sources in ((source, empty), (empty, source)):
+            outcome = self.fetch(self.HEALTHY._replace(empty_is_healthy=False), *sources)
+            assert isinstance(outcome, FetchFailure)
+            assert outcome.cause.reason == reason
 
 
-def test_what_nobody_needs_any_more_is_forgotten() -> None:
+def test_metrics_that_are_no_longer_needed_are_forgotten() -> None:
     first, second = QuerySource("first", "m"), QuerySource("second", "m")
 
     async def play(stage: SelectorFixture) -> None:
@@ -224,7 +237,7 @@ def test_what_nobody_needs_any_more_is_forgotten() -> None:
     assert len(logged_duplicates(play, first, second)) == 2
 
 
-def test_a_source_that_fails_in_a_way_that_nobody_thought_of_is_a_failure_like_any_other() -> None:
+def test_an_unexpected_exception_of_a_source_is_a_failure() -> None:
     class Broken(QuerySource):
         async def fetch(self, request: MetricRequest, now: float) -> Series:
             raise ZeroDivisionError("by nothing")

@@ -7,6 +7,7 @@ import structlog
 from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
 from nodewise.metrics.timeout_breakers import FIRST_PAUSE_S, MAX_PAUSE_S, MAX_TIMEOUTS, TimeoutBreakers
@@ -122,7 +123,7 @@ class Selection:
         """Fetch `good`, and then another query. Its failure; empty if it succeeds."""
         await self.selector.fetch(MetricRequest("m", "good"))
         result = await self.selector.fetch(MetricRequest("m", query, namespaces=frozenset(namespaces)))
-        return result if isinstance(result, FetchFailure) else FetchFailure("")
+        return result if isinstance(result, FetchFailure) else FetchFailure("", Cause("NoSeries", ""))
 
     def metric(self, text: str) -> str:
         lines = self.registry.exposition().decode().splitlines()
@@ -136,13 +137,22 @@ def test_a_query_that_keeps_timing_out_is_paused_with_a_reason() -> None:
             for _ in range(MAX_TIMEOUTS - 1):
                 failure = await on.fetch(query, "a")
                 assert failure.why.endswith(f"no answer within {timeout}")
-                assert not failure.cause
+                assert failure.cause == Cause(
+                    "SourceTimesOut",
+                    f"Prometheus did not respond within {timeout}",
+                    "use a cheaper query, or raise --prometheus-timeout",
+                )
             text = (
                 f"no answer within {timeout}, 3 times in a row;"
                 " tried again at 1970-01-01T00:00:30Z: use a cheaper query"
             )
+            cause = Cause(
+                "RequestsPaused",
+                f"Prometheus did not respond within {timeout} several times in a row, so it is asked less often",
+                "use a cheaper query",
+            )
             for _ in range(3):
-                assert await on.fetch(query, "a") == FetchFailure(text, text)
+                assert await on.fetch(query, "a") == FetchFailure(text, cause)
             assert on.prometheus.queries.count(query) == MAX_TIMEOUTS
             assert on.metric("metric_requests_paused") == "1.0"
             assert on.metric('metric_fetches_total{outcome="paused"') == "2.0"
@@ -171,6 +181,13 @@ def test_a_query_that_keeps_timing_out_is_paused_with_a_reason() -> None:
     assert lines[:2] == [paused, resumed]
 
 
+NO_SLOT = Cause(
+    "BudgetExceeded",
+    "Prometheus was not queried: no free request slot in time",
+    "raise --metrics-concurrency",
+)
+
+
 def test_a_request_without_a_slot_in_time_names_the_excess_of_its_own_namespace_only() -> None:
     async def run() -> list[FetchFailure]:
         on = Selection(calls=2)
@@ -191,10 +208,10 @@ def test_a_request_without_a_slot_in_time_names_the_excess_of_its_own_namespace_
     assert virtual_time.run(run()) == [
         FetchFailure(
             "no free request slot within 5 s: namespace a had 2 requests before it (--metrics-concurrency 2)",
-            "no free request slot in time: use fewer metrics in the namespace, or cheaper queries",
+            NO_SLOT._replace(remedy="use fewer metrics in the namespace, or cheaper queries"),
         ),
         FetchFailure(
             "no free request slot within 5 s: requests of other namespaces use all 2 (--metrics-concurrency)",
-            "no free request slot in time",
+            NO_SLOT,
         ),
     ]

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import ssl
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from structlog.testing import capture_logs
 
 from nodewise.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.serve import http_connection
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import HttpServer
@@ -195,6 +197,32 @@ async def test_a_stop_waits_no_longer_than_its_grace(tls_files):
         await slow.begun.wait()
         await asyncio.wait_for(server.stop(grace_s=0.05), PATIENCE_S)
         assert await caller.rest() == b""
+
+
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "TLS"])
+async def test_a_stop_does_not_wait_for_clients_that_do_not_close_an_idle_connection(
+    tls_files, monkeypatch, with_tls
+):
+    """A client with a pool of connections notices the end of an idle one only when it uses it again."""
+    monkeypatch.setattr(http_connection, "_LINGER_S", 10 * PATIENCE_S)
+    options = tls_files.options(answer_timeout_s=10 * PATIENCE_S) if with_tls else PLAIN
+    async with run_server(options) as server:
+        context = tls_files.context() if with_tls else None
+        with await asyncio.to_thread(_connection_after_request, server.port, context) as connection:
+            await asyncio.wait_for(server.stop(grace_s=10 * PATIENCE_S), PATIENCE_S)
+            assert connection.recv(1) == b"", "the end of TLS is announced"
+
+
+def _connection_after_request(port: int, context: ssl.SSLContext | None) -> socket.socket:
+    """A connection after one request. Nothing reads from it."""
+    connection = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    if context is not None:
+        connection = context.wrap_socket(connection, server_hostname="127.0.0.1", suppress_ragged_eofs=False)
+    connection.sendall(encode_request("/echo"))
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n{}"):
+        answer += connection.recv(4096)
+    return connection
 
 
 async def test_a_stop_does_not_wait_for_handshakes(tls_files):

@@ -46,6 +46,12 @@ def test_lists_are_read(tmp_path) -> None:
     ]
 
 
+def test_a_published_pod_list_without_models_is_read(tmp_path) -> None:
+    """Some published lists lack the column gpu_spec."""
+    text = PODS.replace(",gpu_spec", "").replace(",P100|V100M16\n", "\n").replace(",\n", "\n")
+    assert {pod.models for pod in gpu_trace_files.pods(written(tmp_path, text, "pods.csv"))} == {()}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -48,12 +48,12 @@ class TestAnnotations:
             "card0": {"i915": 2, "millicores": 200}
         }
 
-    def test_157_one_without_annotation_holds_what_nobody_knows(self) -> None:
+    def test_157_a_pod_without_annotation_holds_unknown_gpus(self) -> None:
         allocated_pod = pod("a", "n1")
         assert allocations(allocated_pod) == {}
         assert problems(allocated_pod) == ("pod d/a requests GPUs, but no annotation names them",)
 
-    def test_158_one_on_no_node_holds_nothing(self) -> None:
+    def test_158_a_pod_without_a_node_holds_nothing(self) -> None:
         assert allocations(pod("a", "", "card0", phase="Pending")) == {}
 
     def test_159_a_part_for_each_container(self) -> None:
@@ -63,23 +63,23 @@ class TestAnnotations:
             "pod d/a: gas-container-cards is 'card0|card1', of 2 containers; it has 1",
         )
 
-    def test_164_one_that_has_ended_holds_nothing(self) -> None:
+    def test_164_a_finished_pod_holds_nothing(self) -> None:
         for phase in ("Succeeded", "Failed"):
             assert allocations(pod("a", "n1", "card0", phase=phase)) == {}
         for phase in ("Pending", "Running", "Unknown", "", "Odd"):
             assert allocations(pod("a", "n1", "card0", phase=phase)) == {"card0": HELD}
 
-    def test_amounts_are_divided_among_the_cards_and_what_is_left_over_is_nobodys(self) -> None:
+    def test_amounts_are_divided_among_the_gpus_without_the_remainder(self) -> None:
         assert allocations(pod("a", "n1", "card0,card1", ["i915=2 mc=2001 mem=1"])) == {
             gpu: {"i915": 1, "millicores": 1000} for gpu in ("card0", "card1")
         }
 
-    def test_a_card_that_is_named_twice_is_charged_twice(self) -> None:
+    def test_a_gpu_that_is_named_twice_counts_twice(self) -> None:
         assert allocations(pod("a", "n1", "card0,card0", ["i915=2 mc=200"])) == {
             "card0": {"i915": 2, "millicores": 200}
         }
 
-    def test_a_container_without_cards_is_charged_nothing(self) -> None:
+    def test_a_container_without_gpus_uses_nothing(self) -> None:
         assert allocations(pod("a", "n1", "|card1", ["mc=500", ONE])) == {"card1": HELD}
 
     def test_tiles(self) -> None:
@@ -90,17 +90,17 @@ class TestAnnotations:
         assert held.subdevices == {"card0": {0, 1}, "card1": {3}}
         assert held.amounts["card0"][f"{PREFIX}tiles"] == 2
 
-    def test_cards_that_the_node_does_not_have_are_told(self) -> None:
+    def test_gpus_that_the_node_does_not_have_are_reported(self) -> None:
         allocated_pod = pod("a", "n1", "card7")
         assert allocations(allocated_pod) == {"card7": HELD}
         assert problems(allocated_pod) == ("d/a hold 'card7', which the node does not have",)
 
-    def test_more_than_there_is_is_told(self) -> None:
+    def test_an_allocation_beyond_the_capacity_is_reported(self) -> None:
         pods = [pod(f"p{number}", "n1", "card0", ["i915=1 mc=600"]) for number in range(2)]
         assert problems(*pods) == ("d/p0, d/p1 hold 1200 gpu.intel.com/millicores of card0, which has 1000",)
 
     @pytest.mark.parametrize("text", ["", ",", "card0,", "\x00", "🙂", "x" * 100_000, "card0|" * 1000])
-    def test_garbage_of_a_tenant_concerns_nobody_else(self, text: str) -> None:
+    def test_an_invalid_annotation_does_not_affect_other_pods(self, text: str) -> None:
         good = pod("good", "n1", "card0")
         assert allocations(good, pod("bad", "n1", text, [ONE], subdevices=text))["card0"]["i915"] <= 2
         assert allocations(good, pod("bad", "n1", text, []))["card0"] == HELD
@@ -124,12 +124,12 @@ class TestLedger:
     def test_it_counts_once_when_the_pod_is_bound(self) -> None:
         assert allocations(pod("a", "n1", "card1"), uid_a=entry("a", "card1")) == {"card1": HELD}
 
-    def test_166_annotations_that_somebody_edits_change_nothing(self) -> None:
+    def test_166_edited_annotations_change_nothing(self) -> None:
         assert allocations(pod("a", "n1", "card0"), uid_a=entry("a", "card1")) == {"card1": HELD}
         assert allocations(pod("a", "n1", None), uid_a=entry("a", "card1")) == {"card1": HELD}
         assert allocations(pod("a", "n1", "card0", phase="Failed"), uid_a=entry("a", "card1")) == {}
 
-    def test_162_one_that_terminates_still_holds_its_cards(self) -> None:
+    def test_162_a_terminating_pod_holds_its_gpus(self) -> None:
         allocated_pod = pod("a", "n1", "card0")
         leaving = decode(
             AllocatedPod,
@@ -156,7 +156,7 @@ class TestLedger:
             ("100", "11", False),
         ],
     )
-    def test_163_one_whose_pod_is_not_there_counts_until_we_know_that_it_went(
+    def test_163_a_reservation_counts_until_its_pod_is_known_to_be_deleted(
         self, version: str, seen: str, counts: bool
     ) -> None:
         amounts_of_node = allocations(version=version, uid_a=entry("a", "card0", seen))
@@ -165,7 +165,7 @@ class TestLedger:
     @pytest.mark.parametrize(
         ("version", "seen"), [("", "5"), ("10", ""), ("x", "5"), ("10", "0x5"), ("10", "²")]
     )
-    def test_where_versions_are_no_numbers_it_counts(self, version: str, seen: str) -> None:
+    def test_a_reservation_counts_if_versions_are_not_numbers(self, version: str, seen: str) -> None:
         assert allocations(version=version, uid_a=entry("a", "card0", seen)) == {"card0": HELD}
 
     def test_165_another_pod_of_the_same_name_is_another_pod(self) -> None:
@@ -175,7 +175,7 @@ class TestLedger:
         failed = pod("a", "n1", "card0", uid="uid-new", phase="Failed")
         assert allocations(failed, uid_a=entry("a", "card0", "9")) == {}
 
-    def test_one_whose_pod_is_elsewhere_does_not_count(self) -> None:
+    def test_a_reservation_of_a_pod_on_another_node_does_not_count(self) -> None:
         gpu_state = agent_state(
             cluster_state(NODES, [pod("a", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1"))])
         )
@@ -222,7 +222,7 @@ class TestLedger:
             for amount in gpu.values()
         )
 
-    def test_what_does_not_count_is_told_to_whoever_writes_the_ledger(self) -> None:
+    def test_reservations_that_do_not_count_are_returned_for_removal(self) -> None:
         record = lease(
             "n1",
             uid_gone=entry("gone", "card0", "9"),
@@ -236,7 +236,7 @@ class TestLedger:
         assert allocations_of_node.undecided
 
 
-def test_a_text_of_very_many_cards_holds_none_and_is_a_problem() -> None:
+def test_an_annotation_with_too_many_gpus_holds_none_and_is_a_problem() -> None:
     """Tenants write it, and adding up hundreds of thousands of names would delay all requests."""
     allocated_pod = pod("a", "n1", ",".join(f"c{number}" for number in range(20_000)))
     assert allocations(allocated_pod) == {}
@@ -244,7 +244,7 @@ def test_a_text_of_very_many_cards_holds_none_and_is_a_problem() -> None:
     assert "names more than 1024 GPUs" in problem
 
 
-def test_of_very_many_conflicts_some_are_told() -> None:
+def test_a_limited_number_of_conflicts_is_reported() -> None:
     pods = [pod(f"p{number}", "n1", ",".join(f"c{number}-{at}" for at in range(100))) for number in range(20)]
     allocations_of_node = node_allocations.allocations_of_node(
         "n1", allocation_record.EMPTY, pods, PodIndex({}, "10"), INTEL
@@ -254,7 +254,7 @@ def test_of_very_many_conflicts_some_are_told() -> None:
     assert conflicts[-1].startswith("pods hold more than there is of further GPUs")
 
 
-def test_169_a_node_that_went_has_no_books() -> None:
+def test_169_a_deleted_node_has_no_allocations() -> None:
     gpu_state = agent_state(
         cluster_state({"n2": node()}, [pod("a", "n1", "card0")], [lease("n1", uid_a=entry("a", "card0"))])
     )

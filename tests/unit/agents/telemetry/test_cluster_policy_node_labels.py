@@ -89,7 +89,7 @@ def test_of_policies_with_different_values_the_oldest_sets_the_label() -> None:
         "n3": {SUSPECT: "broken"},
     }
     assert cluster.label_conflicts() == {
-        "cluster placement policy a": f"cluster placement policy b is older and sets {SUSPECT} to another value"
+        "cluster placement policy a": f"cluster placement policy b is older and sets {SUSPECT} instead"
     }
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, Snapshot
-from nodewise.agents.telemetry import taspolicy_status
+from nodewise.agents.telemetry import policy_conditions, taspolicy_status
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
 from nodewise.agents.telemetry.taspolicy_parser import VIOLATING
 from nodewise.agents.telemetry.taspolicy_status import PolicyCondition, PolicyStatus
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
 from tests.unit.agents.telemetry.policy_snapshot_builders import (
     cluster_state,
@@ -39,11 +40,19 @@ def invalid(*nodes: str) -> Series:
     return Series("m", "test", NOW, {}, dict.fromkeys(nodes, CONFLICT))
 
 
+DIFFER = (
+    "SeveralValuesPerNode",
+    'the source test: 2 series of one node differ in label "sensor"; remedy: set aggregate: max or use a query',
+)
 UNUSABLE = {
-    "invalid on all nodes": (invalid("n1", "n2", "n3"), CONFLICT),
-    "invalid on one node, missing on the others": (invalid("n2"), CONFLICT),
-    "of strangers": (series("m", x1=50, x2=60), "no value is of a node"),
-    "without values": (series("m"), "no value is of a node"),
+    "invalid on all nodes": (invalid("n1", "n2", "n3"), *DIFFER),
+    "invalid on one node, missing on the others": (invalid("n2"), *DIFFER),
+    "of strangers": (
+        series("m", x1=50, x2=60),
+        "NoSeriesOfNodes",
+        "the source test has values, and none of them is of a node; remedy: ",
+    ),
+    "without values": (series("m"), "NoSeries", "the source test has no value of a node; remedy: "),
 }
 
 
@@ -52,15 +61,17 @@ def only(cluster: ClusterState, state: TelemetryStateBuilder | None = None) -> P
     return cooperative_scheduling.run_without_pauses(made.build(cluster)).policies[tas_key()]
 
 
+def status_conditions(agent_state: PolicyState) -> dict[str, PolicyCondition]:
+    return taspolicy_status.desired_status(agent_state, 1, "", PolicyStatus(), "now").conditions_by_type()
+
+
 def fetched(agent_state: PolicyState) -> PolicyCondition:
-    return taspolicy_status.desired_status(agent_state, 1, "", PolicyStatus(), "now").conditions_by_type()[
-        "MetricsFetched"
-    ]
+    return status_conditions(agent_state)["MetricsFetched"]
 
 
-@pytest.mark.parametrize(("answer", "cause"), UNUSABLE.values(), ids=UNUSABLE)
+@pytest.mark.parametrize(("answer", "reason", "cause"), UNUSABLE.values(), ids=UNUSABLE)
 class TestUsableOnNoNode:
-    def test_every_node_is_rejected(self, answer: Series, cause: str) -> None:
+    def test_every_node_is_rejected(self, answer: Series, reason: str, cause: str) -> None:
         cluster_snapshot = snapshot(cluster_state([HOT], metrics_snapshot(answer)))
         assert rejected(cluster_snapshot) == UNFETCHED
         assert rejected(cluster_snapshot, "nX") == {"nX": UNFETCHED["n1"]}
@@ -68,12 +79,12 @@ class TestUsableOnNoNode:
         assert judgement is not None
         assert cause in judgement.reasons[0].remedy(), "for explain, which shows it beside the reason"
 
-    def test_the_condition_has_the_cause(self, answer: Series, cause: str) -> None:
+    def test_the_condition_has_the_cause(self, answer: Series, reason: str, cause: str) -> None:
         condition = fetched(only(cluster_state([HOT], metrics_snapshot(answer))))
-        assert (condition.status, condition.reason) == ("False", "NeverFetched")
-        assert f"never fetched: m ({cause});" in condition.message
+        assert (condition.status, condition.reason) == ("False", reason)
+        assert condition.message.startswith(f"no node has a value of m: {cause}")
 
-    def test_there_is_no_preference(self, answer: Series, cause: str) -> None:
+    def test_there_is_no_preference(self, answer: Series, reason: str, cause: str) -> None:
         prefers = policy(scheduleonmetric=[rule("m", "LessThan")])
         assert scores(snapshot(cluster_state([prefers], metrics_snapshot(answer)))) == {
             "n1": 0,
@@ -81,7 +92,7 @@ class TestUsableOnNoNode:
             "n3": 0,
         }
 
-    def test_no_label_changes(self, answer: Series, cause: str) -> None:
+    def test_no_label_changes(self, answer: Series, reason: str, cause: str) -> None:
         (column,) = only(
             cluster_state([policy(deschedule=[rule("m", target=80)])], metrics_snapshot(answer))
         ).labels
@@ -101,7 +112,8 @@ def test_values_that_are_all_stale_at_the_first_look_count_as_never_fetched() ->
     assert rejected(snapshot(cluster)) == UNFETCHED
     condition = fetched(only(cluster))
     assert condition.status == "False"
-    assert "never fetched: m (every value is older than max_age);" in condition.message
+    assert condition.reason == "ValuesOutdated"
+    assert "no node has a value of m: every value is older than maxAge; remedy: " in condition.message
 
 
 def test_one_fresh_value_is_enough() -> None:
@@ -116,16 +128,51 @@ def test_a_cluster_without_nodes_lacks_no_value() -> None:
     assert fetched(only(cluster_state([HOT], metrics_snapshot(), ""))).status == "False"
 
 
-def test_a_source_that_answers_without_a_value_is_named_in_the_condition() -> None:
-    failed = MetricsSnapshot().with_failure(
-        "m", "query m to http://prometheus: no series", "the query gives no series"
-    )
+DOWN = Cause("SourceUnreachable", "Prometheus is unreachable: connection refused", "start Prometheus")
+
+
+def test_the_cause_of_a_failure_is_in_the_condition() -> None:
+    failed = MetricsSnapshot().with_failure("m", "query m to http://prometheus: refused", DOWN)
     condition = fetched(only(cluster_state([HOT], failed)))
-    assert "never fetched: m (the query gives no series);" in condition.message
-    assert "http" not in condition.message, "tenants read it"
-    assert (
-        "(" not in fetched(only(cluster_state([HOT], failed.with_failure("m", "connection refused")))).message
+    assert condition.reason == "SourceUnreachable"
+    assert condition.message == (
+        "no node has a value of m: Prometheus is unreachable: connection refused; remedy: start Prometheus."
+        " No node passes dontschedule until each of its metrics has a value"
     )
+    (entry,) = policy_conditions.parse_missing_metrics(condition.message)
+    assert entry == ("m", DOWN.text, DOWN.remedy)
+
+
+def test_the_causes_of_several_metrics() -> None:
+    causes = {
+        "a": DOWN,
+        "b by x > 0; y": Cause("InvalidQuery", 'Prometheus cannot run the query: "a: b"', "correct it"),
+        "c": DOWN,
+    }
+    message = policy_conditions.missing_metrics_text(causes) + ". Rules of avoid reject every node"
+    assert policy_conditions.parse_missing_metrics(message) == [
+        ("a, c", DOWN.text, DOWN.remedy),
+        ("b by x > 0; y", causes["b by x > 0; y"].text, "correct it"),
+    ]
+    assert policy_conditions.missing_metrics_reason(causes) == "SourceUnreachable"
+
+
+def test_a_node_without_a_value_is_rejected_with_the_cause() -> None:
+    answer = series("m", n1=5)
+    rejecting = policy(dontschedule=[rule("m", target=80, when_missing="reject")])
+    for snapshot_of_metrics, why in (
+        (metrics_snapshot(answer), "the source test has no value of these nodes"),
+        (
+            metrics_snapshot(msgspec.structs.replace(answer, invalid={"n2": CONFLICT})),
+            "the source test: 2 series",
+        ),
+        (metrics_snapshot(answer).with_failure("m", "refused", DOWN), DOWN.text),
+    ):
+        verdict = only(cluster_state([rejecting], snapshot_of_metrics)).verdict
+        assert verdict is not None
+        reason = verdict.reasons[int(verdict.codes[1]) - 1]
+        assert reason.text() == "telemetry policy d/pol: no fresh value of m"
+        assert f"find out why there is no fresh m: {why}" in reason.remedy()
 
 
 class Timeline:
@@ -243,8 +290,11 @@ class TestEmptyResult:
     def test_a_source_that_dies_leaves_the_last_verdicts(self) -> None:
         timeline = Timeline(emptying())
         timeline.see(NOW, empty(n1=1))
+        timeline.snapshot = timeline.snapshot.with_failure(f"m or nothing by {QUERY}", "refused", DOWN)
         assert timeline.see(NOW + 600, None) == {"n1"}
         assert timeline.agent_state.suspended
+        suspended = status_conditions(timeline.agent_state)["Suspended"].message
+        assert f"lost their value at once ({DOWN})" in suspended
         assert not np.any(timeline.agent_state.filter_rules[0].inputs.known[1:])
 
 

@@ -12,8 +12,19 @@ import pytest
 from nodewise import agents
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.controller.native_mode import NativeMode
-from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, Policy, PolicyKey
+from nodewise.agents.telemetry.placement_policy import (
+    AvoidRule,
+    Canary,
+    Comparison,
+    LabelSelector,
+    Mode,
+    PodSelection,
+    Policy,
+    PolicyKey,
+)
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.agents.telemetry.policy_rejection_reasons import RuleBroken
+from nodewise.agents.telemetry.policy_selection import SelectionIndex
 from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict
 from nodewise.agents.telemetry.state import POLICY_KINDS, PolicyState
 from nodewise.agents.telemetry.verdict_labels import label_key
@@ -21,7 +32,7 @@ from nodewise.cli import object_and_metric_sources
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import NONE, Params, Patch
-from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.kube.resource_kinds import EVENTS, NODES, PODS
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -71,6 +82,7 @@ class NativeModeFixture:
         self.label = label_key(self.uid)
         objects = {name: writer.store for name, writer in self.stores.items()}
         handle = build_handle(self.api, objects, self.nodes.store, self.api.clock, self.registry)
+        self.recorder = handle.recorder
         self.native = NativeMode(handle)
         self.native.begin()
         self.watch()
@@ -85,13 +97,34 @@ class NativeModeFixture:
             msgspec.json.decode(policy, type=PolicyObject) for policy in policies
         )
 
-    async def step(self, *violating: str, avoids: bool = True, awaits_metrics: bool = False) -> None:
+    def put_foreign_label(self, node: str, value: str) -> None:
+        """Somebody else writes our label."""
+        fields = {"f:metadata": {"f:labels": {f"f:{self.label}": {}}}}
+        entry = {"manager": "kubectl", "operation": "Update", "fieldsV1": fields}
+        self.api.put(
+            NODES,
+            {"metadata": {"name": node, "labels": {self.label: value}, "managedFields": [entry]}},
+        )
+
+    async def step(
+        self,
+        *violating: str,
+        avoids: bool = True,
+        awaits_metrics: bool = False,
+        mode: Mode = "Enforce",
+        canary: Canary | None = None,
+        selects: bool = False,
+    ) -> None:
         """Run one step with a snapshot in which these nodes violate the policy."""
         codes = np.array([name in violating for name in (*self.names, "")], np.int16)
-        policy = Policy(KEY, avoid=(AvoidRule((RULE,)),) if avoids else (), uid=self.uid)
-        verdict = AvoidVerdict(codes, ()) if avoids else None
+        avoid = (AvoidRule((RULE,)),) if avoids else ()
+        selection = PodSelection() if selects else None
+        policy = Policy(KEY, "", selection, mode, canary, avoid=avoid, uid=self.uid)
+        verdict = AvoidVerdict(codes, (RuleBroken(KEY, RULE),)) if avoids else None
         state = PolicyState(policy, verdict, (), None, None, awaits_metrics=awaits_metrics)
-        await self.native.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), {KEY: state})
+        await self.native.step(
+            Snapshot(NodeIndex(self.names), {}, 0.0, 1), {KEY: state}, SelectionIndex([policy], {})
+        )
 
     def labelled(self) -> dict[str, str]:
         """The value of the label of each node that has it."""
@@ -131,11 +164,20 @@ async def test_a_policy_is_active_once_every_node_is_labelled() -> None:
         fixture.api.takes_s = 0.0
         await fixture.step(*fixture.names)
         assert len(fixture.labelled()) == 100
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        # kube-scheduler, which watches nodes and pods by separate requests, may not have seen the labels yet
+        fixture.api.clock.advance(1.9)
+        await fixture.step(*fixture.names)
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        fixture.api.clock.advance(0.1)
+        await fixture.step(*fixture.names)
         assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
 
 
 async def test_an_active_policy_stays_active_and_nothing_is_written_at_rest() -> None:
     async with native_mode() as fixture:
+        await fixture.step("n1")
+        fixture.api.clock.advance(2)
         await fixture.step("n1")
         assert fixture.labelled() == {"n1": "violating"}
         fixture.watch()
@@ -157,6 +199,8 @@ async def test_a_policy_without_values_yet_is_not_active() -> None:
         await fixture.step("n0", "n1", "n2", awaits_metrics=True)
         assert fixture.labelled() == {}
         assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        await fixture.step("n0")
+        fixture.api.clock.advance(2)
         await fixture.step("n0")
         assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
 
@@ -180,21 +224,104 @@ async def test_a_policy_that_rejects_no_node_needs_no_label() -> None:
         assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
 
 
+async def test_a_policy_in_the_mode_shadow_has_no_labels_and_is_new_when_it_is_enforced() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0", mode="Shadow")
+        assert (fixture.labelled(), fixture.status()) == ({}, None)
+        await fixture.step("n0")
+        assert fixture.labelled() == {"n0": "violating"}
+        fixture.watch()
+        await fixture.step("n0", mode="Shadow")
+        assert (fixture.labelled(), fixture.status()["active"]) == ({}, False)
+        fixture.watch()
+        await fixture.step("n0", awaits_metrics=True)
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+
+
+async def test_a_canary_by_percent_has_no_labels_and_is_reported() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0", mode="Canary", canary=Canary(LabelSelector()))
+        assert (fixture.labelled(), fixture.native.not_enforced) == ({"n0": "violating"}, {})
+        await fixture.step("n0", mode="Canary", canary=Canary(percent=10))
+        assert fixture.labelled() == {}
+        assert "needs an extender" in fixture.native.not_enforced[fixture.uid]
+
+
 async def test_a_label_of_another_manager_is_overwritten_and_counted() -> None:
     async with native_mode() as fixture:
         await fixture.step("n0")
-        fixture.api.put(NODES, {"metadata": {"name": "n0", "labels": {fixture.label: "ok"}}})
+        fixture.put_foreign_label("n0", "ok")
         fixture.watch()
         await fixture.step("n0")
         assert fixture.labelled() == {"n0": "violating"}
         assert fixture.counted("foreign_verdict_labels_total") == 1
 
 
+async def test_a_label_of_another_manager_is_removed_from_a_node_that_passes() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0")
+        fixture.put_foreign_label("n1", "violating")
+        fixture.watch()
+        await fixture.step("n0")
+        assert fixture.labelled() == {"n0": "violating"}
+        assert fixture.counted("foreign_verdict_labels_total") == 1
+
+
+async def test_a_new_leader_writes_without_reading_the_nodes_first() -> None:
+    async with native_mode(50) as fixture:
+        await fixture.step(*fixture.names)
+        fixture.watch()
+        fixture.native.begin()
+        fixture.api.calls.clear()
+        await fixture.step(*fixture.names[1:])
+        assert [call for call in fixture.api.calls if "nodes" in call[1]] == [
+            ("patch", NODES.path(name="n0"))
+        ]
+        assert fixture.labelled().keys() == set(fixture.names[1:])
+
+
+async def test_a_new_leader_removes_a_label_of_another_manager() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0")
+        fixture.put_foreign_label("n1", "violating")
+        fixture.watch()
+        fixture.native.begin()
+        await fixture.step("n0")
+        assert fixture.labelled() == {"n0": "violating"}
+
+
+async def test_a_node_that_is_recreated_while_the_nodes_stay_the_same_is_labelled() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0")
+        fixture.watch()
+        fixture.nodes.remove(("", "n0"))
+        await fixture.step("n0")
+        fixture.api.put(NODES, {"metadata": {"name": "n0", "labels": {}, "uid": "new"}})
+        fixture.watch()
+        await fixture.step("n0")
+        assert fixture.labelled() == {"n0": "violating"}
+
+
 async def test_the_labels_of_a_deleted_policy_are_removed() -> None:
     async with native_mode() as fixture:
         await fixture.step("n0")
-        await fixture.native.step(Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {})
+        await fixture.native.step(Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {}))
         assert fixture.labelled() == {}
+
+
+async def test_a_waiting_pod_that_is_older_than_its_policy_is_named() -> None:
+    async with native_mode() as fixture:
+        fixture.api.put(
+            PODS, {"metadata": {"name": "old", "namespace": "web"}, "status": {"phase": "Pending"}}
+        )
+        for _ in range(1000):  # the watch delivers the pod
+            await asyncio.sleep(0)
+        await fixture.step("n0")
+        assert fixture.native.uncovered == {}, "the policy selects no pods"
+        await fixture.step("n0", selects=True)
+        assert fixture.native.uncovered == {fixture.uid: "web/old"}
+        await fixture.step("n0", selects=True, mode="Shadow")
+        assert fixture.native.uncovered == {}
 
 
 async def test_the_policies_beyond_the_budget_are_named() -> None:
@@ -209,5 +336,32 @@ async def test_the_policies_beyond_the_budget_are_named() -> None:
                 uid=f"uid{number}",
             )
             states[policy.key] = PolicyState(policy, AvoidVerdict(codes, ()), (), None, None)
-        await fixture.native.step(Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), states)
+        await fixture.native.step(
+            Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), states, SelectionIndex((), {})
+        )
         assert fixture.native.not_enforced.keys() == {"uid10"}
+
+
+async def test_waiting_pods_get_events_within_a_limit() -> None:
+    async with native_mode() as fixture:
+        expression = {"key": fixture.label, "operator": "NotIn", "values": ["violating"]}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+        message = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
+        conditions = [{"type": "PodScheduled", "status": "False", "message": message}]
+        for number in range(60):
+            metadata = {"name": f"p{number}", "namespace": "web", "uid": f"uid{number}"}
+            spec, status = {"affinity": affinity}, {"phase": "Pending", "conditions": conditions}
+            fixture.api.put(PODS, {"metadata": metadata, "spec": spec, "status": status})
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        await fixture.step("n0", "n1", "n2")
+        await fixture.recorder.flush()
+        events = list(fixture.api.objects(EVENTS).values())
+        assert len(events) == 50
+        assert {event["reason"] for event in events} == {"NoNodePasses"}
+        assert "placement policy web/cool" in events[0]["note"]
+        fixture.api.clock.advance(1.0)
+        await fixture.step("n0", "n1", "n2")
+        await fixture.recorder.flush()
+        assert len(fixture.api.objects(EVENTS)) == 55

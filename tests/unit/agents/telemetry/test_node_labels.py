@@ -138,6 +138,18 @@ class TestLabeling:
         metrics = (series("memory", n1=200, n2=200), series("cpu", n1=200, n2=3))
         assert violating(rules, *metrics) == {"n1": {"solo": "1"}, "n2": {"gpu": "card1"}}
 
+    def test_labels_stay_until_every_metric_has_values_or_a_failure(self) -> None:
+        rules = [
+            rule("memory", target=20, labels=["gpu=card1"]),
+            rule("cpu", "Equals", 200, labels=["gpu=card0"]),
+        ]
+        owned = {"n2": {f"{P}gpu": "card1"}}
+        assert violating(rules, series("cpu", n1=200, n2=200), owned=owned) == {"n2": {"gpu": "card1"}}
+        assert violating(rules, series("cpu", n1=200), series("memory", n1=5), owned=owned) == {
+            "n1": {"gpu": "card0"},
+            "n2": {"gpu": "card1"},
+        }
+
     def test_what_is_no_label_is_left_out_and_nothing_else(self) -> None:
         rules = [rule("a", target=1, labels=["good=1", "bad", "a/b=c", "x=y=z", "e=", "=v", 7])]
         assert violating(rules, series("a", n1=2)) == {"n1": {"good": "1", "e": ""}}

@@ -100,10 +100,14 @@ def test_the_admission_policy_has_the_fields_of_the_definitions() -> None:
     for plural in KINDS:
         allowed = set() if plural == KINDS[1] else CLUSTER_FIELDS
         assert properties(plural) == set(admission_fields("specFields")) - allowed
-        assert properties(plural, "avoid", "[]") == (comparison | {"whenMissing", "all"}) - allowed
-        assert properties(plural, "avoid", "[]", "all", "[]") == (comparison | {"whenMissing"}) - allowed
+        part = comparison | {"whenMissing", "release"}
+        assert properties(plural, "avoid", "[]") == (part | {"for", "keepFor", "all"}) - allowed
+        assert properties(plural, "avoid", "[]", "all", "[]") == part - allowed
         assert properties(plural, "prefer", "[]") == set(admission_fields("preferFields")) - allowed
         assert properties(plural, "podSelector") == set(admission_fields("selectorFields"))
+        assert properties(plural, "canary", "podSelector") == set(admission_fields("selectorFields"))
+        assert properties(plural, "canary") == set(admission_fields("canaryFields"))
+        assert properties(plural, "guard") == set(admission_fields("guardFields"))
         requirement = properties(plural, "podSelector", "matchExpressions", "[]")
         assert requirement == set(admission_fields("requirementFields"))
     assert properties(KINDS[1], "nodeLabels", "[]") == comparison | {"all", "labels"}
@@ -114,14 +118,18 @@ def test_the_admission_policy_has_the_fields_of_the_definitions() -> None:
 def test_suggestions_are_unambiguous() -> None:
     """The admission policy recognizes a field by its first three letters, or six of those that begin with match."""
     rule = [*admission_fields("comparisonFields"), "whenMissing", "all", "labels"]
+    avoided = [*rule[:-1], "release", "for", "keepFor"]
     for names in (
         rule,
+        avoided,
         admission_fields("specFields"),
         admission_fields("preferFields"),
         admission_fields("selectorFields"),
+        admission_fields("canaryFields"),
+        admission_fields("guardFields"),
         admission_fields("requirementFields"),
     ):
-        starts = {name.lower()[: 6 if name.startswith("match") else 3] for name in names}
+        starts = {name.lower()[: 6 if name.startswith(("match", "maxR", "maxW")) else 3] for name in names}
         assert len(starts) == len(names)
 
 
@@ -142,6 +150,8 @@ def test_the_parser_has_the_fields_of_the_definitions() -> None:
     assert properties(cluster, "nodeLabels", "[]") == set(fields.LABEL_RULE_FIELDS)
     assert properties(cluster, "nodeLabels", "[]", "all", "[]") == set(fields.COMPARISON_FIELDS)
     assert properties(cluster, "podSelector") == set(fields.SELECTOR_FIELDS)
+    assert properties(cluster, "canary") == set(fields.CANARY_FIELDS)
+    assert properties(cluster, "guard") == set(fields.GUARD_FIELDS)
     requirement = properties(cluster, "podSelector", "matchExpressions", "[]")
     assert requirement == set(fields.REQUIREMENT_FIELDS)
     assert set(fields.CLUSTER_FIELDS) == CLUSTER_FIELDS
@@ -166,6 +176,13 @@ def test_the_parser_has_the_limits_of_the_definitions() -> None:
         ("spec.prefer", "maxItems"): fields.MAX_PREFERENCES,
         ("spec.prefer[].weight", "maximum"): fields.MAX_WEIGHT,
         ("spec.prefer[].order", "enum"): list(fields.ORDERS),
+        ("spec.mode", "enum"): list(fields.MODES),
+        ("spec.enforcement", "enum"): list(fields.ENFORCEMENTS),
+        ("spec.canary.percent", "maximum"): fields.MAX_PERCENT,
+        ("spec.guard.maxRejectedShare", "pattern"): f"^{fields.SHARE}$",
+        ("spec.guard.maxWaitingPods", "maximum"): fields.MAX_WAITING_PODS,
+        ("spec.guard.within", "pattern"): f"^{fields.GUARD_DURATION}$",
+        ("spec.guard.resumeAfter", "pattern"): f"^{fields.GUARD_DURATION}$",
         (f"{selector}.matchLabels", "maxProperties"): fields.MAX_SELECTOR_ENTRIES,
         (f"{selector}.matchExpressions", "maxItems"): fields.MAX_SELECTOR_ENTRIES,
         (f"{selector}.matchExpressions[].key", "maxLength"): fields.MAX_LABEL_KEY,

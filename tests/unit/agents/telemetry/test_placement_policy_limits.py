@@ -56,6 +56,12 @@ def test_at_most_50_policies_of_a_namespace_and_of_the_cluster_are_enforced_the_
     assert enforced[oldest.key] == oldest
 
 
+def test_policies_in_the_mode_shadow_come_last() -> None:
+    observing = policy("old", created="0", avoid=[HOT], mode="Shadow")
+    enforced = enforce(observing, policy("new", created="1", avoid=[HOT]), rules_per_namespace=1)
+    assert [bool(each.over_budget) for each in enforced.values()] == [True, False]
+
+
 def test_policies_that_are_not_enforced_count_for_no_budget() -> None:
     first = [policy(f"p{number:02}", created="1", avoid=[HOT]) for number in range(MAX_ENFORCED)]
     last = policy("last", created="2", avoid=[HOT | {"above": number} for number in range(100)])

@@ -13,6 +13,7 @@ from nodewise.agents.telemetry import placement_policy_parser as policies
 from nodewise.agents.telemetry.placement_policy import (
     AvoidRule,
     Comparison,
+    Guard,
     LabelRule,
     LabelSelector,
     PodSelection,
@@ -74,6 +75,7 @@ def test_all_fields_of_a_placement_policy() -> None:
                 )
             ),
         ),
+        enforcement="Preferred",
         prefer=(
             Preference(Comparison("package_power", "below", when_missing="pass"), 2),
             Preference(Comparison("cpu_usage_share", "above", when_missing="pass")),
@@ -148,12 +150,12 @@ PROBLEMS: dict[str, tuple[Any, Kind, str]] = {
     "a field of TASPolicy": (
         {"podSelector": {}, "avoid": [HOT | {"when_missing": "reject"}]},
         "PlacementPolicy",
-        'spec.avoid[0].when_missing: an unknown field; expected metric, aggregate, above, atLeast, below, atMost, equals, notEquals, maxAge, whenMissing, all; did you mean "whenMissing"?',
+        'spec.avoid[0].when_missing: an unknown field; expected metric, aggregate, above, atLeast, below, atMost, equals, notEquals, maxAge, whenMissing, release, for, keepFor, all; did you mean "whenMissing"?',
     ),
     "a field of the cluster kind": (
         {"podSelector": {}, "avoid": [HOT | {"query": "up"}]},
         "PlacementPolicy",
-        "whenMissing, all; only ClusterPlacementPolicy has it",
+        "release, for, keepFor, all; only ClusterPlacementPolicy has it",
     ),
     "a text in another case": (
         {"podSelector": {}, "avoid": [HOT | {"whenMissing": "reject"}]},
@@ -215,6 +217,12 @@ def test_a_query_is_not_part_of_a_problem() -> None:
     assert (
         message == "spec.avoid[0].query: 6000 characters; expected an expression of at most 4096 characters"
     )
+
+
+def test_the_fields_of_a_guard() -> None:
+    guard = {"maxRejectedShare": ".25", "maxWaitingPods": 3, "within": "2m", "resumeAfter": "12h"}
+    policy = parse({"podSelector": {}, "avoid": [HOT], "guard": guard})
+    assert (policy.guard, policy.problems) == (Guard(".25", 3, 120.0, 43200.0), ())
 
 
 SELECTED = {"podSelector": {"matchLabels": {"app": "web"}}}

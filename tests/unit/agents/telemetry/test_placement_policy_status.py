@@ -14,9 +14,10 @@ from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.telemetry import KIND, placement_policy_status
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.placement_policy_status import PlacementPolicyStatus, StatusFacts
+from nodewise.agents.telemetry.placement_policy_status import StatusFacts
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES
 from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.policy_status_fields import PlacementPolicyStatus
 from nodewise.agents.telemetry.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
 from nodewise.kube.resource_kinds import EVENTS, PODS
 from nodewise.kube.store import StoreWriter
@@ -32,6 +33,7 @@ from tests.unit.kube.virtual_time import VirtualClock
 RESOURCES = {watched.name: watched.resource for watched in KIND.watched(TelemetryOptions())}
 STORES = {kind: name for name, kind in POLICY_KINDS.items()}
 HOT, BUSY = {"metric": "heat", "above": 80}, {"metric": "load", "atLeast": "0.5", "whenMissing": "Reject"}
+LOADED = {"metric": "load", "above": 0}
 METRICS = metrics_snapshot(series("heat", n1=90, n2=70, n3=85), series("load", n1=1, n3=0))
 
 
@@ -88,6 +90,23 @@ def test_the_counts_of_each_rule() -> None:
     ]
     del written["rules"], written["conditions"]
     assert written == {"observedGeneration": 7, "mode": "Enforce", "selectedPods": 4, "rejectedNodes": 2}
+
+
+def test_the_counts_of_preferences_and_of_rules_for_node_labels() -> None:
+    labels = {"labels": {"gpu.nodewise.io/suspect": "true"}}
+    power = {"metric": "load", "order": "Ascending"}
+    hottest = {"query": "max(heat)", "order": "Descending"}
+    spec = {"prefer": [power, hottest], "nodeLabels": [HOT | labels, {"all": [HOT, LOADED], **labels}]}
+    values = metrics_snapshot(*METRICS.series.values(), series("query by max(heat)", n1=1))
+    state = only_state(policy("ClusterPlacementPolicy", **spec), metrics=values)
+    assert [*msgspec.to_builtins(status(state))["rules"]] == [
+        {"rule": "prefer[0]", "expression": "load Ascending", "missing": 1},
+        {"rule": "prefer[1]", "expression": "max(heat) Descending", "missing": 2},
+        {"rule": "nodeLabels[0]", "expression": "heat above 80", "nodes": 2, "missing": 0},
+        {"rule": "nodeLabels[1]", "expression": "heat above 80 and load above 0", "nodes": 1},
+        {"rule": "nodeLabels[1].all[0]", "expression": "heat above 80", "nodes": 2, "missing": 0},
+        {"rule": "nodeLabels[1].all[1]", "expression": "load above 0", "nodes": 1, "missing": 1},
+    ]
 
 
 def test_a_healthy_policy() -> None:
@@ -162,6 +181,7 @@ def test_selectors_that_match_no_pod() -> None:
     state = only_state(policy(avoid=[HOT]))
     none = status(state, selected_pods=0)
     assert conditions(none)["NoPodsSelected"] == ("True", "NoPods")
+    assert "NoCanaryPods" not in conditions(none)
     later = status(state, none, selected_pods=3)
     assert conditions(later) == WELL | {"NoPodsSelected": ("False", "AllWell")}
     assert "NoPodsSelected" not in conditions(status(state)), "pods have not been counted"
@@ -214,8 +234,8 @@ class Cluster:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        (task,) = self.controller.tasks()
-        async with run_in_background(task()):
+        watch_selected, watch_waiting = self.controller.tasks()
+        async with run_in_background(watch_selected()), run_in_background(watch_waiting()):
             yield
 
     async def step(self) -> None:
@@ -328,3 +348,15 @@ async def test_a_policy_that_was_replaced_gets_a_status_of_its_own() -> None:
         cluster.set_policies(created)
         await cluster.step()
         assert cluster.status()["mode"] == "Enforce"
+
+
+@pytest.mark.parametrize(
+    ("canary", "pods", "is_empty"),
+    [({"podSelector": {}}, 0, True), ({"podSelector": {}}, 1, False), ({"percent": 1}, 0, False)],
+)
+def test_a_canary_without_pods(canary: dict[str, object], pods: int, is_empty: bool) -> None:
+    written = status(
+        only_state(policy(avoid=[HOT], mode="Canary", canary=canary)), selected_pods=3, canary_pods=pods
+    )
+    assert written.mode == "Canary"
+    assert conditions(written) == WELL | ({"NoCanaryPods": ("True", "NoCanaryPods")} if is_empty else {})

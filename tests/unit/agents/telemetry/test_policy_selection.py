@@ -169,6 +169,25 @@ def test_a_policy_that_is_deleted_selects_no_longer() -> None:
     assert TelemetryAgent().equivalence_version(cluster.snapshot) is not version
 
 
+def test_a_selector_of_one_namespace_changes_nothing_for_pods_of_others() -> None:
+    agent, versions = TelemetryAgent(), []
+    cluster = Cluster(placement("cool"), placement("warm", namespace="e"))
+    for changed in (
+        placement("cool", {"matchLabels": {"app": "x"}}),
+        placement("cool"),
+        policy(dontschedule=[rule("heat", target=80)]),
+    ):
+        versions.append({name: agent.namespace_equivalence_version(cluster.snapshot, name) for name in "de"})
+        cluster.update(changed, placement("warm", namespace="e"))
+    versions.append({name: agent.namespace_equivalence_version(cluster.snapshot, name) for name in "de"})
+    assert len({id(version["d"]) for version in versions}) == len(versions)
+    assert len({id(version["e"]) for version in versions}) == 1
+    cluster.update(wide("all"))
+    assert agent.namespace_equivalence_version(cluster.snapshot, "e") is not versions[0]["e"]
+    unknown = agent.namespace_equivalence_version(cluster.snapshot, "unknown")
+    assert unknown is agent.equivalence_version(cluster.snapshot)
+
+
 def test_policies_that_are_not_enforced_are_named_and_reject_nothing() -> None:
     many = [placement(f"p{number:02}", ALL, BUSY, created=f"{number:02}") for number in range(MAX_ENFORCED)]
     beyond = [placement(f"q{number:02}", ALL, HOT, created="99") for number in range(30)]

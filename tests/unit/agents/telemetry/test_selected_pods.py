@@ -10,7 +10,15 @@ import pytest
 from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import selected_pods
 from nodewise.agents.telemetry.controller.selected_pod_watch import follow_store
-from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.agents.telemetry.placement_policy import (
+    Canary,
+    Enforcement,
+    LabelSelector,
+    Mode,
+    Policy,
+    PolicyKey,
+    Requirement,
+)
 from nodewise.agents.telemetry.placement_policy_parser import parse_policy
 from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, SelectionIndex
@@ -84,6 +92,15 @@ def test_pods_are_counted_by_policy() -> None:
     assert len(pods.groups.counts) == 4
 
 
+def test_pods_of_a_canary_are_counted() -> None:
+    track = LabelSelector((Requirement("track", "In", frozenset(["canary"])),))
+    trial = msgspec.structs.replace(ANY, mode="Canary", canary=Canary(track))
+    pods = CountedPods()
+    pods.list(pod("a", labels={"track": "canary"}), pod("b"), pod("c", "other", {"track": "canary"}))
+    assert pods.count(SelectionIndex([trial], {})).in_canary == {trial.key: 1}
+    assert pods.count(SelectionIndex([ANY], {})).in_canary == {}
+
+
 def test_changes_are_counted() -> None:
     pods = CountedPods()
     pods.list(pod("a", labels={"app": "web"}), pod("b"))
@@ -137,10 +154,16 @@ def test_selectors_mean_what_the_admission_policies_mean(case: SelectorCase) -> 
     assert selected == ((policy.key,) if case.is_selected else ())
 
 
-def state(key: PolicyKey, rejected: str, not_enforced: str = "") -> PolicyState:
+def state(
+    key: PolicyKey,
+    rejected: str,
+    not_enforced: str = "",
+    enforcement: Enforcement = "Required",
+    mode: Mode = "Enforce",
+) -> PolicyState:
     """A policy that rejects the nodes with an x. The last code is that of the unknown node."""
     codes = np.array([*(int(mark == "x") for mark in rejected), 1], np.int16)
-    policy = Policy(key, not_enforced=not_enforced)
+    policy = Policy(key, mode=mode, not_enforced=not_enforced, enforcement=enforcement)
     return PolicyState(policy, AvoidVerdict(codes, ()), ())
 
 
@@ -171,7 +194,16 @@ def test_policies_that_together_reject_every_node(
     assert cooperative_scheduling.run_without_pauses(work) == expected
 
 
-def test_a_policy_that_is_not_enforced_rejects_nothing() -> None:
-    states = {A: state(A, "xx.", "too many"), B: state(B, "..x")}
+@pytest.mark.parametrize(
+    "other",
+    [
+        state(A, "xx.", "too many"),
+        state(A, "xx.", enforcement="Preferred"),
+        state(A, "xx.", mode="Shadow"),
+    ],
+    ids=["budget", "preferred", "shadow"],
+)
+def test_a_policy_that_is_not_enforced_rejects_nothing(other: PolicyState) -> None:
+    states = {A: other, B: state(B, "..x")}
     work = selected_pods.find_rejecting_policies(states, 3, [(A, B)])
     assert cooperative_scheduling.run_without_pauses(work) == {}

@@ -11,6 +11,7 @@ from nodewise.agents.telemetry import node_labels, verdict_labels
 from nodewise.agents.telemetry.placement_policy import (
     AvoidRule,
     Comparison,
+    Enforcement,
     Policy,
     PolicyKey,
     PolicyKind,
@@ -32,10 +33,12 @@ def policy(
     created: str = "2026-01-01T00:00:00Z",
     rejected: str = "",
     awaits_metrics: bool = False,
+    enforcement: Enforcement = "Required",
 ) -> LabelledPolicy:
     """A policy that rejects the nodes whose numbers are in `rejected`."""
     codes = np.array([name[1:] in rejected for name in ("n1", "n2", "n3", "n?")], np.int16)
-    made = Policy(PolicyKey(kind, namespace, uid), created, avoid=rules or (AvoidRule((ALLOW,)),), uid=uid)
+    key, avoid = PolicyKey(kind, namespace, uid), rules or (AvoidRule((ALLOW,)),)
+    made = Policy(key, created, avoid=avoid, enforcement=enforcement, uid=uid)
     return LabelledPolicy(made, codes, awaits_metrics)
 
 
@@ -80,6 +83,19 @@ def test_accepted_nodes_are_ok_only_where_pods_require_it(rules: list[AvoidRule]
     ok = {A: "ok"}
     expected = {"n2": {A: "violating"}} | ({"n1": ok, "n3": ok} if has_ok else {})
     assert labels_of(policy("a", *rules, rejected="2")) == expected
+
+
+def test_a_policy_that_rejects_no_node_now_lets_pods_pass_that_were_created_before() -> None:
+    """Such as a policy that was edited to the mode Shadow."""
+    labelled = policy("a")._replace(codes=None)
+    assert labels_of(labelled, owned={"n2": {A: "violating"}}) == {}
+    assert labels_of(labelled, required_ok=frozenset([A])) == {name: {A: "ok"} for name in ("n1", "n2", "n3")}
+
+
+def test_no_pod_requires_ok_of_a_policy_that_is_only_preferred() -> None:
+    labelled = policy("a", AvoidRule((REJECT,)), rejected="2", enforcement="Preferred")
+    assert labels_of(labelled) == {"n2": {A: "violating"}}
+    assert labels_of(labelled, required_ok=frozenset([A]))["n1"] == {A: "ok"}, "pods from before an edit"
 
 
 def test_pods_that_were_created_before_an_edit_keep_their_label() -> None:

@@ -102,14 +102,17 @@ def test_invalid_mutations(tmp_path: Path, text: str, problem: str) -> None:
     assert str(file) in str(caught.value)
 
 
-def test_an_invalid_file_is_reported_once_and_the_last_valid_one_stays(tmp_path: Path) -> None:
+def test_an_invalid_file_is_an_error_until_it_is_valid_and_reported_once(tmp_path: Path) -> None:
     file = written(tmp_path, mutations="mutations: {perPod: {spec: {a: b}}}") / "mutations.yaml"
     live = LiveMutations(str(file), MetricsRegistry())
-    first = live()
     with capture_logs() as logs:
         for text in ("{", "{", "mutations: {", EMPTY, EMPTY):
             file.write_text(text)
-            assert live() == (first if text != EMPTY else ({}, {}))
+            if text == EMPTY:
+                assert live() == ({}, {})
+            else:
+                with pytest.raises(BadSettings):
+                    live()
     assert [line["event"] for line in logs] == ["cpu_mutations_failed"] * 2 + ["cpu_mutations_read"]
 
 
@@ -118,7 +121,8 @@ def test_a_file_that_was_away_is_taken_again(tmp_path: Path) -> None:
     live = LiveMutations(str(file), MetricsRegistry())
     file.unlink()
     with capture_logs() as logs:
-        live()
+        with pytest.raises(BadSettings, match="No such file"):
+            live()
         file.write_text(EMPTY)
         live()
     assert [line["event"] for line in logs] == ["cpu_mutations_failed", "cpu_mutations_read"]

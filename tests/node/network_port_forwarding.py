@@ -1,4 +1,6 @@
-"""Replaces `kubectl port-forward`, as the API server cannot reach the kubelet here."""
+"""Forwards ports of this machine into networks of pods: for the API server to a kubelet, and in place of
+`kubectl port-forward`, which pages start in the background and do not wait for.
+"""
 
 import contextlib
 import socket
@@ -12,9 +14,11 @@ Place = Callable[[], Path]
 
 
 @contextlib.contextmanager
-def forwarding(place: Place, port: int) -> Iterator[int]:
-    """A local port that leads to `port` of 127.0.0.1 in a network; `place` returns its file for each connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+def forwarding(place: Place, port: int, listen: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[int]:
+    """A port of this machine that leads to `port` of 127.0.0.1 in a network; `place` returns its file for each
+    connection.
+    """
+    with socket.create_server(listen) as listening:
         threading.Thread(target=_serve, args=(listening, place, port), daemon=True).start()
         yield listening.getsockname()[1]
 
@@ -38,6 +42,8 @@ def _forward(near: socket.socket, place: Place, port: int) -> None:
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
+        try:
+            while data := source.recv(65536):
+                target.sendall(data)
+        finally:  # also after a reset, or the other side would wait for ever
+            target.shutdown(socket.SHUT_WR)

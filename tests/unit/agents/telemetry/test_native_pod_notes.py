@@ -1,0 +1,111 @@
+"""The notes for waiting pods of native mode: which rules reject how many nodes, and which pods get a note when."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from nodewise import cooperative_scheduling
+from nodewise.agents.telemetry import native_pod_notes, unscheduled_pods
+from nodewise.agents.telemetry.native_pod_notes import NoteSchedule
+from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
+from nodewise.agents.telemetry.policy_rejection_reasons import NeverFetched, RuleBroken
+from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict
+from nodewise.agents.telemetry.state import PolicyState
+from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
+from nodewise.agents.telemetry.verdict_labels import label_key
+
+MISMATCH = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector."
+
+
+def state(name: str, *codes: int) -> PolicyState:
+    """A policy with the codes of its nodes: 1 is too hot, 2 is too busy."""
+    key = PolicyKey("PlacementPolicy", "web", name)
+    reasons = tuple(RuleBroken(key, Comparison(metric, "above", 80 * 10**9)) for metric in ("temp", "load"))
+    verdict = AvoidVerdict(np.array([*codes, 0], np.int16), reasons)
+    return PolicyState(Policy(key, uid=name), verdict, ())
+
+
+def note(*states: PolicyState, keys: tuple[str, ...] = ("cool", "calm")) -> str:
+    by_key = native_pod_notes.states_by_label_key(states)
+    return native_pod_notes.rejection_note(map(label_key, keys), by_key, 4)
+
+
+def pod(name: str, namespace: str = "web", *, message: str = MISMATCH, gated: bool = False) -> UnscheduledPod:
+    expression = {"key": label_key("cool"), "operator": "NotIn", "values": ["violating"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    body: dict[str, Any] = {
+        "metadata": {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}"},
+        "spec": {
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+            "schedulingGates": [{"name": unscheduled_pods.GATE}] if gated else [],
+        },
+        "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]},
+    }
+    kept = unscheduled_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
+    assert kept is not None
+    return kept
+
+
+def test_the_note_names_policies_rules_and_numbers_of_nodes() -> None:
+    cool, calm = state("cool", 1, 1, 0, 0), state("calm", 0, 1, 2, 0)
+    assert note(cool, calm) == (
+        "policies reject 3 of 4 nodes: 2 placement policy web/cool: temp above 80;"
+        " 1 placement policy web/calm: load above 80; 1 placement policy web/calm: temp above 80"
+    )
+    assert note(state("cool", 1, 1, 1, 1), calm, keys=("cool",)) == (
+        "policies reject all 4 nodes: 4 placement policy web/cool: temp above 80"
+    )
+    assert note(state("cool", 0, 0, 0, 0), keys=("cool", "deleted")) == ""
+
+
+def test_the_note_contains_no_cause_of_another_tenants_metric() -> None:
+    key = PolicyKey("PlacementPolicy", "web", "cool")
+    verdict = AvoidVerdict(np.ones(5, np.int16), (NeverFetched(key, "temp", "2 values of node a differ"),))
+    text = note(PolicyState(Policy(key, uid="cool"), verdict, ()))
+    assert text == "policies reject all 4 nodes: 4 placement policy web/cool: metric temp was never fetched"
+
+
+def test_the_note_is_short() -> None:
+    states = [state(f"p{number}", 1, 0, 0, 0) for number in range(30)]
+    text = note(*states, keys=tuple(f"p{number}" for number in range(30)))
+    assert text.endswith("; and 25 more reasons")
+    assert len(text) < 500
+
+
+def due(
+    schedule: NoteSchedule, now_s: float, *pods: UnscheduledPod, codes: tuple[int, ...] = (1, 0, 0, 0)
+) -> Any:
+    """The pods whose note is due, by namespace and name; all count as told."""
+    states = native_pod_notes.states_by_label_key([state("cool", *codes)])
+    notes = cooperative_scheduling.run_without_pauses(schedule.due(pods, states, 4, now_s))
+    for waiting, text in notes:
+        schedule.record(waiting, text, now_s)
+    return [f"{waiting.metadata.namespace}/{waiting.metadata.name}" for waiting, _ in notes]
+
+
+def test_only_pods_that_kube_scheduler_found_no_node_for_get_a_note() -> None:
+    pods = [
+        pod("waits"),
+        pod("gated", gated=True),
+        pod("new", message=""),
+        pod("large", message="0/4 nodes are available: 4 Insufficient cpu."),
+    ]
+    assert due(NoteSchedule(), 0.0, *pods) == ["web/waits"]
+    assert due(NoteSchedule(), 0.0, *pods, codes=(0, 0, 0, 0)) == []
+
+
+def test_a_note_is_repeated_rarely_and_a_new_one_not_at_once() -> None:
+    schedule, waits = NoteSchedule(), pod("waits")
+    assert due(schedule, 0.0, waits) == ["web/waits"]
+    assert due(schedule, 29.0, waits, codes=(1, 1, 0, 0)) == []
+    assert due(schedule, 30.0, waits, codes=(1, 1, 0, 0)) == ["web/waits"]
+    assert due(schedule, 629.0, waits, codes=(1, 1, 0, 0)) == []
+    assert due(schedule, 630.0, waits, codes=(1, 1, 0, 0)) == ["web/waits"]
+
+
+def test_namespaces_take_turns() -> None:
+    schedule = NoteSchedule()
+    pods = [pod(name, namespace) for namespace in ("a", "b") for name in "xyz"]
+    assert due(schedule, 0.0, *pods[:1]) == ["a/x"]
+    assert due(schedule, 1.0, *pods) == ["b/x", "a/y", "b/y", "a/z", "b/z"]

@@ -1,0 +1,127 @@
+"""A replica of a running nodewise behind an API server, for commands that read its settings and metric values."""
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from nodewise import agents, cooperative_scheduling
+from nodewise.agents.telemetry.policy_objects import RESOURCES
+from nodewise.extender import metric_values_endpoint
+from nodewise.extender.request_recorder import ReplaySettings
+from nodewise.extender.score_weights import ChainOptions
+from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.series import Sample, Series
+from nodewise.simulate import in_memory_api_http_server
+from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.simulate.in_memory_api_http_server import ApiServer
+from tests import forked_commands
+from tests.cluster.fake_port_forward import FakePortForward
+
+AT = 1_700_000_000.0
+"""The time of the replica, far from that of this machine."""
+TELEMETRY = agents.load("telemetry")
+POLICY = {
+    "apiVersion": "nodewise.io/v1alpha1",
+    "kind": "PlacementPolicy",
+    "metadata": {"name": "cool", "namespace": "web", "uid": "u1"},
+    "spec": {"podSelector": {}, "avoid": [{"metric": "heat", "above": 80}]},
+}
+
+
+class Replica(NamedTuple):
+    """A replica whose settings and values a test sets, and the API server."""
+
+    api: ApiServer
+    kubeconfig: Path
+    pages: dict[str, bytes]
+    """Responses by the query."""
+
+    def serve(self, metrics: MetricsSnapshot, sync_period_s: float = 5.0, **options: Any) -> None:
+        header = metric_values_endpoint.build_header(
+            [TELEMETRY],
+            {"telemetry": TELEMETRY.options(**options)},
+            ReplaySettings(sync_period_s, ChainOptions()),
+            ["prometheus"],
+            AT,
+        )
+        page = metric_values_endpoint.encode_page(header, metrics, "", AT)
+        self.pages[""] = cooperative_scheduling.run_without_pauses(page)
+
+    def decide(self, *arguments: str, expected: int = 0) -> Any:
+        done = self.run(*arguments, "-o", "json")
+        assert done.returncode == expected, done.stderr
+        return json.loads(done.stdout)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["decide", "--cluster", f"--kubeconfig={self.kubeconfig}", *arguments]
+        environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+        return forked_commands.run([forked_commands.NODEWISE, *command], env=environment)
+
+
+class ForwardingApiServer(ApiServer):
+    """Serves port-forward, too."""
+
+    def __init__(self, api: FakeApi) -> None:
+        super().__init__(api)
+        self.forward = FakePortForward()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        target = self.forward if scope["type"] == "websocket" else super().__call__
+        await target(scope, receive, send)
+
+
+@pytest.fixture
+def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replica]:
+    pages: dict[str, bytes] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            after = parse_qs(address.query).get("after", [""])[0]
+            body = pages.get(after, b"") if address.path == "/metric-values" else b""
+            self.send_response(200 if body else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    api = FakeApi(*RESOURCES.values())
+    for node in ("a", "b"):
+        api.put(NODES, {"metadata": {"name": node}})
+    api.put(RESOURCES["PlacementPolicy"], POLICY)
+    api.put(PODS, {"metadata": {"name": "waits", "namespace": "web", "uid": "p1"}, "spec": {}, "status": {}})
+    labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
+    api.put(
+        PODS,
+        {
+            "metadata": {"name": "nw-1", "namespace": "nodewise", "labels": labels},
+            "spec": {"nodeName": "a"},
+            "status": {"phase": "Running"},
+        },
+    )
+    monkeypatch.setattr(in_memory_api_http_server, "ApiServer", ForwardingApiServer)
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http_server,
+        in_memory_api_http_server.serving(api) as server,
+    ):
+        threading.Thread(target=http_server.serve_forever, args=(0.01,), daemon=True).start()
+        cast("ForwardingApiServer", server).forward.ports = {
+            ("nodewise", "nw-1", 9002): http_server.server_address[1]
+        }
+        yield Replica(server, server.kubeconfig(tmp_path), pages)
+        http_server.shutdown()
+
+
+def heat(a: int, b: int, age_s: float = 2.0) -> Series:
+    values = {"a": a, "b": b}
+    samples = {node: Sample(value * 10**9, AT - age_s) for node, value in values.items()}
+    return Series("heat", "prometheus", AT - age_s, samples)

@@ -1,0 +1,80 @@
+"""`nodewise decide --cluster` with the settings and metric values of a running nodewise."""
+
+import json
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from nodewise import cooperative_scheduling
+from nodewise.extender import metric_values_endpoint
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from tests.unit.cli.running_replica import AT, ForwardingApiServer, Replica, heat, replica
+
+__all__ = ["replica"]
+
+
+def test_values_of_the_replica_decide_at_its_time(replica: Replica) -> None:
+    replica.serve(MetricsSnapshot({"heat": heat(90, 70)}))
+    document = replica.decide()
+    [decision] = document["decisions"]
+    assert decision["feasible"] == ["b"]
+    assert document["inputs"] == ("settings and metric values of Pod/nodewise/nw-1, fetched at most 2s ago")
+    assert "with settings and metric values of Pod/nodewise/nw-1" in replica.run().stdout
+
+
+def test_settings_of_the_replica_apply_unless_the_user_gives_them(replica: Replica) -> None:
+    replica.serve(MetricsSnapshot({"heat": heat(70, 90)}), allowed_metrics="power")
+    assert replica.decide(expected=3)["decisions"][0]["feasible"] == []
+    assert replica.decide("--allowed-metrics=heat")["decisions"][0]["feasible"] == ["a"]
+
+
+def test_the_maximum_age_is_that_of_the_replicas_period(replica: Replica) -> None:
+    old = MetricsSnapshot({"heat": heat(90, 70, age_s=200.0)})
+    replica.serve(old, sync_period_s=60.0)
+    assert replica.decide()["decisions"][0]["feasible"] == ["b"]
+    replica.serve(old, sync_period_s=5.0)
+    [decision] = replica.decide(expected=3)["decisions"]
+    assert decision["feasible"] == []
+
+
+def test_files_and_sources_of_the_user_override_the_values(replica: Replica, tmp_path: Path) -> None:
+    replica.serve(MetricsSnapshot({"heat": heat(90, 70)}))
+    file = tmp_path / "heat.csv"
+    file.write_text("a,heat,1\nb,heat,99\n")
+    assert replica.decide(str(file))["decisions"][0]["feasible"] == ["a"]
+    document = replica.decide(f"--metrics=file:{file}")
+    assert document["decisions"][0]["feasible"] == ["a"]
+    assert document["inputs"].startswith("settings of Pod/nodewise/nw-1")
+
+
+def test_a_failure_in_the_replica_is_reported_with_its_cause(replica: Replica) -> None:
+    why = "prometheus: query heat: HTTP status 503"
+    replica.serve(MetricsSnapshot({}, {"heat": why}))
+    done = replica.run()
+    assert done.returncode == 3
+    assert why in done.stderr
+
+
+def test_without_a_replica_the_user_is_told_whose_settings_apply(replica: Replica) -> None:
+    done = replica.run("-o", "json")
+    assert (
+        "are those of this command, not of a running nodewise: no replica of nodewise answers" in done.stderr
+    )
+    assert "inputs" not in json.loads(done.stdout)
+    cast("ForwardingApiServer", replica.api).forward.refusals["nw-1"] = 403
+    done = replica.run()
+    assert "pods/portforward" in done.stderr
+
+
+def test_pages_are_read_to_the_end(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_values_endpoint, "MAX_PAGE_VALUES", 1)
+    other = msgspec.structs.replace(heat(1, 1), metric="dust")
+    metrics = MetricsSnapshot({"heat": heat(90, 70), "dust": other})
+    replica.serve(metrics)
+    header = metric_values_endpoint.decode_page(replica.pages[""]).header
+    replica.pages["dust"] = cooperative_scheduling.run_without_pauses(
+        metric_values_endpoint.encode_page(header, metrics, "dust", AT)
+    )
+    assert replica.decide()["decisions"][0]["feasible"] == ["b"]

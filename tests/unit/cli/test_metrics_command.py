@@ -1,0 +1,96 @@
+"""`nodewise metrics`, with and without a replica of a running nodewise."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.series import Sample, Series
+from tests.cluster.read_only_commands import run
+from tests.unit.cli.running_replica import AT, Replica, heat, replica
+
+__all__ = ["replica"]
+
+FAILURES = {"hot": "prometheus: no series of this name"}
+
+
+def listed(replica: Replica, *arguments: str, expected: int = 0) -> Any:
+    done = run("metrics", f"--kubeconfig={replica.kubeconfig}", *arguments, "-o", "json")
+    assert done.returncode == expected, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def serving(replica: Replica) -> Replica:
+    part = Series(
+        "power", "custom", AT - 9, {"a": Sample(1, None), "gone": Sample(1, None)}, {"b": "not a number"}
+    )
+    replica.serve(MetricsSnapshot({"heat": heat(90, 70), "power": part}, FAILURES))
+    return replica
+
+
+def test_metrics_have_nodes_ages_policies_and_causes(serving: Replica) -> None:
+    document = listed(serving)
+    assert document["inputs"].startswith("Pod/nodewise/nw-1, fetched at most 9s ago")
+    rows = {row["metric"]: row for row in document["metrics"]}
+    assert rows["heat"] == {
+        "metric": "heat",
+        "source": "prometheus",
+        "nodes": 2,
+        "age_s": 2.0,
+        "policies": ["placement policy web/cool"],
+        "cause": "",
+    }
+    assert (rows["power"]["nodes"], rows["power"]["age_s"], rows["power"]["policies"]) == (1, 9.0, [])
+    assert rows["power"]["cause"] == "1 node has no valid value: b: not a number"
+    assert (rows["hot"]["nodes"], rows["hot"]["source"], rows["hot"]["cause"]) == (0, None, FAILURES["hot"])
+
+
+def test_the_table_has_the_same(serving: Replica) -> None:
+    done = run("metrics", f"--kubeconfig={serving.kubeconfig}")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == [
+        "METRIC",
+        "SOURCE",
+        "NODES",
+        "OLDEST",
+        "USED",
+        "BY",
+        "WHY",
+        "VALUES",
+        "ARE",
+        "MISSING",
+    ]
+    assert next(line for line in lines if line.startswith("heat")).split()[:4] == [
+        "heat",
+        "prometheus",
+        "2",
+        "2s",
+    ]
+    assert lines[-1] == "with the metric values of Pod/nodewise/nw-1, fetched at most 9s ago"
+
+
+def test_one_metric_is_selected(serving: Replica) -> None:
+    assert [row["metric"] for row in listed(serving, "heat")["metrics"]] == ["heat"]
+
+
+def test_an_unknown_name_has_similar_names(serving: Replica) -> None:
+    document = listed(serving, "haet", expected=3)
+    assert document["similar"] == ["heat"]
+    assert [(row["metric"], row["nodes"]) for row in document["metrics"]] == [("haet", 0)]
+    table = run("metrics", "haet", f"--kubeconfig={serving.kubeconfig}")
+    assert "similar to haet: heat" in table.stdout
+
+
+def test_without_a_replica_the_metrics_of_policies_are_read_with_the_users_rights(replica: Replica) -> None:
+    done = run("metrics", f"--kubeconfig={replica.kubeconfig}", "-o", "json")
+    assert done.returncode == 0
+    assert "metrics are read with your own rights: no replica of nodewise answers" in done.stderr
+    row, *others = json.loads(done.stdout)["metrics"]
+    assert {other["nodes"] for other in others} == {None}, (
+        "the names of metrics.k8s.io, which nobody requests"
+    )
+    assert (row["metric"], row["nodes"], row["policies"]) == ("heat", 0, ["placement policy web/cool"])
+    assert "the custom metrics API is not installed" in row["cause"]

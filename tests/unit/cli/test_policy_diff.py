@@ -1,0 +1,184 @@
+"""`nodewise policy diff`: nodes, pods and node labels that change if policies replace others."""
+
+from pathlib import Path
+
+import httpx2
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from nodewise.agents.telemetry import KIND
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.cli import policy_diff
+from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.metrics.prometheus import prometheus_connection
+from nodewise.simulate import in_memory_api_http_server
+from nodewise.simulate.in_memory_api import FakeApi
+from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory
+
+_POLICY = """
+apiVersion: nodewise.io/v1alpha1
+kind: PlacementPolicy
+metadata: {name: cool, namespace: web}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  avoid:
+  - {metric: temp, above: 80}
+  prefer:
+  - {metric: temp, order: Ascending}
+---
+apiVersion: nodewise.io/v1alpha1
+kind: ClusterPlacementPolicy
+metadata: {name: drain}
+spec:
+  nodeLabels:
+  - {metric: temp, above: 85, labels: {heat.nodewise.io/drain: "true"}}
+"""
+_NODES = "".join(f"---\napiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\n" for name in "abcd")
+_POD = """---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {}, namespace: web, labels: {{app: {}}}}}
+spec: {{nodeName: {}}}
+"""
+_PODS = _POD.format("web-1", "web", "c") + _POD.format("web-2", "web", "''") + _POD.format("db", "db", "c")
+_METRICS = "a,temp,50\nb,temp,60\nc,temp,75\nd,temp,90\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "nodes.yaml").write_text(_NODES)
+    (inputs / "pods.yaml").write_text(_PODS)
+    (inputs / "metrics.csv").write_text(_METRICS)
+    (tmp_path / "old.yaml").write_text(_POLICY)
+    return tmp_path
+
+
+def diff(folder: Path, new: str, *more: str) -> Result:
+    (folder / "new.yaml").write_text(new)
+    arguments = [str(folder / "old.yaml"), str(folder / "new.yaml"), str(folder / "inputs"), *more]
+    return CliRunner().invoke(policy_diff.command, arguments)
+
+
+def test_verdicts_ranks_and_labels_that_change(folder: Path) -> None:
+    new = _POLICY.replace("above: 80", "above: 70").replace("Ascending", "Descending").replace("85", "95")
+    result = diff(folder, new)
+    assert result.exit_code == 3
+    assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
+        "web/web-1 and 1 more pods: of 4 nodes, 1 verdicts and 2 ranks change",
+        "NODE PODS THERE BEFORE AFTER",
+        "c 1 rank 3 rejected: placement policy web/cool: temp above 70",
+        "a - rank 1 rank 2",
+        "b - rank 2 rank 1",
+        "NODE LABEL BEFORE AFTER",
+        "d heat.nodewise.io/drain true -",
+        "2 of 2 selected pods change, 1 node labels change",
+    ]
+
+
+def test_the_same_as_json(folder: Path) -> None:
+    [group] = msgspec.json.decode(
+        diff(folder, _POLICY.replace("above: 80", "above: 70"), "-o", "json").stdout
+    )["pods"]
+    assert group == {
+        "pods": ["web/web-1", "web/web-2"],
+        "policies": {"before": ["placement policy web/cool"], "after": ["placement policy web/cool"]},
+        "nodes": [
+            {
+                "node": "c",
+                "running": 1,
+                "before": {"rejected": None, "rank": 3},
+                "after": {"rejected": "placement policy web/cool: temp above 70", "rank": None},
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        _POLICY,
+        # another reason for the same nodes, and another name
+        _POLICY.replace("above: 80", "atLeast: 78"),
+        _POLICY.replace("name: cool", "name: cooler"),
+    ],
+)
+def test_nothing_changes(folder: Path, new: str) -> None:
+    result = diff(folder, new)
+    assert (result.stdout, result.exit_code) == ("nothing changes\n", 0)
+
+
+def test_the_old_policy_counts_only_before(folder: Path) -> None:
+    """Also where FILE has it."""
+    (folder / "inputs" / "policy.yaml").write_text(_POLICY)
+    result = diff(folder, _POLICY.replace("name: cool", "name: cooler").replace("above: 80", "above: 95"))
+    assert "rejected: placement policy web/cool: temp above 80" in result.stdout
+    assert "web/cooler" not in result.stdout
+
+
+def test_without_pods_an_example_of_each_selector_is_compared(folder: Path) -> None:
+    (folder / "inputs" / "pods.yaml").unlink()
+    result = diff(folder, _POLICY.replace("above: 80", "above: 70"))
+    assert result.stdout.startswith("web/pods of web/cool: of 4 nodes, 1 verdicts and 0 ranks change\n")
+
+
+def test_wrong_inputs(folder: Path) -> None:
+    assert "no policy; expected one of" in str(diff(folder, _NODES).exception)
+    (folder / "inputs" / "nodes.yaml").unlink()
+    assert "no Node; expected at least one" in str(diff(folder, _POLICY).exception)
+    paths = [str(folder / "old.yaml")] * 2
+    assert "FILE: none" in str(CliRunner().invoke(policy_diff.command, paths).exception)
+
+
+def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node b had 75 for the first 20 of 60 minutes, and 85 for ten more."""
+
+    def value_of_b(at: float) -> str:
+        minutes = round((fake.now // 60 * 60 - at) / 60)
+        return "75" if minutes >= 40 else "85" if minutes >= 30 else "60"
+
+    fake = FakeHistory(
+        {
+            (("__name__", "temp"), ("node", node)): value_of_b if node == "b" else lambda _: "50"
+            for node in "abcd"
+        }
+    )
+    transport = httpx2.MockTransport(fake.answer)
+    monkeypatch.setattr(
+        prometheus_connection,
+        "_create_client",
+        lambda *_: httpx2.AsyncClient(base_url=URL, transport=transport),
+    )
+    options = ("--since", "1h", "--prometheus-url", URL)
+    result = diff(folder, _POLICY.replace("above: 80", "above: 70"), *options)
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    heading = lines.index("web/web-1 and 1 more pods: 1 nodes change; no node was left for 0 before, 0 after")
+    assert lines[heading + 1 :] == [
+        "NODE REJECTED BEFORE AFTER ONLY BEFORE ONLY AFTER",
+        "b 10m 30m 0 20m",
+    ]
+    document = msgspec.json.decode(diff(folder, _POLICY, *options, "-o", "json").stdout)
+    assert document["history"]["pods"] == []
+    assert "--prometheus-url: none" in str(diff(folder, _POLICY, "--since", "1h").exception)
+
+
+def test_the_objects_of_a_cluster_with_the_metrics_of_a_file(folder: Path) -> None:
+    api = FakeApi(*(watched.resource for watched in KIND.watched(TelemetryOptions())))
+    for name in "abcd":
+        api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    metadata = {"name": "web-1", "namespace": "web", "labels": {"app": "web"}}
+    api.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": "c"}})
+    (folder / "new.yaml").write_text(_POLICY.replace("above: 80", "above: 70"))
+    paths = [str(folder / name) for name in ("old.yaml", "new.yaml", "inputs/metrics.csv")]
+    with in_memory_api_http_server.serving(api) as server:
+        kubeconfig = str(server.kubeconfig(folder))
+        result = CliRunner().invoke(
+            policy_diff.command,
+            [*paths, "--cluster", "--kubeconfig", kubeconfig, "--now", "2026-11-21T00:00:00Z"],
+        )
+        assert {verb for verb, _ in server.call(lambda served: served.calls)} == {"get"}
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "web/web-1: of 4 nodes, 1 verdicts and 0 ranks change"
+    assert lines[2] == "c 1 rank 3 rejected: placement policy web/cool: temp above 70"

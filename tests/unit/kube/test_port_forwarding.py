@@ -1,0 +1,98 @@
+"""Requests through port-forward, to a fake of the API server."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodewise.errors import Refused, Unavailable
+from nodewise.kube import port_forwarding
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.port_forwarding import PodPort
+from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.cluster import asgi_server_thread, child_processes
+from tests.cluster.fake_port_forward import FakePortForward
+from tests.unit.kube import port_forward_suite
+from tests.unit.kube.port_forward_suite import TIMEOUT_S, PortForwardSuite
+
+PORT = PodPort("nodewise", "replica", 9002)
+
+
+@pytest.fixture
+def http_port() -> Iterator[int]:
+    yield from port_forward_suite.serving_large_file()
+
+
+@pytest.fixture
+def fake(http_port: int) -> FakePortForward:
+    fake = FakePortForward()
+    fake.ports[tuple(PORT)] = http_port
+    return fake
+
+
+@pytest.fixture
+async def api(fake: FakePortForward, tmp_path: Path) -> AsyncIterator[HttpApi]:
+    with asgi_server_thread.serving(fake) as address:
+        kubeconfig = asgi_server_thread.kubeconfig(tmp_path, address)
+        opened = connect(KubeOptions(kubeconfig=str(kubeconfig)), MetricsRegistry())
+        yield opened
+        await opened.close()
+
+
+class TestFakePortForward(PortForwardSuite):
+    @pytest.fixture
+    def pod_port(self) -> PodPort:
+        return PORT
+
+    @pytest.fixture
+    def closed_port(self) -> int:
+        return child_processes.free_port()
+
+
+async def test_the_query_is_encoded(api: HttpApi) -> None:
+    body = await port_forwarding.get(api, PORT, "/echo", {"pod": "a b&c", "limit": "3"}, TIMEOUT_S)
+    assert body == b"pod=a+b%26c&limit=3"
+
+
+async def test_a_missing_right_is_refused_with_the_message_of_the_api_server(
+    api: HttpApi, fake: FakePortForward
+) -> None:
+    fake.refusals["replica"] = 403
+    with pytest.raises(Refused, match=r'cannot create resource "pods/portforward"'):
+        await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+
+
+async def test_a_pod_that_does_not_answer_is_unavailable_after_the_timeout(
+    api: HttpApi, fake: FakePortForward
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        fake.ports[tuple(PORT)] = silent.getsockname()[1]
+        with pytest.raises(Unavailable, match=r"no answer within 0\.05 s"):
+            await port_forwarding.get(api, PORT, "/large", {}, 0.05)
+
+
+async def test_a_pod_that_closes_the_connection_is_unavailable(api: HttpApi, fake: FakePortForward) -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
+        fake.ports[tuple(PORT)] = server.sockets[0].getsockname()[1]
+        with pytest.raises(Unavailable, match="disconnected without sending a response"):
+            await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+
+
+async def test_a_large_response_is_limited(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_forwarding, "MOST_BYTES", 1000)
+    with pytest.raises(Unavailable, match="more than"):
+        await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+
+
+async def test_an_api_server_that_does_not_upgrade_is_named(api: HttpApi, fake: FakePortForward) -> None:
+    fake.refusals["replica"] = 200
+    with pytest.raises(Unavailable, match="HTTP status 200; expected an upgrade to WebSocket"):
+        await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)

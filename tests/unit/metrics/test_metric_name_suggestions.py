@@ -1,0 +1,124 @@
+"""Similar names for metrics that a source does not have, at a cost that does not depend on policies."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from nodewise import cooperative_scheduling
+from nodewise.clock import ManualClock
+from nodewise.errors import Unavailable
+from nodewise.metrics import metric_name_suggestions
+from nodewise.metrics.metric_name_suggestions import (
+    MAX_COMPARED,
+    MAX_OF_ALL,
+    MAX_OF_NAMESPACE,
+    NAMES_S,
+    MetricNameSuggestions,
+)
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.missing_values import Cause
+from nodewise.metrics.series import Series
+
+UNKNOWN = Cause("MetricUnknown", "Prometheus has no series of this name", "correct the name")
+NAMES = ("node_temperature", "node_load1", "up")
+
+
+class Catalog:
+    name = "prometheus"
+
+    def __init__(self, names: Sequence[str] | Exception) -> None:
+        self.answer = names
+        self.calls = 0
+
+    def supports(self, request: MetricRequest) -> bool:
+        return True
+
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
+        raise NotImplementedError
+
+    async def metric_names(self) -> Sequence[str]:
+        self.calls += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def remedies(catalog: Catalog, *metrics: str, cause: Cause = UNKNOWN) -> list[str]:
+    async def run() -> list[str]:
+        suggestions = MetricNameSuggestions(ManualClock(0.0), 1.0)
+        causes = [await suggestions.suggest(cause, MetricRequest(metric), catalog) for metric in metrics]
+        return [each.remedy for each in causes]
+
+    return asyncio.run(run())
+
+
+def test_the_most_similar_name_is_suggested_for_many_metrics_with_one_request() -> None:
+    catalog = Catalog(NAMES)
+    misspelt = ("node_temprature", "node_laod1", "upp", "something")
+    assert remedies(catalog, *misspelt) == [
+        'correct the name; it has "node_temperature"',
+        'correct the name; it has "node_load1"',
+        'correct the name; it has "up"',
+        "correct the name",
+    ]
+    assert catalog.calls == 1
+
+
+def test_names_are_requested_again_after_a_while_and_a_suggestion_stays() -> None:
+    async def run() -> None:
+        clock, catalog = ManualClock(0.0), Catalog(Unavailable("down"))
+        suggestions = MetricNameSuggestions(clock, 1.0)
+
+        async def remedy(metric: str) -> str:
+            return (await suggestions.suggest(UNKNOWN, MetricRequest(metric), catalog)).remedy
+
+        assert await remedy("node_laod1") == "correct the name"
+        catalog.answer = NAMES
+        assert await remedy("node_laod1") == "correct the name", "not requested again at once"
+        clock.advance(NAMES_S)
+        assert await remedy("node_laod1") == 'correct the name; it has "node_load1"'
+        catalog.answer = ("node_load",)
+        clock.advance(NAMES_S)
+        assert await remedy("node_laod1") == 'correct the name; it has "node_load1"', "no write of a status"
+        suggestions.forget(frozenset({MetricRequest("node_laod1").key}))
+        assert await remedy("node_laod1") == 'correct the name; it has "node_load"'
+
+    asyncio.run(run())
+
+
+def test_a_namespace_with_many_misspelt_names_takes_no_suggestions_from_others() -> None:
+    async def run() -> None:
+        clock, catalog = ManualClock(0.0), Catalog(NAMES)
+        suggestions = MetricNameSuggestions(clock, 1.0)
+
+        async def is_suggested(number: int, namespace: str) -> bool:
+            request = MetricRequest(f"node_laod{number}", namespaces=frozenset([namespace]))
+            return (await suggestions.suggest(UNKNOWN, request, catalog)).remedy != UNKNOWN.remedy
+
+        hostile = [await is_suggested(number, "hostile") for number in range(30)]
+        assert sum(hostile) == MAX_OF_NAMESPACE
+        assert await is_suggested(1000, "other")
+        later = [await is_suggested(2000 + number, f"other{number}") for number in range(30)]
+        assert sum(later) == MAX_OF_ALL - MAX_OF_NAMESPACE - 1
+        clock.advance(NAMES_S)
+        assert await is_suggested(29, "hostile")
+
+    asyncio.run(run())
+
+
+def test_other_causes_request_no_names() -> None:
+    catalog = Catalog(NAMES)
+    down = Cause("SourceUnreachable", "Prometheus is unreachable", "start it")
+    assert remedies(catalog, "node_laod1", cause=down) == ["start it"]
+    assert catalog.calls == 0
+
+
+@pytest.mark.parametrize("metric", ["node_temprature", "temprature"])
+def test_few_of_many_names_are_compared(metric: str) -> None:
+    names = [f"node_metric_{number}" for number in range(5000)] + ["node_temperature", "temperature"]
+    chosen = cooperative_scheduling.run_without_pauses(
+        metric_name_suggestions.select_similar_names(metric, names)
+    )
+    assert len(chosen) <= MAX_COMPARED
+    assert metric.replace("prature", "perature") in chosen

@@ -1,0 +1,136 @@
+"""The history of metrics in Prometheus: parts within its limits, several series of a node, and pods that started."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from nodewise.errors import BadInput, Unavailable
+from nodewise.metrics.prometheus import history as prometheus_history
+from nodewise.metrics.prometheus.range_matrix import TimeGrid
+from nodewise.metrics.series import ValueState
+from tests.unit.metrics.fake_prometheus_history import FakeHistory, Value, history_of, request_of
+
+START = 1_699_000_020.0
+FRESH, MISSING, INVALID = ValueState.FRESH, ValueState.MISSING, ValueState.INVALID
+
+
+def series(name: str, **values: Value) -> dict[tuple[tuple[str, str], ...], Value]:
+    return {(("__name__", name), ("instance", f"{node}:9100")): value for node, value in values.items()}
+
+
+def minute(at: float) -> int:
+    return round((at - START) / 60)
+
+
+def read(fake: FakeHistory, steps: int, aggregate: str = ""):
+    history = history_of(fake, ("a", "b"))
+    grid = TimeGrid(START, 60.0, steps)
+    matrices = asyncio.run(history.read([request_of("temp", aggregate)], grid))
+    [matrix] = matrices.values()
+    return matrix, history
+
+
+def test_values_gaps_and_texts_that_are_no_numbers() -> None:
+    texts = ["81.5", None, "NaN", "+Inf", "1e+300", "7e+10"]
+    fake = FakeHistory(series("temp", a=lambda at: texts[minute(at)], b=lambda at: str(minute(at))))
+    matrix, _ = read(fake, 6)
+    assert matrix.states[:, 0].tolist() == [FRESH, MISSING, INVALID, INVALID, INVALID, FRESH]
+    assert matrix.values[:, 0].tolist() == [81_500_000_000, 0, 0, 0, 0, 7 * 10**19]
+    assert matrix.values[:, 1].tolist() == [number * 10**9 for number in range(6)]
+    assert fake.queries[0]["query"] == 'last_over_time({__name__="temp"}[60s])'
+
+
+def test_a_part_beyond_the_limit_of_the_server_is_read_in_halves() -> None:
+    fake = FakeHistory(series("temp", a=lambda at: str(minute(at))), most_points=3)
+    matrix, history = read(fake, 10)
+    assert matrix.values[:, 0].tolist() == [number * 10**9 for number in range(10)]
+    assert "exceeded maximum resolution" in history.halvings[0]
+
+
+def test_a_server_that_does_not_answer_is_asked_again_for_less_and_fails_in_the_end() -> None:
+    fake = FakeHistory(series("temp", a=lambda _: "1"))
+    fake.unanswered = 2
+    assert read(fake, 8)[0].values[:, 0].tolist() == [10**9] * 8
+    fake.unanswered = 1000
+    with pytest.raises(Unavailable, match="503"):
+        read(fake, 4)
+
+
+def test_a_query_that_is_invalid_is_not_repeated() -> None:
+    fake = FakeHistory({})
+    fake.answer = lambda _: _error()  # type: ignore[method-assign,assignment]
+    with pytest.raises(BadInput, match="parse error"):
+        read(fake, 4)
+
+
+def _error():
+    import httpx2
+
+    return httpx2.Response(400, json={"status": "error", "errorType": "bad_data", "error": "parse error"})
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "values", "states"),
+    [
+        ("", [1, 0, 0, 4], [FRESH, INVALID, INVALID, FRESH]),
+        ("max", [1, 9, 2, 4], [FRESH] * 4),
+        ("min", [1, 2, 2, 4], [FRESH] * 4),
+        ("sum", [2, 11, 0, 4], [FRESH, FRESH, INVALID, FRESH]),
+        ("avg", [1, 5.5, 0, 4], [FRESH, FRESH, INVALID, FRESH]),
+    ],
+)
+def test_several_series_of_a_node(aggregate: str, values: list[float], states: list[int]) -> None:
+    first, second = ["1", "2", "2", "4"], ["1", "9", "NaN", None]
+    fake = FakeHistory(
+        {
+            (("__name__", "temp"), ("instance", "a"), ("cpu", "0")): lambda at: first[minute(at)],
+            (("__name__", "temp"), ("instance", "a"), ("cpu", "1")): lambda at: second[minute(at)],
+        }
+    )
+    matrix, _ = read(fake, 4, aggregate)
+    assert matrix.states[:, 0].tolist() == states
+    assert matrix.values[:, 0].tolist() == [round(value * 10**9) for value in values]
+    # again without series that have ended
+    assert fake.queries[-1]["query"] == 'last_over_time({__name__="temp"}[60s]) and {__name__="temp"}'
+
+
+def test_series_of_other_nodes_are_named() -> None:
+    fake = FakeHistory(series("temp", a=lambda _: "1", gone=lambda _: "2"))
+    _, history = read(fake, 2)
+    assert history.unmatched == {"gone:9100"}
+
+
+def test_the_parts_are_small_for_many_nodes_and_never_beyond_the_limit_of_prometheus() -> None:
+    names = tuple(f"n{number}" for number in range(5000))
+    assert history_of(FakeHistory({}), names).steps_per_part == 50
+    assert history_of(FakeHistory({}), ("a",)).steps_per_part < prometheus_history.MAX_POINTS_PER_SERIES
+
+
+def test_pods_that_started() -> None:
+    def of(metric: str, value: str, **labels: str) -> dict[str, object]:
+        return {"metric": {"namespace": "web", "pod": "w", **labels}, "value": [1.0, value]}
+
+    fake = FakeHistory({})
+    fake.instant = {
+        "kube_pod_start_time": [of("", "1699000100", uid="u1"), of("", "1699000050", pod="x", uid="u2")],
+        "kube_pod_info": [of("", "1", uid="u1", node="a", created_by_kind="DaemonSet")],
+        "kube_pod_labels": [of("", "1", uid="u1", label_app_kubernetes_io_name="web")],
+    }
+    pods = asyncio.run(prometheus_history.read_pod_starts(history_of(fake, ("a",)), 3600.0))
+    assert [(pod.name, pod.started_at, pod.node, pod.owner_kind) for pod in pods] == [
+        ("x", 1699000050.0, "", ""),
+        ("w", 1699000100.0, "a", "DaemonSet"),
+    ]
+    assert [pod.labels for pod in pods] == [None, {"app_kubernetes_io_name": "web"}]
+
+
+def test_the_clock_is_that_of_prometheus() -> None:
+    fake = FakeHistory({})
+    assert asyncio.run(history_of(fake, ("a",)).clock()) == fake.now
+
+
+def test_grid() -> None:
+    grid = TimeGrid(START, 60.0, 5)
+    assert np.array_equal(grid.times, START + 60.0 * np.arange(5))
+    assert (grid.part(3, 5).start, grid.part(3, 5).steps, grid.end) == (START + 180, 2, START + 240)

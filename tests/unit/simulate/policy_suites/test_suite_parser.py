@@ -1,0 +1,106 @@
+"""A suite with mistakes: each message has file, line and field, and the closest valid name."""
+
+from pathlib import Path
+
+import pytest
+
+from nodewise.errors import BadInput
+from tests.unit.simulate.policy_suites.suite_texts import POLICY, TEST, read
+
+_EXPECT = "  - {eval_time: 1m, pod: web/web-1, rejected: [a]}\n"
+_METRICS = "a metric that a policy names: power, temp"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("nodes: [a, b, c]", "node: [a, b, c]", ":21: tests[0].node: an unknown field; expected name,"),
+        ("tests:", "test:", ":19: test: an unknown field"),
+        (
+            "'temp{node=\"a\"}'",
+            "'tmp{node=\"a\"}'",
+            f":24: tests[0].input_series[0].series: 'tmp'; expected {_METRICS}",
+        ),
+        ("'temp{node=\"b\"}'", "'temp{node=\"d\"}'", "series: 'd'; expected a node of the test: a, b, c"),
+        ("'temp{node=\"b\"}'", "temp", "no such label; expected a label that names the node: node,"),
+        (
+            "80+10x2 _x5",
+            "80+10x2 gap",
+            ":24:48: tests[0].input_series[0].values: 'gap' at character 9; expected a number",
+        ),
+        (
+            "'temp{node=\"a\"}'",
+            "'temp{node=a}'",
+            ":24:20: tests[0].input_series[0].series: 'node=a' at character 6",
+        ),
+        ("web/web-1", "web/web-2", ".pod: 'web/web-2'; expected a pod of the test: web/web-1; did you mean"),
+        ("[a]}", "[x]}", ":30: tests[0].expect[0].rejected: 'x'; expected a node of the test: a, b, c"),
+        (
+            "rejected: [a]",
+            "suspended: [web/col]",
+            'a policy of the suite: drain, web/cool; did you mean "web/cool"?',
+        ),
+        ("rejected: [a]", "ranks: {a: first}", "ranks.a: 'first'; expected a rank from 1, the best"),
+        ("rejected: [a]", "labels: {a: {x: true}}", "labels.a: {'x': True}; expected an object of texts"),
+        (
+            ", rejected: [a]",
+            "",
+            "no expectation; expected at least one of rejected, ranks, labels, suspended, events",
+        ),
+        (", pod: web/web-1", "", "no pod; expected pod together with rejected and ranks"),
+        ("eval_time: 1m", "eval_time: 1", "eval_time: 1; expected a duration such as 30s or 5m"),
+        ("eval_time: 1m", "eval_time: 90d", "129600 evaluations; expected at most 20000 evaluations"),
+        ("rejected: [a]", "events: [{reason: x}]", "neither; expected one of pod and policy"),
+        ("kind: PlacementPolicy", "kind: PlacementPolicies", 'Namespace; did you mean "PlacementPolicy"?'),
+        ("policies:", "policy_files: [nothing.yaml]\npolicies:", "policy_files[0]: "),
+        (
+            "input_series:",
+            "input_series: 5\n  other:",
+            "input_series: 5; expected a list with at least one entry",
+        ),
+        ("metadata: {name: cool, namespace: web}", "metadata: 5", "metadata: `int`; expected `object`"),
+        ("name: heat", "interval: 0s", "interval: '0s'; expected at least 1s"),
+        (
+            'node="a"}\', values',
+            'node="a"}\', query: up, values',
+            "query: 'up'; expected the query of a rule: none",
+        ),
+    ],
+)
+def test_problems(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    text = (POLICY + TEST + _EXPECT).replace(old, new, 1)
+    with pytest.raises(BadInput) as raised:
+        read(tmp_path, "", text, "")
+    assert problem in "\n".join(map(str, raised.value.problems))
+
+
+def test_all_problems_are_found_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as raised:
+        read(tmp_path, "  - {eval_time: x, pod: y, rejected: [z]}\n")
+    assert len(raised.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "0 documents; expected one with a suite"),
+        ("[]", "an object with policy_files"),
+        ("tests: [}", "YAML"),
+        ("tests: []\n", ":1: tests: []; expected a list with at least one entry"),
+        ("---\na: 1\n---\nb: 2", "2 documents"),
+    ],
+)
+def test_other_files(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        read(tmp_path, "", text, "")
+    assert problem in "\n".join(map(str, raised.value.problems))
+
+
+@pytest.mark.parametrize(
+    ("written", "values"), [("0x3", ("0",) * 4), ("80", ("80",)), ("'1e1 _'", ("10", None))]
+)
+def test_values_are_read_as_they_are_written(
+    tmp_path: Path, written: str, values: tuple[str | None, ...]
+) -> None:
+    suite = read(tmp_path, _EXPECT, test=TEST.replace("80+10x2 _x5", written))
+    assert suite.tests[0].series[0].values == values
