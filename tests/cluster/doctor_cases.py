@@ -291,6 +291,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.unserved,
         fake_custom_metrics_server.GROUP,
         (),
+        frozenset({"policy-condition"}),
     ),
     DoctorCase(
         "policy-without-effect",
@@ -319,6 +320,13 @@ DOCTOR_CASES: Final = (
         misconfigurations.over_budget,
         "web/wide",
         ("raise the option",),
+    ),
+    DoctorCase(
+        "policy-condition",
+        "a metric that most nodes lose at once",
+        misconfigurations.suspended,
+        "web/fading",
+        ("restore the values",),
     ),
     DoctorCase(
         "all-namespaces-trusted",

@@ -286,6 +286,25 @@ def over_budget(cluster: HealthyCluster) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def suspended(cluster: HealthyCluster) -> Iterator[None]:
+    """Adds a policy whose metric most nodes lose, and waits for its conditions."""
+    cluster.metrics.set("fading", dict.fromkeys(healthy_cluster.NODES, 20))
+    rule = {"metricname": "fading", "operator": "GreaterThan", "target": 80}
+    with created(healthy_cluster.policy("fading", dontschedule=[rule]))(cluster):
+        wait(
+            "the metric is available",
+            functools.partial(_has_condition, cluster, "fading", "MetricsFetched", "True"),
+        )
+        cluster.metrics.set("fading", {healthy_cluster.NODES[0]: 20})
+        wait(
+            "the rule is suspended",
+            functools.partial(_has_condition, cluster, "fading", "Suspended", "True"),
+        )
+        yield
+    cluster.metrics.forget("fading")
+
+
 def _has_condition(cluster: HealthyCluster, policy: str, kind: str, status: str) -> bool | None:
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{healthy_cluster.TENANT}/taspolicies/{policy}"
     conditions = cluster.api.get(path).get("status", {}).get("conditions", [])

@@ -264,6 +264,14 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         " threshold is too strict, or a metric has no values and whenMissing is Reject.",
         "relax a rule of one of the policies: nodewise explain shows for a waiting pod which change suffices",
     ),
+    "policy-condition": FindingKind(
+        "warning",
+        "The status of a policy reports a problem",
+        "A rule is suspended because its metric was lost on most nodes at once, the policy has stepped back by its"
+        " guard, node labels belong to another owner, or (a note) a rule rejects the same nodes again and again. Other"
+        " problems in the status have findings of their own.",
+        "kubectl describe the policy: the message of the condition names the cause",
+    ),
     "pod-admission-missing": FindingKind(
         "error",
         "Selected pods are not changed when they are created",

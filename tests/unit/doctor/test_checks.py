@@ -384,6 +384,11 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         {"namespace-not-trusted"},
     ),
     ("a namespace over its budget", policy(over_budget="33 metrics"), {"namespace-over-budget"}),
+    ("rules that flap are only noted", policy(problem_conditions=(("Flapping", "why"),)), set()),
+    *(
+        (f"the condition {kind}", policy(problem_conditions=((kind, "why"),)), {"policy-condition"})
+        for kind in ("Suspended", "SteppedBack", "LabelConflict")
+    ),
     (
         "all namespaces trusted",
         with_client_name("a", client_name="a", trust_all_namespaces="true"),

@@ -343,7 +343,11 @@ def test_policies_of_all_kinds_and_the_pods_that_they_select() -> None:
                     },
                     "spec": {"podSelector": {"matchLabels": {"app": "shop"}}, "avoid": HOT_NODES},
                     "status": {
-                        "conditions": [{"type": "MetricsAvailable", "status": "False", "message": "no heat"}]
+                        "conditions": [
+                            {"type": "MetricsAvailable", "status": "False", "message": "no heat"},
+                            {"type": "Suspended", "status": "True", "message": "heat is lost"},
+                            {"type": "Flapping", "status": "False", "message": "no rule flaps"},
+                        ]
                     },
                 }
             ],
@@ -382,8 +386,10 @@ def test_policies_of_all_kinds_and_the_pods_that_they_select() -> None:
         ("PlacementPolicy/web/cool", ("avoid",), ("heat",), 1, "no heat"),
         ("ClusterPlacementPolicy/wide", ("avoid",), (), 2, ""),
     ]
-    wide = cluster.policies[1]
+    cool, wide = cluster.policies
+    assert isinstance(cool, PolicyEvaluation)
     assert isinstance(wide, PolicyEvaluation)
+    assert cool.problem_conditions == (("Suspended", "heat is lost"),)
     assert (wide.over_budget, wide.not_trusted) == ("too many", "")
     assert not isinstance(cluster.pods, UnavailableFact)
     by_name = {pod.name: pod.policies for pod in cluster.pods}

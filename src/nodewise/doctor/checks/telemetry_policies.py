@@ -31,6 +31,14 @@ _NO_REQUIREMENT_REMEDY: Final = (
     "native mode selects pods when they are created: create the pod again, also if the policy or the pod's labels have"
     " changed since"
 )
+_CONDITION_REMEDIES: Final = {
+    "Suspended": "restore the values of the metric: the message has the cause. The rule is evaluated again when half of"
+    " the nodes have values",
+    "SteppedBack": "correct the policy or repair the nodes. An edit of the spec ends the step-back, as does"
+    " guard.resumeAfter",
+    "LabelConflict": "remove the label of the other owner, or use another key in the policy",
+    "Flapping": "add the field that the message suggests to the rule",
+}
 _STATUS_REMEDY: Final = (
     "the policy's status says so once nodewise runs; or grant doctor the right to get metrics"
 )
@@ -118,6 +126,21 @@ def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]
     for message, names in together.items():
         actual = message.partition("\n")[2]
         yield finding("all-nodes-rejected", format_names(names), actual, "a node that passes all policies")
+
+
+@check("policy-condition")
+def check_problem_conditions(policies: Policies) -> Iterator[Finding]:
+    """The verdict of the replicas, from the status of policies. Rules that flap are enforced: that is a note."""
+    for policy in policies:
+        for kind, message in policy.problem_conditions:
+            yield finding(
+                "policy-condition",
+                policy.where,
+                f"{kind}: {message}",
+                f"the condition {kind} is not True",
+                remedy=_CONDITION_REMEDIES[kind],
+                severity="note" if kind == "Flapping" else None,
+            )
 
 
 @check("policy-without-effect")
@@ -297,6 +320,7 @@ CHECKS: Final = (
     check_policy_problems,
     check_policies_beyond_limit,
     check_policies_rejecting_every_node,
+    check_problem_conditions,
     check_policies_without_agent,
     check_policies_without_filter,
     check_pods_without_extender,

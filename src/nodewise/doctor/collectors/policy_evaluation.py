@@ -38,6 +38,7 @@ from nodewise.metrics.series import Series
 from nodewise.terminal_escaping import short
 
 _SYNC_PERIOD_S: Final = 5.0
+_PROBLEM_CONDITIONS: Final = ("Suspended", "SteppedBack", "LabelConflict", "Flapping")
 
 
 async def collect_kinds_not_served(session: Session) -> tuple[str | UnavailableFact, ...]:
@@ -180,6 +181,11 @@ def _create_evaluation(
         short(status.message_if("AllNodesRejected", "True"), 500),
         verdict_labels.label_key(policy.uid) if policy.uid else "",
         policy.only_prefers,
+        tuple(
+            (kind, short(message, 500))
+            for kind in _PROBLEM_CONDITIONS
+            if (message := status.message_if(kind, "True"))
+        ),
     )
 
 
