@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -445,7 +446,7 @@ class TestAgents:
     def test_an_unknown_agent_is_an_error(self) -> None:
         done = run("agents", "show", "nope")
         assert done.returncode == 2
-        assert "expected one of telemetry" in done.stderr
+        assert "agents: NAME: 'nope'; expected one of telemetry" in done.stderr
 
 
 class TestSettings:
@@ -502,12 +503,24 @@ class TestSettings:
     def test_no_certificate_at_all(self) -> None:
         done = run("extender", "--objects-from", EXAMPLE, "--port=0", "--health-port=0")
         assert done.returncode == 2
-        assert "cert" in done.stderr
+        assert "--cert: is not given; expected the path of a PEM file; --key: " in done.stderr
+        assert "; --client-ca: is not given" in done.stderr
+
+    @pytest.mark.parametrize("option", ["--port", "--health-port"])
+    def test_a_port_in_use_is_reported_with_its_option(self, option: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            ports = {"--port": 0, "--health-port": 0, option: port}
+            flags = [f"{name}={number}" for name, number in ports.items()]
+            done = run("extender", "--objects-from", EXAMPLE, "--unsafe", *flags)
+        assert done.returncode == 2
+        assert f"{option}: {port} is in use on 127.0.0.1; expected a free port" in done.stderr
 
     def test_plain_http_beyond_loopback_is_refused(self) -> None:
         done = run("extender", "--objects-from", EXAMPLE, "--unsafe", "--address=0.0.0.0", "--port=0")
         assert done.returncode == 2
-        assert "unsafe_address 0.0.0.0" in done.stderr.replace("--unsafe-address", "unsafe_address")
+        assert "--address: plain HTTP on 0.0.0.0" in done.stderr
+        assert "--unsafe-address 0.0.0.0" in done.stderr
 
 
 def test_the_demo_has_at_most_40_lines() -> None:

@@ -45,8 +45,8 @@ def names() -> list[str]:
     return [*built_in_names(), *sorted({entry.name for entry in _entry_points()})]
 
 
-def load(name: str) -> AgentKind:
-    """An agent by its name. `BadSettings` if it is not installed or cannot be used."""
+def load(name: str, argument: str = "--agents") -> AgentKind:
+    """An agent by its name. `BadSettings` names the argument if the agent is not installed or cannot be used."""
     if name in built_in_names():
         return _import_built_in_agent(name)
     for agent in find_third_party_agents():
@@ -54,10 +54,10 @@ def load(name: str) -> AgentKind:
             if agent.kind is None:
                 package = f"{agent.origin.package} {agent.origin.version}"
                 why = f"{name!r} of {package} cannot be used: {agent.why}"
-                raise BadSettings("agents", [Problem("--agents", why, "")])
+                raise BadSettings("agents", [Problem(argument, why, "")])
             return agent.kind
     expected = "one of " + ", ".join(names()) + did_you_mean(name, names())
-    raise BadSettings("agents", [Problem("--agents", repr(name), expected)])
+    raise BadSettings("agents", [Problem(argument, repr(name), expected)])
 
 
 def find_agent_kind(name: str) -> AgentKind | None:

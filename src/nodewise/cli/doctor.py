@@ -23,7 +23,7 @@ from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.findings import CATALOGUE, PAGE, Finding, Report, Severity
-from nodewise.errors import BadSettings, Problem
+from nodewise.errors import BadSettings, Problem, did_you_mean
 from nodewise.kube import client_tls, credentials, kubeconfig
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
@@ -112,7 +112,7 @@ def run(command_line: CommandLine) -> None:
 def _check_finding_ids(ids: Sequence[str]) -> None:
     unknown = [id_ for id_ in ids if id_ not in CATALOGUE]
     if unknown:
-        expected = "one of " + ", ".join(CATALOGUE)
+        expected = "one of " + ", ".join(CATALOGUE) + did_you_mean(unknown[0], [*CATALOGUE])
         raise BadSettings("settings", [Problem("--skip", ", ".join(map(repr, unknown)), expected)])
 
 

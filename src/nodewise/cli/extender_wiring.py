@@ -16,6 +16,7 @@ from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.cli.leader_wiring import InputPaths, LeaderContext, LeaderTasks, SnapshotComponents
 from nodewise.cli.object_and_metric_sources import DataRequirements
 from nodewise.cli.server_components import ClockAndMetrics, Readiness, ServerConfig, WiredServer
+from nodewise.cli.setting_declarations import list_settings
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import clusterless_snapshots, request_recorder, third_party_agents
 from nodewise.extender.agent_memory_storage import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
@@ -316,4 +317,6 @@ def create_servers(
     ]
     app = Application(main_routes, tools.registry, max_body_bytes=serve.max_body_bytes)
     admin_app = Application(admin_shows, tools.registry, max_body_bytes=2**16)
-    return HttpServer(app, serve, tools.registry), admin_server(admin_app, admin, tools.registry)
+    flags = {setting.field: setting.flag for setting in list_settings(ServeOptions)}
+    server = HttpServer(app, serve, tools.registry, flags=flags)
+    return server, admin_server(admin_app, admin, tools.registry)

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from nodewise.errors import BadSettings, Problem, Refused
+from nodewise.errors import Refused
 from nodewise.observe.metrics_registry import CONTENT_TYPE, MetricsRegistry
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
@@ -48,21 +48,7 @@ def restrict_to_loopback(route: Route) -> Route:
     return route._replace(handler=handler)
 
 
-class _AdminServer(HttpServer):
-    """Problems of address and port name the options of this port."""
-
-    async def start(self) -> None:
-        try:
-            await super().start()
-        except BadSettings as error:
-            raise BadSettings(error.what, map(_name_option, error.problems)) from error
-
-
-_OPTIONS: Final = {"address": "--health-address", "port": "--health-port"}
-
-
-def _name_option(problem: Problem) -> Problem:
-    return problem._replace(field=_OPTIONS.get(problem.field, problem.field))
+_FLAGS: Final = {"address": "--health-address", "port": "--health-port"}
 
 
 def admin_server(
@@ -75,4 +61,4 @@ def admin_server(
     serve_options = ServeOptions(
         address=address, port=options.health_port, unsafe=True, unsafe_address=address, max_body_bytes=65536
     )
-    return _AdminServer(application, serve_options, metrics_registry)
+    return HttpServer(application, serve_options, metrics_registry, flags=_FLAGS)

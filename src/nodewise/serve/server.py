@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterable, Mapping
 from email.utils import formatdate
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from nodewise.clock import Clock, SystemClock
@@ -20,6 +22,7 @@ from nodewise.serve.options import ServeOptions, is_loopback
 from nodewise.serve.server_tls_context import ServerCertificates, end_s
 
 _SYSTEM: Final = SystemClock()
+_NO_FLAGS: Final[Mapping[str, str]] = MappingProxyType({})
 _LOOK_S: Final = 0.01
 """Poll interval of a stopping server for the end of its connections."""
 
@@ -28,7 +31,7 @@ def _unsafe_option_problems(options: ServeOptions) -> list[Problem]:
     if not options.unsafe or is_loopback(options.host) or options.unsafe_address == options.host:
         return []
     actual = f"plain HTTP on {options.host}, where anybody may call"
-    return [Problem("address", actual, f"a loopback address, or unsafe_address {options.host}")]
+    return [Problem("address", actual, f"a loopback address, or --unsafe-address {options.host}")]
 
 
 class HttpServer:
@@ -45,8 +48,11 @@ class HttpServer:
         clock: Clock = _SYSTEM,
         *,
         verify_clients: bool = True,
+        flags: Mapping[str, str] = _NO_FLAGS,
     ) -> None:
+        """`flags`: by field of the options, the flags that errors name instead."""
         self.port = options.port
+        self._flags = flags
         self._verify_clients = verify_clients
         self._options = options
         self._metrics_registry = metrics_registry
@@ -79,10 +85,10 @@ class HttpServer:
         try:
             opened = await listener.bind_socket(options)
         except BadSettings as error:
-            raise BadSettings("the server cannot start", [*problems, *error.problems]) from error
+            raise self._start_error([*problems, *error.problems]) from error
         if problems:
             opened.close()
-            raise BadSettings("the server cannot start", problems)
+            raise self._start_error(problems)
         self.port = opened.getsockname()[1]
         authorizer = None
         if self._tls is not None and self._verify_clients:
@@ -97,6 +103,12 @@ class HttpServer:
         self._ticker = asyncio.create_task(self._repeat_periodic_work())
         self._listener.start()
         logs.emit("listening", url=self.url)
+
+    def _start_error(self, problems: Iterable[Problem]) -> BadSettings:
+        named = [
+            problem._replace(field=self._flags.get(problem.field, problem.field)) for problem in problems
+        ]
+        return BadSettings("the server cannot start", named)
 
     def drain(self) -> None:
         """Go on serving, but end each connection with its next response, so that clients connect to another replica.

@@ -542,6 +542,11 @@ def test_an_id_that_there_is_not_is_refused() -> None:
     assert "'everything'" in str(done.exception)
 
 
+def test_a_misspelt_id_is_refused_with_the_closest_one() -> None:
+    done = CliRunner().invoke(command, ["--skip", "metric-mising"])
+    assert str(done.exception).endswith('; did you mean "metric-missing"?')
+
+
 # output
 
 

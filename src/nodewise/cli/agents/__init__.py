@@ -84,7 +84,7 @@ def show_agent(name: str, output: str) -> None:
       0  shown
       2  the command line or NAME is invalid
     """
-    kind = agents.load(name)
+    kind = agents.load(name, "NAME")
     rows = [
         {
             "flag": setting.flag,
