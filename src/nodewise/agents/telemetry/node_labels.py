@@ -157,11 +157,14 @@ def merge_label_columns(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn
 
 
 def desired_labels(
-    columns: Mapping[str, LabelColumn], nodes: NodeIndex, owned: Mapping[str, Labels]
+    columns: Mapping[str, LabelColumn],
+    nodes: NodeIndex,
+    owned: Mapping[str, Labels],
+    held: frozenset[str] = frozenset(),
 ) -> Generator[None, None, dict[str, dict[str, str]]]:
     """By node name, all labels that the policies require; nodes without any are left out. Yields between nodes.
 
-    `owned` are the labels of ours that nodes have now.
+    `owned` are the labels of ours that nodes have now. Those with the keys `held` stay as they are.
     """
     wanted: dict[str, dict[str, str]] = {}
     known = len(nodes)
@@ -173,26 +176,29 @@ def desired_labels(
             if number % _NODES_PER_YIELD == 0:
                 yield
             wanted.setdefault(name, {})[key] = column.values[code - 1]
-    _keep_labels_of_missing_values(wanted, columns, nodes, owned)
+    _keep_labels(wanted, columns, nodes, owned, held)
     return wanted
 
 
-def _keep_labels_of_missing_values(
+def _keep_labels(
     wanted: dict[str, dict[str, str]],
     columns: Mapping[str, LabelColumn],
     nodes: NodeIndex,
     owned: Mapping[str, Labels],
+    held: frozenset[str],
 ) -> None:
-    """Keep existing labels of ours where values are missing. Usually there is none."""
+    """Keep existing labels of ours with the keys `held`, and where values are missing. Usually there is none."""
     known = len(nodes)
     holding = {key: column.hold for key, column in columns.items() if column.hold[:known].any()}
-    if not holding:
+    if not holding and not held:
         return
     names = [name for name in owned if name in nodes]
     for name, number in zip(names, nodes.numbers(names).tolist(), strict=True):
         for key in owned[name].keys() & holding.keys():
             if holding[key][number]:
                 wanted.setdefault(name, {})[key] = owned[name][key]
+        for key in held.intersection(owned[name]):
+            wanted.setdefault(name, {})[key] = owned[name][key]
 
 
 def require_same_labels(

@@ -85,6 +85,16 @@ def _reports_mismatch(status: _Status) -> bool:
     )
 
 
+def keys_with_ok(pods: Iterable[UnscheduledPod]) -> frozenset[tuple[str, str]]:
+    """The keys of which pods require the value `ok`, each with the namespace of a pod, and with an empty one.
+
+    A policy selects no pods of other namespaces, so their affinity must not cause labels. An empty namespace stands for
+    a ClusterPlacementPolicy.
+    """
+    required = {(pod.metadata.namespace, key) for pod in pods for key in pod.keys_with_ok}
+    return frozenset(required | {("", key) for _, key in required})
+
+
 def releasable_pods(pods: Iterable[UnscheduledPod], settled: frozenset[str]) -> list[UnscheduledPod]:
     """The pods whose gate is to be removed: all their keys are `settled`. Namespaces take turns."""
     queues: dict[str, list[UnscheduledPod]] = {}

@@ -59,16 +59,14 @@ def rejects_missing(policy: Policy) -> bool:
 def verdict_labels(
     policies: Iterable[LabelledPolicy],
     size: int,
-    required_ok: frozenset[str] = frozenset(),
-    held: frozenset[str] = frozenset(),
+    required_ok: frozenset[tuple[str, str]] = frozenset(),
 ) -> Generator[None, None, VerdictLabels]:
     """The labels of the policies that reject nodes, within the budgets of keys; older policies come first. Yields.
 
-    `size` is the number of nodes, with the unknown node. `required_ok` are the keys of which unscheduled pods require
-    the value `ok`, since the policy was another one when they were created. `held` are keys of deleted policies, whose
-    labels stay as they are.
+    `size` is the number of nodes, with the unknown node. `required_ok` (`keys_with_ok`) are the keys of which
+    unscheduled pods require the value `ok`, since the policy was another one when they were created.
     """
-    columns = {key: _held_column(key, size) for key in held}
+    columns: dict[str, LabelColumn] = {}
     excess: dict[str, str] = {}
     counts: dict[str, int] = {}
     for labelled in sorted(policies, key=lambda labelled: (labelled.policy.created, labelled.policy.key)):
@@ -76,7 +74,10 @@ def verdict_labels(
         policy, codes = labelled.policy, labelled.codes
         key = label_key(policy.uid)
         if codes is None:
-            if key in required_ok:  # pods from before an edit of the policy must not wait for ever
+            if (
+                policy.namespace,
+                key,
+            ) in required_ok:  # pods from before an edit of the policy must not wait for ever
                 columns[key] = _accepting_column(key, size)._replace(namespaces=policy.namespaces)
             continue
         count = counts[policy.namespace] = counts.get(policy.namespace, 0) + 1
@@ -88,7 +89,7 @@ def verdict_labels(
                 " have a node label, and older policies come first"
             )
             continue
-        has_ok = rejects_missing(policy) or key in required_ok
+        has_ok = rejects_missing(policy) or (policy.namespace, key) in required_ok
         columns[key] = _column(key, labelled, codes, has_ok=has_ok)
     return VerdictLabels(columns, excess)
 

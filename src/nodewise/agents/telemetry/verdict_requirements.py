@@ -1,13 +1,16 @@
 """What the node affinity of a pod says about labels with verdicts. The API server adds it in native mode. No I/O."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from nodewise.agents.telemetry import verdict_labels
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
 from nodewise.agents.telemetry.taspolicy_parser import VIOLATING
+
+MAX_KEYS: Final = 100
+"""Keys of one pod that are read. The API server adds at most 31, but the pod itself can have thousands of others."""
 
 
 class Expression(msgspec.Struct, frozen=True):
@@ -57,11 +60,14 @@ class VerdictRequirement(NamedTuple):
 
 
 def verdict_requirements(affinity: Affinity | None) -> tuple[VerdictRequirement, ...]:
-    """Each key once, in order; required ones first. The admission policies add the same to all terms."""
+    """Each key once, in order, up to `MAX_KEYS`; required ones first.
+
+    The admission policies add the same to all terms.
+    """
     needs_ok: dict[tuple[str, bool], bool] = {}
     for expression, is_preferred in _expressions(affinity):
-        if expression.key.startswith(VERDICT_LABEL_PREFIX):
-            key = (expression.key, is_preferred)
+        key = (expression.key, is_preferred)
+        if expression.key.startswith(VERDICT_LABEL_PREFIX) and (key in needs_ok or len(needs_ok) < MAX_KEYS):
             needs_ok[key] = needs_ok.get(key, False) or _needs_ok(expression)
     return tuple(VerdictRequirement(key, ok, is_preferred) for (key, is_preferred), ok in needs_ok.items())
 

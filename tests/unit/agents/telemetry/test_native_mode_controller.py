@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -307,6 +308,54 @@ async def test_the_labels_of_a_deleted_policy_are_removed() -> None:
         await fixture.step("n0")
         await fixture.native.step(Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {}))
         assert fixture.labelled() == {}
+
+
+def _waiting_pod(name: str, *keys: str) -> dict[str, object]:
+    """A pod without a node that requires labels."""
+    terms = [
+        {"matchExpressions": [{"key": key, "operator": "NotIn", "values": ["violating"]} for key in keys]}
+    ]
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    }
+    metadata = {"name": name, "namespace": "web", "uid": f"uid-{name}"}
+    return {"metadata": metadata, "spec": {"affinity": affinity}, "status": {"phase": "Pending"}}
+
+
+async def test_the_labels_of_a_deleted_policy_stay_while_a_pod_waits_for_at_most_an_hour() -> None:
+    async with native_mode() as fixture:
+        without_policy = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {})
+        await fixture.step("n0")
+        fixture.api.put(PODS, _waiting_pod("waits", fixture.label))
+        for _ in range(1000):  # the watch delivers the pod
+            await asyncio.sleep(0)
+        await fixture.native.step(*without_policy)
+        fixture.watch()
+        fixture.api.clock.advance(3599.0)
+        await fixture.native.step(*without_policy)
+        assert fixture.labelled() == {"n0": "violating"}
+        fixture.api.clock.advance(1.0)
+        await fixture.native.step(*without_policy)
+        assert fixture.labelled() == {}
+
+
+async def test_keys_that_belong_to_no_policy_take_no_memory_for_each_node() -> None:
+    """Whoever may create pods can name any number of such keys."""
+    names = [f"n{number}" for number in range(5000)]
+    snapshot = Snapshot(NodeIndex(names), {}, 0.0, 1)
+    async with native_mode(1) as fixture:
+        for number in range(50):
+            keys = [label_key(f"{number}-{key}") for key in range(20)]
+            fixture.api.put(PODS, _waiting_pod(f"p{number}", *keys))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        tracemalloc.start()
+        try:
+            await fixture.native.step(snapshot, {}, SelectionIndex((), {}))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 2**21, "1,000 keys; a number for each key and node takes 15 MB"
 
 
 async def test_a_waiting_pod_that_is_older_than_its_policy_is_named() -> None:

@@ -49,6 +49,20 @@ def test_what_a_pod_requires_of_labels() -> None:
     assert pod.spec == UnscheduledPod().spec, "the spec takes no memory"
 
 
+def test_a_pod_requires_a_limited_number_of_labels() -> None:
+    terms = [(label_key(str(number)), ["ok"]) for number in range(1000)]
+    pod = stored("p", "web", None, terms, terms)
+    assert (len(pod.keys), len(pod.keys_with_ok)) == (100, 100)
+
+
+def test_a_pod_requires_ok_of_the_policies_of_its_own_namespace_and_of_the_cluster() -> None:
+    pods = [
+        stored("p", "web", None, [(A, ["ok"])]),
+        stored("q", "db", None, [(A, ["violating"]), (B, ["ok"])]),
+    ]
+    assert unscheduled_pods.keys_with_ok(pods) == {("web", A), ("", A), ("db", B), ("", B)}
+
+
 def test_the_gate_of_a_pod_is_removed_when_all_its_policies_are_settled() -> None:
     gate = [{"name": GATE}]
     pods = [

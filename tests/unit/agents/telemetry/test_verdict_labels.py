@@ -44,24 +44,23 @@ def policy(
 
 def labels_for(
     policies: Iterable[LabelledPolicy],
-    required_ok: frozenset[str] = frozenset(),
-    held: frozenset[str] = frozenset(),
+    required_ok: frozenset[tuple[str, str]] = frozenset(),
 ) -> VerdictLabels:
     return cooperative_scheduling.run_without_pauses(
-        verdict_labels.verdict_labels(policies, len(NODES) + 1, required_ok, held)
+        verdict_labels.verdict_labels(policies, len(NODES) + 1, required_ok)
     )
 
 
 def labels_of(
     *policies: LabelledPolicy,
-    required_ok: frozenset[str] = frozenset(),
+    required_ok: frozenset[tuple[str, str]] = frozenset(),
     held: frozenset[str] = frozenset(),
     owned: dict[str, dict[str, str]] | None = None,
 ) -> dict[str, dict[str, str]]:
     """The labels of each node."""
-    labels = labels_for(policies, required_ok, held)
+    labels = labels_for(policies, required_ok)
     return cooperative_scheduling.run_without_pauses(
-        node_labels.desired_labels(labels.columns, NODES, owned or {})
+        node_labels.desired_labels(labels.columns, NODES, owned or {}, held)
     )
 
 
@@ -89,23 +88,36 @@ def test_a_policy_that_rejects_no_node_now_lets_pods_pass_that_were_created_befo
     """Such as a policy that was edited to the mode Shadow."""
     labelled = policy("a")._replace(codes=None)
     assert labels_of(labelled, owned={"n2": {A: "violating"}}) == {}
-    assert labels_of(labelled, required_ok=frozenset([A])) == {name: {A: "ok"} for name in ("n1", "n2", "n3")}
+    assert labels_of(labelled, required_ok=frozenset([("web", A)])) == {
+        name: {A: "ok"} for name in ("n1", "n2", "n3")
+    }
 
 
 def test_no_pod_requires_ok_of_a_policy_that_is_only_preferred() -> None:
     labelled = policy("a", AvoidRule((REJECT,)), rejected="2", enforcement="Preferred")
     assert labels_of(labelled) == {"n2": {A: "violating"}}
-    assert labels_of(labelled, required_ok=frozenset([A]))["n1"] == {A: "ok"}, "pods from before an edit"
+    assert labels_of(labelled, required_ok=frozenset([("web", A)]))["n1"] == {A: "ok"}, (
+        "pods from before an edit"
+    )
 
 
 def test_pods_that_were_created_before_an_edit_keep_their_label() -> None:
     """The policy rejected nodes without a value when a waiting pod was created, and accepts them now."""
     labelled = policy("a", rejected="2")
-    assert labels_of(labelled, required_ok=frozenset([A])) == {
+    assert labels_of(labelled, required_ok=frozenset([("web", A)])) == {
         "n1": {A: "ok"},
         "n2": {A: "violating"},
         "n3": {A: "ok"},
     }
+
+
+def test_pods_of_another_namespace_cause_no_labels() -> None:
+    """A pod can name the key of any policy in its affinity."""
+    required = frozenset([("db", A), ("", A)])
+    assert labels_of(policy("a", rejected="2"), required_ok=required) == {"n2": {A: "violating"}}
+    assert labels_of(policy("a")._replace(codes=None), required_ok=required) == {}
+    of_cluster = policy("a", kind="ClusterPlacementPolicy", namespace="", rejected="23")
+    assert labels_of(of_cluster, required_ok=required)["n1"] == {A: "ok"}
 
 
 @pytest.mark.parametrize("awaited", [True, False])
@@ -166,7 +178,7 @@ def test_a_pods_requirement_selects_the_nodes_that_the_policy_accepts(
     """Whatever the policy was when the pod was created."""
     labels = labels_of(
         policy("a", AvoidRule((rule,)), rejected=rejected),
-        required_ok=frozenset([A] if was_strict else []),
+        required_ok=frozenset([("web", A)] if was_strict else []),
     )
     values = {number: labels.get(f"n{number}", {}).get(A) for number in "123"}
     accepted = {n for n, value in values.items() if (value == "ok" if was_strict else value != "violating")}

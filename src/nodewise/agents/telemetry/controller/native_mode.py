@@ -110,8 +110,7 @@ class NativeMode:
             verdict_labels.verdict_labels(
                 policies.values(),
                 len(snapshot.nodes) + 1,
-                frozenset(chain.from_iterable(pod.keys_with_ok for pod in pods)),
-                frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S),
+                unscheduled_pods.keys_with_ok(pods),
             )
         )
         self.not_enforced = labels.excess | {
@@ -120,7 +119,8 @@ class NativeMode:
             if labelled.policy.mode == "Canary" and not policy_mode.has_labels(labelled.policy)
         }
         try:
-            await self._labels.step(snapshot, labels.columns)
+            held = frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S)
+            await self._labels.step(snapshot, labels.columns, held)
         finally:
             deleted = frozenset(key for key, age_s in unknown.items() if age_s > _UNKNOWN_S)
             statuses = self._statuses(policies, labels, deleted)

@@ -36,6 +36,14 @@ class _LabelConflict(NamedTuple):
     cause: str
 
 
+class _DesiredLabels(NamedTuple):
+    """The labels that a step writes."""
+
+    columns: dict[str, node_labels.LabelColumn]
+    held: frozenset[str]
+    nodes: NodeIndex
+
+
 class LabelWriter:
     """Applies node labels by server-side apply, and owns no others.
 
@@ -57,7 +65,7 @@ class LabelWriter:
         self._remaining = 0
         self.pending_keys: frozenset[str] | None = None
         """The keys of labels that the last step left to be written, or that are refused; None if it failed early."""
-        self._done: tuple[dict[str, node_labels.LabelColumn], NodeIndex] | None = None
+        self._done: _DesiredLabels | None = None
         """What the last step wrote completely; None if something is pending."""
 
     def begin(self) -> None:
@@ -75,16 +83,23 @@ class LabelWriter:
             for cause, nodes in sorted(nodes_by_cause.items())
         )
 
-    async def step(self, snapshot: Snapshot, columns: dict[str, node_labels.LabelColumn]) -> None:
-        """Write the labels that differ, for `_STEP_S` at most; the next snapshot continues.
+    async def step(
+        self,
+        snapshot: Snapshot,
+        columns: dict[str, node_labels.LabelColumn],
+        held: frozenset[str] = frozenset(),
+    ) -> None:
+        """Write the labels that differ, for `_STEP_S` at most; the next snapshot continues. Labels with the keys `held`
+        stay as they are.
 
         The namespaces of the policies take turns. A failure of one node does not affect the others; the first error
         is raised at the end.
         """
+        desired = _DesiredLabels(columns, held, snapshot.nodes)
         done, self._done, self.pending_keys = self._done, None, None
         await self._mark_unconfirmed_nodes()
-        if not self._unconfirmed and done is not None and done[1] is snapshot.nodes:
-            comparison = node_labels.require_same_labels(columns, done[0])
+        if not self._unconfirmed and done is not None and done[1:] == desired[1:]:
+            comparison = node_labels.require_same_labels(columns, done.columns)
             if await cooperative_scheduling.run(comparison):
                 self._done, self.pending_keys = done, frozenset()
                 return
@@ -93,15 +108,14 @@ class LabelWriter:
             self._resync_owned_labels(node, frozenset(columns)) for node in sorted(self._unconfirmed)
         )
         await asyncio.sleep(0)
-        await self._write_differing_labels(snapshot, columns)
+        await self._write_differing_labels(desired)
         if not self.pending_keys and not self._conflicts:
-            self._done = columns, snapshot.nodes
+            self._done = desired
 
-    async def _write_differing_labels(
-        self, snapshot: Snapshot, columns: dict[str, node_labels.LabelColumn]
-    ) -> None:
+    async def _write_differing_labels(self, desired: _DesiredLabels) -> None:
+        columns = desired.columns
         wanted = await cooperative_scheduling.run(
-            node_labels.desired_labels(columns, snapshot.nodes, self._owned)
+            node_labels.desired_labels(columns, desired.nodes, self._owned, desired.held)
         )
         self._expire_conflicts()
         allowed = {
