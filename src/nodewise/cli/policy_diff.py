@@ -92,8 +92,8 @@ def run(command_line: CommandLine) -> None:
     """Show the nodes and pods whose verdict or rank changes if the policies of NEW replace those of OLD.
 
     OLD and NEW are files or folders with policies, also of different kinds or names. Nodes, pods, metrics and all other
-    policies are read from FILE as by nodewise decide, or with --cluster from the cluster. Pods that are selected by the
-    same policies are compared once. If none is selected, an example for the selectors of each policy is compared. Node
+    policies are read from FILE as by nodewise decide, or with --cluster from the cluster. Pods with the same policies
+    are compared once. If none is selected, an example for the selectors of each policy is compared. Node
     labels of policies are compared as if no node had any. With --since, rejections are also compared over the history
     of the metrics in Prometheus, for the pods and nodes of now. Nothing is written.
 
@@ -287,7 +287,10 @@ def _document(comparison: PolicyComparison) -> Mapping[str, Any]:
         "pods": [
             {
                 "pods": [_pod_name(pod) for pod in group.pods],
-                "policies": {"before": _names(group.before), "after": _names(group.after)},
+                "policies": {
+                    "before": _names(group.before.keys),
+                    "after": _names(group.after.keys),
+                },
                 "nodes": [
                     {
                         "node": change.node,

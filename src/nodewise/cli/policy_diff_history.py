@@ -33,7 +33,7 @@ class NodeDurations(NamedTuple):
 
 
 class GroupHistory(NamedTuple):
-    """What changes over the history for pods that the same policies select."""
+    """What changes over the history for pods with the same policies."""
 
     group: SelectedPodGroup
     nodes: Sequence[NodeDurations]
@@ -96,8 +96,8 @@ async def compare(
         _compare_group(
             group,
             nodes,
-            _rejected(before, group.before, steps, len(nodes)),
-            _rejected(after, group.after, steps, len(nodes)),
+            _rejected(before, group.before.enforced, steps, len(nodes)),
+            _rejected(after, group.after.enforced, steps, len(nodes)),
             grid.step_s,
         )
         for group in groups
@@ -131,7 +131,7 @@ def _rejected(backtest: Backtest, keys: Sequence[PolicyKey], steps: int, node_co
 
 
 def _rejects_pods(policy: Policy) -> bool:
-    return not (policy.only_prefers or policy.is_shadow or policy.not_enforced)
+    return not (policy.only_prefers or policy.not_enforced)
 
 
 def _compare_group(

@@ -9,6 +9,7 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry import node_labels
 from nodewise.agents.telemetry.placement_policy import LabelSelector, Policy, PolicyKey
+from nodewise.agents.telemetry.policy_mode import is_enforced_for
 from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.policy_selection import NAME_LABEL, POLICY_LABEL
 from nodewise.agents.telemetry.state import POLICY_KINDS
@@ -46,12 +47,20 @@ class NodeVerdictChange(NamedTuple):
         return bool(self.before.reason) != bool(self.after.reason)
 
 
+class SelectingPolicies(NamedTuple):
+    """The policies that select a pod."""
+
+    keys: tuple[PolicyKey, ...]
+    enforced: tuple[PolicyKey, ...]
+    """Those that have an effect on the pod: not in the mode Shadow, nor in the mode Canary if it is not part of it."""
+
+
 class SelectedPodGroup(NamedTuple):
-    """Pods that the same policies select, before and after."""
+    """Pods with the same policies, before and after."""
 
     pods: Sequence[Any]
-    before: tuple[PolicyKey, ...]
-    after: tuple[PolicyKey, ...]
+    before: SelectingPolicies
+    after: SelectingPolicies
     nodes: Sequence[NodeVerdictChange] = ()
     """Those whose verdict changes come first, in the order of the nodes."""
 
@@ -90,13 +99,19 @@ def _with_statuses(policies: Mapping[ObjectKey, Any], base: Mapping[ObjectKey, A
 
 
 def group_pods(pods: Sequence[Any], before: Moment, after: Moment) -> list[SelectedPodGroup]:
-    """The pods that any policy selects, by the policies that select them: verdicts depend on nothing else."""
-    groups: dict[tuple[tuple[PolicyKey, ...], tuple[PolicyKey, ...]], list[Any]] = {}
+    """The pods that any policy selects, by their policies: verdicts depend on nothing else."""
+    groups: dict[tuple[SelectingPolicies, SelectingPolicies], list[Any]] = {}
     for pod in pods:
-        keys = before.state.selection.select(pod), after.state.selection.select(pod)
-        if any(keys):
-            groups.setdefault(keys, []).append(pod)
-    return [SelectedPodGroup(own, *keys) for keys, own in groups.items()]
+        policies = _policies_of(pod, before), _policies_of(pod, after)
+        if any(side.keys for side in policies):
+            groups.setdefault(policies, []).append(pod)
+    return [SelectedPodGroup(own, *policies) for policies, own in groups.items()]
+
+
+def _policies_of(pod: Any, moment: Moment) -> SelectingPolicies:
+    states, selecting = moment.state.policies, moment.state.selection.select(pod)
+    enforced = (key for key in selecting if key in states and is_enforced_for(states[key].policy, pod))
+    return SelectingPolicies(selecting, tuple(enforced))
 
 
 def compare(group: SelectedPodGroup, before: Moment, after: Moment) -> SelectedPodGroup:

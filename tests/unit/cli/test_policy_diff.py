@@ -43,6 +43,10 @@ spec: {{nodeName: {}}}
 """
 _PODS = _POD.format("web-1", "web", "c") + _POD.format("web-2", "web", "''") + _POD.format("db", "db", "c")
 _METRICS = "a,temp,50\nb,temp,60\nc,temp,75\nd,temp,90\n"
+_SHADOW = _POLICY.replace("spec:\n  podSelector", "spec:\n  mode: Shadow\n  podSelector")
+_CANARY = _SHADOW.replace("mode: Shadow", "mode: Canary\n  canary: {podSelector: {matchLabels: {try: it}}}")
+_CANARY_PODS = _PODS.replace("{app: web}}\nspec: {nodeName: ''}", "{app: web, try: it}}\nspec: {}")
+"""Of the pods that the policy selects, the second one is part of the canary."""
 
 
 @pytest.fixture
@@ -94,6 +98,22 @@ def test_the_same_as_json(folder: Path) -> None:
             }
         ],
     }
+
+
+def test_pods_of_a_canary_and_others_are_compared_separately(folder: Path) -> None:
+    """The first pod is not part of it, and keeps its verdicts."""
+    (folder / "inputs" / "pods.yaml").write_text(_CANARY_PODS)
+    (folder / "old.yaml").write_text(_SHADOW)
+    result = diff(folder, _CANARY)
+    assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
+        "web/web-2: of 4 nodes, 1 verdicts and 3 ranks change",
+        "NODE BEFORE AFTER",
+        "d accepted rejected: placement policy web/cool: temp above 80",
+        "a accepted rank 1",
+        "b accepted rank 2",
+        "c accepted rank 3",
+        "1 of 2 selected pods change, 0 node labels change",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +181,12 @@ def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     document = msgspec.json.decode(diff(folder, _POLICY, *options, "-o", "json").stdout)
     assert document["history"]["pods"] == []
+    (folder / "inputs" / "pods.yaml").write_text(_CANARY_PODS)
+    [group] = msgspec.json.decode(diff(folder, _SHADOW, *options, "-o", "json").stdout)["history"]["pods"]
+    assert (group["pods"], group["nodes"][0]["only_before"]) == (["web/web-1", "web/web-2"], 600)
+    (folder / "old.yaml").write_text(_SHADOW)
+    [group] = msgspec.json.decode(diff(folder, _CANARY, *options, "-o", "json").stdout)["history"]["pods"]
+    assert (group["pods"], group["nodes"][0]["only_after"]) == (["web/web-2"], 600)
     assert "--prometheus-url: none" in str(diff(folder, _POLICY, "--since", "1h").exception)
 
 
