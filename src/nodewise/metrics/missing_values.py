@@ -165,6 +165,11 @@ def source_title(source: str) -> str:
     return _SOURCES[kind].title if kind in _SOURCES else f"the source {kind}"
 
 
+def is_one_of_several_servers(source: str) -> bool:
+    """Whether a source is one of several Prometheus servers, which have their address in their name."""
+    return source.startswith(f"{PROMETHEUS} ")
+
+
 def cause(reason: CauseReason, source: str, text: str, remedy: str = "") -> Cause:
     """A cause, with the remedy for this source unless another one is given. The text begins with the source's title."""
     kind = source.partition(" ")[0]

@@ -114,8 +114,8 @@ class SourceSelector:
             return empty
         if not failures:
             return _no_source_failure(request, self._sources)
-        cause = missing_values.first_cause(failure.cause for failure in failures)
-        return FetchFailure(_failure_summary(failures, len(self._sources)), cause)
+        summary = _failure_summary(failures, len(self._sources))
+        return FetchFailure(summary, _cause_with_servers(failures, self._sources))
 
     async def log_unused_sources(self, request: MetricRequest) -> None:
         """Log once which later sources have the metric, too: the operator should know that the order decides."""
@@ -280,6 +280,21 @@ def _failure_summary(failures: Sequence[_SourceFailure], sources: int) -> str:
     """The errors of the sources. A source that is not installed is named only if there is no other error."""
     named = [failure for failure in failures if failure.outcome != _NOT_THERE] or failures
     return "; ".join(f"{failure.source}: {failure.why}" if sources > 1 else failure.why for failure in named)
+
+
+def _cause_with_servers(failures: Sequence[_SourceFailure], sources: Sequence[MetricsSource]) -> Cause:
+    """The cause to show. If several servers of Prometheus are configured, it numbers those that fail: tenants read the
+    cause, so it contains no address.
+    """
+    cause = missing_values.first_cause(failure.cause for failure in failures)
+    servers = [source.name for source in sources if missing_values.is_one_of_several_servers(source.name)]
+    alike = {failure.source for failure in failures if failure.cause.reason == cause.reason}
+    failing = [str(number) for number, name in enumerate(servers, 1) if name in alike]
+    if not failing:
+        return cause
+    noun = "server" if len(failing) == 1 else "servers"
+    places = f"{noun} {', '.join(failing)} of {len(servers)} in --prometheus-url"
+    return cause._replace(text=f"{cause.text} ({places})")
 
 
 def _no_source_failure(request: MetricRequest, sources: Sequence[MetricsSource]) -> FetchFailure:

@@ -226,6 +226,35 @@ class TestEmptyAnswers:
             assert outcome.cause.reason == reason
 
 
+class TestCausesOfOneOfSeveralServers:
+    """Tenants read a cause, so it has the place of a server instead of its address."""
+
+    SERVERS = ("prometheus http://secret-1", "prometheus http://secret-2", "prometheus http://secret-3")
+
+    def cause(self, *sources: QuerySource) -> Cause:
+        outcome = asyncio.run(SelectorFixture(*sources).selector.fetch(M))
+        assert isinstance(outcome, FetchFailure)
+        return outcome.cause
+
+    @pytest.mark.parametrize(
+        ("failing", "servers"),
+        [((1,), "server 2 of 3"), ((0, 2), "servers 1, 3 of 3"), ((0, 1, 2), "servers 1, 2, 3 of 3")],
+    )
+    def test_the_servers_that_fail_are_named(self, failing: tuple[int, ...], servers: str) -> None:
+        sources = [
+            QuerySource(name, absent=number not in failing) for number, name in enumerate(self.SERVERS)
+        ]
+        cause = self.cause(QuerySource("custom", absent=True), *sources)
+        assert cause.text == f"Prometheus gave a response that cannot be read ({servers} in --prometheus-url)"
+
+    def test_other_sources_and_a_single_server_have_no_number(self) -> None:
+        cause = self.cause(QuerySource("custom"), QuerySource("prometheus", absent=True))
+        assert cause.text == "the custom metrics API gave a response that cannot be read"
+        cause = self.cause(QuerySource("custom"), *(QuerySource(name, absent=True) for name in self.SERVERS))
+        assert cause.text == "the custom metrics API gave a response that cannot be read"
+        assert "(" not in self.cause(QuerySource("prometheus")).text
+
+
 def test_metrics_that_are_no_longer_needed_are_forgotten() -> None:
     first, second = QuerySource("first", "m"), QuerySource("second", "m")
 
