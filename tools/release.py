@@ -49,7 +49,13 @@ def chart_metadata(metadata: dict[str, Any], url: str) -> dict[str, Any]:
     """Chart.yaml with the addresses of the repository at `url`; unchanged without one."""
     if not url:
         return metadata
-    return {**metadata, "home": url, "sources": [url], "icon": f"{url}/raw/HEAD/{_ICON}"}
+    links = [
+        {"name": "Documentation", "url": f"{url}/blob/HEAD/README.md"},
+        {"name": "Changelog", "url": f"{url}/blob/HEAD/{CHANGELOG}"},
+    ]
+    annotations = {**metadata["annotations"], "artifacthub.io/links": yaml.safe_dump(links)}
+    addresses = {"home": url, "sources": [url], "icon": f"{url}/raw/HEAD/{_ICON}"}
+    return {**metadata, **addresses, "annotations": annotations}
 
 
 def write_checksums(folder: Path) -> None:

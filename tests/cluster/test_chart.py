@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools import helm_chart_generator
+from tools import helm_chart_generator, release
 
 import nodewise
 from tests.cluster import (
@@ -134,6 +134,17 @@ def test_lint_finds_nothing(helm: Helm, values: Path) -> None:
     output = helm.said("lint", "--strict", CHART, "--values", values)
     assert "0 chart(s) failed" in output
     assert "[WARNING]" not in output
+
+
+def test_lint_finds_nothing_in_the_released_chart(
+    helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even a recommendation, such as that of an icon."""
+    monkeypatch.chdir(ROOT)
+    release.package_chart(tmp_path, "https://example.org/team/nodewise")
+    output = helm.said("lint", "--strict", tmp_path / f"nodewise-{nodewise.__version__}.tgz")
+    assert "0 chart(s) failed" in output
+    assert not {"[INFO]", "[WARNING]", "[ERROR]"} & {*output.split()}
 
 
 @each_combination

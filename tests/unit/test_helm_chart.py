@@ -3,15 +3,16 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
-from tools import helm_chart_generator
+from click.testing import CliRunner
+from tools import helm_chart_generator, release
 
 import nodewise
 from nodewise import agents
-from nodewise.cli import settings_file
+from nodewise.cli import main, settings_file
 from nodewise.cli.extender_options import GROUPS
 from nodewise.observe.metric_definitions import METRICS
 from nodewise.observe.metrics_registry import PREFIX
@@ -31,6 +32,61 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_of_this_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert about["appVersion"] == about["version"] == nodewise.__version__
+
+
+class TestArtifactHub:
+    """The released Chart.yaml follows Artifact Hub's rules for annotations of charts, which `ah lint` checks
+    (github.com/artifacthub/hub, docs/helm_annotations.md): a version with an invalid value is not listed.
+    """
+
+    ABOUT: ClassVar[dict[str, Any]] = release.chart_metadata(
+        yaml.safe_load((CHART / "Chart.yaml").read_text()), "https://example.org/x/nodewise"
+    )
+    ANNOTATIONS: ClassVar[dict[str, str]] = {
+        name.removeprefix("artifacthub.io/"): value for name, value in ABOUT["annotations"].items()
+    }
+
+    def test_fields_that_it_shows_are_set(self) -> None:
+        fields = (
+            "description",
+            "keywords",
+            "home",
+            "sources",
+            "icon",
+            "maintainers",
+            "appVersion",
+            "kubeVersion",
+        )
+        assert [name for name in fields if not self.ABOUT.get(name)] == []
+        assert re.fullmatch(r"https://\S+\.(svg|png)", self.ABOUT["icon"])
+        assert all(maintainer["name"] for maintainer in self.ABOUT["maintainers"])
+        assert (CHART / "README.md").read_text().count("\n# nodewise\n") == 1
+
+    def test_annotations_are_strings_that_it_reads(self) -> None:
+        assert all(isinstance(value, str) for value in self.ABOUT["annotations"].values())
+        assert self.ANNOTATIONS.keys() == {"license", "operator", "crds", "crdsExamples", "links"}
+        assert self.ANNOTATIONS["license"] == "Apache-2.0", "an identifier of SPDX, that of pyproject.toml"
+        assert self.ANNOTATIONS["operator"] in ("true", "false")
+        links = yaml.safe_load(self.ANNOTATIONS["links"])
+        assert [link.keys() for link in links] == [{"name", "url"}] * len(links)
+
+    def test_all_definitions_are_listed(self) -> None:
+        listed = yaml.safe_load(self.ANNOTATIONS["crds"])
+        texts = [path.read_text() for path in sorted((CHART / "crds").glob("*.yaml"))]
+        shipped = [crd for text in texts for crd in yaml.safe_load_all(text) if crd]
+        assert {crd["name"]: (crd["kind"], crd["version"]) for crd in listed} == {
+            crd["metadata"]["name"]: (crd["spec"]["names"]["kind"], crd["spec"]["versions"][0]["name"])
+            for crd in shipped
+        }
+        assert all(crd["displayName"] and crd["description"] for crd in listed)
+
+    def test_examples_are_valid_policies(self, tmp_path: Path) -> None:
+        examples = yaml.safe_load(self.ANNOTATIONS["crdsExamples"])
+        assert {example["kind"] for example in examples} == {"PlacementPolicy", "ClusterPlacementPolicy"}
+        file = tmp_path / "examples.yaml"
+        file.write_text(yaml.safe_dump_all(examples))
+        done = CliRunner().invoke(main.command, ["policy", "lint", str(file)])
+        assert (done.exit_code, done.exception) == (0, None), done.output
 
 
 def test_what_follows_from_something_else_is_as_that_is() -> None:

@@ -11,6 +11,7 @@ from tools import kubectl_plugin, release
 
 import nodewise
 
+ROOT = Path(__file__).parents[2]
 CHANGES = (
     "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0\n\n### Changes\n\n- more\n\n## 0.1.0\n\n- first\n"
 )
@@ -31,11 +32,16 @@ def test_a_version_without_changes_is_an_error() -> None:
 
 
 def test_the_chart_gets_the_addresses_of_the_repository() -> None:
-    metadata = release.chart_metadata({"name": "nodewise"}, "https://example.org/x/nodewise")
+    before = {"name": "nodewise", "annotations": {"artifacthub.io/license": "Apache-2.0"}}
+    metadata = release.chart_metadata(before, "https://example.org/x/nodewise")
     assert metadata["home"] == "https://example.org/x/nodewise"
     assert metadata["sources"] == ["https://example.org/x/nodewise"]
-    assert (Path(__file__).parents[2] / metadata["icon"].partition("/raw/HEAD/")[2]).is_file()
-    assert release.chart_metadata({"name": "nodewise"}, "") == {"name": "nodewise"}
+    assert (ROOT / metadata["icon"].partition("/raw/HEAD/")[2]).is_file()
+    assert metadata["annotations"]["artifacthub.io/license"] == "Apache-2.0"
+    links = yaml.safe_load(metadata["annotations"]["artifacthub.io/links"])
+    assert [link["name"] for link in links] == ["Documentation", "Changelog"]
+    assert all((ROOT / link["url"].partition("/blob/HEAD/")[2]).is_file() for link in links)
+    assert release.chart_metadata(before, "") == before
 
 
 def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
