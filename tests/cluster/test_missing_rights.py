@@ -213,7 +213,7 @@ WITHOUT_REPLICAS = (*DECIDE, "--nodewise-namespace=default")
 """Reads the metrics with the rights of the user."""
 EXPLAIN = ("explain",)
 FAILS, WITH_LESS, NO_ANSWER = 1, 0, 3
-PORT_FORWARD = {ApiRight(verb, CORE, "pods/portforward", "", NAMESPACE) for verb in ("get", "create")}
+PORT_FORWARD = [ApiRight(verb, CORE, "pods/portforward", "", NAMESPACE) for verb in ("get", "create")]
 READERS = {
     ApiRight("list", CORE, "nodes"): (DECIDE, FAILS),
     ApiRight("list", CORE, "pods"): (DECIDE, FAILS),
