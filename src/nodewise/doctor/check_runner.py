@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import groupby
 from typing import Final
 
+from nodewise import clock
 from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import CHECKS
-from nodewise.doctor.facts import Facts, UnavailableFact
+from nodewise.doctor.facts import Facts, LeaderLease, UnavailableFact
 from nodewise.doctor.findings import (
     CATALOGUE,
     NOT_CHECKED,
@@ -122,6 +124,14 @@ def _describe_examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
         yield _format_count(read["node_count"], "node")
     if "policies" in read:
         yield from _describe_policies(read["policies"])
+    yield from _describe_last_evaluation(read.get("leases", ()), facts.now)
+
+
+def _describe_last_evaluation(leases: Sequence[LeaderLease], now: datetime) -> Iterator[str]:
+    """How long ago a leader evaluated the policies, at least a second; nothing if that is not known."""
+    if evaluated := [lease.evaluated for lease in leases if lease.evaluated]:
+        age_s = max(round((now - max(evaluated)).total_seconds()), 1)
+        yield f"the last evaluation of policies ({clock.format_duration(age_s)} ago)"
 
 
 def _describe_policies(policies: Sequence[PolicyEvaluation | UnavailableFact]) -> Iterator[str]:

@@ -596,6 +596,18 @@ def test_policies_are_counted_by_kind() -> None:
     assert "0 policies" in check_runner.examine(SOUND._replace(policies=())).examined
 
 
+@pytest.mark.parametrize(("age_s", "expected"), [(2.4, "2s"), (90, "1m30s"), (-3, "1s")])
+def test_the_age_of_the_last_evaluation_is_reported(age_s: float, expected: str) -> None:
+    """By the newest of the Leases; a clock that is behind that of the leader gives no negative age."""
+    text = f"the last evaluation of policies ({expected} ago)"
+    newest, older = (LEASE._replace(evaluated=NOW - timedelta(seconds=s)) for s in (age_s, age_s + 600))
+    assert text in check_runner.examine(native(leases=(older, LEASE, newest))).examined
+
+
+def test_without_a_known_evaluation_no_age_is_reported() -> None:
+    assert not [text for text in check_runner.examine(native()).examined if "evaluation" in text]
+
+
 BY_STATUS = policy(unavailable_metrics=UNAVAILABLE)
 
 
