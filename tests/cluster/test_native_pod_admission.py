@@ -159,6 +159,7 @@ def _pod(labels: Object, **spec: Any) -> Object:
 def cluster(plane: ControlPlane) -> Iterator[Cluster]:
     api = plane.api
     native_mode.install(api)
+    api.ensure(kubernetes_objects.namespace(native_mode.NAMESPACE))
     api.create(kubernetes_objects.namespace(OTHER_NAMESPACE))
     namespace = kubernetes_objects.namespace(NAMESPACE)
     api.create(namespace | {"metadata": namespace["metadata"] | {"labels": {"team": "a"}}})
@@ -377,7 +378,10 @@ CASES: Final = {
     "a cluster policy for namespaces without a label": Case(
         {"app": "team"}, {}, _required(_all(_not_in("native-not-team-a"))), namespace=OTHER_NAMESPACE
     ),
-    "nodewise's own namespaces are excluded": Case({"app": "wide"}, {}, None, namespace="kube-system"),
+    **{
+        f"pods of {namespace} are left alone": Case({"app": "wide"}, {}, None, namespace=namespace)
+        for namespace in ("kube-system", native_mode.NAMESPACE)
+    },
     "bound when created": Case(PLAIN | {"telemetry-policy": "none"}, {"nodeName": "node-1"}, None),
     "a TASPolicy": Case({"telemetry-policy": "cool"}, {}, _required(_all(_not_in("cool")))),
     "a TASPolicy that rejects missing values": Case(
