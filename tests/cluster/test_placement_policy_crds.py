@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -241,19 +241,23 @@ def test_kubectl_apply_is_refused_whatever_validation_it_asks_for(
         plane.kubectl("apply", f"--validate={validation}", "-f", str(file))
 
 
-def test_the_extender_is_ready_without_a_definition(
-    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
+@pytest.mark.parametrize(
+    "missing", [("taspolicies",), ("taspolicies", *PLURALS.values())], ids=["one", "all"]
+)
+def test_the_extender_is_ready_without_definitions(
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path, missing: Sequence[str]
 ) -> None:
-    """Pods that name a policy are rejected meanwhile: there is no such policy."""
-    (definition,) = extender_process.manifest("crds/taspolicies.yaml")
-    plane.api.delete(path_of(definition))
-    folder = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
-    wait("TASPolicy is not served", lambda: not plane.api.answers(folder) or None)
+    """Pods that name a policy are rejected meanwhile: there is no such policy. Other pods pass."""
+    folders = {plural: f"/apis/{group}/v1alpha1/{plural}" for group, plural in extender_process.POLICY_KINDS}
+    for plural in missing:
+        plane.api.delete(path_of(extender_process.manifest(f"crds/{plural}.yaml")[0]))
+        wait(f"{plural} are not served", lambda path=folders[plural]: not plane.api.answers(path) or None)  # type: ignore[misc]
     (node,) = kubernetes_objects.nodes("a")
     sandbox.nodes(node)
     certificates = extender_process.CertificateFiles(tmp_path)
     arguments = extender_process.arguments(extender_process.user(plane), certificates)
     with extender_process.started(tmp_path, arguments, certificates) as served:
         served.process.wait_ready(served.is_ready)
-        served.wait_events("kube_kind_not_served")
+        served.wait_events("kube_kind_not_served", len(missing))
         assert served.rejects(sandbox.namespace, "a")
+        assert not served.rejects(sandbox.namespace, "a", labels={"app": "web"})
