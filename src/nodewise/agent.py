@@ -89,9 +89,9 @@ class Plugin(ABC, Generic[PodT, StateT]):
     def equivalence_key(self, pod: PodT, snapshot: Snapshot) -> Hashable:  # noqa: ARG002
         """What the results depend on in addition to the snapshot: pods with equal keys get equal results.
 
-        None for a pod that the agent does not filter. Such pods are not requeued. A third-party agent is not called for
-        them at all, and its failures do not affect them. In a snapshot without a state of the agent, the key is what
-        the pod alone shows.
+        None for a pod that the agent does not filter. Such pods are requeued only if nodewise rejected them before. A
+        third-party agent is not called for them at all, and its failures do not affect them. In a snapshot without a
+        state of the agent, the key is what the pod alone shows.
         """
         return ()
 

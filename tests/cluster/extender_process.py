@@ -196,14 +196,22 @@ class ExtenderProcess:
         self.wait_events("leading")
 
     def rejects(
-        self, namespace: str, node: str, policy: str = "pol", labels: Mapping[str, str] | None = None
+        self,
+        namespace: str,
+        node: str,
+        policy: str = "pol",
+        labels: Mapping[str, str] | None = None,
+        pod: str = "probe",
     ) -> bool:
         """Whether a filter call, as kube-scheduler sends it, rejects a node now for a pod with a policy or labels."""
         labels = labels or {"telemetry-policy": policy}
-        pod = {"metadata": {"name": "probe", "namespace": namespace, "labels": labels}}
+        body = {
+            "Pod": {"metadata": {"name": pod, "namespace": namespace, "labels": labels}},
+            "NodeNames": [node],
+        }
         context = self.certificates.authority.client_context(self.certificates.client)
         with httpx2.Client(verify=context, trust_env=False) as client:
-            answer = client.post(f"{self.url}/scheduler/filter", json={"Pod": pod, "NodeNames": [node]})
+            answer = client.post(f"{self.url}/scheduler/filter", json=body)
         return node in (answer.json()["FailedNodes"] or {})
 
     def entry(self, **fields: Any) -> Object:

@@ -27,7 +27,7 @@ def test_two_policies_select_one_pod(
     metrics.set("noise", {"a": 1, "b": 9, "c": 1})
     web: Any = {"matchLabels": {"app": "web"}}
     own = {"matchLabels": {"kubernetes.io/metadata.name": sandbox.namespace}}
-    sandbox.put(policy({"podSelector": web, "avoid": [{"metric": "heat", "above": 80}]}, name="cool"))
+    cool = sandbox.put(policy({"podSelector": web, "avoid": [{"metric": "heat", "above": 80}]}, name="cool"))
     quiet = {"namespaceSelector": own, "podSelector": web, "avoid": [{"metric": "noise", "atLeast": 9}]}
     wide = sandbox.create(policy(quiet, "ClusterPlacementPolicy", f"quiet-{sandbox.namespace}"))
     with extender_process.extender(plane, tmp_path) as nodewise:
@@ -51,3 +51,13 @@ def test_two_policies_select_one_pod(
             assert f"2 cluster placement policy quiet-{sandbox.namespace}: noise atLeast 9" in message
             plane.api.delete(path_of(wide))
             assert sandbox.expect_bound("second") in {"b", "c"}
+            # no policy is left
+            metrics.set("heat", {"a": 90, "b": 90, "c": 90})
+            wait(
+                "all nodes are hot",
+                lambda: nodewise.rejects(sandbox.namespace, "c", labels=web["matchLabels"]) or None,
+            )
+            sandbox.pods(pod("third", "web"))
+            assert "3 placement policy" in sandbox.expect_rejected("third")
+            plane.api.delete(path_of(cool))
+            sandbox.expect_bound("third")

@@ -13,8 +13,10 @@ from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import tenant_cluster
 from tests.hostile.tenant_cluster import HOT, NODES, TenantCluster
 
-UNRELATED = 1200
+UNRELATED = 1000
 """Waiting pods that concern no agent."""
+FORMER = 200
+"""Waiting pods that nodewise rejected, and that no policy selects any more."""
 DEMANDS = 300
 """Waiting pods with different GPU requests."""
 
@@ -38,7 +40,11 @@ def test_a_healed_pod_is_requeued_beside_a_namespace_with_very_many_waiting_pods
     victim = cluster.victim
     victim.policy("cool", dontschedule=[HOT])
     cluster.attacker.put_waiting_pods(
-        [kubernetes_objects.pod(f"a-{number}") for number in range(UNRELATED)]
+        [kubernetes_objects.pod(f"a-{number}") for number in range(UNRELATED)],
+        "0/2 nodes are available: 2 Insufficient cpu.",
+    )
+    cluster.attacker.put_waiting_pods(
+        [kubernetes_objects.pod(f"former-{number}") for number in range(FORMER)]
         + [gpu_cluster.pod(f"b-{number}", len(NODES) + 1 + number) for number in range(DEMANDS)],
     )
     with cluster.plane.start_scheduler({"extenders": [cluster.served.entry()]}):
@@ -46,7 +52,7 @@ def test_a_healed_pod_is_requeued_beside_a_namespace_with_very_many_waiting_pods
         victim.sandbox.expect_rejected("web")
         wait(
             "nodewise filters these pods",
-            lambda: _waiting(cluster) == DEMANDS + 1 or None,
+            lambda: _waiting(cluster) == FORMER + DEMANDS + 1 or None,
             show=partial(_waiting, cluster),
         )
         woken = len(cluster.served.events("woken"))

@@ -1,6 +1,6 @@
 """The pods that wait because no node is feasible, grouped so that equal ones are filtered once.
 
-Only pods that an agent filters count. The number of other pods, which any tenant can create, costs nothing.
+Only pods that an agent filters or rejected count. The number of other pods, which any tenant can create, costs nothing.
 """
 
 from collections import OrderedDict
@@ -60,6 +60,7 @@ class PodGroup(msgspec.Struct, gc=False, eq=False):
 
     namespace: str
     key: Hashable
+    """None for pods that nodewise rejected and no agent filters any more, as after the deletion of their policy."""
     pods: dict[str, Any] = msgspec.field(default_factory=dict)
     """By uid; never empty while the group is in `WaitingPods`."""
     fits: bool = True
@@ -141,7 +142,8 @@ class WaitingPods:
     def _add_or_replace(self, pod: Any, snapshot: Snapshot) -> None:
         uid, namespace = pod.metadata.uid, pod.metadata.namespace
         key = self._chain.equivalence_key(pod, snapshot)
-        if key is None:
+        is_rejected = _is_own_rejection(_rejection_message(pod) or "", self._chain)
+        if key is None and not is_rejected:
             self._remove(uid)
             return
         group = self._group_by_uid.get(uid)
@@ -151,7 +153,7 @@ class WaitingPods:
                 key, PodGroup(namespace, key)
             )
             self._group_by_uid[uid] = group
-            if _is_own_rejection(_rejection_message(pod) or "", self._chain):
+            if is_rejected:
                 group.fits = False
         group.pods[uid] = pod
 

@@ -114,7 +114,9 @@ METRICS: Final[dict[str, Metric]] = {
         " namespaces.",
     ),
     "policies_with_problems": Metric("gauge", "Policies and nodes with GPUs that have invalid parts."),
-    "pods_waiting": Metric("gauge", "Unschedulable pods that an agent filters; only of the leader."),
+    "pods_waiting": Metric(
+        "gauge", "Unschedulable pods that an agent filters or rejected; only of the leader."
+    ),
     "wakes_total": Metric("counter", "Node annotations written to make the scheduler retry pending pods."),
     "node_annotations_total": Metric(
         "counter",

@@ -399,7 +399,7 @@ def test_a_pod_that_concerns_the_agent_only_in_some_snapshots(cluster: Requeuein
 
     assert virtual_time.run(main()) == [0, 0, 1]
     assert len(cluster.pods.store) == 2
-    assert "nodewise_pods_waiting 1" in cluster.registry.exposition().decode()
+    assert "nodewise_pods_waiting 2" in cluster.registry.exposition().decode()
 
 
 class CountingChain(AgentChain):
@@ -410,6 +410,27 @@ class CountingChain(AgentChain):
     def equivalence_key(self, pod: Any, snapshot: Snapshot) -> Hashable:
         self.keys += 1
         return super().equivalence_key(pod, snapshot)
+
+
+def test_a_rejected_pod_that_no_agent_filters_any_more_is_requeued(cluster: RequeueingCluster) -> None:
+    """Its policy was deleted, or only observes now. It is forgotten when kube-scheduler has another reason."""
+    cluster.put(pod("web", "shop", VICTIM), pod("full", "shop", VICTIM, NO_CPU))
+    known = cluster.snapshot
+
+    async def main() -> list[int]:
+        events = []
+        async with cluster.watching():
+            for ignored in (set(), {VICTIM}, {VICTIM}):
+                cluster.snapshot = msgspec.structs.replace(known, agent_states={"demands": ignored})
+                await cluster.passes(1)
+                events.append(cluster.events())
+            cluster.put(pod("web", "shop", VICTIM, NO_CPU))
+            await asyncio.sleep(PERIOD_S)
+            await cluster.passes(1)
+            return [*events, cluster.events()]
+
+    assert virtual_time.run(main()) == [0, 1, 1, 1]
+    assert "nodewise_pods_waiting 0" in cluster.registry.exposition().decode()
 
 
 def test_an_update_computes_the_key_of_a_pod_once(cluster: RequeueingCluster) -> None:

@@ -1,0 +1,103 @@
+"""A PlacementPolicy with an extender: the modes, a canary by percent, and the step-back from a bad edit.
+
+`test_policy_lifecycle` has the same for native mode.
+"""
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from tests.cluster import extender_process, kubernetes_objects
+from tests.cluster.api_client import MERGE, Object, path_of
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.extender_process import ExtenderProcess
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.placement_policy_specs import policy
+
+WEB: Final = {"app": "web"}
+WORKLOADS: Final = [f"web-{number}" for number in range(40)]
+PERCENT: Final = 50
+STEP_BACK_S: Final = 60.0
+
+
+class Trial:
+    """A policy that avoids node `a`, and an extender."""
+
+    def __init__(self, sandbox: Sandbox, served: ExtenderProcess, spec: Mapping[str, Any]) -> None:
+        self.sandbox, self.served = sandbox, served
+        self.path = path_of(sandbox.put(policy({"podSelector": {"matchLabels": WEB}, **spec}, name="cool")))
+
+    def edit(self, **spec: Any) -> None:
+        self.sandbox.api.patch(self.path, {"spec": spec}, MERGE)
+
+    def status(self) -> Object:
+        status: Object = self.sandbox.api.get(self.path).get("status", {})
+        return status
+
+    def until(self, **expected: Any) -> None:
+        def has_them() -> bool | None:
+            status = self.status()
+            return all(status.get(name) == value for name, value in expected.items()) or None
+
+        wait(f"the status has {expected}", has_them, show=self.status)
+
+    def rejected(self) -> set[str]:
+        """The workloads whose pods node `a` does not take."""
+        namespace = self.sandbox.namespace
+        return {name for name in WORKLOADS if self.served.rejects(namespace, "a", labels=WEB, pod=name)}
+
+    def canary(self) -> set[str] | None:
+        """The same twice in a row, so that an edit applied to all of them; None otherwise."""
+        rejected = self.rejected()
+        return rejected if rejected and rejected == self.rejected() else None
+
+    def events(self) -> list[str]:
+        """The reasons of the events of the policy."""
+        about = "involvedObject.kind=PlacementPolicy,involvedObject.name=cool"
+        path = f"/api/v1/namespaces/{self.sandbox.namespace}/events"
+        return [event["reason"] for event in self.sandbox.api.get(path, fieldSelector=about)["items"]]
+
+
+def test_a_policy_goes_from_shadow_to_enforce_and_steps_back_from_a_bad_edit(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    extender_process.define(plane.api)
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
+    metrics.set("heat", {"a": 90, "b": 20})
+    spec = {
+        "avoid": [{"metric": "heat", "above": 80}],
+        "mode": "Shadow",
+        "canary": {"percent": PERCENT},
+        "guard": {"maxRejectedShare": "0.5", "within": "3s"},
+    }
+    with extender_process.extender(plane, tmp_path) as served:
+        trial = Trial(sandbox, served, spec)
+        served.wait_fetched("heat")
+        trial.until(mode="Shadow", rejectedNodes=1)
+        assert trial.rejected() == set()
+        trial.edit(mode="Canary")
+        canary = wait("some workloads are in the canary", trial.canary, show=trial.status)
+        assert len(canary) < len(WORKLOADS)
+        trial.edit(mode="Enforce")
+        wait("all are affected", lambda: trial.rejected() == set(WORKLOADS) or None, show=trial.status)
+        with plane.start_scheduler({"extenders": [served.entry()]}):
+            # the harm: an edit that rejects every node
+            trial.edit(avoid=[{"metric": "heat", "above": 10}])
+            harm_s = time.monotonic()
+            is_harmed = partial(served.rejects, sandbox.namespace, "b", labels=WEB)
+            wait("no node is left", lambda: is_harmed() or None, show=trial.status)
+            sandbox.pods(kubernetes_objects.pod("waits", labels=WEB, limits=extender_process.LIMITS))
+            sandbox.expect_bound("waits", STEP_BACK_S)
+            assert time.monotonic() - harm_s < STEP_BACK_S
+        trial.until(mode="Shadow")
+        message = trial.status()["steppedBack"]["message"]
+        assert message.startswith("it rejected 2 of 2 nodes, more than the share 0.5 for ")
+        wait("an event reports it", lambda: "GuardExceeded" in trial.events() or None, show=trial.events)
+        assert trial.rejected() == set()
+        # a correction ends it
+        trial.edit(avoid=[{"metric": "heat", "above": 80}])
+        wait("it is enforced again", lambda: trial.rejected() == set(WORKLOADS) or None, show=trial.status)
+        trial.until(mode="Enforce", rejectedNodes=1)
