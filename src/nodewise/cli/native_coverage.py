@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.agent import ObjectKey
+from nodewise.agents.telemetry import policy_mode
 from nodewise.agents.telemetry.state import TelemetryState
 from nodewise.agents.telemetry.verdict_labels import label_key
 from nodewise.agents.telemetry.verdict_requirements import Affinity, verdict_requirements
@@ -58,6 +59,8 @@ def _messages(
         if policy_state is None or label_key(policy_state.policy.uid) in keys:
             continue
         policy = policy_state.policy
+        if not policy_mode.is_enforced_for(policy, pod):
+            continue
         of_label = pod_policies.policy_of_label(policy, objects, selects=True)
         if of_label.is_labelled:
             why = native_labels.why_not_covering(of_label, pod.metadata.creationTimestamp or "")

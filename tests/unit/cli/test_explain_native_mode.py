@@ -92,6 +92,15 @@ def printed(result: PodReadResult, capsys: pytest.CaptureFixture[str]) -> list[s
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.parametrize(("track", "is_named"), [("canary", True), ("stable", False)])
+def test_a_policy_in_the_mode_canary_has_to_cover_its_canary_only(track: str, is_named: bool) -> None:
+    canary, item = policy("cool"), pod()
+    canary["spec"] |= {"mode": "Canary", "canary": {"podSelector": {"matchLabels": {"track": "canary"}}}}
+    item["metadata"]["labels"]["track"] = track
+    native = read(item, canary).native
+    assert bool(native and native.not_covering) == is_named
+
+
 def test_requirements_are_compared_with_the_labels_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     result = read(pod(COOL, ok=CALM), policy("cool"), policy("calm"))
     assert printed(result, capsys) == [

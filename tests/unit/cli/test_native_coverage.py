@@ -66,6 +66,15 @@ def test_a_policy_without_a_label_belongs_to_the_extender(capsys: pytest.Capture
     assert printed(capsys, [policy("cool", labelled=False)], [pod("web")]) == []
 
 
+def test_a_canary_has_no_effect_on_other_pods(capsys: pytest.CaptureFixture[str]) -> None:
+    canary = policy("cool")
+    canary["spec"] |= {"mode": "Canary", "canary": {"podSelector": {"matchLabels": {"track": "canary"}}}}
+    other, own = pod("web"), pod("canary")
+    own["metadata"]["labels"]["track"] = "canary"
+    [message] = printed(capsys, [canary], [other, own])
+    assert "to pod web/canary" in message
+
+
 def test_each_policy_without_an_effect_is_named_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     older, newer = printed(capsys, [policy("cool")], [pod("web")], [policy("new")])
     start = "nodewise: native mode does not apply placement policy"

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey, Watched
-from nodewise.agents.telemetry import KIND
+from nodewise.agents.telemetry import KIND, policy_mode
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
@@ -52,7 +52,7 @@ class PolicyOfLabel(NamedTuple):
     created: str
     """RFC 3339."""
     selects: bool
-    """Whether its selectors select the pod now."""
+    """Whether its selectors select the pod now, and in the mode Canary also those of the canary."""
     is_labelled: bool
     """Whether native mode enforces it."""
     is_active: bool
@@ -105,10 +105,6 @@ async def read_pod_policies(api: Api, pod: bytes, own_namespace: str) -> PodPoli
     selection = SelectionIndex(policies.values(), objects.get(NAMESPACES, {}), own_namespace)
     selected = selection.select(fields)
     selecting = [key for key in selected if key.kind != "TASPolicy"]
-    by_label = {
-        label_key(policy.uid): policy_of_label(policy, objects, selects=key in selecting)
-        for key, policy in policies.items()
-    }
     return PodPolicies(
         tuple(
             SelectingPolicy(
@@ -119,10 +115,25 @@ async def read_pod_policies(api: Api, pod: bytes, own_namespace: str) -> PodPoli
             )
             for key in selecting
         ),
-        by_label,
+        _policies_by_label(policies, selecting, fields, objects),
         _missing_policy(selected, policies) if POLICIES in objects else "",
         f"no right to list {' and '.join(forbidden)}" if forbidden else "",
     )
+
+
+def _policies_by_label(
+    policies: Mapping[PolicyKey, Policy],
+    selecting: Collection[PolicyKey],
+    pod: PodFields,
+    objects: Mapping[str, Mapping[ObjectKey, Any]],
+) -> dict[str, PolicyOfLabel]:
+    """The policies by the keys of their labels. Pods outside of a canary count as not selected."""
+    return {
+        label_key(policy.uid): policy_of_label(
+            policy, objects, selects=key in selecting and policy_mode.is_enforced_for(policy, pod)
+        )
+        for key, policy in policies.items()
+    }
 
 
 def _missing_policy(selected: Iterable[PolicyKey], policies: Collection[PolicyKey]) -> str:
