@@ -85,6 +85,42 @@ def test_the_text(run) -> None:
     assert any(line.startswith("temp above 80 above 88 ") for line in lines)
 
 
+TAS_POLICY = """---
+apiVersion: telemetry.intel.com/v1alpha1
+kind: TASPolicy
+metadata: {name: named, namespace: web}
+spec: {strategies: {dontschedule: {rules: [{metricname: temp, operator: GreaterThan, target: 80}]}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("labels", "unknown"),
+    [
+        (None, "app or telemetry-policy"),
+        ({}, "app or telemetry-policy"),
+        ({"label_tier": "1"}, "app or telemetry-policy"),
+        ({"label_app": "web"}, "telemetry-policy"),
+    ],
+)
+def test_labels_that_kube_state_metrics_does_not_export(
+    run, labels: dict[str, str] | None, unknown: str
+) -> None:
+    fake = prometheus(a=hot(30, 20), b=hot(25, 24))
+    pod = {"namespace": "web", "pod": "w", "uid": "u"}
+    series = {"kube_pod_start_time": (pod, str(NOW - 25 * 60))}
+    series |= {} if labels is None else {"kube_pod_labels": (pod | labels, "1")}
+    fake.instant = fake.instant | {
+        name: [{"metric": metric, "value": [NOW, value]}] for name, (metric, value) in series.items()
+    }
+    result = run(fake, "--since=1h", "--output=json", policy=POLICY + TAS_POLICY)
+    document = json.loads(result.stdout)
+    note = f"no pod that started has the label {unknown} in kube-state-metrics"
+    assert any(text.startswith(note) for text in document["notes"]), document["notes"]
+    pods = {policy["policy"]: policy["pods"] for policy in document["policies"]}
+    assert pods["web/cool"]["would_have_waited"] == 1
+    assert pods["web/named"] is None, "not 0: it is not known"
+
+
 def test_pods_of_a_recording(run, tmp_path: Path) -> None:
     def request(name: str, at: float, **labels: str) -> Record:
         pod = {"metadata": {"name": name, "namespace": "web", "uid": name, "labels": labels}}

@@ -122,7 +122,7 @@ def test_pods_that_started() -> None:
         ("x", 1699000050.0, "", ""),
         ("w", 1699000100.0, "a", "DaemonSet"),
     ]
-    assert [pod.labels for pod in pods] == [None, {"app_kubernetes_io_name": "web"}]
+    assert [pod.labels for pod in pods] == [{}, {"app_kubernetes_io_name": "web"}]
 
 
 def test_the_clock_is_that_of_prometheus() -> None:

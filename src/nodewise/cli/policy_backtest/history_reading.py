@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,7 +14,8 @@ from rich.progress import Progress
 from nodewise import clock, cooperative_scheduling
 from nodewise.agent import NodeIndex, ObjectKey
 from nodewise.agents.telemetry import policy_selection
-from nodewise.agents.telemetry.placement_policy import PodSelection, Policy, PolicyKey
+from nodewise.agents.telemetry.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
+from nodewise.agents.telemetry.placement_policy_fields import SELECTOR_OPERATORS
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES
 from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, PodOwner, SelectionIndex
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
@@ -263,17 +264,15 @@ def _named(names: Sequence[str]) -> str:
 async def _read_pods(
     setup: _Setup, timeline: PolicyTimeline, objects: Objects, grid: TimeGrid
 ) -> Mapping[PolicyKey, Sequence[StartedPod]] | None:
-    """The pods that each policy selects among those that started. None if no history of pods can be read."""
+    """The pods that each policy selects among those that started, of the policies whose pods are known. None if no
+    history of pods can be read.
+    """
     pods = recorded_pods.read(setup.recording) if setup.recording else await _read_started_pods(setup, grid)
     if not pods:
         return None
     policies = [policy for policy in timeline.policies.values() if policy.avoid]
-    if all(pod.labels is None for pod in pods) and any(map(_label_keys, policies)):
-        setup.notes.append(
-            "kube-state-metrics exports no labels of pods (--metric-labels-allowlist): policies select pods by"
-            " namespace only"
-        )
-        policies = [_without_pod_labels(policy) for policy in policies]
+    if not setup.recording:
+        policies = _without_unknown_labels(policies, pods, setup.notes)
     recent = [pod for pod in pods if grid.start <= pod.started_at < grid.end + grid.step_s]
     namespaces = objects.get(NAMESPACES, {})
     return {policy.key: _selected(policy, recent, namespaces, setup.nodes) for policy in policies}
@@ -298,19 +297,46 @@ def _first_problem(error: NodewiseError) -> str:
     return str(error.problems[0]) if error.problems else str(error)
 
 
-def _label_keys(policy: Policy) -> list[str]:
-    """The labels by which a policy selects pods."""
+def _label_keys(policy: Policy, operators: Container[str] = SELECTOR_OPERATORS) -> list[str]:
+    """The labels by which a policy selects pods, in requirements with these operators."""
     if policy.key.kind == "TASPolicy":
         return [policy_selection.POLICY_LABEL]
-    return [requirement.key for requirement in policy.selection.pods.requirements] if policy.selection else []
+    requirements = policy.selection.pods.requirements if policy.selection else ()
+    return [requirement.key for requirement in requirements if requirement.operator in operators]
 
 
-def _without_pod_labels(policy: Policy) -> Policy:
-    """The policy without requirements for labels of pods."""
+def _without_unknown_labels(
+    policies: Sequence[Policy], pods: Sequence[PodStart], notes: list[str]
+) -> list[Policy]:
+    """The policies without requirements for labels that no pod has, which a note names: kube-state-metrics exports only
+    some labels. TASPolicies, whose pods need a label, are left out then.
+    """
+    exported = {name for pod in pods for name in pod.labels}
+    required = {key for policy in policies for key in _label_keys(policy, ("In", "Exists"))}
+    unknown = {key for key in required if recorded_pods.exported_label(key) not in exported}
+    if not unknown:
+        return list(policies)
+    note = (
+        f"no pod that started has the label {' or '.join(sorted(unknown))} in kube-state-metrics"
+        " (--metric-labels-allowlist): selectors ignore it"
+    )
+    if policy_selection.POLICY_LABEL in unknown:
+        note += ", and pods of TASPolicies are not counted"
+    notes.append(note)
+    return [
+        _without_pod_labels(policy, unknown)
+        for policy in policies
+        if policy.key.kind != "TASPolicy" or policy_selection.POLICY_LABEL not in unknown
+    ]
+
+
+def _without_pod_labels(policy: Policy, keys: Container[str]) -> Policy:
+    """The policy without requirements for these labels of pods."""
     if policy.selection is None:
         return policy
-    selection = PodSelection(namespaces=policy.selection.namespaces)
-    return msgspec.structs.replace(policy, selection=selection)
+    requirements = policy.selection.pods.requirements
+    kept = LabelSelector(tuple(each for each in requirements if each.key not in keys))
+    return msgspec.structs.replace(policy, selection=PodSelection(kept, policy.selection.namespaces))
 
 
 def _selected(
@@ -321,8 +347,9 @@ def _selected(
     index = SelectionIndex([policy], namespaces)
     started = []
     for pod in pods:
-        known = pod.labels or {}
-        labels = {key: known[name] for key in keys if (name := recorded_pods.exported_label(key)) in known}
+        labels = {
+            key: pod.labels[name] for key in keys if (name := recorded_pods.exported_label(key)) in pod.labels
+        }
         owners = (PodOwner(pod.owner_kind),) if pod.owner_kind else ()
         if policy.key in index.select(PodFields(PodMetadata(pod.namespace, labels, owners))):
             node = int(nodes.numbers([pod.node])[0]) if pod.node in nodes else -1

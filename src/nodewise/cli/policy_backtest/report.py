@@ -90,11 +90,11 @@ def build(
     samples: Mapping[str, NodeMatrix],
     notes: Sequence[str],
 ) -> BacktestReport:
-    """The report of an evaluation that has at least one step."""
+    """The report of an evaluation that has at least one step. `pods` lacks policies whose pods are not known."""
     times = evaluation.times
     history = History(times, grid.step_s, times[:, np.newaxis] >= evaluation.first_value_at)
     policies = [
-        _policy_report(record, history, nodes.known, None if pods is None else pods[key], samples)
+        _policy_report(record, history, nodes.known, None if pods is None else pods.get(key), samples)
         for key, record in evaluation.records.items()
     ]
     return BacktestReport(history, nodes.known, policies, notes)

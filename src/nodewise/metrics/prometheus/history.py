@@ -144,8 +144,8 @@ class PodStart(NamedTuple):
     """Seconds since 1970."""
     node: str = ""
     """Empty if it is not known."""
-    labels: Mapping[str, str] | None = None
-    """By the names that kube-state-metrics gives them; None if it exports none of this pod."""
+    labels: Mapping[str, str] = {}
+    """Those that kube-state-metrics exports, by the names that it gives them."""
     owner_kind: str = ""
 
 
@@ -164,15 +164,16 @@ async def read_pod_starts(history: PrometheusHistory, window_s: float) -> list[P
     for item in starts:
         key = _pod_key(item)
         info = info_of.get(key, {})
-        own = labels_of.get(key)
         pods[key] = PodStart(
             item.labels.get("namespace", ""),
             item.labels.get("pod", ""),
             float(item.value),
             info.get("node", ""),
-            None
-            if own is None
-            else {name[6:]: text for name, text in own.items() if name.startswith("label_")},
+            {
+                name.removeprefix("label_"): text
+                for name, text in labels_of.get(key, {}).items()
+                if name.startswith("label_")
+            },
             info.get("created_by_kind", ""),
         )
     return sorted(pods.values(), key=lambda pod: pod.started_at)
