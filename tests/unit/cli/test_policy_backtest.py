@@ -8,12 +8,16 @@ import httpx2
 import pytest
 from click.testing import CliRunner, Result
 
+from nodewise import quantity
+from nodewise.agents.telemetry.placement_policy import Comparison
 from nodewise.cli.main import command
+from nodewise.cli.policy_backtest import plots
 from nodewise.clock import format_rfc3339
 from nodewise.errors import BadInput, BadSettings, NodewiseError
 from nodewise.extender import recording_file
 from nodewise.extender.recording_file import Header, Record, RecordingWriter, RequestEntry
 from nodewise.metrics.prometheus import prometheus_connection
+from nodewise.simulate.backtest_variants import ThresholdCurve
 from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value
 
 NOW = 1_700_000_040.0
@@ -155,6 +159,18 @@ def test_the_page_loads_nothing_and_escapes_texts(run, tmp_path: Path) -> None:
     assert "<b>gone" not in text
     assert "<script" not in text
     assert "default-src 'none'" in text
+
+
+def test_the_plot_of_a_query_with_characters_of_formulas() -> None:
+    query = 'label_replace(t, "node", "$1", "i", "(.+)$")'
+    comparison = Comparison("", "above", quantity.NANO, query=query)
+    assert "<svg" in plots.threshold_curve(ThresholdCurve(comparison, [0.0, 1.0, 2.0], [1.0, 0.5, 0.0]))
+
+
+def test_a_page_that_cannot_be_written_does_not_lose_the_report(run) -> None:
+    result = run(prometheus(a=hot(30, 20)), "--since=1h", "--html=/nowhere/page.html")
+    assert isinstance(result.exception, BadSettings)
+    assert "placement policy web/cool" in result.stdout
 
 
 @pytest.mark.parametrize(

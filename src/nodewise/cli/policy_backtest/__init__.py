@@ -93,15 +93,15 @@ def run(command_line: CommandLine) -> None:
 
         check_matplotlib_installed("--html")
     report = asyncio.run(_backtest(own, command_line))
-    if own.html:
-        from nodewise.cli.policy_backtest import html_page
-
-        _write(own.html, html_page.render(report))
     if own.output == "json":
         click.echo(msgspec.json.encode(reports.to_document(report)))
     else:
         text_report.print_report(report)
-        if own.html:
+    if own.html:
+        from nodewise.cli.policy_backtest import html_page
+
+        _write(own.html, html_page.render(report))
+        if own.output == "text":
             click.echo(f"\nwritten: {own.html}")
 
 

@@ -149,7 +149,8 @@ def threshold_curve(curve: ThresholdCurve) -> str:
             textcoords="offset points",
             color=_RED,
         )
-        axes.set_title(truncate(name, 60), loc="left", fontsize=9)
+        # a query may contain $, which begins a formula
+        axes.set_title(truncate(name, 60), loc="left", fontsize=9, parse_math=False)
         axes.set_xlabel("threshold")
         axes.set_ylabel("values that meet it, %")
         axes.set_ylim(-3, 108)
