@@ -1,5 +1,5 @@
 """Unpacks programs from Debian packages into the cache: Prometheus with its node exporter, containerd with runc and CNI
-plugins, skopeo and podman, and a virtual machine.
+plugins, skopeo and podman, a virtual machine, and emulators of other architectures.
 
 The packages are unpacked, not installed: an installation starts services on the default ports, needs root, creates
 users and changes the machine. The programs need only the C library and what every Debian has. The package list is
@@ -134,6 +134,15 @@ IMAGE_TOOLS = UnpackedPackages(
     needs="lib|netavark",
 )
 """The folder `usr` is mounted over that of the machine, because these programs call each other by absolute paths."""
+
+EMULATORS = UnpackedPackages(
+    name="emulators",
+    packages=("qemu-user-static",),
+    keeps="usr/bin",
+    proof="qemu-aarch64-static",
+    remedy="run this on Debian or Ubuntu, with a mirror that apt-get can reach",
+)
+"""Programs that run those of other architectures; statically linked, so they need nothing of an image."""
 
 
 class PrometheusPrograms(NamedTuple):

@@ -25,23 +25,28 @@ _KEPT = 3
 """Number of newest images that stay in the cache."""
 
 
-def archive() -> Path:
-    """The archive, built if necessary, which takes about a minute, the first time longer. Raises MissingError."""
+def archive(architecture: str = "") -> Path:
+    """The archive, built if necessary, which takes about a minute, the first time longer. Raises MissingError.
+
+    The default architecture is that of this machine.
+    """
     home = go_toolchain.cache() / "image"
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         folder = home / _digest()
-        file = folder / f"{image_constants.NAME}.oci.tar"
+        suffix = f"-{architecture}" if architecture else ""
+        file = folder / f"{image_constants.NAME}{suffix}.oci.tar"
         if not file.exists():
+            program = None if architecture else host_program_installation.ready()
             try:
                 image_assembly.make(
-                    file, ImageInputs(home, host_program_installation.ready(), fresh=False), identity()
+                    file, ImageInputs(home, program, fresh=False), identity(architecture=architecture)
                 )
             except ImageError as error:
                 raise MissingError(f"no image: {error}", "see `make image`") from error
         folder.touch()
-        go_toolchain.tidy((path.parent for path in home.glob("*/*.oci.tar")), _KEPT)
+        go_toolchain.tidy({path.parent for path in home.glob("*/*.oci.tar")}, _KEPT)
         return file
 
 

@@ -179,7 +179,7 @@ def test_starting_its_python_leaves_nothing_that_says_where_and_when_it_was(
 ) -> None:
     """A module that was compiled so would stay, for it is newer than its source."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    home = image_assembly.debian_home(archive.parents[1])
+    home = image_assembly.debian_home(archive.parents[1], image_constants.architecture())
     packages = debian_packages.cached_packages(home)
     assert packages
     debian_packages.unpack(packages, home, tmp_path / "root")

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 from tools.image import (
     debian_packages,
+    foreign_program,
     image_assembly,
     image_constants,
     layers,
@@ -359,6 +361,59 @@ def test_wheels_may_be_of_any_machine_that_is_as_old() -> None:
     target = PythonTarget(Path("/none"), "3.11", "3.11.2", "2.36", "aarch64")
     assert target.platforms[0] == "manylinux_2_36_aarch64"
     assert "manylinux_2_17_aarch64" in target.platforms
+
+
+def test_byte_code_for_another_architecture_needs_a_python_of_the_same_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(python_wheels, "_MACHINE_PYTHON", (sys.executable,))
+    version = platform.python_version()
+    target = python_wheels.foreign_target(Path("/none"), "2.36", "aarch64", version)
+    assert (target.full_version, target.interpreter) == (version, (sys.executable,))
+    message = f"found Python {version}, expected 3.1.2 as in the packages of aarch64"
+    with pytest.raises(ImageError, match=re.escape(message)):
+        python_wheels.foreign_target(Path("/none"), "2.36", "aarch64", "3.1.2")
+
+
+OWN = f"{platform.machine()}-linux-gnu"
+OTHER = "other-linux-gnu"
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Path:
+    """A frozen program of this machine with an extension module, a library and a file of data."""
+    libraries = tmp_path / "cmk/lib"
+    (libraries / "yaml").mkdir(parents=True)
+    for name in (f"yaml/_yaml.{OWN}.so", "libyaml.so.0"):
+        shutil.copy(sys.executable, libraries / name)
+    (libraries / "base_library.zip").write_text("byte code")
+    return tmp_path / "cmk"
+
+
+def test_libraries_of_a_program_are_replaced_by_those_of_another_architecture(
+    frozen: Path, tmp_path: Path
+) -> None:
+    """A library that only this machine's program needs is removed, what the new files need is added."""
+    wheels, system = tmp_path / "wheels", tmp_path / "system"
+    (wheels / "yaml").mkdir(parents=True)
+    shutil.copy(sys.executable, wheels / f"yaml/_yaml.{OTHER}.so")
+    system.mkdir()
+    needed = shared_library_check.find_missing([wheels])
+    assert "libc.so.6" in needed
+    for name in needed:
+        (system / name).write_text(name)
+    foreign_program.replace_libraries(frozen, frozen / "lib", OTHER, [wheels, system])
+    files = {path.relative_to(frozen).as_posix() for path in frozen.rglob("*") if path.is_file()}
+    assert files == {
+        "lib/base_library.zip",
+        f"lib/yaml/_yaml.{OTHER}.so",
+        *(f"lib/{name}" for name in needed),
+    }
+
+
+def test_a_module_that_another_architecture_lacks_makes_no_program(frozen: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=rf"no package or wheel of {OTHER} has yaml/_yaml\.{OTHER}\.so"):
+        foreign_program.replace_libraries(frozen, frozen / "lib", OTHER, [tmp_path / "wheels"])
 
 
 COPYRIGHT = """\

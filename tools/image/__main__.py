@@ -1,4 +1,7 @@
-"""`python -m tools.image`: writes dist/nodewise-VERSION.oci.tar. `make image` runs it."""
+"""`python -m tools.image`: writes dist/nodewise-VERSION.oci.tar, or with `--architecture` one of another architecture.
+
+`make image` runs it.
+"""
 
 import argparse
 import fcntl
@@ -19,18 +22,26 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nodewise" / "image"
 
 
-def identity(revision: str = "") -> ImageIdentity:
-    """Version, time and revision of this source tree's image. ImageError if SOURCE_DATE_EPOCH is invalid."""
+def identity(revision: str = "", architecture: str = "") -> ImageIdentity:
+    """Version, time, architecture and revision of this source tree's image; the default architecture is this machine's.
+
+    ImageError if SOURCE_DATE_EPOCH is invalid.
+    """
     text = os.environ.get("SOURCE_DATE_EPOCH") or str(image_constants.EPOCH_S)
     if not text.isdecimal():
         raise ImageError(f"SOURCE_DATE_EPOCH: found {text!r}, expected seconds since 1970")
-    return ImageIdentity(nodewise.__version__, int(text), image_constants.architecture(), revision)
+    return ImageIdentity(
+        nodewise.__version__, int(text), architecture or image_constants.architecture(), revision
+    )
 
 
 def main() -> int:
     """The exit code: 0, or 1 with an error message."""
     parser = argparse.ArgumentParser(prog="make image", description="Writes the image as an OCI archive.")
     parser.add_argument("--into", type=Path, default=Path("dist"), help="folder; default: dist")
+    parser.add_argument(
+        "--architecture", choices=list(image_constants.MACHINES), help="default: that of this machine"
+    )
     parser.add_argument("--revision", default="", help="the commit, for a label")
     parser.add_argument("--folders", type=Path, help="write the layers as folders here, and no archive")
     parser.add_argument("--offline", action="store_true", help="use the Debian packages of the last build")
@@ -39,7 +50,11 @@ def main() -> int:
         cache().mkdir(parents=True, exist_ok=True)
         with (cache() / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            _make(arguments, ImageInputs(cache(), fresh=not arguments.offline), identity(arguments.revision))
+            _make(
+                arguments,
+                ImageInputs(cache(), fresh=not arguments.offline),
+                identity(arguments.revision, arguments.architecture),
+            )
     except (ImageError, NodewiseError, OSError) as error:
         say(f"no image: {error}")
         return 1
@@ -50,7 +65,8 @@ def _make(arguments: argparse.Namespace, inputs: ImageInputs, wanted: ImageIdent
     if arguments.folders:
         image_assembly.folders(arguments.folders, inputs, wanted)
         return
-    file = arguments.into / f"{image_constants.NAME}-{wanted.version}.oci.tar"
+    suffix = f"-{arguments.architecture}" if arguments.architecture else ""
+    file = arguments.into / f"{image_constants.NAME}-{wanted.version}{suffix}.oci.tar"
     made = image_assembly.make(file, inputs, wanted)
     say(f"{made.size_bytes / 1e6:6.1f} MB  in all")
     print(file, made.digest)

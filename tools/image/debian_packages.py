@@ -89,13 +89,15 @@ class Package(NamedTuple):
     digest: str
 
 
-def resolve(cache: Path, *, require_fresh: bool) -> list[Package]:
-    """Fetch the packages of the image and record them in the cache. ImageError, also if the package lists cannot be
-    updated and `require_fresh` is set, because security updates would be missing.
+def resolve(
+    cache: Path, architecture: str, additional: Sequence[str] = (), *, require_fresh: bool
+) -> list[Package]:
+    """Fetch the packages of the image and the `additional` ones, and record them in the cache. ImageError, also if the
+    package lists cannot be updated and `require_fresh` is set, because security updates would be missing.
     """
     _check_machine()
     cache.mkdir(parents=True, exist_ok=True)
-    options = _options(cache)
+    options = _options(cache, architecture)
     say("fetching Debian's package lists")
     update = ["apt-get", "-qq", *options, "--error-on=any", "update"]
     try:
@@ -105,7 +107,8 @@ def resolve(cache: Path, *, require_fresh: bool) -> list[Package]:
             raise
         say(f"warning: {error}")
     simulation = run(
-        ["apt-get", *options, "-s", "install", "--no-install-recommends", *REQUESTED], _fetch_error()
+        ["apt-get", *options, "-s", "install", "--no-install-recommends", *REQUESTED, *additional],
+        _fetch_error(),
     )
     names = select_packages(simulation, distribution())
     run(["apt-get", "-qq", *options, "download", *names], _fetch_error(), cache / "packages")
@@ -201,12 +204,16 @@ def _fetch_error() -> str:
     return f"Debian's packages cannot be fetched; {_REMEDY}"
 
 
-def _options(cache: Path) -> list[str]:
-    """apt-get options for a separate state: an empty package database, and no changes of the machine."""
+def _options(cache: Path, architecture: str) -> list[str]:
+    """apt-get options for a separate state: an empty package database of one architecture, and no changes of the
+    machine.
+    """
     for folder in ("lists/partial", "packages", "archives/partial"):
         (cache / folder).mkdir(parents=True, exist_ok=True)
     (cache / "status").write_text("")
     own = {
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
         "Dir::State": cache,
         "Dir::State::Lists": cache / "lists",
         "Dir::State::status": cache / "status",

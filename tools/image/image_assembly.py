@@ -1,7 +1,7 @@
 """Builds the image from packages and wheels. Layers that change rarely come first; a cache keeps them."""
 
 import json
-import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from nodewise.cpu.install import bundle
 from tools.image import (
     debian_packages,
     digests,
+    foreign_program,
     image_constants,
     layers,
     oci,
@@ -27,9 +28,11 @@ from tools.image.command_execution_and_errors import ImageError, say
 from tools.image.debian_packages import Package
 from tools.image.layers import Layer
 from tools.image.oci import ImageIdentity
+from tools.image.python_wheels import PythonTarget
+from tools.image.sbom import ProgramOrigin
 
-_KEPT: Final = 4
-"""Number of layers in the cache; the newest stay."""
+_KEPT: Final = 8
+"""Number of layers in the cache; the newest stay. An image of each architecture has two."""
 
 
 class ImageSummary(NamedTuple):
@@ -49,7 +52,7 @@ class ImageInputs(NamedTuple):
 
     cache: Path
     program: Path | None = None
-    """Output folder of `nodewise cpu install --build`; None builds it."""
+    """Output folder of `nodewise cpu install --build` for images of this machine's architecture; None builds it."""
     fresh: bool = True
     """Whether to fetch current package lists; else the packages of the last build are used."""
 
@@ -102,32 +105,44 @@ def _check_size(image_layers: Sequence[Layer]) -> None:
         )
 
 
-def _packages(inputs: ImageInputs) -> list[Package]:
-    home = debian_home(inputs.cache)
+def _packages(inputs: ImageInputs, architecture: str) -> list[Package]:
+    """Debian's packages, for another architecture with the library of Python, which its program for hosts needs."""
+    home = debian_home(inputs.cache, architecture)
     cached = None if inputs.fresh else debian_packages.cached_packages(home)
-    return cached or debian_packages.resolve(home, require_fresh=inputs.fresh)
+    additional = () if _is_native(architecture) else (python_wheels.machine_library(),)
+    return cached or debian_packages.resolve(home, architecture, additional, require_fresh=inputs.fresh)
 
 
-def debian_home(cache: Path) -> Path:
-    """Cache folder of Debian's packages."""
+def _is_native(architecture: str) -> bool:
+    return architecture == image_constants.architecture()
+
+
+def debian_home(cache: Path, architecture: str) -> Path:
+    """Cache folder of Debian's packages of an architecture."""
     release = debian_packages.release()
-    return (
-        cache
-        / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{image_constants.architecture()}"
-    )
+    return cache / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{architecture}"
 
 
 def _parts(inputs: ImageInputs, identity: ImageIdentity, work: Path) -> list[BuiltLayer]:
-    packages = _packages(inputs)
+    fetched = _packages(inputs, identity.architecture)
+    home = debian_home(inputs.cache, identity.architecture)
+    packages = [package for package in fetched if not re.fullmatch(r"libpython3\.\d+", package.name)]
     tree = LayerCache(inputs.cache, identity.time_s)
-    target, system = _system(inputs, tree, packages)
+    target, system = _system(home, tree, packages, identity.architecture)
     wheels = _wheels(tree, target, debian_packages.key(packages))
     own = _own(target, work, identity)
-    program = _program(inputs.program, work, identity)
+    if _is_native(identity.architecture):
+        program, origin = _program(inputs.program, work, identity), ProgramOrigin()
+    else:
+        debian_packages.unpack(fetched, home, work / "packages")
+        program = _foreign_program(target, work, wheels.folder / target.packages, identity)
+        versions = {package.name: package.version for package in fetched}
+        origin = ProgramOrigin(target.full_version, versions)
     root = work / "bill"
     sbom_file = root / image_constants.SBOM.lstrip("/")
     ready = program.folder / image_constants.READY.lstrip("/")
-    sbom.write(sbom_file, identity, (packages, target.root), wheels.folder, ready, debian_packages.release())
+    system_sources = (packages, target.root)
+    sbom.write(sbom_file, identity, system_sources, wheels.folder, (ready, origin), debian_packages.release())
     return [system, wheels, own, program, _part("the SBOM", root, identity)]
 
 
@@ -136,15 +151,21 @@ def _part(title: str, folder: Path, identity: ImageIdentity) -> BuiltLayer:
 
 
 def _system(
-    inputs: ImageInputs, tree: "LayerCache", packages: Sequence[Package]
-) -> tuple[python_wheels.PythonTarget, BuiltLayer]:
+    home: Path, tree: "LayerCache", packages: Sequence[Package], architecture: str
+) -> tuple[PythonTarget, BuiltLayer]:
     """Debian's layer, and the Python in it."""
-    glibc = next(package.version for package in packages if package.name == "libc6").partition("-")[0]
-    machine = platform.machine()
+    versions = {package.name: package.version.partition("-")[0] for package in packages}
+    glibc, machine = versions["libc6"], image_constants.machine(architecture)
+    python_version = next(versions[name] for name in versions if re.fullmatch(r"python3\.\d+", name))
+
+    def target(root: Path) -> PythonTarget:
+        if _is_native(architecture):
+            return python_wheels.target(root, glibc, machine)
+        return python_wheels.foreign_target(root, glibc, machine, python_version)
 
     def fill(root: Path) -> None:
-        debian_packages.unpack(packages, debian_home(inputs.cache), root)
-        python_wheels.compile_modules(python_wheels.target(root, glibc, machine), root)
+        debian_packages.unpack(packages, home, root)
+        python_wheels.compile_modules(target(root), root)
 
     part = tree.part(
         "Debian's packages",
@@ -152,10 +173,10 @@ def _system(
         [debian_packages.key(packages), image_constants.USER, image_constants.HOME],
         fill,
     )
-    return python_wheels.target(part.folder, glibc, machine), part
+    return target(part.folder), part
 
 
-def _wheels(tree: "LayerCache", target: python_wheels.PythonTarget, key: str) -> BuiltLayer:
+def _wheels(tree: "LayerCache", target: PythonTarget, key: str) -> BuiltLayer:
     lines = python_wheels.requirements(python_wheels.export_lock(), target)
 
     def fill(root: Path) -> None:
@@ -165,7 +186,7 @@ def _wheels(tree: "LayerCache", target: python_wheels.PythonTarget, key: str) ->
     return tree.part("Python's wheels", [python_wheels, shared_library_check], [key, *lines], fill)
 
 
-def _own(target: python_wheels.PythonTarget, work: Path, identity: ImageIdentity) -> BuiltLayer:
+def _own(target: PythonTarget, work: Path, identity: ImageIdentity) -> BuiltLayer:
     say("building nodewise's wheel")
     root = work / "nodewise"
     python_wheels.install_own(python_wheels.build_wheel(work), target, root)
@@ -181,6 +202,14 @@ def _program(ready: Path | None, work: Path, identity: ImageIdentity) -> BuiltLa
         bundle.build(folder, bundled_modules())
     else:
         shutil.copytree(ready, folder, symlinks=True)
+    return _part("the program for hosts", root, identity)
+
+
+def _foreign_program(target: PythonTarget, work: Path, wheels: Path, identity: ImageIdentity) -> BuiltLayer:
+    root = work / "program"
+    folder = root / image_constants.READY.lstrip("/")
+    folder.parent.mkdir(parents=True)
+    foreign_program.build(folder, target, work / "packages", wheels)
     return _part("the program for hosts", root, identity)
 
 

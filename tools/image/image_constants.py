@@ -50,10 +50,16 @@ LARGEST_BYTES: Final = 180_000_000
 EPOCH_S: Final = 315532800
 """1980-01-01, the time of all files without SOURCE_DATE_EPOCH."""
 
-_ARCHITECTURES: Final[Mapping[str, str]] = {"x86_64": "amd64", "aarch64": "arm64"}
+MACHINES: Final[Mapping[str, str]] = {"amd64": "x86_64", "arm64": "aarch64"}
+"""The kernel's and the wheels' names of architectures, by OCI's and Debian's names."""
 
 
 def architecture() -> str:
     """OCI's name of this machine's architecture."""
     machine = platform.machine()
-    return _ARCHITECTURES.get(machine, machine)
+    return next((name for name, kernel_name in MACHINES.items() if kernel_name == machine), machine)
+
+
+def machine(architecture: str) -> str:
+    """The kernel's name of an architecture."""
+    return MACHINES.get(architecture, architecture)

@@ -19,6 +19,8 @@ _UNUSED_FOLDERS: Final = ("tests", "__pycache__")
 """Folders of wheels that the image does not need."""
 _OLDEST_GLIBC: Final = 5
 """Minor version of the oldest glibc 2.x with wheels."""
+_MACHINE_PYTHON: Final = ("/usr/bin/python3", "-B")
+"""The Python of this machine's Debian, which does not depend on the Python that runs this program."""
 
 
 class PythonTarget(NamedTuple):
@@ -32,6 +34,8 @@ class PythonTarget(NamedTuple):
     glibc: str
     """For example 2.36."""
     machine: str
+    interpreter: tuple[str, ...] = ()
+    """The command that starts a Python of the same version on this machine; empty for the Python in `root`."""
 
     @property
     def packages(self) -> str:
@@ -42,14 +46,43 @@ class PythonTarget(NamedTuple):
     def platforms(self) -> list[str]:
         """Supported wheel platforms, best first."""
         newest = int(self.glibc.split(".")[1])
-        return [f"manylinux_2_{minor}_{self.machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
+        names = [f"manylinux_2_{minor}_{self.machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
+        return [
+            *names,
+            f"manylinux2014_{self.machine}",
+        ]  # the older name of 2.17, for wheels that have only it
 
 
 def target(root: Path, glibc: str, machine: str) -> PythonTarget:
     """The Python in a folder of unpacked packages. ImageError if it does not start."""
-    version = run([*_interpreter(root), "-c", "import sys; print(*sys.version_info[:3])"], "starting Python")
-    major, minor, micro = version.split()
-    return PythonTarget(root, f"{major}.{minor}", f"{major}.{minor}.{micro}", glibc, machine)
+    full_version = _full_version(_interpreter(root))
+    return PythonTarget(root, full_version.rpartition(".")[0], full_version, glibc, machine)
+
+
+def foreign_target(root: Path, glibc: str, machine: str, full_version: str) -> PythonTarget:
+    """The Python of another architecture in a folder of unpacked packages, which this machine cannot start.
+
+    Byte code depends on the version only, so the Python of this machine's Debian compiles. ImageError unless it has the
+    same version.
+    """
+    actual = _full_version(_MACHINE_PYTHON)
+    if actual != full_version:
+        raise ImageError(
+            f"{_MACHINE_PYTHON[0]}: found Python {actual}, expected {full_version} as in the packages of {machine}; "
+            f"upgrade this machine's packages, or build on {machine}"
+        )
+    return PythonTarget(root, full_version.rpartition(".")[0], full_version, glibc, machine, _MACHINE_PYTHON)
+
+
+def machine_library() -> str:
+    """Debian's package of the shared library of this machine's Python, for example `libpython3.11`."""
+    return f"libpython{_full_version(_MACHINE_PYTHON).rpartition('.')[0]}"
+
+
+def _full_version(interpreter: Sequence[str]) -> str:
+    return run(
+        [*interpreter, "-c", "import platform; print(platform.python_version())"], "starting Python"
+    ).strip()
 
 
 def requirements(lock: str, python: PythonTarget) -> list[str]:
@@ -78,18 +111,28 @@ def _applicable_requirements(lock: str, environment: Mapping[str, str]) -> Itera
             )
 
 
-def export_lock() -> str:
+def export_lock(extras: Sequence[str] = image_constants.EXTRAS) -> str:
     """nodewise's dependencies in the lock file, in the format of requirements files."""
     uv = Path(sys.executable).with_name("uv")
-    extras = [word for extra in image_constants.EXTRAS for word in ("--extra", extra)]
-    command = [uv, "export", "--quiet", "--frozen", "--no-emit-project", "--no-dev", *extras]
+    words = [word for extra in extras for word in ("--extra", extra)]
+    command = [uv, "export", "--quiet", "--frozen", "--no-emit-project", "--no-dev", *words]
     return run(command, "reading the lock file", image_constants.ROOT)
 
 
 def install(lines: Sequence[str], python: PythonTarget, root: Path) -> None:
     """Install the wheels into a new folder and compile them. ImageError if a wheel cannot be fetched."""
-    say(f"fetching {len(lines)} wheels for Python {python.version}")
     into = root / python.packages
+    fetch(lines, python, into)
+    shutil.rmtree(into / "bin", ignore_errors=True)
+    for path in sorted(into.rglob("*"), reverse=True):
+        if path.is_dir() and path.name in _UNUSED_FOLDERS:
+            shutil.rmtree(path)
+    compile_modules(python, root)
+
+
+def fetch(lines: Sequence[str], python: PythonTarget, into: Path) -> None:
+    """Unpack the wheels into a folder. ImageError if a wheel cannot be fetched."""
+    say(f"fetching {len(lines)} wheels for Python {python.version} on {python.machine}")
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "requirements.txt"
         file.write_text("\n".join(lines))
@@ -98,11 +141,6 @@ def install(lines: Sequence[str], python: PythonTarget, root: Path) -> None:
         command += ["--implementation=cp", f"--python-version={python.version}", f"--abi=cp{_digits(python)}"]
         command += ["--abi=abi3", "--abi=none", *(f"--platform={name}" for name in python.platforms)]
         run([*command, "--target", into, "--requirement", file], "fetching wheels")
-    shutil.rmtree(into / "bin", ignore_errors=True)
-    for path in sorted(into.rglob("*"), reverse=True):
-        if path.is_dir() and path.name in _UNUSED_FOLDERS:
-            shutil.rmtree(path)
-    compile_modules(python, root)
 
 
 def install_own(wheel: Path, python: PythonTarget, root: Path) -> None:
@@ -137,19 +175,21 @@ def build_wheel(folder: Path) -> Path:
 
 
 def compile_modules(python: PythonTarget, root: Path) -> None:
-    """Compile all modules of a folder with the image's Python, because a read-only container cannot store the results.
+    """Compile all modules of a folder with a Python of the image's version, because a read-only container cannot store
+    the results.
 
     Python does not compare them with their sources, because all files have the same time.
     """
     command = [
-        *_interpreter(python.root),
+        *(python.interpreter or _interpreter(python.root)),
         "-m",
         "compileall",
         "-q",
         "-j1",
         "--invalidation-mode=unchecked-hash",
     ]
-    environment = {"PYTHONHASHSEED": "0", "PYTHONHOME": str(python.root / "usr")}
+    home = {} if python.interpreter else {"PYTHONHOME": str(python.root / "usr")}
+    environment = {"PYTHONHASHSEED": "0", **home}
     run([*command, "-s", root, "-p", "/", root], "compiling modules", environment=environment)
 
 

@@ -2,14 +2,14 @@
 
 import email
 import hashlib
+import platform
 import re
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
@@ -59,12 +59,20 @@ _MACHINE_LIBRARY: Final = re.compile(r"lib.*\.so|ld.*\.so")
 """Libraries of the build machine, not modules of Python."""
 
 
+class ProgramOrigin(NamedTuple):
+    """The system that the program for hosts has its Python and its libraries from."""
+
+    python_version: str = platform.python_version()
+    versions: Mapping[str, str] | None = None
+    """The versions by package; None means that the packages are those of the build machine."""
+
+
 def write(
     file: Path,
     identity: ImageIdentity,
     system: tuple[Sequence[Package], Path],
     wheels: Path,
-    program: Path,
+    program: tuple[Path, ProgramOrigin],
     distribution: Mapping[str, str],
 ) -> None:
     """Write the SBOM. `system` and `wheels` are the unpacked folders, `program` that of the program for hosts."""
@@ -79,7 +87,7 @@ def write(
     bom = Bom(metadata=BomMetaData(component=image, timestamp=datetime.fromtimestamp(identity.time_s, UTC)))
     bom.components.update(_debian_components(packages, root, distribution))
     bom.components.update(_python_components(wheels))
-    bom.components.add(_program_component(program, identity))
+    bom.components.add(_program_component(*program, identity))
     bom.register_dependency(image, list(bom.components))
     refs = "\n".join(sorted(str(component.bom_ref) for component in bom.components))
     bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, refs + identity.version)
@@ -150,10 +158,10 @@ def _wheel_license(about: Any) -> str:
     return str(text or about["License"] or "").strip().partition("\n")[0]
 
 
-def _program_component(folder: Path, identity: ImageIdentity) -> Component:
-    """The program for hosts, with the Python and the libraries of the build machine."""
+def _program_component(folder: Path, origin: ProgramOrigin, identity: ImageIdentity) -> Component:
+    """The program for hosts, with the Python and the libraries of its system."""
     libraries = sorted(path for path in (folder / "lib").glob("*.so*") if _MACHINE_LIBRARY.match(path.name))
-    version = ".".join(map(str, sys.version_info[:3]))
+    version = origin.python_version
     url = PackageURL("generic", None, "python", version)
     python = Component(name="python", version=version, purl=url, bom_ref=f"program:{url}")
     return Component(
@@ -162,14 +170,17 @@ def _program_component(folder: Path, identity: ImageIdentity) -> Component:
         type=ComponentType.APPLICATION,
         bom_ref="program:cmk",
         properties=[Property(name="nodewise:path", value=image_constants.READY)],
-        components=[python, *map(_library_component, libraries)],
+        components=[python, *(_library_component(path, origin) for path in libraries)],
     )
 
 
-def _library_component(path: Path) -> Component:
-    """A library of the build machine, with its package if dpkg knows it."""
+def _library_component(path: Path, origin: ProgramOrigin) -> Component:
+    """A library with its package if dpkg knows it: packages have the same names on all architectures."""
     package = _query("dpkg-query", "--search", f"*/{path.name}").partition(":")[0].partition(",")[0]
-    version = _query("dpkg-query", "--show", "--showformat=${Version}", package) if package else ""
+    if origin.versions is not None:
+        version = origin.versions.get(package, "")
+    else:
+        version = _query("dpkg-query", "--show", "--showformat=${Version}", package) if package else ""
     return Component(
         name=path.name,
         version=version or None,

