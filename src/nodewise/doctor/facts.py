@@ -6,7 +6,7 @@ Each field of `Facts` is read by one collector (`collectors.COLLECTORS`). A fact
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Profile, SchedulerConfiguration
@@ -315,9 +315,9 @@ class Facts(NamedTuple):
                 ]
         # the hidden configurations need not have an entry, too; in native mode none needs one
         is_native = bool(self.controllers) and not self.extenders
-        if registrations or is_native:
-            hidden = [unavailable._replace(is_minor=True) for unavailable in hidden]
-        return (*registrations, *hidden)
+        changes: dict[str, Any] = {"is_minor": True} if registrations or is_native else {}
+        changes |= {"remedy": _NATIVE_MODE_REMEDY} if is_native else {}
+        return (*registrations, *(unavailable._replace(**changes) for unavailable in hidden))
 
 
 DERIVED: Final[Mapping[str, frozenset[str]]] = {
@@ -325,6 +325,10 @@ DERIVED: Final[Mapping[str, frozenset[str]]] = {
 }
 """Facts that are computed from others."""
 
+_NATIVE_MODE_REMEDY: Final = (
+    "none is needed, unless kube-scheduler still calls an extender of nodewise: native mode does not use the"
+    " configuration"
+)
 _NO_SCHEDULER: Final = UnavailableFact(
     "kube-scheduler's configuration",
     "the cluster shows no kube-scheduler; managed control planes do not",

@@ -740,6 +740,12 @@ def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> Non
     assert "no-ca-file" in dict(report.not_checked)
 
 
+def test_native_mode_needs_no_configuration_of_kube_scheduler() -> None:
+    (result,) = check_runner.examine(NATIVE).findings
+    assert (result.severity, result.object) == ("note", "kube-scheduler's configuration")
+    assert result.remedy.startswith("none is needed, unless kube-scheduler still calls an extender")
+
+
 def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}
