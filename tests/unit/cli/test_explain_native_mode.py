@@ -106,8 +106,8 @@ def test_requirements_are_compared_with_the_labels_of_nodes(capsys: pytest.Captu
     assert printed(result, capsys) == [
         "web/shop waits, placed by native mode: 1 of 2 nodes have the labels that it requires",
         "controller-0 evaluated the policies 4s ago",
-        "it requires no label violating of placement policy web/cool; 1 of 2 nodes do not have that",
-        "it requires the label ok of placement policy web/calm; 1 of 2 nodes do not have that",
+        "it requires nodes without the label violating of placement policy web/cool: 1 of 2 nodes are rejected",
+        "it requires nodes with the label ok of placement policy web/calm: 1 of 2 nodes are rejected",
         "",
         "NODE  VERDICT   placement policy web/cool  placement policy web/calm  LABELS CHANGED",
         "b     passes    -                          ok                         -",
@@ -122,14 +122,14 @@ def test_a_preference_rejects_no_node(capsys: pytest.CaptureFixture[str]) -> Non
     assert result.native
     assert [node.passes for node in result.native.nodes] == [True, True]
     assert (
-        "it prefers no label violating of placement policy web/cool; 1 of 2 nodes do not have that"
+        "it prefers nodes without the label violating of placement policy web/cool: 1 of 2 nodes are not preferred"
         in printed(result, capsys)
     )
 
 
 def test_the_label_of_a_deleted_policy(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = (line for line in printed(read(pod(COOL)), capsys) if line.startswith("it requires"))
-    assert line.startswith("it requires no label violating of policy uid-1;")
+    assert line.startswith("it requires nodes without the label violating of policy uid-1:")
     assert line.endswith("which does not exist any more: create the pod again to remove the requirement")
 
 
@@ -192,7 +192,7 @@ def test_a_pod_that_native_mode_does_not_concern() -> None:
 def test_nodes_that_may_not_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     result = read(pod(COOL), policy("cool"), api=ForbiddenNodes(*RESOURCES.values()))
     lines = printed(result, capsys)
-    assert "it requires no label violating of placement policy web/cool" in lines
+    assert "it requires nodes without the label violating of placement policy web/cool" in lines
     assert any("nodes is forbidden" in line for line in lines)
 
 

@@ -244,6 +244,14 @@ def test_one_node(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_pod_that_does_not_exist_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = PodReadResult(None, gone=True, missing='pod d/pp does not exist; did you mean "p"?')
+    assert printed_lines(capsys, PodExplanation("d/pp", missing, (), None, 0.0)) == [
+        'pod d/pp does not exist; did you mean "p"?',
+        "  0 replicas asked, none has a decision",
+    ]
+
+
 COOL, WIDE = "placement policy d/cool", "cluster placement policy wide"
 
 

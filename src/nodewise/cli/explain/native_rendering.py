@@ -84,15 +84,15 @@ def _requirement_lines(label: RequiredLabel, total: int) -> Iterator[str]:
 
 
 def _requirement_line(label: RequiredLabel, total: int) -> str:
-    verb = "prefers" if label.preferred else "requires"
-    value = "the label ok" if label.needs_ok else "no label violating"
-    count = "" if label.rejected is None else f"; {label.rejected:,} of {total:,} nodes do not have that"
+    verb, result = ("prefers", "not preferred") if label.preferred else ("requires", "rejected")
+    nodes = "with the label ok" if label.needs_ok else "without the label violating"
+    count = "" if label.rejected is None else f": {label.rejected:,} of {total:,} nodes are {result}"
     gone = (
         ""
         if label.policy
         else ", which does not exist any more: create the pod again to remove the requirement"
     )
-    return f"it {verb} {value} of {_name(label)}{count}{gone}"
+    return f"it {verb} nodes {nodes} of {_name(label)}{count}{gone}"
 
 
 def _name(label: RequiredLabel) -> str:

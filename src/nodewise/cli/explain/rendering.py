@@ -1,6 +1,6 @@
 """Prints an explanation as text, as a wide table or as JSON. It computes nothing."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import click
@@ -63,9 +63,12 @@ def _print_without_attempt(pod_explanation: PodExplanation) -> None:
         visible_state.print_visible_state(pod_explanation.pod, lookup, visible, pod_explanation.now)
     elif lookup.native is None:
         replicas = counterfactual_rendering.format_count(len(pod_explanation.responses), "replica")
-        terminal_output.print_line(f"{pod_explanation.pod}: {replicas} asked, none has a decision")
+        none_decided = f"{replicas} asked, none has a decision"
         causes = missing_decision.find_missing_decision_causes(lookup, pod_explanation.responses)
-        _print_lines(f"  {cause}" for cause in causes)
+        if lookup.gone:
+            _print_lines([lookup.missing, f"  {none_decided}", *(f"  {cause}" for cause in causes[1:])])
+        else:
+            _print_lines([f"{pod_explanation.pod}: {none_decided}", *(f"  {cause}" for cause in causes)])
 
 
 def _print_native_state(pod_explanation: PodExplanation, native: NativeState, *, every_node: bool) -> None:
@@ -109,7 +112,7 @@ def _print_warning(pod_explanation: PodExplanation) -> None:
         terminal_output.print_line(f"Warning: {warning}")
 
 
-def _print_lines(lines: Iterator[str]) -> None:
+def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         terminal_output.print_line(line)
 
