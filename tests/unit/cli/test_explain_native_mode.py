@@ -185,6 +185,16 @@ def test_labels_that_nothing_updates(lease_age_s: float | None, capsys: pytest.C
     assert any(line.startswith("Warning: no nodewise controller leads") for line in lines)
 
 
+def test_no_cause_of_a_missing_decision_is_in_the_document() -> None:
+    """No replica decides about such a pod, so requests of the pod and entries of kube-scheduler are no causes."""
+    result = read(pod(COOL), policy("cool"))
+    document = explanation.explanation_document(
+        PodExplanation("web/shop", result, (), None, parse_rfc3339(NOW))
+    )
+    assert document["why_none"] is None
+    assert document["native"]
+
+
 def test_a_pod_that_native_mode_does_not_concern() -> None:
     assert read(pod(), policy("cool", labelled=False)).native is None
 

@@ -128,6 +128,17 @@ def test_a_pod_of_another_namespace_is_refused(kubeconfig: str) -> None:
     assert "a secret" not in done.stderr
 
 
+def test_a_pod_that_does_not_exist_is_said_once(kubeconfig: str) -> None:
+    done = run("explain", "web/wait", kubeconfig)
+    assert done.returncode == 3
+    missing, event, *hidden = done.stdout.splitlines()
+    assert (missing, event) == (
+        'pod web/wait does not exist; did you mean "waits"?',
+        "nodewise has written no event about it",
+    )
+    assert hidden[0] == "Not visible to you:"
+
+
 def test_without_an_event_the_likely_causes_are_listed(api: FakeApi, kubeconfig: str) -> None:
     asyncio.run(api.delete(EVENTS.path("web", "first"), b""))
     done = run("explain", "web/waits", kubeconfig)

@@ -114,7 +114,7 @@ def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
         "attempt": _attempt_document(pod_explanation.explanation) if pod_explanation.explanation else None,
         "warning": policy_warning(pod_explanation) or None,
         "why_none": None
-        if pod_explanation.explanation
+        if pod_explanation.explanation or lookup.native  # no replica decides about a pod of native mode
         else missing_decision.find_missing_decision_causes(lookup, pod_explanation.responses),
         **({"selected_by": selected_by} if selected_by else {}),
         **({"visible": _visible_document(pod_explanation.visible)} if pod_explanation.visible else {}),

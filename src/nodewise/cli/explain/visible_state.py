@@ -104,7 +104,8 @@ def _lines(pod: str, lookup: PodReadResult, visible: VisibleState, now: float) -
     yield from _policy_lines(lookup)
     if not visible.events and not (state and state.node) and lookup.native is None:
         yield "nodewise has written no event about it"
-        yield from (f"  {cause}" for cause in missing_decision.find_missing_decision_causes(lookup, ()))
+        if not lookup.gone:
+            yield from (f"  {cause}" for cause in missing_decision.find_missing_decision_causes(lookup, ()))
     yield from _hidden_lines(lookup, visible)
 
 
@@ -116,7 +117,7 @@ def _policy_lines(lookup: PodReadResult) -> Iterator[str]:
 
 def _placement(pod: str, lookup: PodReadResult) -> str:
     if lookup.state is None:
-        return f"{pod} does not exist now" if lookup.gone else pod
+        return lookup.missing if lookup.gone else pod
     return f"{pod} is on {lookup.state.node}" if lookup.state.node else f"{pod} waits"
 
 
