@@ -463,6 +463,14 @@ class TestSettings:
         assert done.returncode == 2
         assert "--sync-period" in done.stderr
 
+    def test_an_invalid_variable_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NODEWISE_SYNC_PERIOD", "5")
+        done = run("extender", "--objects-from", EXAMPLE)
+        assert done.returncode == 2
+        assert "Invalid value for 'NODEWISE_SYNC_PERIOD': invalid duration '5'" in done.stderr
+        done = run("extender", "--objects-from", EXAMPLE, "--sync-period=6")
+        assert "Invalid value for '--sync-period': invalid duration '6'" in done.stderr
+
     def test_unknown_key_of_the_file_names_the_nearest(self, tmp_path: Path) -> None:
         file = tmp_path / "nodewise.yaml"
         file.write_text("sync_perid: 5s\n")

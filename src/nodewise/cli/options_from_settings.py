@@ -177,6 +177,7 @@ def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, 
         raise BadSettings("settings", [Problem(place, shown(fields.get(field)), text)]) from error
 
 
+_ENVIRONMENT: Final = click.core.ParameterSource.ENVIRONMENT
 _SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
 """The value that the kubelet gives `NODEWISE_PORT` in pods beside a Service called nodewise."""
 
@@ -191,6 +192,13 @@ class _Option(SettingOption):
         if value is not None or self.envvar is None or self.name is None:
             return value
         return older_program_flags.translate_variable(self.name, os.environ)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """The variable instead of the flag, if the value comes from it."""
+        is_variable = ctx is not None and self.name and ctx.get_parameter_source(self.name) is _ENVIRONMENT
+        if is_variable and isinstance(self.envvar, str) and self.envvar in os.environ:
+            return f"'{self.envvar}'"
+        return super().get_error_hint(ctx)
 
 
 def _create_shared_option(setting: Setting) -> click.Option:
