@@ -474,7 +474,13 @@ def test_each_fact_has_a_collector() -> None:
 
 @pytest.mark.parametrize(
     ("age_s", "settings", "rejected"),
-    [(0, {}, 1), (120, {}, 0), (120, {"max_age": "5m"}, 1), (120, {"when_missing": "reject"}, 2)],
+    [
+        (0, {}, 1),
+        (120, {}, 0),
+        (120, {"max_age": "5m"}, 1),
+        (7200, {"max_age": "1d"}, 1),
+        (120, {"when_missing": "reject"}, 2),
+    ],
 )
 def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     age_s: int, settings: dict[str, str], rejected: int

@@ -114,7 +114,7 @@ def _telemetry_agent_options(listed: Sequence[NodewiseWorkload]) -> tuple[Teleme
 
 def _parse_duration_or_default(text: str, default: float) -> float:
     try:
-        return clock.parse_duration(text) if text else default
+        return clock.parse_option_duration(text) if text else default
     except ValueError:
         return default
 
