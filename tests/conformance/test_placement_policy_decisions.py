@@ -65,6 +65,13 @@ n1,load,0
 n2,load,2
 n3,load,2
 """
+STATUS = """- apiVersion: nodewise.io/v1alpha1
+  status:
+    rules:
+    - rule: avoid[0]
+      expression: heat above 80 (release 60)
+      nodeStates: [{state: Rejected, since: "2026-11-23T10:00:00Z", nodes: [n2]}]
+"""
 OLDER = """
 apiVersion: telemetry.intel.com/v1alpha1
 kind: TASPolicy
@@ -178,3 +185,20 @@ def test_policies_of_all_kinds_are_replayed(folder: Path, tmp_path: Path) -> Non
     assert {"node": "n1", "recorded": f"{COOL}: heat above 80", "replayed": "kept"} in [
         node for difference in json.loads(changed.stdout)["differences"] for node in difference["nodes"]
     ]
+
+
+def test_states_of_nodes_in_the_status_apply_to_every_command(folder: Path, tmp_path: Path) -> None:
+    """The heat of n2 is below the threshold and not yet below `release`: only the status says that it is rejected."""
+    objects = OBJECTS.replace("above: 80", "above: 80, release: 60")
+    (folder / "objects.yaml").write_text(objects.replace("- apiVersion: nodewise.io/v1alpha1\n", STATUS, 1))
+    (folder / "metrics.csv").write_text(METRICS.replace("n2,dust,5", "n2,dust,1"))
+    text = f"{COOL}: heat above 80 (release 60)"
+    done = json.loads(run("decide", folder, "-o", "json").stdout)
+    shop = next(decision for decision in done["decisions"] if decision["pod"] == "web/shop")
+    assert shop["rejected"]["n2"] == [{"agent": "telemetry", "reason": text}]
+    file = tmp_path / "recording.gz"
+    with extender_process.extender([f"--objects-from={folder}", f"--record={file}"]) as extender:
+        extender.wait_ready()
+        assert ask(extender)["FailedNodes"]["n2"].startswith(text)
+    report = json.loads(run("simulate", "replay", file, "-o", "json").stdout)
+    assert (report["differences"], report["same"], report["requests"]) == ([], 1, 1)
