@@ -149,6 +149,7 @@ def test_a_gate_is_explained_by_policies_that_are_not_active(capsys: pytest.Capt
             "no node has a value",
         ),
         ([("Ready", "True", ""), ("Suspended", "True", "the last verdicts hold")], "the last verdicts hold"),
+        ([("Ready", "True", ""), ("SteppedBack", "True", "it only observes now")], "it only observes now"),
         ([("Ready", "True", "every rule applies")], ""),
     ],
 )

@@ -324,7 +324,7 @@ def test_a_policy_that_only_observes_is_named(
     output = printed_lines(capsys, create_explanation(of(("telemetry", trial))))
     assert (
         output[3]
-        == f"placement policy d/trial only observes the pod (spec.mode): would have rejected {expected}"
+        == f"placement policy d/trial only observes the pod (its mode or guard): would have rejected {expected}"
     )
 
 

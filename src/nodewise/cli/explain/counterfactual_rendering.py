@@ -32,7 +32,7 @@ def _format_policy(policy: PolicyRemoval, total: int) -> str:
         names = ", ".join(policy.would_reject[:_MAX_LISTED]) + (
             ", …" if len(policy.would_reject) > _MAX_LISTED else ""
         )
-        return f"{policy.policy} only observes the pod (spec.mode): would have rejected {count}" + (
+        return f"{policy.policy} only observes the pod (its mode or guard): would have rejected {count}" + (
             f": {names}" if names else ""
         )
     if total == 1:

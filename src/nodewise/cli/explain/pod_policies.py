@@ -86,6 +86,7 @@ _PROBLEMS: Final = (
     ("Ready", "False"),
     ("Valid", "False"),
     ("MetricsFetched", "False"),
+    ("SteppedBack", "True"),
     ("Suspended", "True"),
 )
 """Conditions of all kinds of policies that explain verdicts, the most important one first."""
