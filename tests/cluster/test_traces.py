@@ -1,14 +1,20 @@
 """Traces of a running extender in a real OpenTelemetry Collector."""
 
+import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
 import yaml
 
+from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.simulate import in_memory_api_http_server
+from nodewise.simulate.in_memory_api import FakeApi
 from tests.cluster import child_processes, kubernetes_objects
 from tests.cluster.child_processes import Process
 from tests.cluster.extender_process import NODEWISE
@@ -17,7 +23,22 @@ from tests.cluster.namespace_sandboxes import wait
 pytestmark = pytest.mark.cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples/health-metric"
+GPU = "gpu.intel.com/i915"
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Collector(NamedTuple):
+    """A running collector."""
+
+    url: str
+    log: Path
+
+    def wait_spans(self, *names: str) -> dict[str, dict[str, str]]:
+        """Waits until spans with these names have arrived, and returns the ids of all spans by name."""
+        return wait(
+            f"the spans {', '.join(names)} arrived",
+            lambda: received if {*names} <= (received := spans(self.log.read_text())).keys() else None,
+        )
 
 
 def spans(log: str) -> dict[str, dict[str, str]]:
@@ -29,9 +50,9 @@ def spans(log: str) -> dict[str, dict[str, str]]:
     return {span["Name"]: span for span in listed}
 
 
-def test_spans_of_a_filter_request_arrive_below_the_clients_span(
-    otelcol_program: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def collector(otelcol_program: Path, tmp_path: Path) -> Iterator[Collector]:
+    """A collector that prints the spans that it receives."""
     endpoint = f"127.0.0.1:{child_processes.free_port()}"
     config = {
         "receivers": {"otlp": {"protocols": {"http": {"endpoint": endpoint}}}},
@@ -44,39 +65,67 @@ def test_spans_of_a_filter_request_arrive_below_the_clients_span(
     (tmp_path / "otelcol.yaml").write_text(yaml.safe_dump(config))
     with Process(
         [otelcol_program, f"--config={tmp_path / 'otelcol.yaml'}"], tmp_path / "otelcol.log"
-    ) as collector:
-        collector.wait_ready(lambda: collector.log_line_has("Everything is ready"))
-        names = _filter_once(f"http://{endpoint}", tmp_path)
-        arrived = wait("the spans arrived", lambda: _complete(spans(collector.log.read_text())))
-    assert names == ["rack1-a", "rack2-a"]
+    ) as process:
+        process.wait_ready(lambda: process.log_line_has("Everything is ready"))
+        yield Collector(f"http://{endpoint}", process.log)
+
+
+def test_spans_of_a_filter_request_arrive_below_the_clients_span(
+    collector: Collector, tmp_path: Path
+) -> None:
+    with extender(collector, tmp_path, f"--objects-from={EXAMPLE}") as url:
+        pod = kubernetes_objects.pod("demo-app-1", labels={"app": "demo-app"})
+        pod["metadata"]["namespace"] = "health-metric-demo"
+        body = {"Pod": pod, "NodeNames": ["rack1-a", "rack1-b", "rack2-a"]}
+        assert post(f"{url}/scheduler/filter", body)["NodeNames"] == ["rack1-a", "rack2-a"]
+    arrived = collector.wait_spans("POST /scheduler/filter", "filter telemetry", "refresh metric")
     request, agent = arrived["POST /scheduler/filter"], arrived["filter telemetry"]
     assert (request["Trace ID"], request["Parent ID"]) == (TRACE, CALLER)
     assert (agent["Trace ID"], agent["Parent ID"]) == (TRACE, request["ID"])
     assert arrived["refresh metric"]["Parent ID"] == ""
 
 
-def _complete(ids_by_name: dict[str, dict[str, str]]) -> dict[str, dict[str, str]] | None:
-    return (
-        ids_by_name
-        if {"POST /scheduler/filter", "filter telemetry", "refresh metric"} <= ids_by_name.keys()
-        else None
+def test_spans_of_a_bind_arrive(collector: Collector, tmp_path: Path) -> None:
+    api = FakeApi()
+    node = {
+        "metadata": {"name": "n1", "labels": {"gpu.intel.com/gpu-numbers": "0"}},
+        "status": {"allocatable": {GPU: "1"}},
+    }
+    api.put(NODES, node)
+    resources = {"requests": {GPU: "1"}, "limits": {GPU: "1"}}
+    pod = api.put(
+        PODS,
+        {
+            "metadata": {"name": "train", "namespace": "default"},
+            "spec": {"containers": [{"name": "main", "resources": resources}]},
+        },
     )
+    with in_memory_api_http_server.serving(api) as server:
+        options = (f"--kubeconfig={server.kubeconfig(tmp_path)}", "--namespace=nodewise", "--agents=gpu")
+        with extender(collector, tmp_path, *options) as url:
+            assert post(f"{url}/scheduler/filter", {"Pod": pod, "NodeNames": ["n1"]})["NodeNames"] == ["n1"]
+            meta = pod["metadata"]
+            binding = {"PodName": "train", "PodNamespace": "default", "PodUID": meta["uid"], "Node": "n1"}
+            assert post(f"{url}/scheduler/bind", binding) == {"Error": ""}
+    arrived = collector.wait_spans("POST /scheduler/bind", "bind")
+    request, bind = arrived["POST /scheduler/bind"], arrived["bind"]
+    assert (request["Trace ID"], request["Parent ID"]) == (TRACE, CALLER)
+    assert (bind["Trace ID"], bind["Parent ID"]) == (TRACE, request["ID"])
 
 
-def _filter_once(collector: str, folder: Path) -> list[str]:
-    """The nodes that a filter request of an extender leaves; its end sends the spans."""
-    arguments = [NODEWISE, "extender", f"--objects-from={EXAMPLE}", "--unsafe", "--port=0", "--health-port=0"]
-    environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": collector}
+@contextlib.contextmanager
+def extender(collector: Collector, folder: Path, *options: str) -> Iterator[str]:
+    """The address of a running extender, whose end sends the spans."""
+    arguments = [NODEWISE, "extender", "--unsafe", "--port=0", "--health-port=0", *options]
+    environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
     log = folder / "extender.log"
-    with Process([*arguments, "--log-format=json", "--shutdown-delay=0s"], log, environment) as extender:
-        extender.wait_ready(lambda: extender.log_line_has('"ready"'))
+    with Process([*arguments, "--log-format=json", "--shutdown-delay=0s"], log, environment) as running:
+        running.wait_ready(lambda: running.log_line_has('"ready"'))
         (address,) = re.findall(r'"address": "(http[^"]+)"', log.read_text())
-        pod = kubernetes_objects.pod("demo-app-1", labels={"app": "demo-app"})
-        pod["metadata"]["namespace"] = "health-metric-demo"
-        body = {"Pod": pod, "NodeNames": ["rack1-a", "rack1-b", "rack2-a"]}
-        headers = {"Content-Type": "application/json", "traceparent": f"00-{TRACE}-{CALLER}-01"}
-        response = httpx2.post(
-            f"{address}/scheduler/filter", content=json.dumps(body).encode(), headers=headers
-        )
-        names: list[str] = response.json()["NodeNames"]
-        return names
+        yield address
+
+
+def post(url: str, body: object) -> Any:
+    """The response to a request with the trace context of a client."""
+    headers = {"Content-Type": "application/json", "traceparent": f"00-{TRACE}-{CALLER}-01"}
+    return httpx2.post(url, content=json.dumps(body).encode(), headers=headers).json()
