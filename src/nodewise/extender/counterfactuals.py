@@ -1,8 +1,8 @@
 """Counterfactuals: how a decision would change with another target of a rule, computed from its evidence.
 
 Counterfactuals exist only for verdicts that follow from their evidence (`Verdict.joined`), which is decided for each of
-a pod's policies. The proposed targets are a few round numbers, from the nearest target that lets a node pass to the
-target beyond which no further node passes. The unit is a whole nano-unit, as in policies.
+a pod's policies. The proposed targets are the nearest one that lets a node pass, and a few round numbers, up
+to the target beyond which no further node passes. The unit is a whole nano-unit, as in policies.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +31,12 @@ _UPPER_LIMITS: Final = frozenset({np.greater, np.greater_equal})
 
 _SHARES: Final = (0.0, 0.25, 0.5, 1.0)
 """Shares of the nodes that could pass for which a target is proposed: the first, a quarter, half, all."""
+
+
+_EXACT: Final = 100
+_ROUND: Final = 4
+"""Divisors of the distance from target to value, which limit how far a proposal is beyond the value. The nearest target
+that suffices is exact to 1 % of the distance; the others are round numbers."""
 
 
 class RelaxedTarget(NamedTuple):
@@ -299,16 +305,18 @@ def propose_targets(rule: Evidence, values: Sequence[int]) -> Iterator[int]:
     for share in _SHARES:
         value = ordered[round(share * (len(ordered) - 1))]
         # The target must differ from the value: 80.000000001 would be exact, and nobody would write it.
-        yield round_target(rule.target, value + beyond, least_slack=abs(beyond * value) // 100)
+        least_slack = abs(beyond * value) // 100
+        slack_divisor = _ROUND if share else _EXACT
+        yield round_target(rule.target, value + beyond, slack_divisor, least_slack=least_slack)
 
 
-def round_target(target: int, value: int, *, least_slack: int = 0) -> int:
+def round_target(target: int, value: int, slack_divisor: int = _ROUND, *, least_slack: int = 0) -> int:
     """The roundest number at the value or beyond it, as seen from the target: 85 for the value 84.7 and the target 80.
 
-    It is beyond by at most a quarter of the distance, or by `least_slack`, so that the proposal is not more than the
-    nodes need.
+    It is beyond by at most the distance divided by `slack_divisor`, or by `least_slack`, so that the proposal is not
+    more than the nodes need.
     """
-    slack = max(abs(value - target) // 4, least_slack)
+    slack = max(abs(value - target) // slack_divisor, least_slack)
     best = value
     for step in _round_numbers(10 * abs(value)):
         candidate = -(-value // step) * step if value > target else value // step * step

@@ -52,6 +52,9 @@ def told(change: RuleChange) -> str:
         pytest.param("GreaterThan 80", "80 79 -", "", id="nobody is rejected"),
         pytest.param("Equals 2", "2 2 1", "", id="another number would reject others"),
         pytest.param("above 80", "84.7 82 80", "1 at 82, 2 at 85", id="above"),
+        pytest.param("above 80", "84.7 70", "1 at 84.7", id="the nearest that suffices is not rounded"),
+        pytest.param("above 0.8", "0.834512345", "1 at 0.8346", id="but has no more digits than it needs"),
+        pytest.param("below 50", "42.3 60", "1 at 42.3", id="nor is it rounded down"),
         pytest.param("atLeast 80", "85 84.7 79", "1 at 85, 2 at 86", id="at least: beyond the value"),
         pytest.param("atLeast 80", "80 80 79", "2 at 80.5", id="at least: a value at the target"),
         pytest.param("atLeast 0", "0 -1", "1 at 0.000000001", id="at least: no number is round beside zero"),
@@ -148,7 +151,7 @@ def test_rules_of_a_group_reject_together() -> None:
     assert {metric: (told(change), change.enough) for metric, change in changes.items()} == {
         "heat": ("1 at 85", False),
         "load": ("1 at 9.05", True),
-        "dust": ("1 at 10", True),
+        "dust": ("1 at 9", True),
     }
     # n1 breaks a rule alone, n2 that one and the group, n3 the group
     assert counterfactuals.distance_from_passing(rejected).astype(int).tolist() == [1, 2, 1, 0]
