@@ -166,6 +166,15 @@ def test_wrong_options(suite: Path, arguments: list[str], message: str) -> None:
     assert message in str(run(suite, *arguments).exception)
 
 
+def test_a_policy_is_no_suite(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("{apiVersion: nodewise.io/v1alpha1, kind: PlacementPolicy}")
+    result = run(file)
+    assert result.exit_code == 1
+    expected = "expected a suite with the tests of policies; nodewise policy lint checks a policy"
+    assert result.stderr == f"nodewise: {file}: found an object of kind 'PlacementPolicy', {expected}\n"
+
+
 def test_problems_of_all_suites_are_printed_by_line(suite: Path, tmp_path: Path) -> None:
     suite.write_text(POLICY + "test: []\n")
     other = tmp_path / "other-suite.yaml"

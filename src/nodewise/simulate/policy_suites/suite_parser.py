@@ -55,6 +55,10 @@ def read_suite(path: str) -> Suite:
     values = [msgspec.json.decode(data) for _, data in yaml_json_documents.split_documents(text, path)]
     if len(values) != 1 or len(documents) != 1:
         raise BadInput("policy test", [Problem(path, f"{len(values)} documents", "one with a suite")])
+    if isinstance(values[0], dict) and "apiVersion" in values[0]:
+        kind = shown(values[0].get("kind"))
+        expected = "a suite with the tests of policies; nodewise policy lint checks a policy"
+        raise BadInput("policy test", [Problem(path, f"an object of kind {kind}", expected)])
     parser = _SuiteParser(path, documents[0])
     suite = parser.parse(values[0])
     if parser.problems:
