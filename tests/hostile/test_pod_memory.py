@@ -1,5 +1,6 @@
 """The memory that a tenant's pods take in each store of pods, whatever is in them: at most some kilobytes each."""
 
+import gc
 import tracemalloc
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,6 +12,12 @@ from nodewise import agents
 from nodewise.agent import AgentKind
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.pigeon.options import PigeonOptions
+from nodewise.agents.telemetry import unscheduled_pods
+from nodewise.agents.telemetry import waiting_pods as guarded_pods
+from nodewise.agents.telemetry.selected_pods import ListedPod, PodLabelGroups
+from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
+from nodewise.agents.telemetry.verdict_labels import label_key
+from nodewise.agents.telemetry.waiting_pods import WaitingPod
 from nodewise.annotator import controller as annotator_controller
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import object_and_metric_sources
@@ -27,6 +34,10 @@ MOST_BYTES_PER_POD: Final = 80_000
 """More than the largest pod on a node takes that is stored: 64 KiB, and the objects around it."""
 MOST_BYTES_PER_PENDING_POD: Final = 36_000
 """More than the largest pending pod takes: 16 KiB of JSON, or 8 KiB, and the objects."""
+REJECTION: Final = (
+    "0/1 nodes are available: 1 placement policy hostile/policy: heat above 80,"
+    " 1 node(s) didn't match Pod's node affinity/selector."
+)
 DEVICE: Final = {"gpu.intel.com/i915": "1"}
 
 
@@ -35,7 +46,7 @@ def _kinds() -> list[AgentKind]:
 
 
 def _stores() -> dict[str, ReflectorTarget[Any]]:
-    """Every store of pods of the extender, by the agent that needs it."""
+    """Every store of pods of the extender and the controller, by what needs it."""
     options = {
         "gpu": {"gpu": GpuOptions()},
         "gpu with fragmentation": {"gpu": GpuOptions(gpu_placement="fragmentation")},
@@ -53,7 +64,12 @@ def _stores() -> dict[str, ReflectorTarget[Any]]:
     targets = {
         store: ReflectorTarget(PODS, watched.type, keep=watched.keep) for store, watched in watched.items()
     }
-    return targets | {"waiting pods": _waiting_pods()}
+    return targets | {
+        "waiting pods": _waiting_pods(),
+        "pods of guards": ReflectorTarget(PODS, WaitingPod, keep=guarded_pods.keep_pod),
+        "pods of native mode": ReflectorTarget(PODS, UnscheduledPod, keep=unscheduled_pods.keep_pod),
+        "selected pods": ReflectorTarget(PODS, ListedPod, keep=PodLabelGroups().keep),
+    }
 
 
 def _waiting_pods() -> ReflectorTarget[Any]:
@@ -92,6 +108,36 @@ ATTACKS: Final[dict[str, Object]] = {
             ]
         }
     },
+    "requirements for node labels": {
+        "spec": {
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [
+                            {
+                                "matchExpressions": [
+                                    {"key": label_key(f"{number:036}"), "operator": "In", "values": ["ok"]}
+                                    for number in range(8000)
+                                ]
+                            }
+                        ]
+                    }
+                }
+            }
+        }
+    },
+    "policies in a condition": {
+        "status": {
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "".join(f"placement policy hostile/{number}: x, " for number in range(30_000)),
+                }
+            ]
+        }
+    },
     "containers": {"spec": {"containers": _containers(8000, lambda _: {})}},
     "init containers": {"spec": {"initContainers": _containers(6000, lambda _: _with_devices({}))}},
     "containers with different devices": {
@@ -126,7 +172,9 @@ def _pod(number: int, attack: Object, *, bound: bool) -> bytes:
         own["nodeName"] = f"node-{number}"
     labels = {"telemetry-policy": "policy"}
     metadata = {"name": f"pod-{number}", "namespace": "hostile", "uid": f"uid-{number}", "labels": labels}
-    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    conditions = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": REJECTION}
+    ]
     return msgspec.json.encode(
         {
             "metadata": metadata | attack.get("metadata", {}),
@@ -150,6 +198,7 @@ def test_a_pod_takes_little_memory_whatever_is_in_it(store: str, attack: str, bo
         for body in bodies[1:]:
             decoder.add(msgspec.Raw(body))
         decoder.finish()
+        gc.collect()  # Python keeps some freed tuples for reuse until then
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

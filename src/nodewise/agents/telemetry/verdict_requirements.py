@@ -9,7 +9,7 @@ from nodewise.agents.telemetry import verdict_labels
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
 from nodewise.agents.telemetry.taspolicy_parser import VIOLATING
 
-MAX_KEYS: Final = 100
+MAX_KEYS: Final = 64
 """Keys of one pod that are read. The API server adds at most 31, but the pod itself can have thousands of others."""
 
 

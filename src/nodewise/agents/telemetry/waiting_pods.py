@@ -21,6 +21,8 @@ _POLICY: Final = re.compile(r"(?:cluster )?placement policy [a-z0-9./-]+(?=: )")
 """The policy in a reason, as `PolicyKey.text` writes it."""
 _AFFINITY: Final = "node affinity"
 """Part of the message of kube-scheduler's plugin NodeAffinity (1.36: `didn't match Pod's node affinity/selector`)."""
+_MAX_BYTES: Final = 8 * 1024
+"""JSON of a pod that is stored. A pod can have a megabyte of labels."""
 _NOTHING: Final = frozenset[str]()
 
 
@@ -49,7 +51,7 @@ class WaitingPod(msgspec.Struct, frozen=True):
 
 
 def keep_pod(pod: WaitingPod) -> WaitingPod | None:
-    """The pod as it is stored; None if no policy is a cause."""
+    """The pod as it is stored; None if no policy is a cause, or if labels and causes have more than `_MAX_BYTES`."""
     message = next(
         (
             each.message
@@ -62,7 +64,8 @@ def keep_pod(pod: WaitingPod) -> WaitingPod | None:
     if _AFFINITY in message:
         required = verdict_requirements.verdict_requirements(pod.spec.affinity)
         causes |= {requirement.key for requirement in required if not requirement.is_preferred}
-    return WaitingPod(pod.metadata, causes=causes) if causes else None
+    kept = WaitingPod(pod.metadata, causes=causes)
+    return kept if causes and len(msgspec.json.encode(kept)) <= _MAX_BYTES else None
 
 
 def count_by_policy(
