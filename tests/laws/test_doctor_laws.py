@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from nodewise.agents.gpu import vendor_resource_names
 from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.policy_objects import PolicyObject
-from nodewise.agents.telemetry.policy_selection import SelectionIndex
 from nodewise.agents.telemetry.state import POLICY_KINDS
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import (
@@ -21,6 +20,7 @@ from nodewise.doctor.collectors import (
     rights_and_admission_policies,
     scheduling_program_workloads,
 )
+from nodewise.doctor.collectors.policy_objects import PolicySelectors
 from nodewise.doctor.facts import (
     Descheduler,
     EntryCertificates,
@@ -66,7 +66,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | TEXTS, inner, max_size=6),
     max_leaves=25,
 )
-SELECTION = SelectionIndex((), {})
+SELECTORS = PolicySelectors()
 KINDS = st.sampled_from(["Pod", "Deployment", "DaemonSet", "StatefulSet", "CronJob", "Job"])
 
 
@@ -83,7 +83,7 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
         workloads.find_mount(container, path)
         workloads.find_mount(container, f"/{path}")
     scheduling_program_workloads.parse_pod_without_controller(encoded(value))
-    scheduling_program_workloads.parse_pod(0.0, SELECTION, encoded(value))
+    scheduling_program_workloads.parse_pod(0.0, SELECTORS, encoded(value))
     nodes.parse_node(list(vendor_resource_names.PROFILES.values()), encoded(value))
     if policy := policy_objects.parse_policy(encoded(value)):
         key = policy.metadata.namespace, policy.metadata.name
@@ -128,7 +128,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
             *SOUND.schedulers,
         ),
         extenders=(NodewiseWorkload(deployment, workloads.parse_settings(encoded(more))),),
-        pods=tuple(filter(None, [scheduling_program_workloads.parse_pod(0.0, SELECTION, encoded(workload))])),
+        pods=tuple(filter(None, [scheduling_program_workloads.parse_pod(0.0, SELECTORS, encoded(workload))])),
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},

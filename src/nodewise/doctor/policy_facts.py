@@ -24,6 +24,8 @@ class PodInfo(NamedTuple):
     """A label key that is nearly the one that names a policy."""
     selected_by: tuple[str, ...] = ()
     """The policies whose selectors select it, as in `PolicyEvaluation.where`."""
+    observed_by: tuple[str, ...] = ()
+    """Those of `selected_by` that have no effect on it, by their mode or because they have stepped back."""
     verdict_keys: frozenset[str] = frozenset()
     """The keys of labels of native mode in its node affinity."""
 

@@ -222,6 +222,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         {"labels-frozen"},
     ),
     ("a pod without a requirement", native_pod(), {"policy-without-effect"}),
+    ("a pod outside of a canary", native_pod(observed_by=(COOL.where,)), set()),
     (
         "a pod of a policy without a label",
         native_pod()._replace(policies=(COOL._replace(node_label=""),)),

@@ -417,6 +417,28 @@ def test_a_pod_may_name_a_taspolicy_that_another_policy_replaces() -> None:
     assert [item.object for item in unknown] == ["TASPolicy/web/gone"]
 
 
+def test_policies_that_have_no_effect_on_a_pod_are_known() -> None:
+    pods = [
+        {"metadata": {"name": track, "namespace": "web", "labels": {"track": track}}, "spec": {}}
+        for track in ("canary", "stable")
+    ]
+    canary = {"mode": "Canary", "canary": {"podSelector": {"matchLabels": {"track": "canary"}}}}
+    policies = [
+        {
+            "metadata": {"name": name, "namespace": "web"},
+            "spec": {"podSelector": {}, "avoid": HOT_NODES, **mode},
+        }
+        for name, mode in (("part", canary), ("shadow", {"mode": "Shadow"}), ("whole", {}))
+    ]
+    cluster = facts({PLACEMENT_POLICIES: policies, "/api/v1/pods": pods})
+    assert not isinstance(cluster.pods, UnavailableFact)
+    part, shadow, whole = (f"PlacementPolicy/web/{name}" for name in ("part", "shadow", "whole"))
+    assert {pod.name: (pod.policies, pod.observed_by) for pod in cluster.pods} == {
+        "canary": ((part, shadow, whole), (shadow,)),
+        "stable": ((part, shadow, whole), (part, shadow)),
+    }
+
+
 def test_a_kind_of_policies_that_may_not_be_listed_hides_no_other() -> None:
     objects = {POLICIES: [{"metadata": {"name": "pol", "namespace": "web"}, "spec": {}}]}
     cluster = facts(objects, ("clusterplacementpolicies",))

@@ -212,10 +212,8 @@ def _check_pods_have_requirements(policies: Policies, pods: Pods) -> Iterator[Fi
     for policy in policies:
         if not policy.avoids_nodes or policy.not_enforced or not policy.node_label:
             continue
-        own = (
-            pod for pod in pods if policy.where in pod.policies and policy.node_label not in pod.verdict_keys
-        )
-        if pod := next(own, None):
+        own = (pod for pod in pods if policy.where in pod.policies and policy.where not in pod.observed_by)
+        if pod := next((pod for pod in own if policy.node_label not in pod.verdict_keys), None):
             actual = (
                 f"is selected by {policy.where}, and its node affinity does not name the policy's node label"
             )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from nodewise.agent import ObjectKey
+from nodewise.agents.telemetry import policy_mode
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.agents.telemetry.policy_namespace_trust import (
@@ -15,7 +16,7 @@ from nodewise.agents.telemetry.policy_namespace_trust import (
     drop_oversized_labels,
 )
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
-from nodewise.agents.telemetry.policy_selection import SelectionIndex
+from nodewise.agents.telemetry.policy_selection import PodFields, SelectionIndex
 from nodewise.agents.telemetry.state import POLICY_KINDS, TelemetryStateBuilder
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import Session
@@ -107,10 +108,22 @@ def _decode(body: bytes, type_: type[T], keep: Callable[[T], T]) -> T | None:
         return None
 
 
-async def collect_selection(session: Session) -> SelectionIndex:
+class PolicySelectors(NamedTuple):
+    """The selectors of all policies."""
+
+    selection: SelectionIndex = SelectionIndex((), {})
+    policies: Mapping[PolicyKey, Policy] = {}
+
+    def is_enforced_for(self, key: PolicyKey, pod: PodFields) -> bool:
+        """Whether a policy that selects a pod has an effect on it; True for a TASPolicy that does not exist."""
+        return key not in self.policies or policy_mode.is_enforced_for(self.policies[key], pod)
+
+
+async def collect_selectors(session: Session) -> PolicySelectors:
     """The selectors of all policies; none if policies cannot be read, which the collector of policies reports."""
     read = await session.get(collect_policy_objects)
     if isinstance(read, UnavailableFact):
-        return SelectionIndex((), {})
+        return PolicySelectors()
     own_namespace = next(iter(session.target.namespaces), "")
-    return SelectionIndex(read.policies.values(), read.objects.get(NAMESPACES, {}), own_namespace)
+    selection = SelectionIndex(read.policies.values(), read.objects.get(NAMESPACES, {}), own_namespace)
+    return PolicySelectors(selection, read.policies)

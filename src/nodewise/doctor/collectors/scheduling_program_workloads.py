@@ -10,7 +10,7 @@ import msgspec
 from nodewise import clock
 from nodewise.agents.telemetry.agent import find_misspelt_policy_label
 from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields, SelectionIndex
+from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields
 from nodewise.agents.telemetry.verdict_requirements import Affinity, verdict_requirements
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
@@ -21,7 +21,7 @@ from nodewise.doctor.collectors.cluster_reader import (
     parse_json,
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
-from nodewise.doctor.collectors.policy_objects import collect_selection
+from nodewise.doctor.collectors.policy_objects import PolicySelectors, collect_selectors
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import (
@@ -177,12 +177,12 @@ async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ..
     In a large cluster only waiting pods and those that name a policy are read.
     """
     now = clock.SystemClock().now()
-    selection = await session.require(collect_selection)
-    parse = partial(parse_pod, now, selection)
+    selectors = await session.require(collect_selectors)
+    parse = partial(parse_pod, now, selectors)
     lists = await asyncio.gather(
         session.reader.get_list(PODS, parse, selectors=_PENDING),
         session.reader.get_list(PODS, parse, selectors=_WITH_POLICY),
-        session.reader.get_list(PODS, partial(_parse_pod_of_policy, now, selection), limit=_MAX_PODS),
+        session.reader.get_list(PODS, partial(_parse_pod_of_policy, now, selectors), limit=_MAX_PODS),
     )
     by_key: dict[tuple[str, str], PodInfo] = {}
     for part in lists:
@@ -193,28 +193,30 @@ async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ..
     return tuple(by_key.values())
 
 
-def _parse_pod_of_policy(now: float, selection: SelectionIndex, body: bytes) -> PodInfo | None:
+def _parse_pod_of_policy(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | None:
     """A pod that a policy selects, or that nearly names one. Of other pods only a few fields are decoded."""
     try:
         fields = msgspec.json.decode(body, type=PodFields)
     except msgspec.MsgspecError:
         return None
-    is_relevant = find_misspelt_policy_label(fields.metadata.labels or ()) or selection.select(fields)
-    return parse_pod(now, selection, body) if is_relevant else None
+    labels = fields.metadata.labels or ()
+    is_relevant = find_misspelt_policy_label(labels) or selectors.selection.select(fields)
+    return parse_pod(now, selectors, body) if is_relevant else None
 
 
-def parse_pod(now: float, selection: SelectionIndex, body: bytes) -> PodInfo | None:
+def parse_pod(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | None:
     """A pod; None if it is finished."""
     value = parse_json(body)
     if workloads.is_finished(value):
         return None
     spec, labels = get(value, "spec"), get_text_mapping(value, "metadata", "labels")
     policy = labels.get(POLICY_LABEL, "")
-    keys = _select_policies(selection, body)
+    selected = _select_policies(selectors, body)
+    keys, observing = selected or ((), ())
     return PodInfo(
         name=get_text(value, "metadata", "name"),
         namespace=get_text(value, "metadata", "namespace"),
-        policy=policy if keys is None or any(key.kind == "TASPolicy" for key in keys) else "",
+        policy=policy if selected is None or any(key.kind == "TASPolicy" for key in keys) else "",
         scheduler_name=get_text(spec, "schedulerName") or "default-scheduler",
         node=get_text(spec, "nodeName"),
         age_s=now - _parse_creation_time(value, now),
@@ -223,17 +225,22 @@ def parse_pod(now: float, selection: SelectionIndex, body: bytes) -> PodInfo | N
         avoids_violating=_avoids_nodes_violating_policy(spec, policy),
         is_gated=bool(get_list(spec, "schedulingGates")),
         misspelled_label=find_misspelt_policy_label(labels),
-        selected_by=tuple(f"{key.kind}/{key.path}" for key in keys or () if key.kind != "TASPolicy"),
+        selected_by=tuple(f"{key.kind}/{key.path}" for key in keys if key.kind != "TASPolicy"),
+        observed_by=tuple(f"{key.kind}/{key.path}" for key in observing),
         verdict_keys=_verdict_keys(body),
     )
 
 
-def _select_policies(selection: SelectionIndex, body: bytes) -> tuple[PolicyKey, ...] | None:
-    """The policies of a pod; None if the pod cannot be read."""
+def _select_policies(
+    selectors: PolicySelectors, body: bytes
+) -> tuple[tuple[PolicyKey, ...], tuple[PolicyKey, ...]] | None:
+    """The policies of a pod, and those of them that have no effect on it; None if the pod cannot be read."""
     try:
-        return selection.select(msgspec.json.decode(body, type=PodFields))
+        pod = msgspec.json.decode(body, type=PodFields)
     except msgspec.MsgspecError:
         return None
+    keys = selectors.selection.select(pod)
+    return keys, tuple(key for key in keys if not selectors.is_enforced_for(key, pod))
 
 
 class _AffinitySpec(msgspec.Struct, frozen=True):
