@@ -8,15 +8,12 @@ import pytest
 
 from nodewise import replicas
 from nodewise.errors import BadInput, Problem, Refused, Unavailable
-from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import NONE, BeforeBody, Params
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import PODS
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.replicas import Replica
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.cluster import asgi_server_thread, child_processes
+from tests.cluster import child_processes
 from tests.cluster.fake_port_forward import FakePortForward
 from tests.unit.kube import port_forward_suite
 
@@ -134,11 +131,8 @@ def fake(http_port: int) -> FakePortForward:
 
 @pytest.fixture
 async def api(fake: FakePortForward, tmp_path: Path) -> AsyncIterator[HttpApi]:
-    with asgi_server_thread.serving(fake) as address:
-        kubeconfig = asgi_server_thread.kubeconfig(tmp_path, address)
-        opened = connect(KubeOptions(kubeconfig=str(kubeconfig)), MetricsRegistry())
-        yield opened
-        await opened.close()
+    async with port_forward_suite.connected(fake, tmp_path) as api:
+        yield api
 
 
 PAIR = [Replica("nodewise", "a", "extender", 9002), Replica("nodewise", "b", "extender", 9002)]

@@ -45,13 +45,17 @@ class Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-class FilePath(click.ParamType[str]):
-    """The path of a file or folder as it was typed, which the shell completes."""
+class Text(click.ParamType[str]):
+    """A text as it was typed. Subclasses say how the shell completes it."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
         return str(value)
+
+
+class FilePath(Text):
+    """The path of a file or folder."""
 
     def shell_complete(
         self,

@@ -8,13 +8,14 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
 from click.shell_completion import CompletionItem
 
 from nodewise import agents
+from nodewise.cli.click_parameter_types import Text
 from nodewise.errors import NodewiseError
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
@@ -41,13 +42,8 @@ class _List(msgspec.Struct):
     items: list[_Object] = []
 
 
-class NamespaceName(click.ParamType[str]):
+class NamespaceName(Text):
     """The name of a namespace."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
-        return str(value)
 
     def shell_complete(
         self,
@@ -58,7 +54,7 @@ class NamespaceName(click.ParamType[str]):
         return _items(_names(ctx, NAMESPACES), incomplete)
 
 
-class PodName(NamespaceName):
+class PodName(Text):
     """`POD`, `NAMESPACE/POD`, or `pod/POD`."""
 
     def shell_complete(
@@ -73,7 +69,7 @@ class PodName(NamespaceName):
         return _items([f"{prefix}{slash}{name}" for name in names], incomplete)
 
 
-class AgentNames(NamespaceName):
+class AgentNames(Text):
     """The names of agents, separated by commas."""
 
     def shell_complete(

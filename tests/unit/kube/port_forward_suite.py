@@ -1,16 +1,23 @@
 """What port-forward does: the fake of it and a real kubelet with containerd pass this suite."""
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube import port_forwarding
+from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
+from nodewise.kube.options import KubeOptions
 from nodewise.kube.port_forwarding import PodPort
+from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.cluster import asgi_server_thread
+from tests.cluster.fake_port_forward import FakePortForward
 
 LARGE_BYTES = 300_000
 """More than fits into one message."""
@@ -50,6 +57,18 @@ class LargeFileHandler(BaseHTTPRequestHandler):
         self.wfile.write(body or b"")
 
     def log_message(self, *args: Any) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def connected(fake: FakePortForward, folder: Path) -> AsyncIterator[HttpApi]:
+    """A client of the fake API server, whose kubeconfig is written to a folder."""
+    with asgi_server_thread.serving(fake) as address:
+        kubeconfig = asgi_server_thread.kubeconfig(folder, address)
+        api = connect(KubeOptions(kubeconfig=str(kubeconfig)), MetricsRegistry())
+        try:
+            yield api
+        finally:
+            await api.close()
 
 
 def serving_large_file() -> Iterator[int]:

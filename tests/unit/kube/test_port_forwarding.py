@@ -9,12 +9,9 @@ import pytest
 
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube import port_forwarding
-from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.options import KubeOptions
 from nodewise.kube.port_forwarding import PodPort
-from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.cluster import asgi_server_thread, child_processes
+from tests.cluster import child_processes
 from tests.cluster.fake_port_forward import FakePortForward
 from tests.unit.kube import port_forward_suite
 from tests.unit.kube.port_forward_suite import TIMEOUT_S, PortForwardSuite
@@ -36,11 +33,8 @@ def fake(http_port: int) -> FakePortForward:
 
 @pytest.fixture
 async def api(fake: FakePortForward, tmp_path: Path) -> AsyncIterator[HttpApi]:
-    with asgi_server_thread.serving(fake) as address:
-        kubeconfig = asgi_server_thread.kubeconfig(tmp_path, address)
-        opened = connect(KubeOptions(kubeconfig=str(kubeconfig)), MetricsRegistry())
-        yield opened
-        await opened.close()
+    async with port_forward_suite.connected(fake, tmp_path) as api:
+        yield api
 
 
 class TestFakePortForward(PortForwardSuite):
