@@ -13,6 +13,7 @@ from nodewise.agents.telemetry import (
     rule_evaluation,
     taspolicy_parser,
 )
+from nodewise.agents.telemetry.metric_columns import MetricColumns
 from nodewise.agents.telemetry.namespace_budgets import NamespaceBudgets
 from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -23,12 +24,7 @@ from nodewise.agents.telemetry.policy_selection import SelectionIndex
 from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict, RuleEvaluation
 from nodewise.agents.telemetry.rule_evaluation_cache import RuleEvaluationCache
 from nodewise.agents.telemetry.rule_states import RuleStates, RuleVerdict
-from nodewise.metrics import missing_values
-from nodewise.metrics import series_arrays as columns
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause
-from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.series import Series
-from nodewise.metrics.series_arrays import Column
 
 POLICIES = "taspolicies"
 """The key of the TASPolicies in `ClusterState.objects`."""
@@ -79,18 +75,6 @@ class TelemetryState(NamedTuple):
     selection: SelectionIndex
 
 
-class _MetricColumn(NamedTuple):
-    """A metric by node number, cached until its values or the nodes change."""
-
-    series: Series
-    nodes: NodeIndex
-    column: Column
-    cause: Cause | None
-    """Why no node has a value; None if a node has one."""
-    cause_on_some_nodes: Cause
-    """Why nodes without a value have none, if other nodes have values."""
-
-
 class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     """Caches parsed policies and metric columns, so that only changes are computed again."""
 
@@ -107,7 +91,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._selecting: tuple[Any, ...] = ()
         """What `_selection` was computed from."""
         self._selection = SelectionIndex((), {})
-        self._columns: dict[str, _MetricColumn] = {}
+        self._columns = MetricColumns()
         self._rules = RuleEvaluationCache(max_age_s, reject_missing=options.when_missing == "reject")
         self._rule_states = RuleStates()
 
@@ -165,16 +149,14 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         # equal requests of several rules are laid out once
         requests_by_key = {metric_request.key: metric_request for metric_request in metric_requests}
         for metric_request in requests_by_key.values():
-            yield from self._update_column(metric_request, cluster_state)
+            yield from self._columns.update(metric_request, cluster_state)
             yield
         for key, policy in policies_.items():
             states[key] = yield from self._evaluate_policy(policy, cluster_state)
             yield
         self._rules.finish()
         self._rule_states.finish(policies_)
-        self._columns = {
-            metric: kept for metric, kept in self._columns.items() if metric in cluster_state.metrics.series
-        }
+        self._columns.finish(cluster_state)
         return TelemetryState(states, self._update_selection(cluster_state.objects))
 
     def _update_selection(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> SelectionIndex:
@@ -311,7 +293,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         for rule in rules:
             if rule.unusable:
                 continue
-            column = self._metric_column(rule.metric_request().key, cluster_state)
+            column = self._columns.column(rule.metric_request().key, cluster_state)
             evaluations.append((yield from self._rules.evaluate(rule, column, cluster_state)))
         return evaluations
 
@@ -354,36 +336,6 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             cause = self._missing_cause(rule, cluster_state) or cluster_state.metrics.causes.get(key)
             causes[key] = cause or (column.cause_on_some_nodes if column else NEVER_FETCHED)
         return causes
-
-    def _update_column(
-        self, metric_request: MetricRequest, cluster_state: ClusterState
-    ) -> Generator[None, None, None]:
-        """Lay the metric out by node number, unless neither its values nor the nodes changed."""
-        metric = metric_request.key
-        series = cluster_state.metrics.series.get(metric)
-        known = self._columns.get(metric)
-        if series is None:
-            self._columns.pop(metric, None)
-        elif known is None or known.series is not series or known.nodes is not cluster_state.nodes:
-            column = yield from columns.build_column(series, cluster_state.nodes)
-            is_healthy = metric_request.empty_is_healthy and not (series.samples or series.invalid)
-            cause = (
-                None if is_healthy else missing_values.cause_of_series(series, cluster_state.nodes, column)
-            )
-            self._columns[metric] = _MetricColumn(
-                series,
-                cluster_state.nodes,
-                column,
-                cause,
-                missing_values.cause_on_some_nodes(series, cluster_state.nodes),
-            )
-
-    def _metric_column(self, metric: str, cluster_state: ClusterState) -> Column:
-        return (
-            self._columns[metric].column
-            if metric in self._columns
-            else columns.empty_column(cluster_state.nodes)
-        )
 
 
 def _policy_objects(
