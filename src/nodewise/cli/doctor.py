@@ -22,7 +22,8 @@ from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
-from nodewise.doctor.findings import CATALOGUE, PAGE, Finding, Report, Severity
+from nodewise.doctor.finding_catalogue import CATALOGUE, Severity
+from nodewise.doctor.findings import PAGE, Finding, Report
 from nodewise.errors import BadSettings, Problem, did_you_mean
 from nodewise.kube import client_tls, credentials, kubeconfig
 from nodewise.kube.api_client_creation import connect

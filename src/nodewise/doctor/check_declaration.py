@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from nodewise.doctor.facts import DERIVED, Facts, UnavailableFact
-from nodewise.doctor.findings import CATALOGUE, NotChecked, Result
+from nodewise.doctor.finding_catalogue import CATALOGUE
+from nodewise.doctor.findings import NotChecked, Result
 
 Function = Callable[..., Iterable[Result]]
 

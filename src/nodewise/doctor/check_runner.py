@@ -10,17 +10,8 @@ from nodewise import clock
 from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import CHECKS
 from nodewise.doctor.facts import Facts, LeaderLease, UnavailableFact
-from nodewise.doctor.findings import (
-    CATALOGUE,
-    NOT_CHECKED,
-    SEVERITIES,
-    Finding,
-    NotChecked,
-    Report,
-    Result,
-    Severity,
-    finding,
-)
+from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, SEVERITIES, Severity
+from nodewise.doctor.findings import Finding, NotChecked, Report, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.policy_facts import PolicyEvaluation
 from nodewise.terminal_escaping import short

@@ -19,7 +19,7 @@ from nodewise.doctor.facts import (
     SchedulerInfo,
     UnavailableFact,
 )
-from nodewise.doctor.findings import CATALOGUE
+from nodewise.doctor.finding_catalogue import CATALOGUE
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, PodAdmission, PodAdmissionPolicy
 from nodewise.serve.certificate_issuer import CertificateIssuer

@@ -23,7 +23,8 @@ from nodewise.doctor.collectors.nodewise_workloads import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
 from nodewise.doctor.facts import Facts, NodewiseWorkload, UnavailableFact
-from nodewise.doctor.findings import CATALOGUE, Report
+from nodewise.doctor.finding_catalogue import CATALOGUE
+from nodewise.doctor.findings import Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.doctor.policy_facts import PolicyEvaluation

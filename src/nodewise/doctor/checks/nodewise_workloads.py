@@ -14,7 +14,8 @@ from nodewise.doctor.facts import (
     Registration,
     UnavailableFact,
 )
-from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, Severity, finding
+from nodewise.doctor.finding_catalogue import NOT_CHECKED, Severity
+from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing import workloads
 from nodewise.terminal_escaping import short
 
