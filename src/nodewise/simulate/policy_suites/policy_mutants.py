@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from nodewise import quantity
+from nodewise.agents.telemetry import rule_operators
 from nodewise.agents.telemetry.placement_policy import PolicyKind
 from nodewise.agents.telemetry.placement_policy_fields import HOLD_TIME_FIELDS
 from nodewise.agents.telemetry.rule_operators import OPERATORS
@@ -80,15 +81,32 @@ def _placement_policy_changes(spec: Mapping[str, Any], place: RulePlace) -> Iter
     operator = next(name for name in OPERATORS if name in place.rule)
     target = place.rule[operator]
     for other in _OTHER_OPERATORS[operator]:
-        renamed = {other if name == operator else name: value for name, value in place.rule.items()}
+        changed = _with_comparison(place.rule, operator, other, target)
         yield PolicyMutant(
-            f"{place.text()}.{operator}", f"{operator} → {other}", _replaced(spec, place, renamed)
+            f"{place.text()}.{operator}", f"{operator} → {other}", _replaced(spec, place, changed)
         )
     for text in _other_targets(target):
-        yield from _changed_field(spec, place, operator, text)
+        changed = _with_comparison(place.rule, operator, operator, text)
+        yield PolicyMutant(
+            f"{place.text()}.{operator}", f"{target} → {text}", _replaced(spec, place, changed)
+        )
     if "release" in place.rule:
         changed = {name: value for name, value in place.rule.items() if name != "release"}
         yield PolicyMutant(f"{place.text()}.release", "removed", _replaced(spec, place, changed))
+
+
+def _with_comparison(rule: Mapping[str, Any], before: str, operator: str, target: Any) -> dict[str, Any]:
+    """A rule with another operator or target. Its `release` stays as far beyond the target as it was: on the other
+    side, the rule would be invalid.
+    """
+    changed = {operator if name == before else name: value for name, value in rule.items()} | {
+        operator: target
+    }
+    if "release" in rule:
+        distance = abs(quantity.parse(str(rule["release"])) - quantity.parse(str(rule[before])))
+        release = quantity.parse(str(target)) + rule_operators.sort_direction(operator) * distance
+        changed["release"] = quantity.nano_to_text(release)
+    return changed
 
 
 def _taspolicy_changes(spec: Mapping[str, Any], place: RulePlace) -> Iterator[PolicyMutant]:
@@ -153,6 +171,13 @@ def _without_rule(spec: Mapping[str, Any], place: RulePlace) -> Any:
             break
         if isinstance(parent, dict) and step not in ("all", "rules") and parent:
             break
-    if isinstance(changed, dict) and "avoid" not in changed:
-        changed.pop("enforcement", None)
-    return changed
+    return _without_useless_fields(changed)
+
+
+def _without_useless_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec without fields about rules that it no longer has: they would make it invalid."""
+    useless: list[str] = []
+    if "avoid" not in spec:
+        useless += ["enforcement", "guard"]
+        useless += [] if "prefer" in spec else ["mode", "canary"]
+    return {name: value for name, value in spec.items() if name not in useless}

@@ -1,9 +1,13 @@
 """Tests of suites pass where the agent does what they expect, and say what differs where it does not."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from nodewise.agents.telemetry import placement_policy_parser
+from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.simulate.policy_suites import policy_mutants
 from nodewise.simulate.policy_suites.suite_run import SuiteRunner
 from nodewise.simulate.policy_timeline import TimelineSettings
@@ -118,6 +122,32 @@ tests:
   - {eval_time: 3m, pod: default/web-1, rejected: {}}
 """
     assert run(tmp_path, "", policy=policy, test=test) == []
+
+
+_AVOID = {"avoid": [{"metric": "temp", "above": 80}]}
+_PREFER = {"prefer": [{"metric": "temp", "order": "Ascending"}]}
+_LABEL = {"nodeLabels": [{"metric": "temp", "above": 95, "labels": {"heat.nodewise.io/drain": "true"}}]}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {**_AVOID, **_PREFER, "guard": {"maxRejectedShare": "0.5"}, "enforcement": "Preferred"},
+        {**_AVOID, **_LABEL, "mode": "Canary", "canary": {"percent": 5}},
+        {**_PREFER, **_LABEL, "mode": "Shadow"},
+        {"avoid": [{"metric": "temp", "above": 80, "release": 75}], **_PREFER},
+        {"avoid": [{"metric": "temp", "atMost": "0.5", "release": 1}], **_PREFER},
+    ],
+)
+def test_mutants_are_valid_policies(spec: dict[str, Any]) -> None:
+    """An invalid policy rejects every node, so almost any test would detect it."""
+    selectors = {"podSelector": {}, "namespaceSelector": {}}
+    mutants = list(policy_mutants.mutants("ClusterPlacementPolicy", {**selectors, **spec}))
+    assert any(mutant.change == "removed" for mutant in mutants)
+    for mutant in mutants:
+        policy = PolicyObject(spec=msgspec.Raw(msgspec.json.encode(mutant.spec)))
+        parsed = placement_policy_parser.parse_policy(policy, "ClusterPlacementPolicy")
+        assert parsed.problems == (), mutant
 
 
 def test_rules_with_hold_times_and_their_mutants(tmp_path: Path) -> None:
