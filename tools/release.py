@@ -150,7 +150,7 @@ def _make(folder: Path, arguments: argparse.Namespace) -> None:
     url = arguments.url.rstrip("/")
     package_chart(folder, url)
     if not arguments.no_image:
-        _run(sys.executable, "-m", "tools.image", "--into", folder)
+        _run(sys.executable, "-m", "tools.image", "--into", folder, "--architecture", "all")
     if not arguments.no_plugin:
         package_plugin(folder, url, arguments.plugins)
     parameters = {

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 from pathlib import Path
 
-from tools.image import image_assembly, image_constants
+from tools.image import image_assembly, image_constants, oci
 from tools.image.__main__ import identity
 from tools.image.command_execution_and_errors import ImageError
 from tools.image.image_assembly import ImageInputs
@@ -48,6 +48,13 @@ def archive(architecture: str = "") -> Path:
         folder.touch()
         go_toolchain.tidy({path.parent for path in home.glob("*/*.oci.tar")}, _KEPT)
         return file
+
+
+def combined(into: Path) -> str:
+    """Write the archive for all architectures. Return the digest of its index. Raises MissingError."""
+    own = image_constants.architecture()
+    archives = [archive("" if name == own else name) for name in image_constants.MACHINES]
+    return oci.combine(into, archives, identity())
 
 
 def _digest() -> str:

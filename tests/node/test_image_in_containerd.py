@@ -210,6 +210,15 @@ def test_the_list_of_what_is_in_it_is_inside_and_beside(image: ImageUnderTest, a
     }
 
 
+def test_containerd_starts_the_image_of_its_architecture_in_an_archive_for_all(
+    image: ImageUnderTest, containerd: Containerd, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    file = tmp_path / "image.oci.tar"
+    get_or_skip(request, lambda: image_archive.combined(file))
+    containerd.load(file)
+    assert output(image.run("nodewise", "--version")).strip() == f"nodewise {nodewise.__version__}"
+
+
 # As its own user, on a read-only root
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.image import image_constants
 
 import nodewise
 from tests import docs_page_code_blocks
@@ -157,6 +158,40 @@ def test_copied_there_and_back_it_is_the_same_image(
     assert (
         operator.sees(f"skopeo inspect --format '{{{{.Digest}}}}' oci-archive:{tmp_path}/back.tar") == digest
     )
+
+
+# The archive for all architectures
+
+
+@pytest.fixture(scope="module")
+def combined(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The archive, and the digest of its index, which `make image` prints."""
+    file = tmp_path_factory.mktemp("combined") / "image.oci.tar"
+    return file, get_or_skip(request, lambda: image_archive.combined(file))
+
+
+def test_skopeo_copies_the_images_of_all_architectures(
+    operator: ImageToolsUser, combined: tuple[Path, str], tmp_path: Path
+) -> None:
+    file, digest = combined
+    operator.sees(f"skopeo copy --quiet --all oci-archive:{file} dir:{tmp_path}/folder")
+    index = (tmp_path / "folder/manifest.json").read_bytes()
+    assert f"sha256:{hashlib.sha256(index).hexdigest()}" == digest
+    for architecture in image_constants.MACHINES:
+        line = f"skopeo --override-arch {architecture} inspect --format '{{{{.Architecture}}}}'"
+        assert operator.sees(f"{line} oci-archive:{file}") == architecture
+
+
+def test_podman_loads_the_image_of_its_architecture(
+    operator: ImageToolsUser, combined: tuple[Path, str]
+) -> None:
+    """It names the image by the digest of the index."""
+    file, digest = combined
+    loaded = operator.sees(f"podman load --quiet --input {file}")
+    assert loaded == f"Loaded image: {image_archive.REFERENCE}"
+    line = f"podman image inspect --format '{{{{.Architecture}}}} {{{{.Digest}}}}' {image_archive.NAME}"
+    assert operator.sees(line) == f"{image_constants.architecture()} {digest}"
+    operator.sees(f"podman rmi {image_archive.NAME}")
 
 
 # podman

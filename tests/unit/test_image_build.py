@@ -179,6 +179,28 @@ def test_the_same_parts_make_the_same_archive(archive: Path, folder: Path, tmp_p
     assert again.read_bytes() == archive.read_bytes()
 
 
+def test_an_archive_for_all_architectures_has_an_index_of_their_images(
+    archive: Path, folder: Path, tmp_path: Path
+) -> None:
+    """A layer that several images have is in it once; tools for docker archives find the first image."""
+    other, combined = tmp_path / "other.tar", tmp_path / "combined.tar"
+    oci.write(other, [made(folder, tmp_path / "layer")], IDENTITY._replace(architecture="arm64"))
+    digest = oci.combine(combined, [archive, other], IDENTITY)
+    (entry,) = json.loads(member(combined, "index.json"))["manifests"]
+    (single,) = json.loads(member(archive, "index.json"))["manifests"]
+    assert (entry["digest"], entry["annotations"]) == (digest, single["annotations"])
+    images = json.loads(blob(combined, entry))["manifests"]
+    assert [image["platform"]["architecture"] for image in images] == ["amd64", "arm64"]
+    manifests = [json.loads(blob(combined, image)) for image in images]
+    configs = [json.loads(blob(combined, manifest["config"])) for manifest in manifests]
+    assert [config["architecture"] for config in configs] == ["amd64", "arm64"]
+    assert manifests[0]["layers"] == manifests[1]["layers"]
+    assert gzip.decompress(blob(combined, manifests[0]["layers"][0]))
+    names = [entry.name for entry in entries(combined)]
+    assert len(names) == len(set(names))
+    assert member(combined, "manifest.json") == member(archive, "manifest.json")
+
+
 def test_an_image_that_has_become_too_large_is_none(folder: Path, tmp_path: Path) -> None:
     layer = made(folder, tmp_path / "layer")
     image_assembly._check_size([layer._replace(size_bytes=90_000_000)] * 2)
