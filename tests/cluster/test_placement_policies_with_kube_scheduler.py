@@ -61,3 +61,23 @@ def test_two_policies_select_one_pod(
             assert "3 placement policy" in sandbox.expect_rejected("third")
             plane.api.delete(path_of(cool))
             sandbox.expect_bound("third")
+
+
+def test_an_extender_that_receives_all_pods_selects_them_itself(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    """As with `--filter-all-pods`, where the API server cannot add the resource to pods."""
+    extender_process.define(plane.api)
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
+    metrics.set("heat", {"a": 90, "b": 90})
+    web: Any = {"matchLabels": {"app": "web"}}
+    sandbox.put(policy({"podSelector": web, "avoid": [{"metric": "heat", "above": 80}]}, name="cool"))
+    with extender_process.extender(plane, tmp_path) as nodewise:
+        nodewise.wait_fetched("heat")
+        nodewise.wait_leading()
+        with plane.start_scheduler({"extenders": [nodewise.entry(managedResources=[])]}):
+            sandbox.pods(*(kubernetes_objects.pod(app, labels={"app": app}) for app in ("web", "db")))
+            assert sandbox.expect_bound("db") in {"a", "b"}
+            assert f"2 placement policy {sandbox.namespace}/cool" in sandbox.expect_rejected("web")
+            metrics.set("heat", {"a": 90, "b": 20})
+            assert sandbox.expect_bound("web") == "b"
