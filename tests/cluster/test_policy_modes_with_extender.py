@@ -3,10 +3,13 @@
 `test_policy_lifecycle` has the same for native mode.
 """
 
+import itertools
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 from tests.cluster import extender_process, kubernetes_objects
@@ -101,3 +104,38 @@ def test_a_policy_goes_from_shadow_to_enforce_and_steps_back_from_a_bad_edit(
         trial.edit(avoid=[{"metric": "heat", "above": 80}])
         wait("it is enforced again", lambda: trial.rejected() == set(WORKLOADS) or None, show=trial.status)
         trial.until(mode="Enforce", rejectedNodes=1)
+
+
+def test_every_call_is_answered_while_the_mode_changes(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    """Node `b`, which no mode rejects, is never rejected; node `a` in the end as the last mode says."""
+    extender_process.define(plane.api)
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
+    metrics.set("heat", {"a": 90, "b": 20})
+    spec = {"avoid": [{"metric": "heat", "above": 80}], "canary": {"percent": PERCENT}}
+    with extender_process.extender(plane, tmp_path) as served, ThreadPoolExecutor(2) as pool:
+        trial = Trial(sandbox, served, spec)
+        served.wait_fetched("heat")
+        wait("it is enforced", lambda: trial.rejected() == set(WORKLOADS) or None, show=trial.status)
+        ended = Event()
+
+        def call(node: str) -> list[bool]:
+            """Whether each call rejected the node. Raises an error for a call without a valid response."""
+            pods = itertools.cycle(WORKLOADS)
+            return [
+                served.rejects(sandbox.namespace, node, labels=WEB, pod=next(pods))
+                for _ in iter(ended.is_set, True)
+            ]
+
+        calls = [pool.submit(call, node) for node in "ab"]
+        try:
+            for mode in ("Shadow", "Enforce", "Canary", "Shadow", "Canary", "Enforce") * 2:
+                trial.edit(mode=mode)
+                trial.until(mode=mode)
+        finally:
+            ended.set()
+        rejected_a, rejected_b = (called.result() for called in calls)
+        assert {*rejected_a} == {True, False}
+        assert {*rejected_b} == {False}
+        wait("it is enforced again", lambda: trial.rejected() == set(WORKLOADS) or None, show=trial.status)
