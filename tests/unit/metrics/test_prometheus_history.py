@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from nodewise.errors import BadInput, Unavailable
 from nodewise.metrics.prometheus import history as prometheus_history
 from nodewise.metrics.prometheus.range_matrix import TimeGrid
 from nodewise.metrics.series import ValueState
-from tests.unit.metrics.fake_prometheus_history import FakeHistory, Value, history_of, request_of
+from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value, history_of, request_of
 
 START = 1_699_000_020.0
 FRESH, MISSING, INVALID = ValueState.FRESH, ValueState.MISSING, ValueState.INVALID
@@ -57,6 +58,25 @@ def test_a_server_that_does_not_answer_is_asked_again_for_less_and_fails_in_the_
         read(fake, 4)
 
 
+def test_a_few_metrics_are_read_at_once() -> None:
+    names = [f"m{number}" for number in range(20)]
+    fake = FakeHistory({key: value for name in names for key, value in series(name, a=lambda _: "1").items()})
+    history, running, most = history_of(fake, ("a",)), 0, 0
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return fake.answer(request)
+
+    history._connection.http = httpx2.AsyncClient(base_url=URL, transport=httpx2.MockTransport(answer))
+    matrices = asyncio.run(history.read([request_of(name) for name in names], TimeGrid(START, 60.0, 3)))
+    assert [matrices[name].values.tolist() for name in names] == [[[10**9]] * 3] * 20
+    assert most == 4
+
+
 def test_a_query_that_is_invalid_is_not_repeated() -> None:
     fake = FakeHistory({})
     fake.answer = lambda _: _error()  # type: ignore[method-assign,assignment]
@@ -65,8 +85,6 @@ def test_a_query_that_is_invalid_is_not_repeated() -> None:
 
 
 def _error():
-    import httpx2
-
     return httpx2.Response(400, json={"status": "error", "errorType": "bad_data", "error": "parse error"})
 
 

@@ -24,6 +24,9 @@ MAX_POINTS_PER_SERIES: Final = 11_000
 """Prometheus refuses more (web/api/v1/api.go, `queryRange`)."""
 _POINTS_PER_PART: Final = 250_000
 """Numbers in one response: 7 MB of JSON, and 60 MB while it is decoded."""
+_MAX_CONCURRENT: Final = 4
+"""Parts that are requested and decoded at once. Policies may have hundreds of metrics, and Prometheus has 20 slots for
+the queries of all of its clients (`--query.max-concurrency`)."""
 _MAX_STEPS: Final = 2_000
 _MAX_ATTEMPTS: Final = 3
 """For one step, which cannot be halved."""
@@ -48,6 +51,7 @@ class PrometheusHistory:
         self._nodes = nodes
         self._only_current: set[str] = set()
         """The metrics of which a node has several series, so that series that have ended must not count."""
+        self._parts = asyncio.Semaphore(_MAX_CONCURRENT)
         self.query_count = 0
         self.halvings: list[str] = []
         """The reasons for which a part was read in halves."""
@@ -66,7 +70,7 @@ class PrometheusHistory:
         return float(value.value)
 
     async def read(self, requests: Sequence[MetricRequest], grid: TimeGrid) -> Mapping[str, NodeMatrix]:
-        """The values of metrics at the times of a grid, by `MetricRequest.key`. The metrics are read concurrently.
+        """The values of metrics at the times of a grid, by `MetricRequest.key`. A few metrics are read at once.
 
         `BadInput` for a query that Prometheus cannot execute, `Unavailable` if it does not answer for single times.
         """
@@ -110,17 +114,18 @@ class PrometheusHistory:
         query = queries.last_value_query(
             request, request.max_age_s, only_current=request.key in self._only_current
         )
-        self.query_count += 1
-        answer = await self._client.query_range(query, grid.start, grid.end, grid.step_s)
-        return await asyncio.to_thread(
-            range_matrix.build_matrix,
-            answer,
-            grid,
-            self._labels,
-            self._attributes,
-            self._nodes,
-            request.aggregate,
-        )
+        async with self._parts:
+            self.query_count += 1
+            answer = await self._client.query_range(query, grid.start, grid.end, grid.step_s)
+            return await asyncio.to_thread(
+                range_matrix.build_matrix,
+                answer,
+                grid,
+                self._labels,
+                self._attributes,
+                self._nodes,
+                request.aggregate,
+            )
 
     async def _query(self, query: str) -> QueryResponse:
         self.query_count += 1
